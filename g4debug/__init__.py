@@ -1,0 +1,6 @@
+"""g4debug: from an SGLang illegal-memory-access crash to a diagnosis.
+
+Importing this package imports neither sglang nor CUDA.
+"""
+
+__version__ = "0.1.0"

@@ -1,0 +1,132 @@
+"""Dumps: written atomically and within a budget, read without running code.
+
+Imports no sglang. A dump is a ``torch.save`` zip of plain values and CPU tensors
+(:func:`g4debug.record.to_plain`); it is read with ``weights_only=True`` only, and a
+file that is no such zip is never unpickled at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from g4debug.record import KIND, SCHEMA, TrapRecord, from_plain, to_plain
+
+SUFFIX = ".pt"
+PREFIX = "g4debug-"
+MAX_READ_BYTES = 1 << 30  # nothing that g4debug writes comes near
+
+
+class DumpError(Exception):
+    """A dump could not be written or read; the text is one line for a person."""
+
+
+def dump_name(check: str, created: datetime, pid: int, number: int) -> str:
+    """``g4debug-page-table-20260101T000000Z-4711-1.pt``: sorts by check, then time."""
+    return f"{PREFIX}{check}-{created:%Y%m%dT%H%M%SZ}-{pid}-{number}{SUFFIX}"
+
+
+def encode(record: TrapRecord) -> bytes:
+    """The dump's bytes. Raises ValueError if a tensor is not on the CPU."""
+    buffer = io.BytesIO()
+    torch.save(to_plain(record), buffer)
+    return buffer.getvalue()
+
+
+def write(data: bytes, directory: Path, name: str) -> Path:
+    """Write ``data`` as ``directory/name``: whole, or not at all.
+
+    The bytes go to a temporary name in the same directory, are flushed to disk and
+    then renamed. Raises DumpError (directory cannot be made, no space, no permission).
+    """
+    path = directory / name
+    temporary: str | None = None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(prefix=".g4debug-", suffix=".tmp", dir=directory)
+        with os.fdopen(fd, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError as e:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise DumpError(f"cannot write {path}: {e.strerror or e}") from e
+    return path
+
+
+def read(path: Path) -> TrapRecord:
+    """Open a dump. Runs no code from the file.
+
+    Raises DumpError, one line that says what is wrong: missing, a directory, empty,
+    truncated, not a dump, holding pickled code, of a newer schema, damaged.
+    """
+    payload = _load(path)
+    if payload.get("kind") != KIND:
+        raise DumpError(f"{path}: a torch file, but not a g4debug dump (no kind={KIND!r} in it)")
+    schema = payload.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool):
+        raise DumpError(f"{path}: damaged dump (schema is {schema!r}, expected a number)")
+    if schema > SCHEMA:
+        raise DumpError(
+            f"{path}: written by a newer g4debug (schema {schema}, this one reads up to "
+            f"{SCHEMA}); run: pip install -U g4debug"
+        )
+    try:
+        return from_plain(payload)
+    except (ValueError, TypeError, IndexError, RuntimeError) as e:
+        raise DumpError(f"{path}: damaged dump ({_one_line(e)})") from e
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if path.is_dir():
+            raise DumpError(f"{path}: is a directory; try: g4debug list {path}")
+        size = path.stat().st_size
+        if size == 0:
+            raise DumpError(f"{path}: empty file")
+        if size > MAX_READ_BYTES:
+            raise DumpError(f"{path}: {size >> 20} MiB; no g4debug dump is that large")
+        with path.open("rb") as f:
+            head = f.read(4)
+    except FileNotFoundError:
+        raise DumpError(f"{path}: no such file") from None
+    except OSError as e:
+        raise DumpError(f"{path}: cannot be read: {e.strerror or e}") from e
+    if not head.startswith(b"PK"):
+        what = "a bare pickle" if head.startswith(b"\x80") else "not a torch file"
+        raise DumpError(f"{path}: not a g4debug dump ({what}); nothing in it was executed")
+    if not zipfile.is_zipfile(path):
+        raise DumpError(f"{path}: truncated or damaged (its zip directory is missing)")
+    try:
+        payload = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # the loader raises many types on a damaged file; all are final
+        text = str(e)
+        if "Unsupported" in text or "GLOBAL" in text:
+            raise DumpError(
+                f"{path}: refused: it holds pickled code or objects, which no g4debug dump "
+                "does; nothing in it was executed"
+            ) from e
+        raise DumpError(f"{path}: truncated or damaged ({_one_line(e)})") from e
+    if not isinstance(payload, dict):
+        raise DumpError(f"{path}: a torch file, but not a g4debug dump")
+    return payload
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:160]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
