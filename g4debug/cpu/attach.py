@@ -1,0 +1,112 @@
+"""Which SGLang attribute each stand-in replaces, and why. This table is the whole of it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from g4debug.cpu import CpuEngineError, draft_tree, flashinfer_init, softcap, verify_greedy
+
+log = logging.getLogger("g4debug.cpu")
+
+
+def _true() -> bool:
+    """Stands in for `is_sm100_supported` in server_args' checks only."""
+    return True
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """`setattr(module, path, replacement)`.
+
+    `created`: the name is imported only on CUDA, so it need not exist here. A stand-in whose target
+    is missing otherwise stops the process: this SGLang is not one that the table knows.
+    """
+
+    module: str
+    path: str
+    replacement: Callable[..., Any] | object
+    why: str
+    created: bool = False
+
+
+_SRT: Final = "sglang.srt"
+TABLE: Final[tuple[StandIn, ...]] = (
+    StandIn(
+        f"{_SRT}.server_args",
+        "is_sm100_supported",
+        _true,
+        "trtllm_mha prefill is refused unless the chip is sm100",
+    ),
+    StandIn(
+        f"{_SRT}.layers.attention.flashinfer_backend",
+        "FlashInferAttnBackend.__init__",
+        flashinfer_init.init_backend,
+        "builds CUDA wrappers that trtllm_mha never uses",
+    ),
+    StandIn(
+        f"{_SRT}.layers.attention.trtllm_mha_backend",
+        "flashinfer",
+        flashinfer_init.FLASHINFER,
+        "the attention kernels are CUDA only",
+        created=True,
+    ),
+    StandIn(
+        f"{_SRT}.layers.logits_processor",
+        "fused_softcap",
+        softcap.softcap_in_place,
+        "its Triton kernel calls libdevice.tanh, which the interpreter lacks",
+    ),
+    StandIn(
+        f"{_SRT}.speculative.eagle_utils",
+        "sgl_build_tree_kernel_efficient",
+        draft_tree.build_tree,
+        "sgl_kernel, imported on CUDA only",
+        created=True,
+    ),
+    # The two modules hold the same function under their own names.
+    StandIn(
+        f"{_SRT}.speculative.eagle_utils",
+        "verify_tree_greedy_func",
+        verify_greedy.verify_tree_greedy,
+        "has no CPU branch: it would verify nothing, silently",
+    ),
+    StandIn(
+        f"{_SRT}.speculative.eagle_info",
+        "verify_tree_greedy_func",
+        verify_greedy.verify_tree_greedy,
+        "as above, imported by name",
+    ),
+)
+
+_installed = False
+
+
+def install() -> None:
+    """Attach the whole table, once per process."""
+    global _installed
+    if _installed:
+        return
+    for stand_in in TABLE:
+        _attach(stand_in)
+    _installed = True
+    names = ", ".join(dict.fromkeys(s.path for s in TABLE))
+    log.warning("g4debug: CPU engine, torch stand-ins for CUDA kernels in force: %s", names)
+
+
+def _attach(stand_in: StandIn) -> None:
+    owner: Any = importlib.import_module(stand_in.module)
+    *parents, name = stand_in.path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent, None)
+    if owner is None or not (stand_in.created or hasattr(owner, name)):
+        version = getattr(importlib.import_module("sglang"), "__version__", "unknown")
+        raise CpuEngineError(
+            f"CPU engine: got SGLang {version} without {stand_in.module}:{stand_in.path}, expected "
+            "it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one of those, or extend "
+            "g4debug/cpu/attach.py for this version."
+        )
+    setattr(owner, name, stand_in.replacement)

@@ -1,0 +1,38 @@
+"""`FlashInferAttnBackend.__init__` without FlashInfer, and the two calls of its namespace.
+
+`TRTLLMHAAttnBackend` inherits from SGLang's FlashInfer backend, whose constructor builds CUDA
+wrappers and workspaces that the trtllm_mha path never uses. The stand-in sets only the attributes
+that the subclass (0.5.12, 0.5.13) reads from its parent; no formula, no tensors.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, Final
+
+from g4debug.cpu import paged_attention
+
+# What `import flashinfer` gives trtllm_mha_backend; any other name is an AttributeError.
+FLASHINFER: Final = SimpleNamespace(
+    decode=SimpleNamespace(
+        trtllm_batch_decode_with_kv_cache=paged_attention.trtllm_batch_decode_with_kv_cache
+    ),
+    prefill=SimpleNamespace(
+        trtllm_batch_context_with_kv_cache=paged_attention.trtllm_batch_context_with_kv_cache
+    ),
+)
+
+
+def init_backend(
+    self: Any,
+    model_runner: Any,
+    skip_prefill: bool = False,
+    kv_indptr_buf: Any = None,
+    kv_last_page_len_buf: Any = None,
+    init_new_workspace: bool = False,
+) -> None:
+    self.skip_prefill = skip_prefill
+    self.forward_metadata = None
+    # 0.5.13 reads these two off its parent; in 0.5.12 they are unused.
+    self.req_to_token_pool = model_runner.req_to_token_pool
+    self.token_to_kv_pool = getattr(model_runner, "token_to_kv_pool", None)

@@ -1,0 +1,160 @@
+"""Attention over a paged KV cache (FlashInfer's `trtllm_batch_decode/context_with_kv_cache`).
+
+For row b with n = seq_lens[b] tokens in its pages and m queries, which are its last m tokens:
+
+    K = concat of k_cache[block_tables[b, j]] for j < ceil(n / page), cut to n   (V likewise)
+    s[i, k] = bmm1_scale * <q_i, K_k>   for  max(0, p_i - window_left) <= k <= p_i,  p_i = n - m + i
+    o_i = bmm2_scale * softmax(s_i) V
+
+Heads are grouped: query head h reads KV head h // (q_heads / kv_heads). window_left < 0: no window.
+
+Shapes: query `[tokens, q_heads, dim]`; kv_cache a pair of `[pages, kv_heads, page, dim]` (HND);
+block_tables `[bs, columns]` int; seq_lens `[bs]` int; out like query, in `out_dtype`. Computed in
+float32. Why: both are CUDA only. Source of the idea: PagedAttention (Kwon et al., 2023).
+
+A page outside the cache in a cell that the kernel would dereference is a device fault, not an
+exception: see `fault`. That row yields zeros. Cells past the row's length, or before the window's
+first page, are never looked at, as on the GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from g4debug.cpu import fault
+
+
+def trtllm_batch_decode_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    bmm1_scale: float | torch.Tensor = 1.0,
+    bmm2_scale: float | torch.Tensor = 1.0,
+    window_left: int = -1,
+    out_dtype: torch.dtype | None = None,
+    sinks: torch.Tensor | None = None,
+    q_len_per_req: int | None = 1,
+    skip_softmax_threshold_scale_factor: float | None = None,
+) -> torch.Tensor:
+    """The same number of queries for each row: 1 (decode) or the draft tokens (verify)."""
+    _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
+    step = q_len_per_req or 1
+    starts = [step * i for i in range(block_tables.shape[0] + 1)]
+    return _attend(
+        "trtllm_batch_decode_with_kv_cache", query, kv_cache, block_tables, seq_lens, starts,
+        float(bmm1_scale), float(bmm2_scale), window_left, out_dtype or query.dtype,
+    )  # fmt: skip
+
+
+def trtllm_batch_context_with_kv_cache(
+    query: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    workspace_buffer: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    bmm1_scale: float | torch.Tensor,
+    bmm2_scale: float | torch.Tensor,
+    batch_size: int,
+    cum_seq_lens_q: torch.Tensor,
+    cum_seq_lens_kv: torch.Tensor,
+    window_left: int = -1,
+    out_dtype: torch.dtype | None = None,
+    sinks: torch.Tensor | None = None,
+    skip_softmax_threshold_scale_factor: float | None = None,
+) -> torch.Tensor:
+    """Row b's queries are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]` (prefill)."""
+    _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
+    return _attend(
+        "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
+        cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left,
+        out_dtype or query.dtype,
+    )  # fmt: skip
+
+
+def _refuse(**options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise NotImplementedError(
+                f"CPU attention stand-in: got {name}={value!r}, expected None. Gemma-4 does not "
+                "use it; unset it, or extend g4debug/cpu/paged_attention.py."
+            )
+
+
+def live_columns(tokens: int, queries: int, page: int, window_left: int) -> range:
+    """The columns of a block-table row that the kernel dereferences."""
+    first_key = max(0, tokens - queries - window_left) if window_left >= 0 else 0
+    return range(first_key // page, -(-tokens // page))
+
+
+def _attend(
+    kernel: str,
+    query: torch.Tensor,
+    kv_cache: tuple[torch.Tensor, torch.Tensor],
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    starts: list[int],
+    bmm1_scale: float,
+    bmm2_scale: float,
+    window_left: int,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    k_cache, v_cache = kv_cache
+    num_pages, kv_heads, page, _ = k_cache.shape
+    group = query.shape[1] // kv_heads
+    out = torch.zeros(*query.shape[:2], v_cache.shape[-1], dtype=out_dtype, device=query.device)
+    table = block_tables.tolist()
+    for b, tokens in enumerate(seq_lens.tolist()):
+        begin, end = starts[b], starts[b + 1]
+        queries = end - begin
+        if queries <= 0 or tokens <= 0:
+            continue
+        columns = live_columns(tokens, queries, page, window_left)
+        bad = _first_bad(table[b], columns, num_pages)
+        if bad is not None:
+            column, value = bad
+            fault.record(fault.DeviceFault(kernel, b, column, value, num_pages, window_left))
+            continue
+        pages = table[b][columns.start : columns.stop]
+        first = columns.start * page
+        keys = _gather(k_cache, pages, tokens - first)
+        values = _gather(v_cache, pages, tokens - first)
+        q = query[begin:end].float().view(queries, kv_heads, group, -1).permute(1, 2, 0, 3)
+        scores = (q @ keys.mT.unsqueeze(1)).mul_(bmm1_scale)  # [kv_heads, group, queries, keys]
+        hidden = _hidden(tokens, queries, first, window_left)
+        if hidden is not None:
+            scores.masked_fill_(hidden, float("-inf"))
+        o = (scores.softmax(-1) @ values.unsqueeze(1)).mul_(bmm2_scale)
+        out[begin:end] = o.permute(2, 0, 1, 3).flatten(1, 2).to(out_dtype)
+    return out
+
+
+def _first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:
+    for column in columns:
+        # A row that is too short makes the kernel read past the table: as illegal as a bad page.
+        value = row[column] if column < len(row) else -1
+        if not 0 <= value < num_pages:
+            return column, value
+    return None
+
+
+def _gather(cache: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
+    """`[kv_heads, tokens, dim]` in float32."""
+    rows = cache[torch.tensor(pages, device=cache.device)].float()
+    return rows.transpose(0, 1).flatten(1, 2)[:, :tokens]
+
+
+def _hidden(tokens: int, queries: int, first: int, window_left: int) -> torch.Tensor | None:
+    """Which keys (from position `first` on) each query must not see; None where it sees all."""
+    if queries == 1 and (window_left < 0 or first >= tokens - 1 - window_left):
+        return None
+    position = torch.arange(tokens - queries, tokens)[:, None]
+    key = torch.arange(first, tokens)[None]
+    hidden = key > position
+    if window_left >= 0:
+        hidden |= key < position - window_left
+    return hidden
