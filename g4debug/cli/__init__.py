@@ -1,1 +1,158 @@
-"""cli."""
+"""The ``g4debug`` command. A subcommand is a module in this folder; there is no list.
+
+Such a module's name does not start with ``_`` and it has ``NAME``, ``HELP``,
+``add_arguments(parser)`` and ``run(args) -> int``. With ``PASS_THROUGH = True`` the
+arguments that its parser does not know arrive as ``args.rest``. Modules import what is slow
+(torch, numpy) inside ``run``; only the called one is imported at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import os
+import pkgutil
+import signal
+import sys
+from types import ModuleType
+
+from g4debug import __version__
+from g4debug.cli._common import CliError, one_line
+
+EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; ``argv`` without the program's name, default ``sys.argv[1:]``.
+
+    Returns the exit code: 2 for a wrong call or an input that cannot be used (one line on
+    stderr), 130 after Ctrl-C and 141 after a closed pipe (both silent, as a shell would).
+    argparse's own exits (``--help``, an unknown option) leave as SystemExit.
+    """
+    args = sys.argv[1:] if argv is None else list(argv)
+    _tolerant_streams()
+    try:
+        code = _dispatch(args)
+        sys.stdout.flush()  # so that a closed pipe shows here and not at interpreter exit
+        return code
+    except CliError as e:
+        print(f"g4debug: {one_line(str(e))}", file=sys.stderr)
+        return EXIT_USAGE
+    except BrokenPipeError:
+        _silence_stdout()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def command_names() -> list[str]:
+    """Module names of the subcommands, sorted."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args:
+        print(_help())
+        return EXIT_USAGE
+    if args[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if args[0] in ("-V", "--version"):
+        print(_versions())
+        return 0
+    return _run(_find(args[0]), args[1:])
+
+
+def _run(command: ModuleType, args: list[str]) -> int:
+    pass_through = bool(getattr(command, "PASS_THROUGH", False))
+    parser = argparse.ArgumentParser(
+        prog=f"g4debug {command.NAME}",
+        description=command.__doc__ or command.HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=not pass_through,  # an abbreviation would swallow somebody else's option
+    )
+    command.add_arguments(parser)
+    if pass_through:
+        parsed, parsed.rest = parser.parse_known_args(args)
+    else:
+        parsed = parser.parse_args(args)
+    return int(command.run(parsed) or 0)
+
+
+def _find(name: str) -> ModuleType:
+    """The module of the command called ``name``; CliError if there is none."""
+    modules = command_names()
+    if (guess := name.replace("-", "_")) in modules:
+        command = _load(guess)
+        if isinstance(command, str):
+            raise CliError(f"command {name!r} cannot be loaded: {command}")
+        if name == command.NAME:
+            return command
+    loaded = [m for m in map(_load, modules) if not isinstance(m, str)]
+    for module in loaded:
+        if name == module.NAME:
+            return module
+    names = [str(m.NAME) for m in loaded]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean: g4debug {close[0]}" if close else "commands: " + ", ".join(names)
+    raise CliError(f"there is no command {name!r}; {hint}")
+
+
+def _load(name: str) -> ModuleType | str:
+    """Import one command, or say in a line why it cannot be: one must not take down all."""
+    try:
+        module = importlib.import_module(f"{__name__}.{name}")
+    except Exception as e:
+        return f"{type(e).__name__}: {one_line(str(e))}"
+    missing = [a for a in ("NAME", "HELP", "add_arguments", "run") if not hasattr(module, a)]
+    return f"cli/{name}.py has no {', '.join(missing)}" if missing else module
+
+
+def _help() -> str:
+    lines = [
+        "usage: g4debug COMMAND [...]    g4debug COMMAND --help    g4debug --version",
+        "",
+        "From an SGLang 'illegal memory access' on Gemma-4 to a diagnosis.",
+        "",
+        "commands:",
+    ]
+    for name in command_names():
+        command = _load(name)
+        if isinstance(command, str):
+            lines.append(f"  {name.replace('_', '-'):<12} (unavailable: {command})")
+        else:
+            lines.append(f"  {command.NAME:<12} {command.HELP}")
+    lines += ["", "A server died? g4debug list, then g4debug show DUMP"]
+    return "\n".join(lines)
+
+
+def _versions() -> str:
+    """g4debug's version, and what is installed next to it, without importing it."""
+    from importlib import metadata
+
+    parts = [f"g4debug {__version__}"]
+    for package in ("sglang", "torch"):
+        try:
+            parts.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            parts.append(f"{package} not installed")
+    return ", ".join((parts[0], *parts[1:])) + f", Python {sys.version.split()[0]}"
+
+
+def _tolerant_streams() -> None:
+    # A rid or a path that the terminal's encoding lacks must not end the report.
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            with contextlib.suppress(ValueError, OSError):
+                reconfigure(errors="backslashreplace")
+
+
+def _silence_stdout() -> None:
+    # The interpreter flushes stdout once more at exit; give it somewhere to go.
+    with contextlib.suppress(OSError, ValueError):
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        os.close(devnull)

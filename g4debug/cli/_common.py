@@ -1,0 +1,61 @@
+"""What the subcommands share: the one-line error and the console."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MIN_WIDTH = 40
+MAX_WIDTH = 1000
+
+
+class CliError(Exception):
+    """Ends a command with exit code 2 and this text, on one line, on stderr."""
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, with everything that could steer a terminal escaped."""
+    from g4debug.reporters._text import clean
+
+    return clean(" ".join(text.split()))
+
+
+def make_console(
+    *,
+    width: int | None = None,
+    color: bool = True,
+    stream: IO[str] | None = None,
+    record: bool = False,
+) -> Console:
+    """A console on ``stream`` (default stdout), ``width`` columns wide (default: its own).
+
+    Plain text without a single ANSI code unless the stream is a terminal and ``color`` is
+    on; NO_COLOR counts as ``color=False``. ``record=True`` is for ``save_svg``: always in colour.
+    """
+    from rich.console import Console
+
+    class QuietPipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would print and exit with 1
+            raise BrokenPipeError
+
+    plain = not record and (not color or bool(os.environ.get("NO_COLOR")))
+    if width is not None:
+        width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    console = QuietPipe(
+        file=stream or sys.stdout,
+        width=width,
+        color_system="truecolor" if record else None if plain else "auto",
+        force_terminal=True if record else None,
+        record=record,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    if width is None and console.width < MIN_WIDTH:
+        console.width = MIN_WIDTH
+    return console

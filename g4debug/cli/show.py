@@ -1,0 +1,72 @@
+"""Open a dump and say what, where, why, and what to do next.
+
+Reads without running any code of the file, on any machine with torch: no GPU, no SGLang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4debug.cli._common import CliError, make_console
+
+if TYPE_CHECKING:
+    from g4debug.record import TrapRecord
+
+NAME = "show"
+HELP = "open a dump: what happened, where, why, what to do"
+
+SVG_WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="PATH", help="a dump, g4debug-*.pt")
+    parser.add_argument("--json", action="store_true", help="the whole record as JSON")
+    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
+    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="also write it as a picture")
+    parser.add_argument("--rows", type=int, help="rows of the page table shown (default: 12)")
+    parser.add_argument("--all", action="store_true", help="all rows and all steps")
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.dump import DumpError, read
+
+    try:
+        record = read(args.path)
+    except DumpError as e:
+        raise CliError(str(e)) from e
+    try:
+        _render(record, args)
+    except (BrokenPipeError, CliError):
+        raise
+    except Exception as e:  # a bug of ours: the evidence must stay reachable
+        raise CliError(
+            f"{args.path}: read, but cannot be rendered ({type(e).__name__}: {e}); "
+            "try: --json, and please report this"
+        ) from e
+    return 0
+
+
+def _render(record: TrapRecord, args: argparse.Namespace) -> None:
+    from g4debug.reporters import json, page_map, steps, terminal
+
+    rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else max(1, args.rows)
+    last_steps = None if args.all else steps.DEFAULT_STEPS
+    if args.json:
+        json.render(record, sys.stdout)
+    else:
+        console = make_console(width=args.width, color=not args.no_color)
+        terminal.render(record, console, source=str(args.path), rows=rows, last_steps=last_steps)
+    if args.svg is not None:
+        picture = make_console(
+            width=args.width or SVG_WIDTH, stream=io.StringIO(), color=True, record=True
+        )
+        terminal.render(record, picture, source=str(args.path), rows=rows, last_steps=last_steps)
+        try:
+            picture.save_svg(str(args.svg), title="g4debug show")
+        except OSError as e:
+            raise CliError(f"cannot write {args.svg}: {e.strerror or e}") from e

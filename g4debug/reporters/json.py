@@ -1,0 +1,33 @@
+"""The record as JSON for machines: the fields of :class:`g4debug.record.TrapRecord`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import IO, Any
+
+import torch
+
+from g4debug.record import TrapRecord, to_plain
+
+
+def render(record: TrapRecord, stream: IO[str]) -> None:
+    """Write one JSON object: the record's own field names, plus ``kind``.
+
+    Tensors become nested lists. Numbers that JSON lacks (nan, inf) become strings. The text
+    is ASCII, so that it passes any stream.
+    """
+    json.dump(_jsonable(to_plain(record)), stream, indent=2, allow_nan=False)
+    stream.write("\n")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

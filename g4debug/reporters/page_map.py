@@ -1,0 +1,255 @@
+"""The page map: a page table, rows by pages, that a person reads at a glance.
+
+Each cell a kernel may dereference shows its page number; a bad one is set in arrows, which
+say it without colour. The map is cropped around the fault and says what it left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.record import Pool, Table
+from g4debug.reporters._table_view import BIG, Cell, TableView, clamp, window
+from g4debug.reporters._text import Symbols, clean, shorten, symbols_for
+
+DEFAULT_ROWS = 12
+RID_WIDTH = 8
+MAX_DIGITS = 7  # longer numbers are rounded in their cell and exact in the list below
+MAX_LISTED = 4
+
+STYLES = {
+    "good": "",
+    "bad": "bold white on red",
+    "zero": "yellow",
+    "outside": "dim",
+    "past": "dim",
+}
+
+
+def render(
+    table: Table,
+    console: Console,
+    *,
+    row: int = -1,
+    column: int = -1,
+    pools: Sequence[Pool] = (),
+    rows: int | None = DEFAULT_ROWS,
+    indent: int = 2,
+) -> None:
+    """Print the map. ``row``, ``column``: the finding's cell, absolute; -1: not known.
+
+    ``rows`` limits the rows shown (None: all). ``pools``: the other pools of the process, to
+    say where an out-of-range number would have been in range.
+    """
+    symbols = symbols_for(console.encoding)
+    view = TableView(table, row, column)
+    for line in _lines(view, console.width - indent, symbols, pools, rows):
+        text = Text(" " * indent)
+        text.append_text(line)
+        console.print(text, no_wrap=True, overflow="crop", crop=True)
+
+
+def _lines(
+    view: TableView, width: int, symbols: Symbols, pools: Sequence[Pool], limit: int | None
+) -> list[Text]:
+    lines = [_title(view, symbols), _scale(view, width, symbols), Text()]
+    if not view.rows or not view.columns:
+        return [*lines, Text("(the table has no cells)", "dim")]
+    shown = window(view.rows, view.focus[0], view.rows if limit is None else max(1, limit))
+    lines += _grid(view, shown, width, symbols)
+    lines += [Text(), *_bad_list(view, symbols, pools)]
+    return lines
+
+
+def _title(view: TableView, s: Symbols) -> Text:
+    table = view.table
+    parts = [f"{view.rows_total} rows x {view.columns_total} pages of {table.pool.page_size}"]
+    parts.append(f"window {table.window} tokens" if table.window > 0 else "no window")
+    if table.q_len != 1:
+        parts.append(f"{table.q_len} query tokens per row")
+    if (view.rows, view.columns) != (view.rows_total, view.columns_total):
+        last_row, last_column = view.row0 + view.rows - 1, view.column0 + view.columns - 1
+        parts.append(f"saved: rows {view.row0}..{last_row}, columns {view.column0}..{last_column}")
+    return Text(f" {s.bullet} ".join(parts), "dim")
+
+
+def _scale(view: TableView, width: int, s: Symbols) -> Text:
+    """The pool drawn to scale, its edge, and how far the table goes beyond it."""
+    name = shorten(view.table.pool.name, 12, s.more) or "this"
+    last = view.pages - 1
+    text = Text()
+    text.append(f"{name} pool: ", "bold")
+    text.append(f"pages 0..{last} " if last >= 0 else "no pages ")
+    extremes = view.extremes()
+    if extremes is None:
+        return text.append("(no cell is read)", "dim")
+    low, high = extremes
+    over, under = high > last, low < 0
+    if under:
+        tail = f" table goes from {low} to {high}"
+    else:
+        tail = f" table goes up to {high}" + ("" if over else ": inside")
+    room = clamp(width - len(text) - len(tail) - len(" edge ") - 4, 8, 40)
+    if under:
+        text.append(f"{s.cross}{s.gap * 3}{s.edge}", "bold red")
+    beyond = clamp(round(room * (high - last) / max(1, high)), 2, room - 4) if over else 0
+    filled = (
+        room - beyond if over else clamp(round(room * (high + 1) / max(1, view.pages)), 1, room)
+    )
+    text.append(s.line * filled, "green")
+    text.append(s.gap * (room - beyond - filled), "dim")
+    text.append(f"{s.edge} edge {s.edge}", "bold")
+    if over:
+        text.append(s.gap * beyond + s.cross, "bold red")
+    text.append(tail, "bold red" if over or under else "green")
+    return text
+
+
+def _grid(view: TableView, shown: range, width: int, s: Symbols) -> list[Text]:
+    used = max(view.used_columns(shown), view.focus[1] + 1)
+    used = min(view.columns, used + 1)  # one dot to show where the longest row ends
+    row_width = max(3, len(str(view.row0 + shown.stop)))
+    lengths = {r: _number(int(view.table.seq_lens[r])) for r in shown}
+    len_width = max(6, *map(len, lengths.values()))
+    left = 2 + row_width + 1 + RID_WIDTH + 1 + len_width + 1
+    # The cell width depends on the columns shown and they on it: take the widest number.
+    digits = max(
+        [len(_number(c.value)) for r in shown for c in _peek(view, r, used) if _has_value(c)]
+        + [len(str(view.column0 + used)), 1]
+    )
+    cell = digits + 2
+    fit = max(1, (width - left - 2) // cell)
+    columns = window(used, view.focus[1], fit)
+    cut_left, cut_right = columns.start > 0, columns.stop < used
+
+    lines = [_header(view, columns, left, cell, row_width, len_width, cut_left, cut_right, s)]
+    if shown.start:
+        lines.append(_more_rows(shown.start, "above", view.bad_rows(0, shown.start), s))
+    for r in shown:
+        has_bad = bool(view.bad[r].any())
+        text = Text()
+        text.append(f"{s.pointer} " if has_bad else "  ", "bold red")
+        style = "bold" if has_bad else ""
+        text.append(f"{view.row0 + r:>{row_width}} ", style)
+        text.append(f"{_rid(view.table, r, s):<{RID_WIDTH}} ", style if has_bad else "cyan")
+        text.append(f"{lengths[r]:>{len_width}} ", style)
+        text.append(s.more if cut_left else " ", "dim")
+        for c in view.cells(r, columns.start, columns.stop):
+            text.append_text(_cell(c, digits, s))
+        if cut_right:
+            text.append(s.more, "dim")
+        hidden = int(view.bad[r].sum()) - int(view.bad[r, columns.start : columns.stop].sum())
+        if hidden:
+            text.append(f"+{hidden}", "bold red")
+        lines.append(text)
+    if shown.stop < view.rows:
+        below = view.rows - shown.stop
+        lines.append(_more_rows(below, "below", view.bad_rows(shown.stop, view.rows), s))
+    kinds = {c.kind for r in shown for c in view.cells(r, columns.start, columns.stop)}
+    lines += [Text(), _legend(kinds, cut_left or cut_right, s)]
+    return lines
+
+
+def _peek(view: TableView, row: int, used: int) -> list[Cell]:
+    """The cells near the focus that can possibly be shown (no terminal fits 400)."""
+    near = window(used, view.focus[1], 400)
+    return view.cells(row, near.start, near.stop)
+
+
+def _header(
+    view: TableView,
+    columns: range,
+    left: int,
+    cell: int,
+    row_width: int,
+    len_width: int,
+    cut_left: bool,
+    cut_right: bool,
+    s: Symbols,
+) -> Text:
+    text = Text()
+    text.append(f"  {'row':>{row_width}} {'request':<{RID_WIDTH}} {'tokens':>{len_width}} ", "dim")
+    text.append(s.more if cut_left else " ", "dim")
+    bad = view.bad.any(dim=0)
+    for c in columns:
+        number = str(view.column0 + c)
+        mark = bool(bad[c])
+        label = f"{s.down}{number}" if mark and len(number) < cell - 1 else number
+        text.append(f"{label:>{cell - 1}} ", "bold red" if mark else "dim")
+    if cut_right:
+        text.append(s.more, "dim")
+    return text
+
+
+def _cell(c: Cell, digits: int, s: Symbols) -> Text:
+    if c.kind == "bad":
+        number = f"{s.bad_left}{_number(c.value)}{s.bad_right}"
+        return Text(f"{'':<{digits + 2 - len(number)}}").append(number, STYLES["bad"])
+    if c.kind in ("outside", "past"):
+        return Text(f" {getattr(s, c.kind):>{digits}} ", STYLES[c.kind])
+    return Text(f" {_number(c.value):>{digits}} ", STYLES[c.kind])
+
+
+def _has_value(c: Cell) -> bool:
+    return c.kind in ("bad", "good", "zero")
+
+
+def _number(value: int) -> str:
+    """At most MAX_DIGITS characters; longer numbers are rounded (the list has them exact)."""
+    text = str(value)
+    return text if len(text) <= MAX_DIGITS else f"{value:.0e}".replace("e+", "e")
+
+
+def _rid(table: Table, row: int, s: Symbols) -> str:
+    if not table.rids:
+        return s.dash
+    return shorten(table.rids[row], RID_WIDTH, s.more) or "(pad)"
+
+
+def _more_rows(count: int, where: str, bad: int, s: Symbols) -> Text:
+    text = Text(f"  {s.more} {count} more row{'s' * (count != 1)} {where}", "dim")
+    if bad:
+        text.append(f" ({bad} with bad cells)", "not dim bold red")
+    return text
+
+
+def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
+    entries = [
+        ("good", "12", "page read"),
+        ("bad", f"{s.bad_left}57{s.bad_right}", "BAD"),
+        ("zero", "0", "reserved page"),
+        ("outside", s.outside, "before the window"),
+        ("past", s.past, "past the end"),
+    ]
+    text = Text()
+    for kind, sample, meaning in entries:
+        if kind in kinds:
+            text.append(sample, STYLES[kind]).append(f" {meaning}   ", "dim")
+    if cropped:
+        text.append(s.more).append(" columns left out", "dim")
+    return text
+
+
+def _bad_list(view: TableView, s: Symbols, pools: Sequence[Pool]) -> list[Text]:
+    count = view.bad_count
+    if not count:
+        return [Text("no bad cell in this table", "dim")]
+    cells = view.bad_cells(MAX_LISTED)
+    text = Text(f"{count} bad cell{'s' * (count != 1)}: ", "bold")
+    for i, cell in enumerate(cells):
+        text.append("; " if i else "").append(f"row {cell.row} column {cell.column} = ")
+        text.append(str(cell.value), "bold red")
+        text.append("" if cell.shown else " (not saved)", "dim")
+    if count > len(cells):
+        text.append(f"; {count - len(cells)} more")
+    lines = [text]
+    for pool in pools:
+        values = [c.value for c in cells]
+        if pool.name != view.table.pool.name and all(0 <= v < pool.pages <= BIG for v in values):
+            which = str(values[0]) if len(set(values)) == 1 else "all of these"
+            name = clean(pool.name)
+            lines.append(Text(f"{which} would be inside the {name} pool: 0..{pool.pages - 1}"))
+    return lines

@@ -1,0 +1,197 @@
+"""The report for a person at a terminal, in KFENCE's order.
+
+Headline, location, expected and got (with the page map), owner and history, environment,
+cause and fix, next command. The first line answers "what", the last ones "why" and "do this":
+the two places a tired eye lands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from g4debug.record import Location, Pool, TrapRecord
+from g4debug.reporters import page_map, steps
+from g4debug.reporters._text import Symbols, clean, shorten, symbols_for
+
+LABEL = 10
+BAR = 10
+MAX_TEXT = 2000  # characters of one field; --json has all of it
+MAX_ITEMS = 40  # entries of one environment line
+
+OFF_WORDS = ("off", "target-missing", "disabled", "missing", "failed")
+
+
+def render(
+    record: TrapRecord,
+    console: Console,
+    *,
+    source: str = "",
+    rows: int | None = page_map.DEFAULT_ROWS,
+    last_steps: int | None = steps.DEFAULT_STEPS,
+) -> None:
+    """Print the report. ``source``: the dump's path; limits of None show everything."""
+    s = symbols_for(console.encoding)
+    f = record.finding
+    _headline(record, console, s)
+    _entry(console, "WHERE", *_where(f.location, s))
+    _entry(console, "CHECK", _say(f"{f.check}: {f.kind}, at {f.site}"))
+    if record.faults:
+        drill = _say(f"{len(record.faults)} injected fault(s) fired here: this may be a drill")
+        drill.stylize("bold yellow")
+        _entry(console, "NOTE", drill)
+    _gap(console)
+    _entry(console, "EXPECTED", _say(f.expected, "green"))
+    _entry(console, "GOT", _say(f.got, "bold red"))
+    if record.table is not None:
+        _section(console, "PAGE TABLE", "as the kernel would have got it")
+        page_map.render(
+            record.table,
+            console,
+            row=f.location.row,
+            column=f.location.column,
+            pools=record.pools,
+            rows=rows,
+        )
+    _gap(console)
+    _entry(console, "OWNER", _say(f.owner or "not known"))
+    _entry(console, "HISTORY", *([_say(h) for h in f.history] or [Text("none kept", "dim")]))
+    if record.steps:
+        _section(console, "LAST STEPS", "newest last")
+        steps.render(
+            record.steps, console, pools=record.pools, at=f.location.step, limit=last_steps
+        )
+    _gap(console)
+    _environment(record, console, s, source)
+    _gap(console)
+    _entry(console, "CAUSE", _say(f.cause or "not known", "bold" if f.cause else "dim"))
+    _entry(console, "FIX", _say(f.reference or "none known", "bold" if f.reference else "dim"))
+    _next(console, f.next_command, source)
+
+
+def _headline(record: TrapRecord, console: Console, s: Symbols) -> None:
+    text = clean(record.finding.headline[:MAX_TEXT]) or f"g4debug: {clean(record.finding.check)}"
+    console.print(Text(text, "bold white on red"))
+    console.print(Text(s.line * console.width, "red"), no_wrap=True, overflow="crop")
+
+
+def _where(at: Location, s: Symbols) -> Iterable[Text]:
+    """What is known of the location; a number of -1 or an empty text is left out."""
+    sep = f" {s.bullet} "
+
+    def known(*parts: tuple[object, str]) -> str:
+        return sep.join(clean(text) for value, text in parts if value not in (-1, ""))
+
+    layer = f"layer {at.layer}" + (f" ({at.layer_kind})" if at.layer_kind else "")
+    lines = (
+        known(
+            (at.layer, layer),
+            (at.runner, f"{at.runner} model"),
+            (at.forward_mode, at.forward_mode),
+            (0, "CUDA-graph replay" if at.replay else "eager"),
+        ),
+        known(
+            (at.row, f"row {at.row}"),
+            (at.column, f"column {at.column}"),
+            (at.request, f"request {at.request}"),
+        ),
+        known(
+            (at.step, f"step {at.step}"),
+            (at.process, at.process),
+            (at.pid, f"pid {at.pid}"),
+            (at.rank, f"TP rank {at.rank}"),
+        ),
+    )
+    return [_say(line, "bold" if i == 0 else "") for i, line in enumerate(lines) if line]
+
+
+def _environment(record: TrapRecord, console: Console, s: Symbols, source: str) -> None:
+    sep = f" {s.bullet} "
+    created = clean(record.created)
+    _entry(console, "DUMP", _say(sep.join(filter(None, (created, source)))))
+    if record.versions:
+        _entry(console, "VERSIONS", _pairs(record.versions, sep, " "))
+    for i, pool in enumerate(record.pools[:MAX_ITEMS]):
+        _entry(console, "" if i else "POOLS", _pool(pool, s))
+    if record.geometry:
+        _entry(console, "GEOMETRY", _pairs(record.geometry, sep, "="))
+    _entry(console, "FIXES", _states(record.fixes, sep))
+    _entry(console, "TRACERS", _states(record.tracers, sep))
+    _entry(console, "FAULTS", *([_say(f) for f in record.faults[:MAX_ITEMS]] or [_none()]))
+    if record.environment:
+        _entry(console, "SETTINGS", *(_say(f"{k}={v}") for k, v in _some(record.environment)))
+
+
+def _pool(pool: Pool, s: Symbols) -> Text:
+    text = _say(f"{shorten(pool.name, 12, s.more):<5} {pool.pages} pages of {pool.page_size} ")
+    usage = pool.usage
+    if usage is None:
+        return text.append("usage not known", "dim")
+    share = max(0.0, min(usage, 1.0))
+    filled = round(share * BAR)
+    style = "red" if share >= 0.95 else "yellow" if share >= 0.8 else "green"
+    text.append(s.full * filled, style).append(s.empty * (BAR - filled), "dim")
+    text.append(f" {share:.0%}", style)
+    return text.append(f"  {pool.used_tokens} of {pool.tokens} tokens", "dim")
+
+
+def _pairs(values: Mapping[str, object], sep: str, join: str) -> Text:
+    return _say(sep.join(f"{k}{join}{v}" for k, v in _some(values)))
+
+
+def _states(values: Mapping[str, str], sep: str) -> Text:
+    """``name state: why``; what is off or missing stands out, it is often the reason."""
+    if not values:
+        return _none()
+    text = Text()
+    for i, (name, state) in enumerate(_some(values)):
+        text.append(sep if i else "", "dim").append(_say(name)).append(" ")
+        text.append(_say(state, "yellow" if state.startswith(OFF_WORDS) else "green"))
+    return text
+
+
+def _some(values: Mapping[str, object]) -> list[tuple[str, object]]:
+    items = [(k, v) for k, v in values.items()]
+    more = len(items) - MAX_ITEMS
+    return items[:MAX_ITEMS] + ([("(more)", f"{more} (--json)")] if more > 0 else [])
+
+
+def _next(console: Console, command: str, source: str) -> None:
+    label = Text(f"{'NEXT':<{LABEL}}", "bold reverse")
+    if not command:
+        command = f"g4debug show --json {source}" if source else "g4debug list"
+    # Not wrapped by us: a command broken over two lines cannot be copied.
+    label = Text.assemble((f"{'NEXT':<{LABEL}}", "bold cyan"), (clean(command), "bold cyan"))
+    console.print(label, soft_wrap=True)
+
+
+def _entry(console: Console, label: str, *lines: Text) -> None:
+    grid = Grid.grid(padding=0)
+    grid.add_column(width=LABEL, no_wrap=True)
+    grid.add_column(overflow="fold")
+    for i, line in enumerate(lines):
+        grid.add_row(Text("" if i else label, "bold cyan"), line)
+    console.print(grid)
+
+
+def _section(console: Console, label: str, note: str) -> None:
+    _gap(console)
+    console.print(Text.assemble((label, "bold cyan"), (f"  {note}", "dim")), no_wrap=True)
+
+
+def _gap(console: Console) -> None:
+    console.print()
+
+
+def _none() -> Text:
+    return Text("none", "dim")
+
+
+def _say(text: str, style: str = "") -> Text:
+    """A text of the record: escaped, and bounded."""
+    if len(text) > MAX_TEXT:
+        return Text(clean(text[:MAX_TEXT]), style).append(" (cut; --json has all)", "dim")
+    return Text(clean(text), style)
