@@ -1,0 +1,40 @@
+# Every target works alone in a fresh clone: the environment is made on the way, once.
+# Another SGLang: make demo SGLANG=<version that has requirements/sglang-<version>.txt>
+# Another Python: make demo PYTHON=/path/to/python3.12
+
+SGLANG_DEFAULT := 0.5.12.post1
+SGLANG ?= $(SGLANG_DEFAULT)
+VENV := .venv$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
+RUN := $(VENV)/bin/python
+# Extra arguments for the command behind a target: make test ARGS="-k dump -x"
+ARGS ?=
+PYTHON ?=
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint env clean distclean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU needed
+	@"$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
+
+test: env ## Run the tests (ARGS="-k name" goes to pytest)
+	@"$(RUN)" -m pytest $(ARGS)
+
+lint: env ## ruff check, ruff format --check, mypy --strict
+	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
+
+env: ## Only make the environment that the others use
+	@for p in python3 python3.11 python3.12 python3.13 python; do \
+	  "$$p" -c 0 >/dev/null 2>&1 && exec "$$p" scripts/bootstrap.py "$(VENV)" "$(SGLANG)"; \
+	done; \
+	echo "g4debug set-up: no python3 was found: install Python 3.11 or newer" >&2; exit 1
+
+clean: ## Remove caches and what tools left behind
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .g4debug build dist *.egg-info
+	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## The same, and the environments (2.5 GB each)
+	@rm -rf .venv .venv-* .venv*.lock
