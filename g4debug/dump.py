@@ -1,8 +1,8 @@
 """Dumps: written atomically and within a budget, read without running code.
 
 Imports no sglang. A dump is a ``torch.save`` zip of plain values and CPU tensors
-(:func:`g4debug.record.to_plain`); it is read with ``weights_only=True`` only, and a
-file that is no such zip is never unpickled at all.
+(:func:`g4debug.record.to_plain`); it is checked by :mod:`g4debug.dump_check` and then read
+with ``weights_only=True``. A file that is no such zip is never unpickled at all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 import tempfile
 import zipfile
 from datetime import UTC, datetime
@@ -18,11 +19,12 @@ from typing import Any
 
 import torch
 
+from g4debug import dump_check
 from g4debug.record import KIND, SCHEMA, TrapRecord, from_plain, to_plain
 
 SUFFIX = ".pt"
 PREFIX = "g4debug-"
-MAX_READ_BYTES = 1 << 30  # nothing that g4debug writes comes near
+MAX_READ_BYTES = 256 << 20  # nothing that g4debug writes comes near
 
 
 class DumpError(Exception):
@@ -35,9 +37,15 @@ def dump_name(check: str, created: datetime, pid: int, number: int) -> str:
 
 
 def encode(record: TrapRecord) -> bytes:
-    """The dump's bytes. Raises ValueError if a tensor is not on the CPU."""
+    """The dump's bytes.
+
+    Raises ValueError, with the field, for a record that :func:`read` would refuse: a value of
+    the wrong type, a tensor that is not int64 on the CPU.
+    """
+    plain = to_plain(record)
+    from_plain(plain)
     buffer = io.BytesIO()
-    torch.save(to_plain(record), buffer)
+    torch.save(plain, buffer)
     return buffer.getvalue()
 
 
@@ -76,7 +84,7 @@ def read(path: Path) -> TrapRecord:
         raise DumpError(f"{path}: a torch file, but not a g4debug dump (no kind={KIND!r} in it)")
     schema = payload.get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool):
-        raise DumpError(f"{path}: damaged dump (schema is {schema!r}, expected a number)")
+        raise DumpError(f"{path}: damaged dump (no schema number)")
     if schema > SCHEMA:
         raise DumpError(
             f"{path}: written by a newer g4debug (schema {schema}, this one reads up to "
@@ -84,43 +92,55 @@ def read(path: Path) -> TrapRecord:
         )
     try:
         return from_plain(payload)
-    except (ValueError, TypeError, IndexError, RuntimeError) as e:
+    except Exception as e:  # whatever a damaged field provokes, it is a damaged dump
         raise DumpError(f"{path}: damaged dump ({_one_line(e)})") from e
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        if path.is_dir():
-            raise DumpError(f"{path}: is a directory; try: g4debug list {path}")
-        size = path.stat().st_size
-        if size == 0:
-            raise DumpError(f"{path}: empty file")
-        if size > MAX_READ_BYTES:
-            raise DumpError(f"{path}: {size >> 20} MiB; no g4debug dump is that large")
-        with path.open("rb") as f:
-            head = f.read(4)
-    except FileNotFoundError:
-        raise DumpError(f"{path}: no such file") from None
-    except OSError as e:
-        raise DumpError(f"{path}: cannot be read: {e.strerror or e}") from e
-    if not head.startswith(b"PK"):
-        what = "a bare pickle" if head.startswith(b"\x80") else "not a torch file"
+    data = _bytes(path)
+    if not data.startswith(b"PK"):
+        what = "a bare pickle" if data.startswith(b"\x80") else "not a torch file"
         raise DumpError(f"{path}: not a g4debug dump ({what}); nothing in it was executed")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(io.BytesIO(data)):
         raise DumpError(f"{path}: truncated or damaged (its zip directory is missing)")
     try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:  # the loader raises many types on a damaged file; all are final
-        text = str(e)
-        if "Unsupported" in text or "GLOBAL" in text:
-            raise DumpError(
-                f"{path}: refused: it holds pickled code or objects, which no g4debug dump "
-                "does; nothing in it was executed"
-            ) from e
-        raise DumpError(f"{path}: truncated or damaged ({_one_line(e)})") from e
+        records = dump_check.open_archive(data)
+        dump_check.check_pickle(records)
+        payload = torch.load(dump_check.pack(records), map_location="cpu", weights_only=True)
+    except dump_check.CodeError as e:
+        raise DumpError(
+            f"{path}: refused: it holds pickled code or objects ({_one_line(e)}), which no "
+            "g4debug dump does; nothing in it was executed"
+        ) from e
+    except Exception as e:  # torch raises many types on a damaged file; all are final
+        raise DumpError(f"{path}: truncated, damaged or no dump: {_one_line(e)}") from e
     if not isinstance(payload, dict):
         raise DumpError(f"{path}: a torch file, but not a g4debug dump")
     return payload
+
+
+def _bytes(path: Path) -> bytes:
+    """The file's bytes. Opened without waiting: a FIFO or a device must not hang a reader."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as f:
+            status = os.fstat(f.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DumpError(f"{path}: not a regular file")
+            if status.st_size == 0:
+                raise DumpError(f"{path}: empty file")
+            if status.st_size > MAX_READ_BYTES:
+                raise DumpError(f"{path}: {status.st_size >> 20} MiB; no dump is that large")
+            return f.read(MAX_READ_BYTES)
+    except FileNotFoundError:
+        raise DumpError(f"{path}: no such file; try: g4debug list") from None
+    except IsADirectoryError:
+        raise DumpError(f"{path}: is a directory; try: g4debug list {path}") from None
+    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
+        raise DumpError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _one_line(error: BaseException) -> str:

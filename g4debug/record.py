@@ -138,10 +138,32 @@ class TrapRecord:
 
 
 def to_plain(record: TrapRecord) -> dict[str, Any]:
-    """The record as nested dicts, lists, plain values and CPU tensors."""
-    payload = dataclasses.asdict(record)
+    """The record as nested dicts, lists, plain values and tensors.
+
+    Subclasses of plain values become the plain value: ``torch.__version__`` is no ``str`` and
+    ``ForwardMode.DECODE`` no ``int`` to a pickle, which would store an object that no reader
+    accepts.
+    """
+    payload = {k: _exact(v) for k, v in dataclasses.asdict(record).items()}
     payload["kind"] = KIND
     return payload
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    # The base class's own conversion: an Enum's str() is its name, not its value.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, dict):
+        return {_exact(k): _exact(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(v) for v in value]
+    return value
 
 
 def from_plain(payload: dict[str, Any]) -> TrapRecord:
@@ -159,13 +181,15 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
         table["pool"] = _build(Pool, table.get("pool"), "table.pool")
         data["table"] = _build(Table, table, "table")
         _check_table(data["table"])
-    return _build(TrapRecord, data, "dump")
+    record: TrapRecord = _build(TrapRecord, data, "dump")
+    return record
 
 
 def _finding(value: Any) -> Finding:
     data = dict(_mapping(value, "finding"))
     data["location"] = _build(Location, data.get("location"), "finding.location")
-    return _build(Finding, data, "finding")
+    finding: Finding = _build(Finding, data, "finding")
+    return finding
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -229,7 +253,10 @@ def _check_table(table: Table) -> None:
         ("bad", table.bad, 2),
     ):
         if tensor.dim() != dim or tensor.dtype != torch.int64 or tensor.is_sparse:
-            raise ValueError(f"table.{name}: expected int64 with {dim} dimensions")
+            got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise ValueError(f"table.{name}: expected int64 with {dim} dimensions, got {got}")
+        if tensor.device.type != "cpu":
+            raise ValueError(f"table.{name}: expected a CPU tensor, got {tensor.device}")
     if table.seq_lens.shape[0] != rows or table.first_live.shape[0] != rows:
         raise ValueError("table: seq_lens and first_live must have one entry per row")
     if table.bad.shape[1] != 3:

@@ -75,7 +75,8 @@ def _run(command: ModuleType, args: list[str]) -> int:
     )
     command.add_arguments(parser)
     if pass_through:
-        parsed, parsed.rest = parser.parse_known_args(args)
+        parsed, rest = parser.parse_known_args(args)
+        parsed.rest = rest
     else:
         parsed = parser.parse_args(args)
     return int(command.run(parsed) or 0)

@@ -47,7 +47,8 @@ def render(
     symbols = symbols_for(console.encoding)
     view = TableView(table, row, column)
     for line in _lines(view, console.width - indent, symbols, pools, rows):
-        text = Text(" " * indent)
+        line.rstrip()
+        text = Text(" " * indent if line else "")
         text.append_text(line)
         console.print(text, no_wrap=True, overflow="crop", crop=True)
 
@@ -227,9 +228,11 @@ def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
     text = Text()
     for kind, sample, meaning in entries:
         if kind in kinds:
-            text.append(sample, STYLES[kind]).append(f" {meaning}   ", "dim")
+            text.append("   " if text else "").append(sample, STYLES[kind])
+            text.append(f" {meaning}", "dim")
     if cropped:
-        text.append(s.more).append(" columns left out", "dim")
+        text.append("   ")
+        text.append(s.more).append(" left out", "dim")
     return text
 
 

@@ -7,13 +7,14 @@ the two places a tired eye lands on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text
 
-from g4debug.record import Location, Pool, TrapRecord
+from g4debug.record import Location, Plain, Pool, TrapRecord
 from g4debug.reporters import page_map, steps
 from g4debug.reporters._text import Symbols, clean, shorten, symbols_for
 
@@ -109,20 +110,17 @@ def _where(at: Location, s: Symbols) -> Iterable[Text]:
 
 
 def _environment(record: TrapRecord, console: Console, s: Symbols, source: str) -> None:
-    sep = f" {s.bullet} "
-    created = clean(record.created)
-    _entry(console, "DUMP", _say(sep.join(filter(None, (created, source)))))
-    if record.versions:
-        _entry(console, "VERSIONS", _pairs(record.versions, sep, " "))
-    for i, pool in enumerate(record.pools[:MAX_ITEMS]):
-        _entry(console, "" if i else "POOLS", _pool(pool, s))
-    if record.geometry:
-        _entry(console, "GEOMETRY", _pairs(record.geometry, sep, "="))
-    _entry(console, "FIXES", _states(record.fixes, sep))
-    _entry(console, "TRACERS", _states(record.tracers, sep))
+    room = console.width - LABEL
+    packed = functools.partial(_pack, width=room, sep=f" {s.bullet} ")
+    dump = [_say(record.created)] + ([_say(source)] if source else [])
+    _entry(console, "DUMP", *packed(dump))
+    _entry(console, "VERSIONS", *packed([_say(f"{k} {v}") for k, v in _some(record.versions)]))
+    _entry(console, "POOLS", *[_pool(pool, s) for pool in record.pools[:MAX_ITEMS]])
+    _entry(console, "GEOMETRY", *packed([_say(f"{k}={v}") for k, v in _some(record.geometry)]))
+    _entry(console, "FIXES", *packed(_states(record.fixes)))
+    _entry(console, "TRACERS", *packed(_states(record.tracers)))
     _entry(console, "FAULTS", *([_say(f) for f in record.faults[:MAX_ITEMS]] or [_none()]))
-    if record.environment:
-        _entry(console, "SETTINGS", *(_say(f"{k}={v}") for k, v in _some(record.environment)))
+    _entry(console, "SETTINGS", *packed([_say(f"{k}={v}") for k, v in _some(record.environment)]))
 
 
 def _pool(pool: Pool, s: Symbols) -> Text:
@@ -138,48 +136,55 @@ def _pool(pool: Pool, s: Symbols) -> Text:
     return text.append(f"  {pool.used_tokens} of {pool.tokens} tokens", "dim")
 
 
-def _pairs(values: Mapping[str, object], sep: str, join: str) -> Text:
-    return _say(sep.join(f"{k}{join}{v}" for k, v in _some(values)))
-
-
-def _states(values: Mapping[str, str], sep: str) -> Text:
+def _states(values: Mapping[str, str]) -> list[Text]:
     """``name state: why``; what is off or missing stands out, it is often the reason."""
-    if not values:
-        return _none()
-    text = Text()
-    for i, (name, state) in enumerate(_some(values)):
-        text.append(sep if i else "", "dim").append(_say(name)).append(" ")
-        text.append(_say(state, "yellow" if state.startswith(OFF_WORDS) else "green"))
-    return text
+    return [
+        _say(name)
+        .append(" ")
+        .append_text(_say(state, "yellow" if state.startswith(OFF_WORDS) else "green"))
+        for name, state in _some(values)
+    ] or [_none()]
 
 
-def _some(values: Mapping[str, object]) -> list[tuple[str, object]]:
-    items = [(k, v) for k, v in values.items()]
-    more = len(items) - MAX_ITEMS
-    return items[:MAX_ITEMS] + ([("(more)", f"{more} (--json)")] if more > 0 else [])
+def _some(values: Mapping[str, Plain]) -> list[tuple[str, str]]:
+    items = [(k, str(v)) for k, v in itertools.islice(values.items(), MAX_ITEMS)]
+    more = len(values) - len(items)
+    return items + ([("and", f"{more} more (--json)")] if more else [])
+
+
+def _pack(items: Sequence[Text], width: int, sep: str) -> list[Text]:
+    """The items on as few lines as they need; only an item too long for a line is broken."""
+    lines: list[Text] = []
+    for item in items:
+        if lines and lines[-1].cell_len + len(sep) + item.cell_len <= width:
+            lines[-1].append(sep, "dim").append_text(item)
+        else:
+            lines.append(item)
+    return lines
 
 
 def _next(console: Console, command: str, source: str) -> None:
-    label = Text(f"{'NEXT':<{LABEL}}", "bold reverse")
     if not command:
         command = f"g4debug show --json {source}" if source else "g4debug list"
     # Not wrapped by us: a command broken over two lines cannot be copied.
-    label = Text.assemble((f"{'NEXT':<{LABEL}}", "bold cyan"), (clean(command), "bold cyan"))
-    console.print(label, soft_wrap=True)
+    text = Text.assemble((f"{'NEXT':<{LABEL}}", "bold cyan"), (clean(command), "bold cyan"))
+    console.print(text, soft_wrap=True)
 
 
 def _entry(console: Console, label: str, *lines: Text) -> None:
-    grid = Grid.grid(padding=0)
-    grid.add_column(width=LABEL, no_wrap=True)
-    grid.add_column(overflow="fold")
-    for i, line in enumerate(lines):
-        grid.add_row(Text("" if i else label, "bold cyan"), line)
-    console.print(grid)
+    """Labelled lines, wrapped with a hanging indent and without trailing spaces."""
+    for line in lines:
+        for part in line.wrap(console, console.width - LABEL):
+            part.rstrip()
+            text = Text(f"{label:<{LABEL}}", "bold cyan", end="")
+            label = ""
+            console.print(Text().append_text(text).append_text(part), no_wrap=True)
 
 
 def _section(console: Console, label: str, note: str) -> None:
     _gap(console)
-    console.print(Text.assemble((label, "bold cyan"), (f"  {note}", "dim")), no_wrap=True)
+    text = Text.assemble((f"{label:<{LABEL}} ", "bold cyan"), (note, "dim"))
+    console.print(text, no_wrap=True, overflow="crop")
 
 
 def _gap(console: Console) -> None:

@@ -113,9 +113,8 @@ def sample_record() -> TrapRecord:
             cause="The draft backend took the sliding layer's table from the full pool: its "
             "SWA state is that of the dummy pool it started with (_use_sliding_window_kv_pool="
             "False), so full-pool pages were not translated.",
-            reference="fix stale-swa-state; upstream sgl-project/sglang#26966",
-            next_command="SGLANG_TRTLLM_MHA_DEBUG=1 G4DEBUG_FIXES=stale-swa-state "
-            "python -m sglang.launch_server ...",
+            reference="fix swa-state-swap (seed PR #6; upstream sgl-project/sglang#26966)",
+            next_command="G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>",
         ),
         created="2026-06-01T03:14:15+00:00",
         versions={
@@ -129,7 +128,7 @@ def sample_record() -> TrapRecord:
         environment={
             "SGLANG_TRTLLM_MHA_DEBUG": "1",
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": "/var/tmp/dumps",
-            "G4DEBUG_FIXES": "none",
+            "G4DEBUG_FIX_SWA_STATE_SWAP": "0",
         },
         geometry={
             "layers": 42,
@@ -141,9 +140,9 @@ def sample_record() -> TrapRecord:
             "swa_full_tokens_ratio": 0.5,
         },
         fixes={
-            "stale-swa-state": "off: G4DEBUG_FIXES=none",
-            "zero-accept": "off: G4DEBUG_FIXES=none",
-            "fused-router": "not-needed: upstream has it",
+            "swa-state-swap": "off: G4DEBUG_FIX_SWA_STATE_SWAP=0",
+            "zero-accept": "applied: this SGLang needs it",
+            "fused-router": "not-needed: this SGLang has it",
         },
         tracers={
             "page-table": "armed: raise",

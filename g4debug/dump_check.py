@@ -1,0 +1,225 @@
+"""Looks at a file before torch opens it: is it a dump, whole, and no larger than it says?
+
+``torch.load(weights_only=True)`` runs no code of the file, but it believes it: a tensor may
+claim more bytes than the file has (torch then reads past its buffer), nested tuples may take
+for ever to hash, one list may be repeated a million times over. So the zip is checked first
+(stored, small, every checksum right), and the pickle in it is walked, opcode by opcode, with
+stand-ins for the objects. Only what g4debug writes passes. No torch in here.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickletools
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_RECORDS = 64
+MAX_PICKLE_BYTES = 32 << 20
+MAX_VALUES = 4_000_000  # values in a record, counted as if nothing were shared
+
+LONGS = "torch LongStorage"
+LONG_SIZE = 8  # bytes
+REBUILD = "torch._utils _rebuild_tensor_v2"
+HOOKS = "collections OrderedDict"
+GLOBALS = {LONGS, REBUILD, HOOKS}
+# In any torch checkpoint, and harmless: no dump, but no attack either.
+CHECKPOINT = re.compile(r"torch \w+Storage|torch\._utils _rebuild_\w+|torch (b?float|u?int)\d+")
+NO_DUMP = "a torch file, but not a g4debug dump"
+
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"}
+_EMPTY = {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"}
+_CODE = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"}
+
+
+class DamagedError(Exception):
+    """The file is no intact dump; the text says how."""
+
+
+class CodeError(Exception):
+    """The file holds something that would run or build an object."""
+
+
+@dataclass(eq=False)
+class _Thing:
+    """A stand-in: what it is, how many values it holds, and whether it may still grow."""
+
+    what: str
+    value: Any = None
+    weight: int = 1
+    closed: bool = False
+
+
+_MARK = _Thing("mark")
+
+
+def open_archive(data: bytes) -> dict[str, bytes]:
+    """The records of a stored zip, by name without its top folder.
+
+    Raises DamagedError if it is not a zip, is compressed (torch writes none that are; a small
+    file could claim a huge tensor), has a wrong checksum or lacks ``data.pkl``.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+            if len(entries) > MAX_RECORDS:
+                raise DamagedError(f"{len(entries)} records, at most {MAX_RECORDS} expected")
+            if any(e.compress_type != zipfile.ZIP_STORED for e in entries):
+                raise DamagedError("compressed; a dump is stored as it is")
+            if sum(e.file_size for e in entries) > len(data):
+                raise DamagedError("claims to hold more bytes than the file has")
+            records = {e.filename.partition("/")[2]: archive.read(e) for e in entries}
+    except DamagedError:
+        raise
+    except Exception as e:  # zipfile raises many types on a damaged file; all are final
+        raise DamagedError(str(e) or type(e).__name__) from e
+    if "data.pkl" not in records:
+        raise DamagedError("a zip file, but not one of torch.save: no data.pkl in it")
+    return records
+
+
+def pack(records: Mapping[str, bytes]) -> io.BytesIO:
+    """The checked records as a fresh archive, so that torch reads these and no others."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in records.items():
+            archive.writestr(f"dump/{name}", data)
+    out.seek(0)
+    return out
+
+
+def check_pickle(records: Mapping[str, bytes]) -> None:
+    """Walk ``data.pkl`` without building anything.
+
+    Raises CodeError for a global, an object or a call that no dump has, and DamagedError for
+    everything else that is not as g4debug writes it: tensors beyond their storage, storages
+    beyond their record, keys that are not texts, more than MAX_VALUES values.
+    """
+    data = records["data.pkl"]
+    if len(data) > MAX_PICKLE_BYTES:
+        raise DamagedError(f"its values take {len(data) >> 20} MiB")
+    # Code is looked for first, in the whole file: it is the more important thing to say.
+    try:
+        for op, arg, _ in pickletools.genops(data):
+            known = op.name != "GLOBAL" or arg in GLOBALS or CHECKPOINT.fullmatch(str(arg))
+            if op.name in _CODE or not known:
+                raise CodeError(str(arg or op.name))
+        _Walk(records).run(data)
+    except (CodeError, DamagedError):
+        raise
+    except (ValueError, IndexError, KeyError, AttributeError, TypeError, OverflowError) as e:
+        raise DamagedError(f"its values cannot be read: {e}") from e
+
+
+class _Walk:
+    def __init__(self, records: Mapping[str, bytes]) -> None:
+        self.records = records
+        self.stack: list[_Thing] = []
+        self.memo: dict[int, _Thing] = {}
+
+    def run(self, data: bytes) -> None:
+        for op, arg, _ in pickletools.genops(data):
+            self._step(op.name, arg)
+        if len(self.stack) != 1 or self.stack[0].what != "EMPTY_DICT":
+            raise DamagedError(NO_DUMP)
+
+    def _step(self, name: str, arg: Any) -> None:
+        push, stack = self.stack.append, self.stack
+        if name in _LITERALS:
+            push(_Thing("text" if isinstance(arg, str) else "number", arg))
+        elif name in _CONSTANTS:
+            push(_Thing("constant", _CONSTANTS[name]))
+        elif name in _EMPTY:
+            push(_Thing(name, ()))
+        elif name == "MARK":
+            push(_MARK)
+        elif name in ("BINPUT", "LONG_BINPUT"):
+            self.memo[arg] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            push(self.memo[arg])
+        elif name == "GLOBAL":
+            if arg not in GLOBALS:
+                raise DamagedError(NO_DUMP)
+            push(_Thing("global", arg))
+        elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            items = self._pop_mark() if name == "TUPLE" else self._pop(int(name[-1]))
+            push(_Thing("tuple", tuple(items), self._weigh(1, items), closed=True))
+        elif name in ("APPEND", "APPENDS"):
+            self._grow("EMPTY_LIST", self._pop(1) if name == "APPEND" else self._pop_mark())
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self._pop(2) if name == "SETITEM" else self._pop_mark()
+            if any(k.what != "text" for k in items[::2]) or len(items) % 2:
+                raise DamagedError("a key that is not a text")
+            self._grow("EMPTY_DICT", items)
+        elif name == "BINPERSID":
+            push(self._storage(stack.pop()))
+        elif name == "REDUCE":
+            push(self._call(*self._pop(2)))
+        elif name == "BUILD":
+            raise DamagedError(NO_DUMP)
+        elif name not in ("PROTO", "STOP"):
+            raise DamagedError(f"opcode {name}, which no dump has")
+
+    def _pop(self, count: int) -> list[_Thing]:
+        items = self.stack[-count:]
+        if len(items) < count or _MARK in items:
+            raise DamagedError("its values end early")
+        del self.stack[-count:]
+        return items
+
+    def _pop_mark(self) -> list[_Thing]:
+        items: list[_Thing] = []
+        while (item := self.stack.pop()) is not _MARK:
+            items.append(item)
+        return items[::-1]
+
+    def _grow(self, what: str, items: list[_Thing]) -> None:
+        target = self.stack[-1]
+        # Closed: somebody holds it already, so its holder's weight could not follow.
+        if target.what != what or target.closed:
+            raise DamagedError("a list or mapping that is filled out of order")
+        target.weight = self._weigh(target.weight, items)
+
+    def _weigh(self, weight: int, items: list[_Thing]) -> int:
+        for item in items:
+            item.closed = True
+            weight += item.weight
+        if weight > MAX_VALUES:
+            raise DamagedError(f"more than {MAX_VALUES} values")
+        return weight
+
+    def _storage(self, at: _Thing) -> _Thing:
+        kind, dtype, key, device, count = (t.value for t in at.value)
+        if kind != "storage" or device != "cpu" or dtype != LONGS:
+            raise DamagedError("a tensor that is not int64 on the CPU")
+        size = len(self.records[f"data/{key}"])
+        if type(count) is not int or count < 0 or count * LONG_SIZE != size:
+            raise DamagedError(f"a tensor claims {count} elements, its data has {size} bytes")
+        return _Thing("storage", count)
+
+    def _call(self, function: _Thing, arguments: _Thing) -> _Thing:
+        if function.what == "global" and function.value == HOOKS and arguments.value == ():
+            return _Thing("hooks", closed=True)
+        if function.what != "global" or function.value != REBUILD:
+            raise CodeError(str(function.value))
+        storage, offset, size, stride, grad, hooks = arguments.value
+        shape = [t.value for t in size.value]
+        strides = [t.value for t in stride.value]
+        numbers = [offset.value, *shape, *strides]
+        if storage.what != "storage" or hooks.what != "hooks" or grad.value is not False:
+            raise DamagedError("a tensor of an unknown form")
+        if any(type(n) is not int or n < 0 for n in numbers) or len(shape) != len(strides):
+            raise DamagedError("a tensor whose shape is no shape")
+        count = math.prod(shape)
+        last = offset.value + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        # More elements than stored (stride 0) is how a small file makes a huge tensor.
+        if count > storage.value or max(shape, default=0) >= 1 << 31:
+            raise DamagedError(f"a tensor of shape {shape} in {storage.value} stored elements")
+        if count and last >= storage.value:
+            raise DamagedError(f"a tensor of shape {shape} reaches past its stored elements")
+        return _Thing("tensor", closed=True)
