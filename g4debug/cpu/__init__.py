@@ -28,6 +28,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "SGLANG_USE_CPU_ENGINE": "1",  # SGLang's own switch for device=cpu
     "TRITON_INTERPRET": "1",  # Triton's own interpreter runs SGLang's kernels
     "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # the stand-ins need no 512 MB workspace
+    "OMP_NUM_THREADS": "1",  # tiny tensors: a second thread costs more than it gives
     "TOKENIZERS_PARALLELISM": "false",  # SGLang forks helpers after the tokenizer was used
     "HF_HUB_OFFLINE": "1",  # the models are local directories: never ask the network
 }

@@ -1,0 +1,166 @@
+"""Write the toy checkpoints that SGLang's real loader reads: config, safetensors, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from g4debug.cpu.geometry import E4B_256, SPECIAL_TOKENS, TINY, Geometry
+
+__all__ = ["E4B_256", "TINY", "Geometry", "tiny_models", "write"]
+
+CODE_VERSION: Final = 1  # raise it whenever weights.py writes other numbers
+SHARD_BYTES: Final = 4_500_000_000  # a single larger tensor still gets a shard of its own
+STAMP: Final = "g4debug-model.json"
+
+
+def tiny_models() -> tuple[Path, Path]:
+    """The TINY target and assistant, written once to the user's cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return write(TINY, cache / "g4debug" / "models" / "tiny")
+
+
+def write(
+    geometry: Geometry, directory: Path | str, seed: int = 0, device: str = "cpu"
+) -> tuple[Path, Path]:
+    """Write `directory/target` and `directory/assistant`, unless they are there already.
+
+    `device="cuda"` draws the numbers there (seconds for E4B_256; CUDA's random numbers differ from
+    the CPU's). Safe when several processes do it at once: the directory appears in one rename.
+    """
+    directory = Path(directory)
+    stamp = {
+        "geometry": asdict(geometry) | {"votes": list(geometry.votes)},
+        "seed": seed,
+        "device": device.split(":")[0],
+        "code": CODE_VERSION,
+    }
+    paths = directory / "target", directory / "assistant"
+    if _stamp_of(directory) == stamp:
+        return paths
+    if directory.exists() and _stamp_of(directory) is None and any(directory.iterdir()):
+        raise FileExistsError(
+            f"{directory}: got a directory with other files in it, expected an empty one or one "
+            "that g4debug wrote. Choose another directory."
+        )
+    _write_all(geometry, directory, seed, device, stamp)
+    return paths
+
+
+def _write_all(
+    geometry: Geometry, directory: Path, seed: int, device: str, stamp: dict[str, Any]
+) -> None:
+    from g4debug.cpu import weights
+
+    made = weights.Weights(geometry, seed, device)
+    draft = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
+    try:
+        for name, config, tensors in (
+            ("target", geometry.target_config(), weights.target_tensors(made)),
+            ("assistant", geometry.assistant_config(), weights.assistant_tensors(made)),
+        ):
+            folder = draft / name
+            folder.mkdir(parents=True)
+            _save_tensors(folder, tensors, geometry.dtype)
+            _write_json(folder / "config.json", config)
+            _save_tokenizer(folder, geometry)
+        _write_json(draft / STAMP, stamp)
+        if _stamp_of(directory) == stamp:
+            return  # another process was faster
+        shutil.rmtree(directory, ignore_errors=True)
+        draft.rename(directory)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _stamp_of(directory: Path) -> Any:
+    try:
+        return json.loads((directory / STAMP).read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _save_tensors(folder: Path, tensors: Iterator[tuple[str, Any]], dtype_name: str) -> None:
+    """Shards named as Hugging Face names them, with an index; floats in the model's dtype."""
+    import torch
+    from safetensors.torch import save_file
+
+    dtype = getattr(torch, dtype_name)
+    shards: list[list[str]] = []
+    shard: dict[str, torch.Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        nonlocal shard, size
+        if shard:
+            save_file(shard, folder / f"shard-{len(shards):05}.safetensors", {"format": "pt"})
+            shards.append(list(shard))
+        shard, size = {}, 0
+
+    for name, tensor in tensors:
+        stored = (tensor.to(dtype) if tensor.is_floating_point() else tensor).cpu().contiguous()
+        if size + stored.nbytes > SHARD_BYTES:
+            flush()
+        shard[name] = stored
+        size += stored.nbytes
+        total += stored.nbytes
+    flush()
+    where: dict[str, str] = {}
+    for number, names in enumerate(shards):
+        file = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
+        (folder / f"shard-{number:05}.safetensors").rename(folder / file)
+        where |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _save_tokenizer(folder: Path, geometry: Geometry) -> None:
+    """One word per token: `w4 w5 ...`, split at white space."""
+    words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(len(SPECIAL_TOKENS), geometry.vocab))]
+    special = [
+        {
+            "id": i,
+            "content": word,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for i, word in enumerate(SPECIAL_TOKENS)
+    ]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": special,
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {word: i for i, word in enumerate(words)},
+            "unk_token": "<unk>",
+        },
+    }
+    _write_json(folder / "tokenizer.json", tokenizer)
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "eos_token": "<eos>",
+        "bos_token": "<bos>",
+        "unk_token": "<unk>",
+        "model_max_length": geometry.max_position,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+    _write_json(folder / "generation_config.json", {"eos_token_id": 1, "bos_token_id": 2})
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
