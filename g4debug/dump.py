@@ -12,7 +12,6 @@ import io
 import os
 import stat
 import tempfile
-import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -65,11 +64,13 @@ def write(data: bytes, directory: Path, name: str) -> Path:
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
+        temporary = None
     except OSError as e:
+        raise DumpError(f"cannot write {path}: {e.strerror or e}") from e
+    finally:  # an interrupt too must not leave a half-written file
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise DumpError(f"cannot write {path}: {e.strerror or e}") from e
     return path
 
 
@@ -83,13 +84,8 @@ def read(path: Path) -> TrapRecord:
     if payload.get("kind") != KIND:
         raise DumpError(f"{path}: a torch file, but not a g4debug dump (no kind={KIND!r} in it)")
     schema = payload.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool):
+    if type(schema) is not int or schema > SCHEMA:
         raise DumpError(f"{path}: damaged dump (no schema number)")
-    if schema > SCHEMA:
-        raise DumpError(
-            f"{path}: written by a newer g4debug (schema {schema}, this one reads up to "
-            f"{SCHEMA}); run: pip install -U g4debug"
-        )
     try:
         return from_plain(payload)
     except Exception as e:  # whatever a damaged field provokes, it is a damaged dump
@@ -101,19 +97,24 @@ def _load(path: Path) -> dict[str, Any]:
     if not data.startswith(b"PK"):
         what = "a bare pickle" if data.startswith(b"\x80") else "not a torch file"
         raise DumpError(f"{path}: not a g4debug dump ({what}); nothing in it was executed")
-    if not zipfile.is_zipfile(io.BytesIO(data)):
-        raise DumpError(f"{path}: truncated or damaged (its zip directory is missing)")
     try:
         records = dump_check.open_archive(data)
-        dump_check.check_pickle(records)
+        dump_check.check_pickle(records, SCHEMA)
         payload = torch.load(dump_check.pack(records), map_location="cpu", weights_only=True)
     except dump_check.CodeError as e:
         raise DumpError(
             f"{path}: refused: it holds pickled code or objects ({_one_line(e)}), which no "
             "g4debug dump does; nothing in it was executed"
         ) from e
+    except dump_check.NewerError as e:
+        raise DumpError(
+            f"{path}: written by a newer g4debug (schema {e}, this one reads up to {SCHEMA}); "
+            "run: pip install -U g4debug"
+        ) from e
+    except dump_check.NotADumpError as e:
+        raise DumpError(f"{path}: {_one_line(e)}") from e
     except Exception as e:  # torch raises many types on a damaged file; all are final
-        raise DumpError(f"{path}: truncated, damaged or no dump: {_one_line(e)}") from e
+        raise DumpError(f"{path}: truncated or damaged: {_one_line(e)}") from e
     if not isinstance(payload, dict):
         raise DumpError(f"{path}: a torch file, but not a g4debug dump")
     return payload

@@ -13,10 +13,13 @@ import io
 import math
 import pickletools
 import re
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+KIND = "g4debug-dump"  # as in record.py, which needs torch
 
 MAX_RECORDS = 64
 MAX_PICKLE_BYTES = 32 << 20
@@ -41,6 +44,14 @@ class DamagedError(Exception):
     """The file is no intact dump; the text says how."""
 
 
+class NotADumpError(Exception):
+    """The file may well be intact, but is something else; the text says what."""
+
+
+class NewerError(Exception):
+    """The file is of a newer schema; the text is its number."""
+
+
 class CodeError(Exception):
     """The file holds something that would run or build an object."""
 
@@ -61,8 +72,9 @@ _MARK = _Thing("mark")
 def open_archive(data: bytes) -> dict[str, bytes]:
     """The records of a stored zip, by name without its top folder.
 
-    Raises DamagedError if it is not a zip, is compressed (torch writes none that are; a small
-    file could claim a huge tensor), has a wrong checksum or lacks ``data.pkl``.
+    Raises NotADumpError if it is compressed (torch writes none that are; a small file could
+    claim a huge tensor) or lacks ``data.pkl``, DamagedError if it is no zip or has a wrong
+    checksum.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -70,16 +82,18 @@ def open_archive(data: bytes) -> dict[str, bytes]:
             if len(entries) > MAX_RECORDS:
                 raise DamagedError(f"{len(entries)} records, at most {MAX_RECORDS} expected")
             if any(e.compress_type != zipfile.ZIP_STORED for e in entries):
-                raise DamagedError("compressed; a dump is stored as it is")
+                raise NotADumpError("a compressed zip file; a dump is not compressed")
             if sum(e.file_size for e in entries) > len(data):
                 raise DamagedError("claims to hold more bytes than the file has")
             records = {e.filename.partition("/")[2]: archive.read(e) for e in entries}
-    except DamagedError:
+    except (DamagedError, NotADumpError):
         raise
     except Exception as e:  # zipfile raises many types on a damaged file; all are final
-        raise DamagedError(str(e) or type(e).__name__) from e
+        text = str(e) or type(e).__name__
+        missing = text == "File is not a zip file"  # it starts like one
+        raise DamagedError("its zip directory is missing" if missing else text) from e
     if "data.pkl" not in records:
-        raise DamagedError("a zip file, but not one of torch.save: no data.pkl in it")
+        raise NotADumpError("a zip file, but not one of torch.save (no data.pkl in it)")
     return records
 
 
@@ -93,27 +107,48 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
     return out
 
 
-def check_pickle(records: Mapping[str, bytes]) -> None:
+def check_pickle(records: Mapping[str, bytes], schema: int) -> None:
     """Walk ``data.pkl`` without building anything.
 
-    Raises CodeError for a global, an object or a call that no dump has, and DamagedError for
-    everything else that is not as g4debug writes it: tensors beyond their storage, storages
-    beyond their record, keys that are not texts, more than MAX_VALUES values.
+    Raises CodeError for a global, an object or a call that no dump has; NewerError if it says
+    that its schema is above ``schema`` (its other contents are then unknown); NotADumpError
+    for another kind of torch file; DamagedError for everything else that is not as g4debug
+    writes it: tensors beyond their storage, storages beyond their record, keys that are not
+    texts, more than MAX_VALUES values.
     """
     data = records["data.pkl"]
     if len(data) > MAX_PICKLE_BYTES:
         raise DamagedError(f"its values take {len(data) >> 20} MiB")
-    # Code is looked for first, in the whole file: it is the more important thing to say.
     try:
-        for op, arg, _ in pickletools.genops(data):
-            known = op.name != "GLOBAL" or arg in GLOBALS or CHECKPOINT.fullmatch(str(arg))
-            if op.name in _CODE or not known:
-                raise CodeError(str(arg or op.name))
+        # Code is looked for first, in the whole file: it is the more important thing to say.
+        found = _scan(data)
+        if found > schema:
+            raise NewerError(str(found))
         _Walk(records).run(data)
-    except (CodeError, DamagedError):
-        raise
     except (ValueError, IndexError, KeyError, AttributeError, TypeError, OverflowError) as e:
         raise DamagedError(f"its values cannot be read: {e}") from e
+
+
+def _scan(data: bytes) -> int:
+    """Raise CodeError if the pickle would run anything; return its schema, -1 if it has none."""
+    key, schema, is_dump = "", -1, False
+    for op, arg, _ in _opcodes(data):
+        known = op.name != "GLOBAL" or arg in GLOBALS or CHECKPOINT.fullmatch(str(arg))
+        if op.name in _CODE or not known:
+            raise CodeError(str(arg or op.name))
+        if op.name in ("BINPUT", "LONG_BINPUT"):
+            continue  # between a key and its value
+        if key == "schema" and op.name in ("BININT", "BININT1", "BININT2") and arg is not None:
+            schema = int(arg)
+        key = arg if isinstance(arg, str) else ""
+        is_dump = is_dump or key == KIND
+    return schema if is_dump else -1
+
+
+def _opcodes(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]:
+    with warnings.catch_warnings():  # a damaged text makes Python warn of its escapes
+        warnings.simplefilter("ignore")
+        yield from pickletools.genops(data)
 
 
 class _Walk:
@@ -123,10 +158,10 @@ class _Walk:
         self.memo: dict[int, _Thing] = {}
 
     def run(self, data: bytes) -> None:
-        for op, arg, _ in pickletools.genops(data):
+        for op, arg, _ in _opcodes(data):
             self._step(op.name, arg)
         if len(self.stack) != 1 or self.stack[0].what != "EMPTY_DICT":
-            raise DamagedError(NO_DUMP)
+            raise NotADumpError(NO_DUMP)
 
     def _step(self, name: str, arg: Any) -> None:
         push, stack = self.stack.append, self.stack
@@ -144,7 +179,7 @@ class _Walk:
             push(self.memo[arg])
         elif name == "GLOBAL":
             if arg not in GLOBALS:
-                raise DamagedError(NO_DUMP)
+                raise NotADumpError(NO_DUMP)
             push(_Thing("global", arg))
         elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
             items = self._pop_mark() if name == "TUPLE" else self._pop(int(name[-1]))
@@ -161,7 +196,7 @@ class _Walk:
         elif name == "REDUCE":
             push(self._call(*self._pop(2)))
         elif name == "BUILD":
-            raise DamagedError(NO_DUMP)
+            raise NotADumpError(NO_DUMP)
         elif name not in ("PROTO", "STOP"):
             raise DamagedError(f"opcode {name}, which no dump has")
 

@@ -85,7 +85,10 @@ def _run(command: ModuleType, args: list[str]) -> int:
 def _find(name: str) -> ModuleType:
     """The module of the command called ``name``; CliError if there is none."""
     modules = command_names()
-    if (guess := name.replace("-", "_")) in modules:
+    stem = name.replace("-", "_")
+    for guess in (stem, f"{stem}_"):  # list_.py: a module "list" would hide the builtin here
+        if guess not in modules:
+            continue
         command = _load(guess)
         if isinstance(command, str):
             raise CliError(f"command {name!r} cannot be loaded: {command}")

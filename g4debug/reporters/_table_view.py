@@ -77,10 +77,13 @@ class TableView:
         return bad[~inside]
 
     def _focus(self, row: int, column: int) -> tuple[int, int]:
-        """The cell to centre on, relative: the finding's, else the first bad one, else 0, 0."""
-        if 0 <= row < self.rows and 0 <= column < self.columns:
-            if not self.bad.any() and not len(self.bad_elsewhere):
-                self.bad[row, column] = True
+        """The cell to centre on, relative: the finding's, else a bad one of its row, else the
+        first bad one. A finding's cell counts as bad if nothing else does.
+        """
+        known = 0 <= row < self.rows and 0 <= column < self.columns
+        if known and not self.bad.any() and not len(self.bad_elsewhere):
+            self.bad[row, column] = True
+        if known and self.bad[row, column]:
             return row, column
         if 0 <= row < self.rows and self.bad[row].any():
             return row, int(self.bad[row].nonzero()[0, 0])
@@ -88,7 +91,7 @@ class TableView:
         if len(first):
             return divmod(int(first[0, 0]), self.columns)
         row = clamp(row, 0, max(0, self.rows - 1))
-        return row, 0
+        return row, clamp(column, 0, max(0, self.columns - 1))
 
     @property
     def bad_count(self) -> int:

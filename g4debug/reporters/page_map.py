@@ -48,6 +48,9 @@ def render(
     view = TableView(table, row, column)
     for line in _lines(view, console.width - indent, symbols, pools, rows):
         line.rstrip()
+        if line.cell_len > console.width - indent:  # a cut must show: half a number lies
+            line.truncate(console.width - indent - len(symbols.more))
+            line.append(symbols.more)
         text = Text(" " * indent if line else "")
         text.append_text(line)
         console.print(text, no_wrap=True, overflow="crop", crop=True)
@@ -61,7 +64,7 @@ def _lines(
         return [*lines, Text("(the table has no cells)", "dim")]
     shown = window(view.rows, view.focus[0], view.rows if limit is None else max(1, limit))
     lines += _grid(view, shown, width, symbols)
-    lines += [Text(), *_bad_list(view, symbols, pools)]
+    lines += [Text(), *_bad_list(view, width, symbols, pools)]
     return lines
 
 
@@ -90,10 +93,11 @@ def _scale(view: TableView, width: int, s: Symbols) -> Text:
     low, high = extremes
     over, under = high > last, low < 0
     if under:
-        tail = f" table goes from {low} to {high}"
+        tail = f" table goes from {_number(low)} to {_number(high)}"
     else:
-        tail = f" table goes up to {high}" + ("" if over else ": inside")
-    room = clamp(width - len(text) - len(tail) - len(" edge ") - 4, 8, 40)
+        tail = f" table goes up to {_number(high)}" + ("" if over else ": inside")
+    fixed = len(text) + len(tail) + len(f"{s.edge} edge {s.edge}{s.cross}") + 5 * under
+    room = clamp(width - fixed, 8, 40)
     if under:
         text.append(f"{s.cross}{s.gap * 3}{s.edge}", "bold red")
     beyond = clamp(round(room * (high - last) / max(1, high)), 2, room - 4) if over else 0
@@ -236,19 +240,25 @@ def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
     return text
 
 
-def _bad_list(view: TableView, s: Symbols, pools: Sequence[Pool]) -> list[Text]:
+def _bad_list(view: TableView, width: int, s: Symbols, pools: Sequence[Pool]) -> list[Text]:
+    """The bad cells with their exact values: on one line if they fit, else one a line."""
     count = view.bad_count
     if not count:
         return [Text("no bad cell in this table", "dim")]
     cells = view.bad_cells(MAX_LISTED)
-    text = Text(f"{count} bad cell{'s' * (count != 1)}: ", "bold")
-    for i, cell in enumerate(cells):
-        text.append("; " if i else "").append(f"row {cell.row} column {cell.column} = ")
-        text.append(str(cell.value), "bold red")
-        text.append("" if cell.shown else " (not saved)", "dim")
+    items = []
+    for cell in cells:
+        item = Text(f"row {cell.row} column {cell.column} = ")
+        item.append(str(cell.value), "bold red")
+        items.append(item if cell.shown else item.append(" (not saved)", "dim"))
     if count > len(cells):
-        text.append(f"; {count - len(cells)} more")
-    lines = [text]
+        items.append(Text(f"{count - len(cells)} more"))
+    head = Text(f"{count} bad cell{'s' * (count != 1)}: ", "bold")
+    one = Text("; ").join(items)
+    if len(head) + len(one) <= width:
+        lines = [Text().append_text(head).append_text(one)]
+    else:
+        lines = [head, *(Text("  ").append_text(item) for item in items)]
     for pool in pools:
         values = [c.value for c in cells]
         if pool.name != view.table.pool.name and all(0 <= v < pool.pages <= BIG for v in values):

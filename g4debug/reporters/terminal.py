@@ -41,9 +41,9 @@ def render(
     _entry(console, "WHERE", *_where(f.location, s))
     _entry(console, "CHECK", _say(f"{f.check}: {f.kind}, at {f.site}"))
     if record.faults:
-        drill = _say(f"{len(record.faults)} injected fault(s) fired here: this may be a drill")
-        drill.stylize("bold yellow")
-        _entry(console, "NOTE", drill)
+        n = len(record.faults)
+        drill = f"{n} injected fault{'s' * (n != 1)} fired in this process: this may be a drill"
+        _entry(console, "NOTE", Text(drill, "bold yellow"))
     _gap(console)
     _entry(console, "EXPECTED", _say(f.expected, "green"))
     _entry(console, "GOT", _say(f.got, "bold red"))
@@ -166,9 +166,10 @@ def _pack(items: Sequence[Text], width: int, sep: str) -> list[Text]:
 def _next(console: Console, command: str, source: str) -> None:
     if not command:
         command = f"g4debug show --json {source}" if source else "g4debug list"
-    # Not wrapped by us: a command broken over two lines cannot be copied.
+    # Not wrapped by us: a command broken over two lines cannot be copied. (A picture has no
+    # terminal that would wrap it.)
     text = Text.assemble((f"{'NEXT':<{LABEL}}", "bold cyan"), (clean(command), "bold cyan"))
-    console.print(text, soft_wrap=True)
+    console.print(text, soft_wrap=not console.record)
 
 
 def _entry(console: Console, label: str, *lines: Text) -> None:

@@ -1,0 +1,169 @@
+"""One committed snapshot per reporter and width, plain text.
+
+A change of a report is a change of its snapshot, seen in review. To accept it:
+
+    G4DEBUG_UPDATE_SNAPSHOTS=1 pytest tests/reporters/test_report_snapshots.py; git diff tests
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
+
+from g4debug.cli._common import make_console
+from g4debug.reporters import json, listing, page_map, steps, terminal
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
+ENTRIES = [
+    listing.Entry(
+        path=SOURCE,
+        name=SOURCE.rsplit("/", 1)[1],
+        time="2026-06-01T03:14:15+00:00",
+        check="page-table",
+        headline=sample_record().finding.headline,
+        size=6963,
+    ),
+    listing.Entry(
+        path="/tmp/g4debug/half.pt",
+        name="half.pt",
+        time="2026-05-31T23:59:59+00:00",
+        check="",
+        headline="",
+        size=1234567,
+        broken="truncated or damaged (its zip directory is missing)",
+    ),
+]
+
+
+class AsciiStream(io.StringIO):
+    encoding = "ascii"
+
+
+def text(render: Callable[..., None], width: int, stream: io.StringIO | None = None) -> str:
+    stream = io.StringIO() if stream is None else stream
+    console = make_console(width=width, color=False, stream=stream)
+    render(console)
+    return stream.getvalue()
+
+
+def compare(name: str, got: str) -> None:
+    path = SNAPSHOTS / name
+    if os.environ.get("G4DEBUG_UPDATE_SNAPSHOTS") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(got, encoding="utf-8")
+    assert got == path.read_text(encoding="utf-8"), f"{name} changed; see this file's docstring"
+
+
+def fits(got: str, width: int) -> None:
+    assert "\x1b" not in got
+    for line in got.splitlines():
+        assert len(line) <= width or line.startswith("NEXT"), line
+        assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_terminal(width: int) -> None:
+    got = text(lambda c: terminal.render(sample_record(), c, source=SOURCE), width)
+    fits(got, width)
+    compare(f"terminal-{width}.txt", got)
+
+
+def test_terminal_ascii() -> None:
+    stream = AsciiStream()
+    got = text(lambda c: terminal.render(sample_record(), c, source=SOURCE), 80, stream)
+    assert got.isascii()
+    assert ">57<" in got
+    compare("terminal-ascii-80.txt", got)
+
+
+def test_terminal_with_little_known() -> None:
+    """A dump made after the device died: no table, no steps, no pools."""
+    record = sample_record()
+    finding = dataclasses.replace(
+        record.finding,
+        location=dataclasses.replace(
+            record.finding.location, row=-1, column=-1, request="", layer=-1, layer_kind=""
+        ),
+        owner="",
+        history=(),
+        cause="",
+        reference="",
+        next_command="",
+    )
+    bare = dataclasses.replace(
+        record, finding=finding, table=None, steps=(), pools=(), fixes={}, tracers={}, geometry={},
+        faults=("page-oob@step=118",),
+    )  # fmt: skip
+    got = text(lambda c: terminal.render(bare, c, source=SOURCE), 80)
+    fits(got, 80)
+    compare("terminal-bare-80.txt", got)
+
+
+def big_table() -> object:
+    """256 rows x 2048 columns, two bad cells far apart, huge and negative."""
+    table = sample_table()
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randint(1, 36, (256, 2048), generator=generator)
+    lengths = torch.randint(1, 2048 * 64, (256,), generator=generator)
+    lengths[130] = 2048 * 64
+    values[130, 2000] = 1 << 40
+    values[7, 0] = -3
+    return dataclasses.replace(
+        table,
+        values=values,
+        seq_lens=lengths,
+        first_live=torch.zeros(256, dtype=torch.int64),
+        bad=torch.tensor([[130, 2000, 1 << 40]]),
+        window=-1,
+        rows_total=256,
+        columns_total=2048,
+        rids=(),
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_page_map_of_a_large_table(width: int) -> None:
+    table = big_table()
+    got = text(lambda c: page_map.render(table, c, row=130, column=2000, pools=(FULL, SWA)), width)
+    fits(got, width)
+    assert len(got.splitlines()) < 30
+    compare(f"page-map-large-{width}.txt", got)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_steps(width: int) -> None:
+    got = text(
+        lambda c: steps.render(sample_steps(), c, pools=(FULL, SWA), at=118, limit=None), width
+    )
+    fits(got, width)
+    compare(f"steps-all-{width}.txt", got)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_listing(width: int) -> None:
+    got = text(lambda c: listing.render(ENTRIES, c), width)
+    assert len(got.splitlines()) == 1 + len(ENTRIES)
+    compare(f"listing-{width}.txt", got)
+
+
+def test_listing_json() -> None:
+    stream = io.StringIO()
+    listing.render_json(ENTRIES, stream)
+    compare("listing.json", stream.getvalue())
+
+
+def test_json() -> None:
+    stream = io.StringIO()
+    json.render(sample_record(), stream)
+    compare("record.json", stream.getvalue())
