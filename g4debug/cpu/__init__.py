@@ -57,7 +57,7 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 def prepare() -> None:
     """Make this process and its children able to import SGLang; call it before that import."""
-    _refuse_cuda("g4debug.cpu.prepare()")
+    refuse_cuda("g4debug.cpu.prepare()")
     if "sglang" in sys.modules and os.environ.get("G4DEBUG_CPU") != "1":
         raise CpuEngineError(
             "g4debug.cpu.prepare() came too late: got sglang already imported, expected a process "
@@ -71,7 +71,7 @@ def prepare() -> None:
 
 def activate() -> None:
     """Install the stand-ins in this SGLang process. Idempotent; refuses where CUDA is available."""
-    _refuse_cuda("g4debug.cpu.activate()")
+    refuse_cuda("g4debug.cpu.activate()")
     if os.environ.get("TRITON_INTERPRET") != "1" or str(SITE) not in sys.path:
         raise CpuEngineError(
             "g4debug.cpu.activate(): got a process without the CPU engine's environment "
@@ -84,7 +84,8 @@ def activate() -> None:
     attach.install()
 
 
-def _refuse_cuda(caller: str) -> None:
+def refuse_cuda(caller: str) -> None:
+    """Raise `CpuEngineError` where the real kernels could run."""
     import torch
 
     if torch.cuda.is_available():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from g4debug.cpu import CpuEngineError, _refuse_cuda, environment
+from g4debug.cpu import CpuEngineError, environment, refuse_cuda
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        _refuse_cuda("python -m g4debug.cpu")
+        refuse_cuda("python -m g4debug.cpu")
     except CpuEngineError as error:
         print(error, file=sys.stderr)
         return 2

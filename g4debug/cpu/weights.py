@@ -86,12 +86,12 @@ class Weights:
 
     def _normal(self, name: str, *shape: int, std: float = 1.0) -> torch.Tensor:
         noise = torch.randn(*shape, generator=self._generator(name), device=self.device)
-        return noise.mul_(std)
+        return noise * std
 
     def _orthonormal(self, name: str, rows: int, columns: int) -> torch.Tensor:
         """Orthonormal rows, or columns where there are fewer of those."""
         noise = self._normal(name, max(rows, columns), min(rows, columns))
-        q = torch.linalg.qr(noise).Q
+        q: torch.Tensor = torch.linalg.qr(noise).Q
         return q if rows >= columns else q.T.contiguous()
 
     def _permutation(self, n: int) -> torch.Tensor:
@@ -215,7 +215,7 @@ class Weights:
         dim = g.dim(layer)
         rope = ROPE["sliding_attention" if g.pattern[layer] == "s" else "full_attention"]
         pair = torch.arange(dim // 2, dtype=torch.float64)
-        speed = rope["rope_theta"] ** (-2 * pair / dim)
+        speed: torch.Tensor = rope["rope_theta"] ** (-2 * pair / dim)
         speed[pair >= rope.get("partial_rotary_factor", 1.0) * dim / 2] = 0
         return speed.repeat(2)
 

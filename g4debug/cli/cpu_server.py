@@ -1,0 +1,34 @@
+"""`g4debug cpu-server`: a real SGLang server on the toy models, on a machine with no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+NAME = "cpu-server"
+HELP = "start a real SGLang server on a toy Gemma-4, on a machine with no GPU"
+PASS_THROUGH = True  # unknown flags are sglang.launch_server's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Starts sglang.launch_server on the CPU engine. Any of its flags may follow and wins over "
+        "the default; --model-path replaces the toy models, and then MTP is off unless you ask."
+    )
+    parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug import cpu
+    from g4debug.cpu import server
+
+    try:
+        cpu.refuse_cuda("g4debug cpu-server")
+        command = server.command(list(args.rest), mtp=not args.no_mtp)
+    except cpu.CpuEngineError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("g4debug:", " ".join(command), file=sys.stderr, flush=True)
+    # The server takes over this process, so signals and the exit status are its own.
+    os.execve(command[0], command, cpu.environment(os.environ))
