@@ -71,7 +71,7 @@ def _lines(
 def _title(view: TableView, s: Symbols) -> Text:
     table = view.table
     parts = [f"{view.rows_total} rows x {view.columns_total} pages of {table.pool.page_size}"]
-    parts.append(f"window {table.window} tokens" if table.window > 0 else "no window")
+    parts.append(f"window {table.window} tokens" if table.window >= 0 else "no window")
     if table.q_len != 1:
         parts.append(f"{table.q_len} query tokens per row")
     if (view.rows, view.columns) != (view.rows_total, view.columns_total):

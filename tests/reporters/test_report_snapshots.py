@@ -2,7 +2,7 @@
 
 A change of a report is a change of its snapshot, seen in review. To accept it:
 
-    G4DEBUG_UPDATE_SNAPSHOTS=1 pytest tests/reporters/test_report_snapshots.py; git diff tests
+    UPDATE_SNAPSHOTS=1 pytest tests/reporters/test_report_snapshots.py; git diff tests
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def text(render: Callable[..., None], width: int, stream: io.StringIO | None = N
 
 def compare(name: str, got: str) -> None:
     path = SNAPSHOTS / name
-    if os.environ.get("G4DEBUG_UPDATE_SNAPSHOTS") == "1":
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
         path.parent.mkdir(exist_ok=True)
         path.write_text(got, encoding="utf-8")
     assert got == path.read_text(encoding="utf-8"), f"{name} changed; see this file's docstring"
