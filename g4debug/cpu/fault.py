@@ -11,6 +11,7 @@ that it keeps on the host. So every synchronising call counts, except those made
 * inside the model forward (`ModelRunner.forward`): layers do not synchronise on a GPU, and it keeps
   the traceback as misplaced as it is there;
 * inside the stand-ins, which play the device;
+* on a source line that names a `..._cpu` tensor, as SGLang calls its host copies;
 * by g4debug's own dump and recorder code and by torch's serialisation, which read host memory.
 
 Nothing is patched until a fault is recorded, so a healthy engine pays nothing at all.
@@ -19,6 +20,7 @@ Nothing is patched until a fault is recorded, so a healthy engine pays nothing a
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,8 +125,10 @@ def _raising(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _exempt() -> bool:
-    """Is the caller inside the forward, inside the device, or reading host memory?"""
+    """Is this call inside the forward, inside the device, or a read of host memory?"""
     frame = sys._getframe(2)
+    if "_cpu" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        return True
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module in _DEVICE_MODULES or module in _HOST_MODULES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -109,9 +110,15 @@ def serving(
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Not the kernel's choice: SGLang adds 10000 for its gRPC port, which must stay below 65536."""
+    for port in random.sample(range(20_000, 50_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue  # taken
+            return port
+    raise CpuEngineError("CPU server: got 100 taken ports of 20000 to 50000, expected a free one.")
 
 
 def _wait_until_healthy(

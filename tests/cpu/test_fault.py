@@ -116,3 +116,12 @@ def test_the_model_forward_does_not_synchronise():
 def test_host_memory_can_still_be_saved():
     attend([[PAGES]], [1])
     torch.save({"t": torch.arange(3)}, io.BytesIO())
+
+
+def test_a_host_copy_can_be_read():
+    attend([[PAGES]], [1])
+    seq_lens_cpu = torch.tensor([3])
+    assert seq_lens_cpu.max().item() == 3
+    seq_lens = seq_lens_cpu
+    with pytest.raises(torch.AcceleratorError):
+        seq_lens.max().item()

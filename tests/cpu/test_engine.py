@@ -1,0 +1,130 @@
+"""Real SGLang on the CPU: engine and server, start to end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    # Not importorskip: importing SGLang here is what the CPU engine's environment is for.
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+HERE = Path(__file__).parent
+
+
+def drive(mode: str, folder: Path, timeout: float = 80) -> tuple[dict[str, dict], str]:
+    """Run drive_engine.py; returns its result lines by stage, and all that it printed."""
+    flags = folder / "flags"
+    flags.mkdir(exist_ok=True)
+    info = folder / "meddler-0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: meddler\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nmeddler = meddler:register\n")
+    path = [str(folder), str(HERE), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in path if p),
+        "MEDDLER_FLAGS": str(flags),
+    }
+    log = folder / f"{mode}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "g4debug.cpu", str(HERE / "drive_engine.py"), mode],
+            env=environment,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout} s:\n{log.read_text()[-3000:]}")
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # nothing of it is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+    text = log.read_text(errors="replace")
+    lines = [json.loads(s.split(" ", 1)[1]) for s in text.splitlines() if s.startswith("RESULT ")]
+    return {line["stage"]: line for line in lines}, text
+
+
+@pytest.fixture(scope="module")
+def mtp(tmp_path_factory):
+    return drive("mtp", tmp_path_factory.mktemp("mtp"))
+
+
+def test_mtp_drafts_are_accepted_and_reproducible(mtp):
+    results, text = mtp
+    assert "first" in results, text[-3000:]
+    assert "stand-ins for CUDA kernels in force" in text
+    assert results["first"]["accept_length"] > 1.8
+    assert results["again"] == {**results["first"], "stage": "again"}
+    tokens = results["first"]["tokens"]
+    assert len({tuple(t) for t in tokens}) == len(tokens)
+    for t in tokens:
+        assert len(t) == 64
+        assert len(set(t)) > 24
+        assert min(t) > 3
+
+
+def test_outputs_with_and_without_mtp_are_equal(mtp, tmp_path):
+    results, text = drive("plain", tmp_path)
+    assert "first" in results, text[-3000:]
+    assert results["first"]["tokens"] == mtp[0]["first"]["tokens"]
+
+
+def test_a_draft_on_wrong_pages_is_rejected_more_often(mtp):
+    results, _ = mtp
+    assert results["wrong-draft"]["tokens"] == results["first"]["tokens"]
+    assert results["wrong-draft"]["accept_length"] < 0.9 * results["first"]["accept_length"]
+
+
+def test_a_page_out_of_range_kills_the_engine_far_from_the_cause(mtp):
+    results, text = mtp
+    assert "out-of-range" not in results
+    assert "AcceleratorError: CUDA error: an illegal memory access was encountered" in text
+    assert "(g4debug: raised by the CPU engine's stand-in" in text
+    traceback = text[text.index("Traceback") : text.index("AcceleratorError")]
+    assert "trtllm_mha_backend" not in traceback
+    assert "paged_attention" not in traceback
+
+
+def test_server_answers_over_http(tmp_path):
+    from g4debug.cpu.server import serving
+
+    def post(url, body):
+        request = urllib.request.Request(
+            url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    with serving(["--log-level", "warning"], log=tmp_path / "server.log") as url:
+        native = post(
+            f"{url}/generate",
+            {
+                "text": "w10 w20 w30",
+                "sampling_params": {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True},
+            },
+        )
+        openai = post(
+            f"{url}/v1/completions",
+            {"model": "g4debug-tiny", "prompt": "w10 w20 w30", "max_tokens": 12, "temperature": 0},
+        )
+    assert native["meta_info"]["completion_tokens"] == 12
+    assert native["meta_info"]["spec_verify_ct"] < 12
+    assert openai["choices"][0]["text"].split() == native["text"].split()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/health", timeout=5)
