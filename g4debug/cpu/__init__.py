@@ -13,6 +13,7 @@ Importing this package is cheap: no torch, no sglang.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import sys
@@ -29,6 +30,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "TRITON_INTERPRET": "1",  # Triton's own interpreter runs SGLang's kernels
     "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # the stand-ins need no 512 MB workspace
     "OMP_NUM_THREADS": "1",  # tiny tensors: a second thread costs more than it gives
+    "TORCHDYNAMO_DISABLE": "1",  # compiling SGLang's few small functions costs more than they do
     "TOKENIZERS_PARALLELISM": "false",  # SGLang forks helpers after the tokenizer was used
     "HF_HUB_OFFLINE": "1",  # the models are local directories: never ask the network
 }
@@ -86,6 +88,10 @@ def activate() -> None:
 
 def refuse_cuda(caller: str) -> None:
     """Raise `CpuEngineError` where the real kernels could run."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return  # no driver, no CUDA: spares a launcher the import of torch
     import torch
 
     if torch.cuda.is_available():
