@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,9 +104,9 @@ def _attach(stand_in: StandIn) -> None:
     for parent in parents:
         owner = getattr(owner, parent, None)
     if owner is None or not (stand_in.created or hasattr(owner, name)):
-        version = getattr(importlib.import_module("sglang"), "__version__", "unknown")
+        versions = [d.version for d in importlib.metadata.distributions(name="sglang")]
         raise CpuEngineError(
-            f"CPU engine: got SGLang {version} without {stand_in.module}:{stand_in.path}, expected "
+            f"CPU engine: got SGLang {versions} without {stand_in.module}:{stand_in.path}, expected "
             "it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one of those, or extend "
             "g4debug/cpu/attach.py for this version."
         )

@@ -33,6 +33,9 @@ def init_backend(
 ) -> None:
     self.skip_prefill = skip_prefill
     self.forward_metadata = None
-    # 0.5.13 reads these two off its parent; in 0.5.12 they are unused.
+    # 0.5.13's trtllm_mha reads these three off its parent; 0.5.12's does not, or sets its own.
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
     self.req_to_token_pool = model_runner.req_to_token_pool
     self.token_to_kv_pool = getattr(model_runner, "token_to_kv_pool", None)
+    self.use_sliding_window_kv_pool = isinstance(self.token_to_kv_pool, SWAKVPool)

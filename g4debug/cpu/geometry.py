@@ -47,7 +47,7 @@ class Geometry:
     softcap: float = 30.0
     votes: tuple[float, ...] = (0.7, 1.1)  # attention's size, last mirrored layer last
     self_mix: float = 0.06  # the other layers' size, all together
-    sharpness: float = 10.0  # standard deviation of an attention logit
+    sharpness: float = 16.0  # standard deviation of an attention logit
     coupling: float = 0.02  # how much the assistant reads its previous hidden state
 
     def __post_init__(self) -> None:

@@ -1,0 +1,115 @@
+"""The environment, the strict packages of site/, and the command lines: no SGLang needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from g4debug import cpu
+from g4debug.cpu import attach, server
+
+python = [sys.executable, "-m", "g4debug.cpu"]
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA")
+
+
+def run(*arguments, **environment):
+    done = subprocess.run(
+        [*python, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout.strip(), done.stderr
+
+
+def test_environment_leads_the_path_and_keeps_what_is_the_users():
+    base = {"PYTHONPATH": f"/mine{os.pathsep}{cpu.SITE}", "OMP_NUM_THREADS": "7", "HOME": "/h"}
+    made = cpu.environment(base)
+    assert made["PYTHONPATH"] == f"{cpu.SITE}{os.pathsep}/mine"
+    assert (made["OMP_NUM_THREADS"], made["HOME"]) == ("7", "/h")
+    assert made["G4DEBUG_CPU"] == made["TRITON_INTERPRET"] == made["SGLANG_USE_CPU_ENGINE"] == "1"
+    assert cpu.environment({"TRITON_INTERPRET": "0"})["TRITON_INTERPRET"] == "1"
+    assert cpu.environment(made) == made
+
+
+def test_cuda_is_refused(monkeypatch):
+    monkeypatch.setattr(cpu.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    for call in (cpu.prepare, cpu.activate):
+        with pytest.raises(cpu.CpuEngineError, match=r"H200.*expected none"):
+            call()
+
+
+def test_activate_outside_the_environment_is_refused(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(cpu.CpuEngineError, match=r"python -m g4debug\.cpu"):
+        cpu.activate()
+
+
+@no_cuda
+def test_prepare_too_late_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sglang", os)
+    monkeypatch.delenv("G4DEBUG_CPU", raising=False)
+    with pytest.raises(cpu.CpuEngineError, match="too late"):
+        cpu.prepare()
+
+
+def test_an_unknown_sglang_is_refused():
+    gone = attach.StandIn("os.path", "no_such_kernel", print, "test")
+    with pytest.raises(cpu.CpuEngineError, match=r"without os\.path:no_such_kernel"):
+        attach._attach(gone)
+
+
+@no_cuda
+def test_sgl_kernel_is_strict_and_torchvision_imports():
+    code = (
+        "import sgl_kernel, sgl_kernel.kvcacheio as k\n"
+        "for call in (lambda: sgl_kernel.rmsnorm, k.transfer_kv_direct):\n"
+        "    try: call()\n"
+        "    except (AttributeError, NotImplementedError) as e: print(e)\n"
+        "try: import torchvision; print('imported')\n"
+        "except ModuleNotFoundError: print('imported')\n"
+    )
+    status, out, err = run("-c", code)
+    assert status == 0, err
+    first, second, third = out.splitlines()
+    assert first.startswith("sgl_kernel.rmsnorm: got a request for a CUDA kernel")
+    assert second.startswith("sgl_kernel.kvcacheio.transfer_kv_direct needs CUDA")
+    assert third == "imported"
+
+
+@no_cuda
+def test_the_users_own_sitecustomize_still_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'here'")
+    status, out, err = run("-c", "print(mine)", PYTHONPATH=str(tmp_path))
+    assert (status, out) == (0, "here"), err
+
+
+def test_the_users_flags_win(monkeypatch, tmp_path):
+    monkeypatch.setattr(server, "tiny_models", lambda: (tmp_path / "t", tmp_path / "a"))
+    line = server.command(["--page-size", "32", "--max-total-tokens=99"])
+    assert line[1:3] == ["-m", "sglang.launch_server"]
+    assert line.count("--page-size") == 1
+    assert "--max-total-tokens" not in line
+    assert line[line.index("--speculative-algorithm") + 1] == "NEXTN"
+    assert "--disable-cuda-graph" in line
+    assert "--speculative-algorithm" not in server.command(mtp=False)
+    other = server.command(["--model-path", "/m"])
+    assert "--speculative-algorithm" not in other
+    assert other.count("--model-path") == 1
+
+
+def test_engine_arguments_take_overrides(monkeypatch, tmp_path):
+    monkeypatch.setattr(server, "tiny_models", lambda: (tmp_path / "t", tmp_path / "a"))
+    made = server.engine_arguments(page_size=32, context_length=None)
+    assert made["page_size"] == 32
+    assert "context_length" not in made
+    assert made["speculative_draft_model_path"] == str(tmp_path / "a")
+    assert "speculative_algorithm" not in server.engine_arguments(mtp=False)
