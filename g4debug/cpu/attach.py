@@ -106,8 +106,8 @@ def _attach(stand_in: StandIn) -> None:
     if owner is None or not (stand_in.created or hasattr(owner, name)):
         versions = [d.version for d in importlib.metadata.distributions(name="sglang")]
         raise CpuEngineError(
-            f"CPU engine: got SGLang {versions} without {stand_in.module}:{stand_in.path}, expected "
-            "it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one of those, or extend "
+            f"CPU engine: got SGLang {versions} without {stand_in.module}:{stand_in.path}, "
+            "expected it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one of those, or extend "
             "g4debug/cpu/attach.py for this version."
         )
     setattr(owner, name, stand_in.replacement)
