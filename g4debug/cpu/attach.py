@@ -107,7 +107,7 @@ def _attach(stand_in: StandIn) -> None:
         versions = [d.version for d in importlib.metadata.distributions(name="sglang")]
         raise CpuEngineError(
             f"CPU engine: got SGLang {versions} without {stand_in.module}:{stand_in.path}, "
-            "expected it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one of those, or extend "
+            "expected it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one, or extend "
             "g4debug/cpu/attach.py for this version."
         )
     setattr(owner, name, stand_in.replacement)
