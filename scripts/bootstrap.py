@@ -7,6 +7,7 @@ an old interpreter gets a sentence, not a SyntaxError. Everything modern is in e
 import os
 import subprocess
 import sys
+from typing import List, Optional, Tuple
 
 OLDEST = (3, 11)
 # 3.11 first: the pins were proven on it. The plain name last: it may be anything.
@@ -28,7 +29,7 @@ class Refused(Exception):
     """A reason to stop that the user can act on; printed as one line."""
 
 
-def probe(command):
+def probe(command: str) -> Optional[Tuple[Tuple[int, int], str, bool]]:
     """(version, path of the real interpreter, has venv) of a command, or None if it won't run."""
     try:
         out = subprocess.check_output([command, "-c", PROBE], stderr=subprocess.DEVNULL, timeout=60)
@@ -41,7 +42,7 @@ def probe(command):
     return (int(major), int(minor)), lines[1], lines[2] == "venv"
 
 
-def find_python(asked, venv):
+def find_python(asked: str, venv: str) -> str:
     """The interpreter to build with: the one asked for, else the one in use, else the best named.
 
     The one that already made this environment goes before the named ones, so that `make demo`
@@ -55,9 +56,9 @@ def find_python(asked, venv):
         if found is None:
             continue
         version, path, has_venv = found
-        text = "%d.%d" % version
+        text = "{}.{}".format(*version)
         if version < OLDEST:
-            too_old = too_old or "%s is Python %s" % (command, text)
+            too_old = too_old or f"{command} is Python {text}"
         elif not has_venv:
             without_venv = without_venv or text
         else:
@@ -65,24 +66,23 @@ def find_python(asked, venv):
     how = "make PYTHON=/path/to/python3.11 ..."
     if without_venv:
         raise Refused(
-            "Python %s has no venv module: install it (Debian, Ubuntu: apt install python%s-venv) "
-            "or name another Python: %s" % (without_venv, without_venv, how)
+            f"Python {without_venv} has no venv module: install it (Debian, Ubuntu: apt install "
+            f"python{without_venv}-venv) or name another Python: {how}"
         )
     if too_old:
-        raise Refused("Python 3.11 or newer is needed, and %s: install one and name it: %s"
-                      % (too_old, how))  # fmt: skip
+        raise Refused(f"Python 3.11 or newer is needed, and {too_old}: name another: {how}")
     if asked:
-        raise Refused("PYTHON=%s cannot be run: name a Python 3.11 or newer: %s" % (asked, how))
-    raise Refused("no Python 3.11 or newer was found: install one, or name it: %s" % how)
+        raise Refused(f"PYTHON={asked} cannot be run: name a Python 3.11 or newer: {how}")
+    raise Refused(f"no Python 3.11 or newer was found: install one, or name it: {how}")
 
 
-def main(argv):
+def main(argv: List[str]) -> int:
     """argv: the environment's folder, then what environment.py takes."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:
         python = find_python(os.environ.get("PYTHON", ""), argv[0])
     except Refused as reason:
-        sys.stderr.write("g4debug set-up: %s\n" % reason)
+        sys.stderr.write(f"g4debug set-up: {reason}\n")
         return 1
     sys.stdout.flush()
     os.execv(python, [python, os.path.join(here, "environment.py"), *argv])

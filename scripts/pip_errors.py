@@ -35,6 +35,8 @@ def explain(said: str) -> str:
         return "download failed, the package registry cannot be reached: check network and proxy"
     if "DO NOT MATCH THE HASHES" in said:
         return "a download arrived damaged: run make again"
+    if "(from versions: none)" in said:  # pip hides the cause when it is told not to retry
+        return "the package registry offers no version at all: check network and index settings"
     if missing := MISSING.search(said):
         return (
             f"the package registry has no ready-made {missing[1]} for this Python and machine: "

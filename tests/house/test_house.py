@@ -1,0 +1,79 @@
+"""Rules of the house that no linter knows."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 330
+
+
+def tracked(*patterns: str) -> list[Path]:
+    out = subprocess.run(
+        ["git", "ls-files", "-z", "--", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if out.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in out.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_help_lists_every_target():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.M)
+    assert phony
+    done = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    listed = re.findall(r"^make (\S+) +\S", done.stdout, re.M)
+    assert sorted(listed) == sorted(phony[1].split())
+    assert sorted(listed) == sorted(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))
+
+
+def test_pins_are_exact_and_name_no_place():
+    for path in (ROOT / "requirements").glob("*.txt"):
+        lines = [x for x in path.read_text().splitlines() if x and not x.startswith("#")]
+        for line in lines:
+            assert re.fullmatch(r"[a-z0-9-]+==[0-9][a-z0-9.]*", line), f"{path.name}: {line}"
+        names = [x.split("==")[0] for x in lines]
+        assert len(names) == len(set(names)), path.name
+
+
+def test_no_file_names_a_registry_or_a_machine():
+    """A clone works against whatever registry pip is configured for, on any machine."""
+    places = re.compile(
+        # Split, so that this file does not find itself.
+        "|".join(("pypi" + r"\.org", "files" + r"\.pythonhosted", "download" + r"\.pytorch"))
+        + "|(?<![\\w.}>~])/(?:" + "|".join(("root", "home", "work")) + ")/"
+    )  # fmt: skip
+    found = []
+    for path in tracked():
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if places.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
+    assert not found, "\n".join(found)
+
+
+def test_files_stay_readable_in_one_sitting():
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in tracked("g4debug/*.py", "fixes/*.py", "scripts/*.py")
+        if (count := len(path.read_text().splitlines())) > LONGEST
+    }
+    assert not long
+
+
+def test_ci_runs_the_tests_and_nothing_else():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [x for x in lines if x and not x.startswith("#")]
+    assert commands[-1] == "exec make test"
+    assert len(commands) == 2
