@@ -25,7 +25,7 @@ from pip_errors import explain
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
-# An environment is 2.5 GB on disk; pip unpacks and caches beside it.
+# An environment is 2.3 GB on disk; pip unpacks and caches beside it.
 NEEDED_GIB = 5
 # Ours, so that a folder somebody else made is never emptied.
 MARKER = ".made-by-g4debug"
