@@ -1,1 +1,1 @@
-"""fixes."""
+"""Fixes for SGLang, one file each; installed as ``g4debug.fixes``."""

@@ -1,0 +1,140 @@
+"""SWA state follows the KV pool (seed PR #6; upstream sglang #26966, #27491).
+
+The draft of FROZEN_KV_MTP owns a 64-token dummy pool and reads the target's pool through
+two views (``_frozen_kv_target_view`` for metadata, ``_target_kv_pool_view`` for the
+forward). A trtllm_mha backend that decided once, from the dummy pool, that it has no SWA
+pool (``use_sliding_window_kv_pool=False, _swa_kv_pool=None``) then hands *full-pool* page
+indices to the sliding layers, whose pool is smaller: an illegal memory access.
+
+The fix: inside both views the two attributes follow the pool that the view shows, and are
+put back afterwards, on exceptions too; the SWA page-table buffer of the CUDA graphs is
+allocated even where the backend's own pool is not a SWA pool. The draft's graph capture
+and replay run inside the same views, so they need nothing of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4debug.hooks import Hooks
+
+ID = "swa-state-swap"
+
+
+def backends_of(backend: Any) -> tuple[Any, ...]:
+    """The backends below ``backend`` that cache SWA state (inside a HybridAttnBackend, too)."""
+    found = []
+    for candidate in (
+        backend,
+        getattr(backend, "prefill_backend", None),
+        getattr(backend, "decode_backend", None),
+    ):
+        if hasattr(candidate, "use_sliding_window_kv_pool") and hasattr(
+            candidate, "_swa_kv_pool"
+        ):
+            found.append(candidate)
+    return tuple(found)
+
+
+@contextmanager
+def swa_state_of(backend: Any, pool: Any) -> Iterator[None]:
+    """Let the SWA state of ``backend`` be the one that ``pool`` implies, for a while.
+
+    Nests: the state found on entry is the one restored, whatever the body raises.
+    """
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    is_swa = isinstance(pool, SWAKVPool)
+    saved = [(b, b.use_sliding_window_kv_pool, b._swa_kv_pool) for b in backends_of(backend)]
+    try:
+        for b, _, _ in saved:
+            b.use_sliding_window_kv_pool = is_swa
+            b._swa_kv_pool = pool if is_swa else None
+        yield
+    finally:
+        for b, used, swa_pool in saved:
+            b.use_sliding_window_kv_pool = used
+            b._swa_kv_pool = swa_pool
+
+
+def around_view(
+    call_next: Callable[..., Any], worker: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Wraps ``FrozenKVMTPWorker._frozen_kv_target_view`` and ``._target_kv_pool_view``.
+
+    Both return a context manager; ours is entered inside it.
+    """
+    view = call_next(worker, forward_batch, *args, **kwargs)
+
+    @contextmanager
+    def with_swa_state() -> Iterator[Any]:
+        # During __init__ the worker captures graphs before draft_attn_backend is its own.
+        backend = getattr(worker, "draft_attn_backend", None) or forward_batch.attn_backend
+        with view as value, swa_state_of(backend, worker.kv_context.target_token_to_kv_pool):
+            yield value
+
+    return with_swa_state()
+
+
+def around_alloc_swa_page_table(
+    call_next: Callable[..., Any], backend: Any, max_bs: int, max_num_pages: int
+) -> torch.Tensor | None:
+    """Allocate the SWA page-table buffer wherever the *target's* pool is a SWA pool.
+
+    Returns int32 [max_bs, max_num_pages], zeros, or None for a model without SWA.
+    """
+    import torch
+
+    buffer: torch.Tensor | None = call_next(backend, max_bs, max_num_pages)
+    if buffer is None and getattr(backend, "_g4debug_target_is_swa", False):
+        buffer = torch.zeros(max_bs, max_num_pages, dtype=torch.int32, device=backend.device)
+    return buffer
+
+
+def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
+    """Remember whether the allocator, which is the target's for a draft, has a SWA pool."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
+
+    backend._g4debug_target_is_swa = isinstance(
+        getattr(model_runner, "token_to_kv_pool_allocator", None), SWATokenToKVPoolAllocator
+    )
+    return result
+
+
+def still_broken() -> bool:
+    """True if the backend decides from the runner's own pool, once, in ``__init__``."""
+    from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
+
+    source = inspect.getsource(inspect.unwrap(TRTLLMHAAttnBackend.__init__))
+    decides = "use_sliding_window_kv_pool" in source
+    asks_allocator = "token_to_kv_pool_allocator" in source
+    resolves = hasattr(TRTLLMHAAttnBackend, "_resolve_swa_kv_pool")
+    return decides and not asks_allocator and not resolves
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.around("worker.frozen_view", Layer.FIX, ID, around_view)
+    hooks.around("worker.pool_view", Layer.FIX, ID, around_view)
+    hooks.around("attn.alloc_swa_page_table", Layer.FIX, ID, around_alloc_swa_page_table)
+    hooks.after("attn.init", Layer.FIX, ID, after_init)
+
+
+FIX = Fix(
+    id=ID,
+    title="SWA state of the draft's attention backend follows the swapped KV pool",
+    seed="PR #6",
+    upstream="sglang #26966 (2026-06-02), generalised by #27491",
+    needs=">=0.5.12,<0.5.13",
+    still_broken=still_broken,
+    apply=apply,
+)

@@ -1,0 +1,74 @@
+"""What a fault declares, and the log of its firings as a replayable schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from g4debug import discovery
+from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+logger = logging.getLogger("g4debug")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault, declared as ``FAULT`` in its file.
+
+    tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
+    catch it. recreates: id of the fix whose bug it puts back, '' for none.
+    """
+
+    id: str
+    title: str
+    tasks: dict[str, str]
+    caught_by: tuple[str, ...]
+    install: Callable[[Hooks, Arm], None]
+    recreates: str = ""
+
+
+@dataclass
+class Arm:
+    """One armed fault in this process: asks its chain, logs what fired."""
+
+    fault: Fault
+    chain: Chain
+    seed: int
+    schedule: list[str] = field(default_factory=list)
+
+    def fire(self, **context: object) -> Action | None:
+        """The action at this opportunity or None. Selectors compare with ``context``."""
+        return self.chain.fire(**context)
+
+    def log(self, what: str) -> None:
+        """Record a firing. Every firing is logged: a fault is never silent."""
+        line = f"{self.fault.id} #{len(self.schedule) + 1}: {what}"
+        self.schedule.append(line)
+        logger.warning("g4debug fault (seed=%d) %s", self.seed, line)
+
+
+def recreated_bugs(plan: Plan) -> dict[str, str]:
+    """Fix id -> fault that puts its bug back, for the faults of the plan."""
+    faults = (discovery.load("g4debug.faults", name, "FAULT") for name in plan.chains)
+    return {f.recreates: f.id for f in faults if f.recreates}
+
+
+def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
+    """Install the plan's faults. Raises GrammarError for a task that a fault does not have."""
+    arms = []
+    for name, actions in plan.chains.items():
+        fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
+        for action in actions:
+            if action.task not in ("off", *fault.tasks):
+                raise GrammarError(
+                    f"{name} has no task {action.task!r}; valid: off, {', '.join(fault.tasks)}"
+                )
+        arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed)
+        fault.install(hooks, arm)
+        arms.append(arm)
+    return tuple(arms)

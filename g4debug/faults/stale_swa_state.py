@@ -1,0 +1,40 @@
+"""Puts the draft's trtllm_mha backend in the state of the upstream regression.
+
+Upstream refactor #25103 (2026-05-15) made the backend decide once, in ``__init__``, from
+``model_runner.token_to_kv_pool``. For the FROZEN_KV_MTP draft that is a 64-token dummy,
+so it cached ``use_sliding_window_kv_pool=False, _swa_kv_pool=None``. Released SGLang asks
+the allocator instead, so the bug is re-created by setting exactly these two attributes,
+on draft runners only, right after the backend is built and before any graph is captured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
+        if getattr(model_runner, "is_draft_worker", False) and arm.fire(runner="draft"):
+            backend.use_sliding_window_kv_pool = False
+            backend._swa_kv_pool = None
+            arm.log("draft backend: use_sliding_window_kv_pool=False, _swa_kv_pool=None")
+        return result
+
+    hooks.after("attn.init", Layer.FAULT, arm.fault.id, after_init)
+
+
+FAULT = Fault(
+    id="stale-swa-state",
+    title="the draft's attention backend does not know that its pool is a SWA pool",
+    tasks={"on": "set the stale state on the draft's backend"},
+    caught_by=("page-table",),
+    install=install,
+    recreates="swa-state-swap",
+)

@@ -1,0 +1,133 @@
+"""The entry point that SGLang calls in its server and scheduler processes.
+
+``register`` goes through settings, fixes, faults, tracers, audit, in this order, and does
+nothing else. SGLang only logs a plugin's exception, so a debug switch that cannot be
+honoured ends the process with ``SystemExit``, which SGLang lets through.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+from typing import TYPE_CHECKING
+
+from g4debug import __version__, discovery
+from g4debug.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+    from g4debug.tracers.base import Context
+
+logger = logging.getLogger("g4debug")
+
+
+def register() -> None:
+    """Entry point ``sglang.srt.plugins``. Raises SystemExit if a switch cannot be honoured."""
+    try:
+        settings = Settings.from_environ()
+    except SettingsError as e:
+        raise SystemExit(f"g4debug: {e}") from e
+    try:
+        _register(settings)
+    except Exception as e:
+        if settings.asked or settings.cpu:
+            logger.exception("g4debug: could not be armed")
+            raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
+        raise  # nobody asked for debugging: SGLang logs it and serves on
+
+
+def _register(settings: Settings) -> None:
+    if settings.cpu:
+        from g4debug import cpu
+
+        cpu.activate()
+    from g4debug.describe import Describer
+    from g4debug.faults import base as faults
+    from g4debug.faults.grammar import parse
+    from g4debug.fixes import _spec as fixes
+    from g4debug.hooks import Hooks
+    from g4debug.recorder import Recorder
+    from g4debug.trap import Trap
+
+    hooks = Hooks()
+    recorder = Recorder(settings.steps)
+    describer = Describer(recorder)
+    trap = Trap(settings, describer)
+
+    plan = parse(settings.faults)
+    fix_states = fixes.apply_all(hooks, settings.fixes, faults.recreated_bugs(plan))
+    arms = faults.install_all(plan, hooks)
+    contexts = _arm(settings, hooks, recorder, trap)
+
+    describer.fixes = {s.fix.id: str(s) for s in fix_states}
+    describer.tracers = {c.tracer_id: f"armed: {settings.mode}" for c in contexts}
+    describer.schedules = [arm.schedule for arm in arms]
+    for state in fix_states:
+        if state.state == "target-missing":
+            logger.warning("g4debug: fix %s is off: %s", state.fix.id, state.why)
+    if not hooks.sites:
+        return
+    hooks.install()
+    _audit_after_apply(hooks, settings)
+    _announce(settings, hooks, describer)
+
+
+def _arm(settings: Settings, hooks: Hooks, recorder: object, trap: object) -> list[Context]:
+    """Install the tracers that are asked for, and the step recorder below them."""
+    if not settings.tracers:
+        return []
+    from g4debug.recorder import Recorder
+    from g4debug.tracers.base import Context, Tracer
+    from g4debug.trap import Trap
+
+    assert isinstance(recorder, Recorder)
+    assert isinstance(trap, Trap)
+    steps = Context("recorder", hooks, settings, recorder, trap)
+    steps.before("scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch))
+    steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
+    contexts = []
+    for name in settings.tracers:
+        tracer: Tracer = discovery.load("g4debug.tracers", name, "TRACER")
+        context = Context(name, hooks, settings, recorder, trap)
+        tracer.install(context)
+        contexts.append(context)
+    return contexts
+
+
+def _audit_after_apply(hooks: Hooks, settings: Settings) -> None:
+    """Check, right after SGLang applied all plugins' hooks, that ours really run."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    apply_hooks = HookRegistry.apply_hooks
+
+    def apply_and_audit() -> None:
+        HookRegistry.apply_hooks = apply_hooks
+        apply_hooks()
+        missing = hooks.missing()
+        if not missing:
+            return
+        text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
+        message = f"g4debug: not armed: {text}; run: g4debug doctor"
+        if settings.asked:
+            raise SystemExit(message)
+        logger.warning("%s", message)
+
+    HookRegistry.apply_hooks = apply_and_audit
+
+
+def _announce(settings: Settings, hooks: Hooks, describer: object) -> None:
+    """One line on stderr; SGLang sets up its logging only after the plugins ran."""
+    from g4debug.describe import Describer
+
+    assert isinstance(describer, Describer)
+    role = "server" if multiprocessing.parent_process() is None else "scheduler"
+    armed = ", ".join(describer.tracers) or "none"
+    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())
+    print(
+        f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
+        f"dumps: {settings.debug_dir}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,168 @@
+"""Every environment variable of g4debug, typed, in one frozen dataclass.
+
+``SGLANG_TRTLLM_MHA_DEBUG`` and ``SGLANG_TRTLLM_MHA_DEBUG_DIR`` are the two that a user
+needs; everything finer is ``G4DEBUG_<FIELD>``. A variable, a value or a name that is not
+known is an error: a debug switch that is silently ignored is worse than none.
+Imports neither torch nor sglang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from g4debug import discovery
+
+DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug"
+MODES = ("raise", "contain", "log")
+FIX_PREFIX = "G4DEBUG_FIX_"
+
+_TRUE = ("1", "on", "true", "yes")
+_FALSE = ("0", "off", "false", "no")
+
+
+class SettingsError(Exception):
+    """A variable cannot be honoured; the text says which, what is valid, and what to do."""
+
+
+def _flag(text: str, name: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise SettingsError(f"{name}={text!r}: expected 1 or 0 (on/off, true/false, yes/no)")
+
+
+def _path(text: str, name: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _number(low: int, high: int) -> Callable[[str, str], int]:
+    def parse(text: str, name: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise SettingsError(f"{name}={text!r}: expected a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _mode(text: str, name: str) -> str:
+    if text not in MODES:
+        raise SettingsError(f"{name}={text!r}: expected one of {', '.join(MODES)}")
+    return text
+
+
+def _tracers(text: str, name: str) -> tuple[str, ...]:
+    known = discovery.names("g4debug.tracers")
+    asked = tuple(t.strip() for t in text.split(",") if t.strip())
+    for tracer in asked:
+        if tracer not in known:
+            raise SettingsError(f"{name}: unknown tracer {tracer!r}; valid: {', '.join(known)}")
+    return asked
+
+
+def _faults(text: str, name: str) -> str:
+    from g4debug.faults.grammar import GrammarError, parse
+
+    try:
+        parse(text)
+    except GrammarError as e:
+        raise SettingsError(f"{name}: {e}") from e
+    return text
+
+
+def _setting(env: str, parse: Callable[[str, str], Any], help: str, default: Any) -> Any:
+    return field(default=default, metadata={"env": env, "parse": parse, "help": help})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment asks for. ``help`` texts are README's environment table."""
+
+    debug: bool = _setting(
+        "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer in its default mode", False
+    )
+    debug_dir: Path = _setting(
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "where dumps go", DEFAULT_DUMP_DIR
+    )
+    trace: tuple[str, ...] = _setting(
+        "G4DEBUG_TRACE", _tracers, "arm only these tracers (comma-separated)", ()
+    )
+    mode: str = _setting(
+        "G4DEBUG_MODE",
+        _mode,
+        "raise: stop with the finding; contain: hand the kernel a safe table, report, go on; "
+        "log: report only",
+        "raise",
+    )
+    faults: str = _setting("G4DEBUG_FAULTS", _faults, "faults to inject, e.g. page-oob=1*on", "")
+    max_dumps: int = _setting(
+        "G4DEBUG_MAX_DUMPS", _number(0, 1000), "dumps per process, 0 writes none", 8
+    )
+    max_dump_mb: int = _setting(
+        "G4DEBUG_MAX_DUMP_MB", _number(1, 1024), "size of one dump, in MiB", 16
+    )
+    steps: int = _setting(
+        "G4DEBUG_STEPS", _number(1, 100_000), "worker steps kept for the dump", 64
+    )
+    cpu: bool = _setting(
+        "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
+    )
+    fixes: Mapping[str, bool] = field(default_factory=dict)  # id -> forced on or off
+
+    @property
+    def tracers(self) -> tuple[str, ...]:
+        """Names of the tracers to arm."""
+        if self.trace:
+            return self.trace
+        return discovery.names("g4debug.tracers") if self.debug else ()
+
+    @property
+    def asked(self) -> bool:
+        """True if the user asked for debugging, so that failing to arm must stop the start."""
+        return bool(self.tracers or self.faults)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the environment. Raises SettingsError on anything that is not understood."""
+        env = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        known: dict[str, dataclasses.Field[Any]] = {
+            f.metadata["env"]: f for f in dataclasses.fields(cls) if f.metadata
+        }
+        switches = {
+            fix_switch(name): name for name in discovery.names("g4debug.fixes")
+        }
+        fixes: dict[str, bool] = {}
+        for name, text in env.items():
+            if name in known:
+                if text.strip():
+                    values[known[name].name] = known[name].metadata["parse"](text, name)
+            elif name in switches:
+                if text.strip():
+                    fixes[switches[name]] = _flag(text, name)
+            elif name.startswith(FIX_PREFIX):
+                raise SettingsError(
+                    f"{name}: there is no such fix; valid: {', '.join(sorted(switches))}"
+                )
+            elif name.startswith("G4DEBUG_"):
+                valid = sorted(k for k in known if k.startswith("G4DEBUG_"))
+                raise SettingsError(
+                    f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"
+                )
+        return cls(**values, fixes=fixes)
+
+
+def fix_switch(fix_id: str) -> str:
+    """The kill switch of a fix: ``swa-state-swap`` -> ``G4DEBUG_FIX_SWA_STATE_SWAP``."""
+    return FIX_PREFIX + fix_id.upper().replace("-", "_")

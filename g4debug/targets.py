@@ -1,0 +1,80 @@
+"""Where each logical hook site lives in each SGLang release. Nothing else knows these paths.
+
+A site maps to (version specifier, dotted path) pairs, first match wins; a path of None
+declares that the release has no such place. Checked against the wheels named in README.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+_MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_ANY = ""
+
+SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "attn.init": ((_ANY, f"{_MHA}.__init__"),),
+    "attn.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
+    "attn.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
+    # 0.5.13 merged capture and replay into one method.
+    "attn.metadata_replay": (
+        ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
+        (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
+    ),
+    "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
+    "worker.frozen_view": (
+        ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
+        (_ANY, None),
+    ),
+    "worker.pool_view": (
+        ("<0.5.14", f"{_WORKER}._target_kv_pool_view"),
+        (_ANY, None),
+    ),
+    "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
+    "scheduler.stream_output": (
+        ("<0.5.13", f"{_SCHEDULER}.stream_output"),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.output_streamer"
+            ".SchedulerOutputStreamer.stream_output",
+        ),
+    ),
+}
+
+VERIFIED = ("0.5.12.post1",)  # releases that the whole suite was run on
+
+
+class UnknownSite(KeyError):
+    """A tracer, fault or fix names a site that this table does not have."""
+
+
+def sglang_version() -> Version | None:
+    """The installed SGLang's version, read from its metadata; None if it is not installed."""
+    try:
+        return Version(version("sglang"))
+    except PackageNotFoundError:
+        return None
+
+
+def matches(specifier: str, installed: Version | None = None) -> bool:
+    """True if the installed SGLang is in ``specifier``; development builds count."""
+    found = installed or sglang_version()
+    return found is not None and SpecifierSet(specifier).contains(found, prereleases=True)
+
+
+def path(site: str, installed: Version | None = None) -> str | None:
+    """Dotted path of a site in the installed SGLang, None if declared absent there.
+
+    Raises UnknownSite for a name that is not in the table.
+    """
+    if site not in SITES:
+        raise UnknownSite(f"unknown hook site {site!r}; valid: {', '.join(sorted(SITES))}")
+    for specifier, dotted in SITES[site]:
+        if specifier == _ANY or matches(specifier, installed):
+            return dotted
+    return None

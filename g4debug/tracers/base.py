@@ -1,0 +1,76 @@
+"""What a tracer declares, and the context it works in.
+
+A tracer's own bug is reported and disables that tracer; it never takes down serving.
+Only a TrapError passes through to SGLang.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.hooks import Hooks, Layer
+from g4debug.recorder import Recorder
+from g4debug.settings import Settings
+from g4debug.trap import Trap, TrapError
+
+logger = logging.getLogger("g4debug")
+
+
+@dataclass(frozen=True)
+class Tracer:
+    """One tracer, declared as ``TRACER`` in its file."""
+
+    id: str
+    title: str
+    sites: tuple[str, ...]
+    install: Callable[[Context], None]
+
+
+class Context:
+    """What a tracer gets: settings, recorder, trap, and isolated hooks on SGLang."""
+
+    def __init__(
+        self, tracer_id: str, hooks: Hooks, settings: Settings, recorder: Recorder, trap: Trap
+    ) -> None:
+        self.tracer_id = tracer_id
+        self.hooks = hooks
+        self.settings = settings
+        self.recorder = recorder
+        self.trap = trap
+        self.disabled = ""
+
+    def before(self, site: str, hook: Callable[..., None]) -> None:
+        """Call ``hook(*args, **kwargs)`` before a site, isolated."""
+        self.hooks.before(site, Layer.TRACER, self.tracer_id, self._isolate(hook, None))
+
+    def after(self, site: str, hook: Callable[..., Any]) -> None:
+        """Call ``hook(result, *args, **kwargs)`` after a site, isolated.
+
+        What it returns is the site's result; if it fails, the site's own result stands.
+        """
+        isolated = self._isolate(hook, _FIRST)
+        self.hooks.after(site, Layer.TRACER, self.tracer_id, isolated)
+
+    def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
+        def isolated(*args: Any, **kwargs: Any) -> Any:
+            if not self.disabled:
+                try:
+                    return hook(*args, **kwargs)
+                except TrapError:
+                    raise
+                except Exception as e:
+                    self.disabled = f"{type(e).__name__}: {e}"
+                    logger.exception(
+                        "g4debug: tracer %s failed and is now off in this process; "
+                        "serving goes on without it. Please report this.",
+                        self.tracer_id,
+                    )
+            return args[0] if fallback is _FIRST else None
+
+        return isolated
+
+
+_FIRST = object()

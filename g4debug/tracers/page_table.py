@@ -1,0 +1,203 @@
+"""page-table: every live cell points into the pool that its layer reads.
+
+Sits where the table is handed to the attention kernel (``_get_layer_page_table``): there
+the layer, its pool and its table are known together. Each table is checked once per
+forward and pool: the first layer of a pool in a forward leads, the others of that pool
+reuse its result; the leader coming round again means a new forward. On CUDA the check is a
+kernel (:mod:`g4debug.kernels.page_guard`), captured into SGLang's CUDA graphs together
+with the attention that it guards, and the host looks at pinned memory after each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.kernels import page_guard
+from g4debug.tracers.base import Context, Tracer
+
+if TYPE_CHECKING:
+    from g4debug.kernels.page_guard import TrapBuffer
+
+SITE = "attn.layer_page_table"
+
+
+@dataclass
+class Launch:
+    """One guarded hand-over: what was checked, with the tensors to check it again."""
+
+    backend: Any
+    layer: Any
+    batch: Any  # ForwardBatch; of a captured graph, its static buffers
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    cu_q: torch.Tensor | None
+    out: torch.Tensor
+    pool: Any  # the inner KV pool that the layer reads
+    pool_name: str  # "full" or "swa"
+    pages: int
+    window: int
+    site: int
+    captured: bool
+
+
+class PageTableTracer:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.contain = context.settings.mode != "log"
+        self.trap: TrapBuffer | None = None
+        self.launches: dict[int, Launch] = {}  # by site
+        self.drafts: set[int] = set()  # id() of backends of draft runners
+        self._latest: dict[tuple[int, str], Launch] = {}
+        self._eager_sites: dict[tuple[int, str], int] = {}
+        self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
+
+    def install(self) -> None:
+        self.context.after("attn.init", self.after_backend_init)
+        self.context.after(SITE, self.after_page_table)
+        self.context.after("scheduler.run_batch", self.after_run_batch)
+        self.context.before("scheduler.stream_output", self.before_stream_output)
+
+    def after_backend_init(
+        self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if getattr(model_runner, "is_draft_worker", False):
+            self.drafts.add(id(backend))
+        return result
+
+    def after_page_table(
+        self, table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
+    ) -> torch.Tensor:
+        """Check the table and return the one for the kernel (safe unless in log mode)."""
+        pool, name = pool_of_layer(backend, layer, forward_batch)
+        key = (id(backend), name)
+        latest = self._latest.get(key)
+        if latest is None or latest.table is not table or latest.layer is layer:
+            latest = self._check(table, backend, layer, forward_batch, pool, name)
+            self._latest[key] = latest
+        return latest.out if self.contain else table
+
+    def _check(
+        self, table: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
+    ) -> Launch:
+        if self.trap is None:
+            self.trap = page_guard.TrapBuffer(table.device)
+        key = (id(backend), name)
+        captured = table.is_cuda and torch.cuda.is_current_stream_capturing()
+        if captured:
+            site = self.trap.new_site()
+        else:
+            site = self._eager_sites.setdefault(key, 0) or self.trap.new_site()
+            self._eager_sites[key] = site
+        metadata = backend.forward_metadata
+        launch = Launch(
+            backend=backend,
+            layer=layer,
+            batch=batch,
+            table=table,
+            seq_lens=metadata.cache_seqlens_int32,
+            cu_q=metadata.cu_seqlens_q,
+            out=self._buffer(key, table),
+            pool=pool,
+            pool_name=name,
+            pages=pages_of(pool, layer, backend.page_size),
+            window=-1 if name == "full" else int(layer.sliding_window_size),
+            site=site,
+            captured=captured,
+        )
+        self.launches[site] = launch
+        guard = page_guard.launch if table.is_cuda else page_guard.reference
+        guard(
+            table,
+            launch.out,
+            launch.seq_lens,
+            launch.cu_q,
+            self.trap,
+            site,
+            launch.pages,
+            int(backend.page_size),
+            launch.window,
+        )
+        if not table.is_cuda:
+            self.poll()
+        return launch
+
+    def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
+        """Contiguous int32 scratch of the table's shape.
+
+        One per backend and pool, grown when needed; a captured graph keeps pointing at the
+        one it was captured with, so outgrown buffers are kept.
+        """
+        rows, columns = table.shape
+        kept = self._buffers.setdefault(key, [])
+        if not kept or kept[-1].numel() < rows * columns:
+            kept.append(torch.zeros(rows * columns, dtype=torch.int32, device=table.device))
+        return kept[-1][: rows * columns].view(rows, columns)
+
+    def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self.poll()
+        return result
+
+    def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
+        # By now SGLang waited for the step's tokens, so the guard's writes of that forward
+        # are visible: in raise mode no token of a void step leaves the process.
+        self.poll()
+
+    def poll(self) -> None:
+        """Report what the guard saw. One read of host memory when it saw nothing."""
+        if self.trap is None or not self.trap.tripped:
+            return
+        from g4debug.tracers._page_table_report import describe
+
+        sites = self.trap.tripped_sites() or [0]
+        launch = self.launches.get(sites[0])
+        fields = self.trap.fields(sites[0])
+        draft = launch is not None and id(launch.backend) in self.drafts
+        finding, table = describe(launch, fields, self.context.recorder, draft)
+        self._rearm()
+        self.context.trap.report(finding, table)
+
+    def _rearm(self) -> None:
+        assert self.trap is not None
+        try:
+            self.trap.clear()
+        except RuntimeError as e:
+            # The device is gone: report once more at most, from host memory.
+            self.context.disabled = f"device lost: {e}"
+
+
+def pool_of_layer(backend: Any, layer: Any, forward_batch: Any) -> tuple[Any, str]:
+    """The inner KV pool that ``layer`` reads in this forward, and its name (full or swa).
+
+    SGLang shows the pool on the ForwardBatch up to 0.5.12, on the backend after it.
+    """
+    pool = getattr(forward_batch, "token_to_kv_pool", None)
+    if pool is None:
+        pool = backend.token_to_kv_pool
+    mapping = getattr(pool, "layers_mapping", None)
+    if mapping is None:
+        return pool, "full"
+    is_swa = mapping[layer.layer_id][1]
+    return (pool.swa_kv_pool, "swa") if is_swa else (pool.full_kv_pool, "full")
+
+
+def pages_of(pool: Any, layer: Any, page_size: int) -> int:
+    """Number of valid page indices: rows of the K buffer over the page size."""
+    buffers = getattr(pool, "k_buffer", None)
+    if buffers:
+        return int(buffers[0].shape[0]) // int(page_size)
+    return int(pool.get_key_buffer(layer.layer_id).shape[0]) // int(page_size)
+
+
+def install(context: Context) -> None:
+    PageTableTracer(context).install()
+
+
+TRACER = Tracer(
+    id="page-table",
+    title="every live cell of a page table points into the pool that its layer reads",
+    sites=("attn.init", SITE, "scheduler.run_batch", "scheduler.stream_output"),
+    install=install,
+)

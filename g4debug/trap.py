@@ -1,0 +1,148 @@
+"""What a finding does: raise, contain or log; and the budget of its dumps.
+
+A finding is never lost: whatever happens to the dump, the headline is logged and, in
+``raise`` mode, raised, with the reason why there is no dump.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from g4debug import dump
+from g4debug.record import Finding, Table, TrapRecord
+from g4debug.settings import Settings
+
+logger = logging.getLogger("g4debug")
+
+
+class TrapError(RuntimeError):
+    """A tracer found a violated invariant. ``str()`` starts with the headline.
+
+    finding: the Finding. path: the dump, or None; then ``problem`` says why.
+    """
+
+    def __init__(self, finding: Finding, path: Path | None, problem: str = "") -> None:
+        self.finding = finding
+        self.path = path
+        self.problem = problem
+        super().__init__("\n".join(lines(finding, path, problem)))
+
+
+def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
+    """What the log and the exception say: headline, expected, got, dump, next command."""
+    out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
+    if finding.cause:
+        out.append(f"  likely:   {finding.cause}")
+    if path is not None:
+        out += [f"  dump:     {path}", f"  next:     g4debug show {path}"]
+    else:
+        out.append(f"  no dump:  {problem}")
+    return out
+
+
+@dataclass
+class Seen:
+    """How often one kind of finding was made in this process."""
+
+    count: int = 0
+
+
+class Trap:
+    """Reports findings of all tracers of a process, within one budget.
+
+    ``describe`` makes a TrapRecord of a finding and its table; it is called only for
+    findings that are dumped, and may fail: then the finding is reported without it.
+    """
+
+    def __init__(
+        self, settings: Settings, describe: Callable[[Finding, Table | None], TrapRecord]
+    ) -> None:
+        self.settings = settings
+        self.describe = describe
+        self.written = 0
+        self._seen: dict[tuple[object, ...], Seen] = {}
+
+    def report(self, finding: Finding, table: Table | None = None) -> None:
+        """Log and dump a finding; raise TrapError in ``raise`` mode.
+
+        In the other modes the same kind of finding is dumped once, and logged at its 1st,
+        10th, 100th … occurrence: a server that goes on must not drown in its own log.
+        """
+        where = finding.location
+        key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
+        seen = self._seen.setdefault(key, Seen())
+        seen.count += 1
+        raising = self.settings.mode == "raise"
+        if not raising and seen.count > 1:
+            if str(seen.count).strip("0") == "1":
+                logger.error("%s (seen %d times)", finding.headline, seen.count)
+            return
+        path, problem = self._dump(finding, table)
+        logger.error("\n".join(lines(finding, path, problem)))
+        if raising:
+            raise TrapError(finding, path, problem)
+
+    def _dump(self, finding: Finding, table: Table | None) -> tuple[Path | None, str]:
+        """Write the dump. Returns its path, or None and the reason."""
+        if self.written >= self.settings.max_dumps:
+            return None, f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} dumps were written"
+        try:
+            limit = self.settings.max_dump_mb << 20
+            data = self._encode(finding, table, limit)
+            name = dump.dump_name(finding.check, dump.now(), os.getpid(), self.written + 1)
+            path = dump.write(data, self.settings.debug_dir, name)
+        except dump.DumpError as e:
+            return None, str(e)
+        except Exception as e:
+            # Whatever goes wrong while describing a broken process must not hide the finding.
+            logger.exception("g4debug: the dump could not be made")
+            return None, f"{type(e).__name__}: {e}"
+        self.written += 1
+        return path, ""
+
+    def _encode(self, finding: Finding, table: Table | None, limit: int) -> bytes:
+        """The dump's bytes within ``limit``: cut the table, then the steps, then give up."""
+        record = self.describe(finding, table)
+        data = dump.encode(record)
+        for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+            if len(data) <= limit:
+                return data
+            cut = None if table is None else cut_out(table, rows, columns)
+            record = dataclasses.replace(record, table=cut, steps=record.steps[-steps:])
+            data = dump.encode(record)
+        if len(data) > limit:
+            raise dump.DumpError(
+                f"{len(data)} bytes are over G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb}"
+            )
+        return data
+
+
+def cut_out(table: Table, rows: int, columns: int) -> Table:
+    """At most ``rows`` x ``columns`` cells of a table, around its first bad cell."""
+    bad_row, bad_column = (int(x) for x in table.bad[0, :2]) if len(table.bad) else (0, 0)
+    have_rows, have_columns = table.values.shape
+    r = max(0, min(bad_row - table.row0 - rows // 2, have_rows - rows))
+    c = max(0, min(bad_column - table.column0 - columns // 2, have_columns - columns))
+    here = slice(r, r + rows)
+    return dataclasses.replace(
+        table,
+        # clone: torch.save writes the whole storage that a view looks into.
+        values=table.values[here, c : c + columns].clone(),
+        seq_lens=table.seq_lens[here].clone(),
+        first_live=table.first_live[here].clone(),
+        bad=_near(table.bad, rows * 4),
+        row0=table.row0 + r,
+        column0=table.column0 + c,
+        rids=table.rids[here],
+    )
+
+
+def _near(bad: torch.Tensor, limit: int) -> torch.Tensor:
+    return bad[:limit].clone()
