@@ -37,9 +37,7 @@ def backends_of(backend: Any) -> tuple[Any, ...]:
         getattr(backend, "prefill_backend", None),
         getattr(backend, "decode_backend", None),
     ):
-        if hasattr(candidate, "use_sliding_window_kv_pool") and hasattr(
-            candidate, "_swa_kv_pool"
-        ):
+        if hasattr(candidate, "use_sliding_window_kv_pool") and hasattr(candidate, "_swa_kv_pool"):
             found.append(candidate)
     return tuple(found)
 

@@ -12,8 +12,15 @@ from g4debug import dump
 from g4debug.record import Finding, Plain, Table, TrapRecord
 from g4debug.recorder import Recorder
 
-PACKAGES = ("g4debug", "sglang", "torch", "triton", "flashinfer-python", "sglang-kernel",
-            "transformers")
+PACKAGES = (
+    "g4debug",
+    "sglang",
+    "torch",
+    "triton",
+    "flashinfer-python",
+    "sglang-kernel",
+    "transformers",
+)
 SWITCHES = ("G4DEBUG_", "SGLANG_", "CUDA_", "TRITON_INTERPRET")
 # A dump is passed around: no switch whose value could be a secret is copied into it.
 PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -34,7 +41,8 @@ def device() -> dict[str, str]:
     """The GPU's name and capability, if this process uses one already."""
     import torch
 
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not used:
         return {"device": "cpu"}
     major, minor = torch.cuda.get_device_capability()
     return {
@@ -55,11 +63,23 @@ def switches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 ARGS = (
-    "attention_backend", "prefill_attention_backend", "decode_attention_backend",
-    "speculative_algorithm", "speculative_num_steps", "speculative_num_draft_tokens",
-    "speculative_eagle_topk", "page_size", "swa_full_tokens_ratio", "disable_cuda_graph",
-    "disable_overlap_schedule", "disable_radix_cache", "max_running_requests", "dtype",
-    "kv_cache_dtype", "tp_size", "dp_size",
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "speculative_algorithm",
+    "speculative_num_steps",
+    "speculative_num_draft_tokens",
+    "speculative_eagle_topk",
+    "page_size",
+    "swa_full_tokens_ratio",
+    "disable_cuda_graph",
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+    "max_running_requests",
+    "dtype",
+    "kv_cache_dtype",
+    "tp_size",
+    "dp_size",
 )
 
 

@@ -67,8 +67,7 @@ class Hooks:
         """Put ``wrapper(call_next, *args, **kwargs)`` around a site."""
         if targets.path(site) is None:
             raise HookError(
-                f"{owner}: SGLang {targets.sglang_version()} has no {site}; "
-                "run: g4debug doctor"
+                f"{owner}: SGLang {targets.sglang_version()} has no {site}; run: g4debug doctor"
             )
         self._entries[site].append(Entry(layer, owner, wrapper))
 

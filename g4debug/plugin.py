@@ -84,7 +84,9 @@ def _arm(settings: Settings, hooks: Hooks, recorder: object, trap: object) -> li
     assert isinstance(recorder, Recorder)
     assert isinstance(trap, Trap)
     steps = Context("recorder", hooks, settings, recorder, trap)
-    steps.before("scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch))
+    steps.before(
+        "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
+    )
     steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
     contexts = []
     for name in settings.tracers:

@@ -92,7 +92,7 @@ class Settings:
     debug: bool = _setting(
         "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer in its default mode", False
     )
-    debug_dir: Path = _setting(
+    debug_dir: Path = _setting(  # noqa: RUF009 - a Path is immutable
         "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "where dumps go", DEFAULT_DUMP_DIR
     )
     trace: tuple[str, ...] = _setting(
@@ -140,9 +140,7 @@ class Settings:
         known: dict[str, dataclasses.Field[Any]] = {
             f.metadata["env"]: f for f in dataclasses.fields(cls) if f.metadata
         }
-        switches = {
-            fix_switch(name): name for name in discovery.names("g4debug.fixes")
-        }
+        switches = {fix_switch(name): name for name in discovery.names("g4debug.fixes")}
         fixes: dict[str, bool] = {}
         for name, text in env.items():
             if name in known:

@@ -57,9 +57,9 @@ def _page_guard_kernel(
     if start < used:
         column = start + tl.arange(0, BLOCK)
         inside = column < used
-        value = tl.load(
-            table + row * stride_row + column * stride_column, mask=inside, other=0
-        ).to(tl.int64)
+        value = tl.load(table + row * stride_row + column * stride_column, mask=inside, other=0).to(
+            tl.int64
+        )
         outside = inside & ((value < 0) | (value >= pages))
         tl.store(out + row * out_stride_row + column, tl.where(outside, 0, value), mask=inside)
         first = n * 0
@@ -70,7 +70,8 @@ def _page_guard_kernel(
             first = tl.maximum(n - q - window, 0) // page_size
         bad = outside & (column >= first)
         count = tl.sum(bad.to(tl.int32), axis=0)
-        if count > 0:
+        # Nested: Triton's `and` evaluates both sides, and the atomic claims the site.
+        if count > 0:  # noqa: SIM102
             if tl.atomic_add(claims + site, count) == 0:
                 where = tl.min(tl.where(bad, column, 2147483647), axis=0)
                 what = tl.sum(tl.where(column == where, value, 0), axis=0)

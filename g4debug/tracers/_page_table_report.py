@@ -23,7 +23,10 @@ def describe(
         return _bare(fields, recorder), None
     page_size = int(launch.backend.page_size)
     pool = Pool(
-        launch.pool_name, launch.pages, page_size, (launch.pages - 1) * page_size,
+        launch.pool_name,
+        launch.pages,
+        page_size,
+        (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
     try:
@@ -51,13 +54,20 @@ def describe(
             f"(request {rid or '?'}, row {row}, column {column})"
         ),
         location=Location(
-            process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step,
-            forward_mode=mode, runner=who, layer=layer, layer_kind=kind, request=rid,
-            row=row, column=column, replay=launch.captured,
+            process="scheduler",
+            pid=os.getpid(),
+            rank=recorder.rank,
+            step=recorder.step,
+            forward_mode=mode,
+            runner=who,
+            layer=layer,
+            layer_kind=kind,
+            request=rid,
+            row=row,
+            column=column,
+            replay=launch.captured,
         ),
-        expected=(
-            f"a page of the {pool.name} pool, 0..{pool.pages - 1}{facts.expected_page()}"
-        ),
+        expected=(f"a page of the {pool.name} pool, 0..{pool.pages - 1}{facts.expected_page()}"),
         got=f"{value} ({len(table.bad) if table is not None else fields['count']} bad cells)",
         owner=facts.owner(rid),
         cause=facts.cause(),
@@ -73,9 +83,7 @@ def read_table(launch: Launch, pool: Pool, recorder: Recorder) -> Table:
     q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
     values = launch.table.cpu().to(torch.int64)
     lengths = launch.seq_lens.cpu().to(torch.int64)
-    checked = check_page_table(
-        values, lengths, pool.pages, pool.page_size, launch.window, q_lens
-    )
+    checked = check_page_table(values, lengths, pool.pages, pool.page_size, launch.window, q_lens)
     used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
     columns = min(values.shape[1], used + 2)  # what lies past every row's end says nothing
     return Table(
@@ -182,8 +190,12 @@ def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
             f"(row {fields['row']}, column {fields['column']})"
         ),
         location=Location(
-            process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step,
-            row=fields["row"], column=fields["column"],
+            process="scheduler",
+            pid=os.getpid(),
+            rank=recorder.rank,
+            step=recorder.step,
+            row=fields["row"],
+            column=fields["column"],
         ),
         expected="a page of the pool that the layer reads",
         got=str(fields["value"]),

@@ -1,0 +1,126 @@
+"""Runs the arms of a repro, each in a process group of its own that never outlives us."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+UP = "g4debug-repro: engine up"
+ILLEGAL = "an illegal memory access was encountered"
+_SWITCH = re.compile(r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG)")
+_SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
+
+
+@dataclass
+class Outcome:
+    """What one arm did. status is None if it was stopped for taking too long."""
+
+    arm: str
+    status: int | None
+    seconds: float
+    log: Path
+    result: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    @property
+    def completed(self) -> bool:
+        return self.status == 0 and bool(self.result)
+
+    @property
+    def illegal_access(self) -> bool:
+        return ILLEGAL in self.text
+
+    @property
+    def swa_peak(self) -> float:
+        """Highest share of the SWA pool in use that SGLang logged, 0..1."""
+        return max((float(m) for m in _SWA_USAGE.findall(self.text)), default=0.0)
+
+    def traceback(self, lines: int = 14) -> list[str]:
+        """The end of the scheduler's traceback, as the user sees it."""
+        text = self.text
+        start = text.rfind("Scheduler hit an exception")
+        if start < 0:
+            start = text.rfind("Traceback (most recent call last)")
+        if start < 0:
+            return []
+        found: list[str] = []
+        for line in text[start:].splitlines():
+            if found and (line.startswith("[20") or line.startswith("Fatal Python")):
+                break
+            found.append(line)
+        while found and not found[-1].strip():
+            found.pop()
+        return found if len(found) <= lines else [found[0], "  …", *found[-lines + 2 :]]
+
+
+def run_arm(
+    arm: str,
+    device: str,
+    requests: int,
+    environment: Mapping[str, str],
+    folder: Path,
+    limit: float,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds."""
+    log, result = folder / f"{arm}.log", folder / f"{arm}.json"
+    # Our caller's own switches must not leak into an arm.
+    base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
+    command = [sys.executable, str(HERE / "_arm.py"), device, str(requests), str(result)]
+    if device == "cpu":
+        from g4debug import cpu
+
+        base = cpu.environment(base)
+    begin = time.monotonic()
+    status: int | None = None
+    with log.open("wb") as sink, _group(command, {**base, **environment}, sink) as process:
+        phase = "starting"
+        while True:
+            elapsed = time.monotonic() - begin
+            if phase == "starting" and UP in log.read_text(errors="replace"):
+                phase = "generating"
+            progress(f"{phase}, {elapsed:.0f} s")
+            try:
+                status = process.wait(timeout=0.5)
+                break
+            except subprocess.TimeoutExpired:
+                if elapsed > limit:
+                    break
+    data = json.loads(result.read_text()) if result.is_file() else {}
+    return Outcome(arm, status, time.monotonic() - begin, log, data)
+
+
+@contextmanager
+def _group(
+    command: list[str], environment: Mapping[str, str], sink: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process in a group of its own; whatever happens, the whole group is gone after."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        # SGLang's children stay in the group of their parent, also after it died.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

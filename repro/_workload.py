@@ -1,0 +1,90 @@
+"""The seed's workload, scaled to the device: Gemma-4 E4B + trtllm_mha + MTP, summarisation.
+
+Long prompts, short answers, concurrency high enough that the SWA pool passes 85 % (seed
+PRs #3 to #6: 8,000 in / 1,000 out, 80 prompts, on a B200).
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens."""
+
+    requests: int
+    prompt: tuple[int, int]
+    output: int
+    vocab: int
+    engine: dict[str, Any]
+    limit: float  # seconds that one arm may take, start-up included
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Token ids; the same for the same seed."""
+        rng = random.Random(seed)
+        lengths = [rng.randint(*self.prompt) for _ in range(self.requests)]
+        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
+
+
+def cpu(requests: int | None) -> Workload:
+    """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
+    from g4debug.cpu.geometry import TINY
+    from g4debug.cpu.server import engine_arguments
+
+    arguments = engine_arguments(
+        log_level="info",
+        decode_log_interval=1,
+        skip_tokenizer_init=True,
+        max_total_tokens=5120,
+        swa_full_tokens_ratio=0.65,
+        max_running_requests=requests or 10,
+        chunked_prefill_size=512,
+    )
+    return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, limit=150)
+
+
+def cuda(requests: int | None) -> Workload:
+    """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights."""
+    from g4debug.cpu.models import E4B_256, write
+    from g4debug.cpu.server import MTP
+
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    target, assistant = write(E4B_256, base / "g4debug-e4b256", device="cuda")
+    count = requests or 32
+    arguments = {
+        "model_path": str(target),
+        "speculative_draft_model_path": str(assistant),
+        **MTP,
+        "dtype": "bfloat16",
+        # sm90 has no trtllm prefill; verify then runs on the prefill backend (SGLang's default).
+        "prefill_attention_backend": "triton",
+        "decode_attention_backend": "trtllm_mha",
+        "page_size": 64,
+        "disable_overlap_schedule": True,
+        # A model with KV-shared layers does not start under piecewise CUDA graphs (seed PR #16).
+        "disable_piecewise_cuda_graph": True,
+        "cuda_graph_max_bs": count,
+        "max_running_requests": count,
+        "mem_fraction_static": 0.6,
+        "max_total_tokens": 64 * 1200 * count // 32,
+        "swa_full_tokens_ratio": 0.4,
+        "chunked_prefill_size": 8192,
+        "context_length": 16384,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "random_seed": 0,
+        "log_level": "info",
+        "decode_log_interval": 1,
+    }
+    return Workload(count, (1800, 2200), 100, E4B_256.vocab, arguments, limit=400)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
