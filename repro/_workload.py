@@ -49,7 +49,13 @@ def cpu(requests: int | None) -> Workload:
 
 
 def cuda(requests: int | None) -> Workload:
-    """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights."""
+    """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights.
+
+    The pools are sized so that a stale page is *fatal*. Measured on a H200 (driver 580):
+    cudaMalloc puts large blocks 32 MiB apart, so a layer's K buffer of 373 pages x 64 KiB
+    is followed by 8 MiB of nothing (pages 384 to 511). With a buffer of 481 pages, which
+    fills its 32 MiB, the same bug reads a neighbour's memory and nobody notices.
+    """
     from g4debug.cpu.models import E4B_256, write
     from g4debug.cpu.server import MTP
 
@@ -72,9 +78,12 @@ def cuda(requests: int | None) -> Workload:
         "cuda_graph_max_bs": count,
         "max_running_requests": count,
         "mem_fraction_static": 0.6,
-        "max_total_tokens": 64 * 1200 * count // 32,
-        "swa_full_tokens_ratio": 0.4,
-        "chunked_prefill_size": 8192,
+        "max_total_tokens": 64 * 1200,
+        "swa_full_tokens_ratio": 0.31,
+        # Without the radix cache SGLang frees SWA pages behind the window at each chunk, so
+        # that the full pool fills beyond the size of the SWA pool.
+        "disable_radix_cache": True,
+        "chunked_prefill_size": 1024,
         "context_length": 16384,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",

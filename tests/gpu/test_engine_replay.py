@@ -1,0 +1,71 @@
+"""On a GPU, CUDA graphs on: a fault that exists only at graph replay is found there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from g4debug import dump
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+REPRO = Path(__file__).parents[2] / "repro"
+
+
+def run_engine(folder: Path, **switches: str) -> tuple[int, str, list[Path]]:
+    """Exit status and log of a small E4B workload, and the dumps that it left."""
+    result = folder / "result.json"
+    finished = subprocess.run(
+        [sys.executable, str(REPRO / "_arm.py"), "cuda", "8", str(result)],
+        env={
+            **os.environ,
+            "SGLANG_TRTLLM_MHA_DEBUG": "1",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
+            **switches,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return finished.returncode, finished.stdout, sorted((folder / "dumps").glob("*.pt"))
+
+
+def test_raise_mode_stops_with_the_replayed_launch(tmp_path: Path) -> None:
+    status, log, dumps = run_engine(tmp_path, G4DEBUG_FAULTS="seed=3;page-oob=1*on@mode=replay")
+    assert status != 0
+    assert "g4debug fault (seed=3) page-oob #1: draft replay" in log
+    assert "an illegal memory access" not in log
+    assert len(dumps) == 1
+    record = dump.read(dumps[0])
+    assert record.finding.location.replay
+    assert record.finding.location.runner == "draft"
+    assert record.table is not None
+    assert int(record.table.bad[0, 2]) >= 10_000_000
+
+
+def test_contain_mode_keeps_the_context_alive(tmp_path: Path) -> None:
+    status, log, dumps = run_engine(
+        tmp_path, G4DEBUG_FAULTS="seed=3;page-oob=3*on@mode=replay", G4DEBUG_MODE="contain"
+    )
+    assert status == 0, log[-3000:]
+    assert log.count("g4debug fault (seed=3) page-oob") == 3
+    assert len(dumps) >= 1
+    assert all(dump.read(path).finding.location.replay for path in dumps)
+
+
+def test_without_the_guard_the_same_fault_kills_the_context(tmp_path: Path) -> None:
+    status, log, dumps = run_engine(
+        tmp_path, G4DEBUG_FAULTS="seed=3;page-oob=1*on@mode=replay", SGLANG_TRTLLM_MHA_DEBUG="0"
+    )
+    assert status != 0
+    assert "an illegal memory access was encountered" in log
+    assert dumps == []
