@@ -1,0 +1,98 @@
+"""Run by ``g4debug doctor`` in a process of its own: load the plugins as SGLang does, and look.
+
+``python -m g4debug.cli._probe OUT.json CANARY`` (CANARY: auto, 1 or 0). Without CUDA, this
+process and no other gets the CPU engine's environment, so that SGLang can be imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from g4debug import discovery
+
+
+def main() -> None:
+    out, canary = Path(sys.argv[1]), sys.argv[2]
+    facts: dict[str, Any] = {"error": "", "sites": [], "fixes": {}, "tracers": {}, "canary": {}}
+    facts["cuda"] = cuda = _has_cuda()
+    try:
+        if not cuda:
+            from g4debug import cpu
+
+            cpu.prepare()
+        _load_plugins(facts)
+    except (Exception, SystemExit) as e:
+        # SystemExit is how g4debug refuses to start; its text is what the server would say.
+        text = str(e) if isinstance(e, SystemExit) else f"{type(e).__name__}: {e}"
+        facts["error"] = text.removeprefix("g4debug: ")
+    if canary == "1" or (canary == "auto" and not cuda):
+        facts["canary"] = {t: _canary(t, cuda) for t in discovery.names("g4debug.tracers")}
+    out.write_text(json.dumps(facts))
+    sys.stdout.flush()
+    os._exit(0)  # SGLang's atexit handlers and threads have nothing to say here
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _load_plugins(facts: dict[str, Any]) -> None:
+    """Run SGLang's own loader, and ask g4debug's hooks what became of them."""
+    from sglang.srt.plugins import load_plugins
+
+    from g4debug import plugin
+    from g4debug.hooks import Hooks
+
+    seen: list[Hooks] = []
+    install, announce = Hooks.install, plugin._announce
+
+    def watched(self: Hooks) -> None:
+        seen.append(self)
+        install(self)
+
+    def announced(settings: Any, hooks: Hooks, describer: Any) -> None:
+        facts["fixes"], facts["tracers"] = describer.fixes, describer.tracers
+        announce(settings, hooks, describer)
+
+    Hooks.install = watched  # type: ignore[method-assign]
+    plugin._announce = announced
+    try:
+        load_plugins()
+    finally:
+        for hooks in seen or [Hooks()]:
+            facts["sites"] = [
+                {"site": s.site, "path": s.path, "state": s.state, "owners": s.owners}
+                | {"detail": s.detail}
+                for s in hooks.audit()
+            ]
+        facts["registered"] = bool(seen)
+
+
+def _canary(tracer: str, cuda: bool) -> dict[str, str]:
+    """Fire the tracer's canary: a module ``_<tracer>_canary`` next to the tracer, if it has one."""
+    name = f"g4debug.tracers._{tracer.replace('-', '_')}_canary"
+    if importlib.util.find_spec(name) is None:
+        return {"state": "none", "detail": "this tracer has no canary"}
+    import torch
+
+    device = torch.device("cuda" if cuda else "cpu")
+    on = f"on {torch.cuda.get_device_name()}" if cuda else "on the CPU reference"
+    try:
+        with tempfile.TemporaryDirectory(prefix="g4debug-canary-") as folder:
+            seen = importlib.import_module(name).fire(Path(folder), device)
+    except Exception as e:
+        return {"state": "FAILED", "detail": f"{on}: {type(e).__name__}: {e}"}
+    return {"state": "bites", "detail": f"{on}: {seen}"}
+
+
+if __name__ == "__main__":
+    main()

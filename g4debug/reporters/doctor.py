@@ -1,0 +1,140 @@
+"""What ``g4debug doctor`` found, for a person: the verdict first, then the facts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.reporters._text import clean
+
+LABEL = 11
+STYLES = {
+    "wrapped": "green",
+    "applied": "green",
+    "armed": "green",
+    "bites": "green",
+    "missing": "bold red",
+    "target-missing": "bold red",
+    "FAILED": "bold red",
+    "off": "yellow",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that was looked at. state: one word; detail: the rest, '' for nothing."""
+
+    name: str
+    state: str
+    detail: str = ""
+
+
+@dataclass
+class Diagnosis:
+    """problems: what is asked for and cannot be honoured; notes: worth knowing, no failure.
+
+    The sections hold rows; a section that could not be checked has a reason in ``unchecked``.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    headline: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    gpus: list[str] = field(default_factory=list)
+    plugin: list[Row] = field(default_factory=list)
+    environment: list[Row] = field(default_factory=list)
+    dumps: str = ""
+    where: str = ""  # what the sites were checked on
+    sites: list[Row] = field(default_factory=list)
+    fixes: list[Row] = field(default_factory=list)
+    tracers: list[Row] = field(default_factory=list)
+    canary: list[Row] = field(default_factory=list)
+    faults: list[Row] = field(default_factory=list)
+    unchecked: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ready(self) -> bool:
+        return not self.problems
+
+    def conclude(self, otherwise: str) -> None:
+        """Set the headline: the first problem, or ``otherwise``."""
+        self.headline = f"not ready: {self.problems[0]}" if self.problems else otherwise
+
+
+def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
+    """Write one JSON object: ``ready`` and the fields of :class:`Diagnosis`."""
+    json.dump({"ready": diagnosis.ready, **asdict(diagnosis)}, stream, indent=2)
+    stream.write("\n")
+
+
+def render(d: Diagnosis, console: Console) -> None:
+    """Print the report, at most the console's width wide."""
+    headline = Text(clean(d.headline), "bold green" if d.ready else "bold white on red")
+    for line in headline.wrap(console, console.width):
+        line.rstrip()
+        console.print(line)
+    for problem in d.problems[1:]:
+        _entry(console, "ALSO", Text(clean(problem), "bold red"))
+    for note in d.notes:
+        _entry(console, "NOTE", Text(clean(note), "yellow"))
+    console.print()
+    _entry(console, "VERSIONS", _joined([f"{k} {v}" for k, v in d.versions.items()]))
+    _entry(console, "GPU", *(Text(clean(g)) for g in d.gpus or ["none"]))
+    _rows(console, "PLUGIN", d.plugin, "")
+    _rows(console, "SETTINGS", d.environment, "")
+    _entry(console, "DUMPS", Text(clean(d.dumps) or "not checked: solve the above first"))
+    console.print()
+    _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
+    _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
+    _rows(console, "TRACERS", d.tracers, "")
+    _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))
+    _rows(console, "FAULTS", d.faults, "")
+
+
+def _rows(console: Console, label: str, rows: list[Row], unchecked: str, head: str = "") -> None:
+    lines = [Text(clean(head), "dim")] if head else []
+    if unchecked:
+        lines.append(Text(f"not checked: {clean(unchecked)}", "yellow"))
+    names = max((len(r.name) for r in rows), default=0)
+    states = max((len(r.state) for r in rows), default=0)
+    hang = names + 2 + states + 2
+    if hang > (console.width - LABEL) * 2 // 3:
+        hang = 4
+    for row in rows:
+        line = Text(f"{clean(row.name):<{names}}  ")
+        line.append(f"{clean(row.state):<{states}}", STYLES.get(row.state, ""))
+        if row.detail:
+            line.append("  " + clean(row.detail), "dim")
+        wrapped = list(line.wrap(console, console.width - LABEL))
+        if len(wrapped) > 1:
+            wrapped = _hang(row, names, states, hang, console)
+        lines += wrapped
+    _entry(console, label, *(lines or [Text("none", "dim")]))
+
+
+def _hang(row: Row, names: int, states: int, hang: int, console: Console) -> list[Text]:
+    """A long row: its detail on lines of its own column."""
+    head = Text(f"{clean(row.name):<{names}}  ")
+    head.append(f"{clean(row.state):<{states}}", STYLES.get(row.state, ""))
+    lines = list(Text(clean(row.detail), "dim").wrap(console, console.width - LABEL - hang))
+    if hang == 4:
+        return [head, *(Text(" " * hang).append_text(line) for line in lines)]
+    first = head.append("  ").append_text(lines[0])
+    return [first, *(Text(" " * hang).append_text(line) for line in lines[1:])]
+
+
+def _joined(parts: list[str]) -> Text:
+    return Text(" · ".join(clean(p) for p in parts))
+
+
+def _entry(console: Console, label: str, *values: Text) -> None:
+    head = f"{label:<{LABEL}}"
+    for value in values:
+        for line in value.wrap(console, max(16, console.width - LABEL)):
+            line.rstrip()
+            console.print(Text(head, "bold").append_text(line), no_wrap=True, crop=False)
+            head = " " * LABEL

@@ -1,0 +1,101 @@
+"""Proof that the page-table tracer bites: a real fault on a small table that is made up.
+
+The tracer, the guard, the trap, the fault and the dump are the real ones; only the backend,
+the pool and the batch around them are stand-ins. No SGLang is needed, and no server is touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from g4debug import dump
+from g4debug.describe import Describer
+from g4debug.faults import page_oob
+from g4debug.faults.base import Arm
+from g4debug.faults.grammar import Chain, parse
+from g4debug.hooks import Hooks
+from g4debug.recorder import Recorder
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.tracers.page_table import PageTableTracer
+from g4debug.trap import Trap, TrapError
+
+FAULT = page_oob.FAULT.id
+PAGE_SIZE = 64
+PAGES = 9
+LENGTHS = (130, 1, 512)
+
+
+class CanaryError(Exception):
+    """The tracer did not do what it must; the text says what it did instead."""
+
+
+def fire(folder: Path, device: torch.device) -> str:
+    """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
+    settings = Settings(debug=True, debug_dir=folder)
+    recorder = Recorder(settings.steps)
+    trap = Trap(settings, Describer(recorder))
+    tracer = PageTableTracer(Context("page-table", Hooks(), settings, recorder, trap))
+    backend, layer, batch = _serving(device)
+    if _check(tracer, backend, layer, batch) is not None:
+        raise CanaryError("a sound table was reported as broken")
+    arm = Arm(page_oob.FAULT, Chain(parse(f"{FAULT}=1*on").chains[FAULT], 0, FAULT), 0)
+    page_oob.corrupt(backend, arm, "decode", "target")
+    if not arm.schedule:
+        raise CanaryError(f"the fault {FAULT} did not fire")
+    error = _check(tracer, backend, layer, batch)
+    if error is None:
+        raise CanaryError(f"the fault {FAULT} was not found")
+    return _read_back(error, backend)
+
+
+def _serving(device: torch.device) -> tuple[Any, Any, Any]:
+    """A backend with one sound table of three requests, a full-attention layer, a batch."""
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+    columns = torch.arange(PAGES - 1, dtype=torch.int32, device=device)
+    metadata = SimpleNamespace(
+        cache_seqlens_int32=lengths,
+        cu_seqlens_q=torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device=device),
+        page_table=(columns + 1).repeat(len(LENGTHS), 1),
+        swa_page_table=None,
+    )
+    pool = SimpleNamespace(k_buffer=[torch.zeros(PAGES * PAGE_SIZE, 1, device=device)])
+    backend = SimpleNamespace(forward_metadata=metadata, page_size=PAGE_SIZE)
+    batch = SimpleNamespace(
+        token_to_kv_pool=pool,
+        forward_mode=SimpleNamespace(name="DECODE"),
+        req_pool_indices=torch.arange(len(LENGTHS), device=device),
+    )
+    return backend, SimpleNamespace(layer_id=0, sliding_window_size=-1), batch
+
+
+def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
+    """What one forward leads to: nothing, or the trap's exception."""
+    try:
+        tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
+        if backend.forward_metadata.page_table.is_cuda:
+            torch.cuda.synchronize()
+        tracer.poll()
+    except TrapError as e:
+        return e
+    return None
+
+
+def _read_back(error: TrapError, backend: Any) -> str:
+    """Compare the finding and its dump with the table itself."""
+    if error.path is None:
+        raise CanaryError(f"found, but not dumped: {error.problem}")
+    record = dump.read(error.path)
+    if record.table is None or not len(record.table.bad):
+        raise CanaryError("found, but the dump does not hold the bad cell")
+    row, column, value = (int(x) for x in record.table.bad[0])
+    where = record.finding.location
+    if (where.row, where.column) != (row, column):
+        raise CanaryError(f"the headline names another cell than the dump: {error.finding}")
+    if int(backend.forward_metadata.page_table[row, column]) != value or value < PAGES:
+        raise CanaryError(f"found a cell that is not the bad one: {error.finding.headline}")
+    return f"found page {value} at row {row}, column {column}; dump read back"
