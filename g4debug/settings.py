@@ -153,8 +153,8 @@ class Settings:
                 raise SettingsError(
                     f"{name}: there is no such fix; valid: {', '.join(sorted(switches))}"
                 )
-            elif name.startswith("G4DEBUG_"):
-                valid = sorted(k for k in known if k.startswith("G4DEBUG_"))
+            elif name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")):
+                valid = sorted(known)
                 raise SettingsError(
                     f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"
                 )

@@ -58,7 +58,7 @@ class Plan:
 
 def parse(text: str) -> Plan:
     """Parse a fault string. Raises GrammarError (unknown fault, bad syntax, 0 % or > 100 %)."""
-    seed = 0
+    seed: int | None = None
     chains: dict[str, tuple[Action, ...]] = {}
     known = discovery.names("g4debug.faults")
     for item in filter(None, (part.strip() for part in text.split(";"))):
@@ -67,6 +67,8 @@ def parse(text: str) -> Plan:
         if not separator or not value.strip():
             raise GrammarError(f"{item!r}: expected name=action, e.g. page-oob=1*on")
         if name == "seed":
+            if seed is not None:
+                raise GrammarError("seed is given twice")
             try:
                 seed = int(value)
             except ValueError:
@@ -77,7 +79,7 @@ def parse(text: str) -> Plan:
         if name in chains:
             raise GrammarError(f"fault {name!r} is given twice; join its actions with '->'")
         chains[name] = tuple(_action(name, part) for part in value.split("->"))
-    return Plan(seed=seed, chains=chains)
+    return Plan(seed=seed or 0, chains=chains)
 
 
 def _action(fault: str, text: str) -> Action:
@@ -90,7 +92,7 @@ def _action(fault: str, text: str) -> Action:
     percent = float(match["percent"]) if match["percent"] else 100.0
     if not 0 < percent <= 100:
         raise GrammarError(f"{fault}={text!r}: probability must be above 0 and at most 100 %")
-    if match["count"] == "0":
+    if match["count"] and not match["count"].strip("0"):
         raise GrammarError(f"{fault}={text!r}: a count of 0 never fires; use off")
     select: list[tuple[str, str]] = []
     for part in filter(None, match["select"].split("@")):

@@ -1,0 +1,61 @@
+"""What all tests share: Triton's interpreter where there is no GPU, and real SGLang in-process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pkgutil
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    # Read when Triton is imported and when a kernel is decorated: before any test module is.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session")
+def _sglang_imported():
+    """Real SGLang in this process, on the CPU engine; the environment is put back after."""
+    if torch.cuda.is_available():
+        pytest.skip("the CPU engine refuses CUDA machines")
+    if importlib.util.find_spec("sglang") is None:
+        pytest.skip("needs sglang")
+    from g4debug import cpu
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in cpu.environment(os.environ).items():
+            patch.setenv(name, value)  # registers the old value, to be restored
+        cpu.prepare()
+        cpu.activate()
+        # All that the hook sites live in.
+        import sglang.srt.layers.attention.trtllm_mha_backend
+        import sglang.srt.managers.scheduler
+        import sglang.srt.speculative.frozen_kv_mtp_worker  # noqa: F401
+
+
+@pytest.fixture
+def sglang(_sglang_imported, monkeypatch):
+    """Real SGLang for one test: what it hooks is unhooked afterwards, faults are mended."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from g4debug import targets
+    from g4debug.cpu import fault
+
+    for name in ("SGLANG_USE_CPU_ENGINE", "G4DEBUG_CPU"):
+        monkeypatch.setenv(name, "1")
+    saved = []
+    for site in targets.SITES:
+        dotted = targets.path(site)
+        if dotted is not None:
+            parent, attribute = dotted.rsplit(".", 1)
+            owner = pkgutil.resolve_name(parent)
+            saved.append((owner, attribute, owner.__dict__[attribute]))
+    apply_hooks = HookRegistry.__dict__["apply_hooks"]
+    HookRegistry.reset()
+    yield
+    HookRegistry.reset()
+    HookRegistry.apply_hooks = apply_hooks
+    for owner, attribute, original in saved:
+        setattr(owner, attribute, original)
+    fault.clear()

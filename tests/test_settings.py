@@ -1,0 +1,158 @@
+"""Environment variables: every one of them, and everything that is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from g4debug import discovery
+from g4debug.settings import DEFAULT_DUMP_DIR, Settings, SettingsError, fix_switch
+
+VALID = {
+    "SGLANG_TRTLLM_MHA_DEBUG": ("1", "debug", True),
+    "SGLANG_TRTLLM_MHA_DEBUG_DIR": ("/dumps", "debug_dir", Path("/dumps")),
+    "G4DEBUG_TRACE": (" page-table ,", "trace", ("page-table",)),
+    "G4DEBUG_MODE": ("contain", "mode", "contain"),
+    "G4DEBUG_FAULTS": ("seed=7;page-oob=1*on", "faults", "seed=7;page-oob=1*on"),
+    "G4DEBUG_MAX_DUMPS": ("0", "max_dumps", 0),
+    "G4DEBUG_MAX_DUMP_MB": ("1024", "max_dump_mb", 1024),
+    "G4DEBUG_STEPS": ("1", "steps", 1),
+    "G4DEBUG_CPU": ("off", "cpu", False),
+}
+
+
+def read(**environ: str) -> Settings:
+    return Settings.from_environ(environ)
+
+
+def test_this_table_has_every_variable():
+    declared = {f.metadata["env"]: f.name for f in dataclasses.fields(Settings) if f.metadata}
+    assert declared == {name: field for name, (_, field, _) in VALID.items()}
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_value_arrives_in_its_field_and_nowhere_else(name):
+    text, field, value = VALID[name]
+    got = read(**{name: text})
+    assert getattr(got, field) == value
+    assert got == dataclasses.replace(Settings(), **{field: value})
+
+
+def test_nothing_is_asked_for_by_default():
+    got = read(PATH="/bin", SGLANG_LOG_LEVEL="x", G4DEBUGX="1")
+    assert got == Settings()
+    assert not got.asked
+    assert got.tracers == ()
+    assert got.debug_dir == DEFAULT_DUMP_DIR
+
+
+@pytest.mark.parametrize("name", [*VALID, "G4DEBUG_FIX_SWA_STATE_SWAP"])
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_value_is_no_value(name, empty):
+    assert read(**{name: empty}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(t, True) for t in ("1", "on", "TRUE", " yes ")] +
+    [(t, False) for t in ("0", "Off", "false", "NO")],
+)  # fmt: skip
+def test_flags(text, value):
+    assert read(SGLANG_TRTLLM_MHA_DEBUG=text).debug is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("SGLANG_TRTLLM_MHA_DEBUG", "maybe", "1 or 0"),
+        ("SGLANG_TRTLLM_MHA_DEBUG", "2", "1 or 0"),
+        ("G4DEBUG_CPU", "cpu", "1 or 0"),
+        ("G4DEBUG_FIX_SWA_STATE_SWAP", "auto", "1 or 0"),
+        ("G4DEBUG_MODE", "Raise", "raise, contain, log"),
+        ("G4DEBUG_TRACE", "page-table,pages", "page-table"),
+        ("G4DEBUG_MAX_DUMPS", "-1", "0 to 1000"),
+        ("G4DEBUG_MAX_DUMPS", "1001", "0 to 1000"),
+        ("G4DEBUG_MAX_DUMPS", "many", "0 to 1000"),
+        ("G4DEBUG_MAX_DUMP_MB", "0", "1 to 1024"),
+        ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 1024"),
+        ("G4DEBUG_STEPS", "0", "1 to 100000"),
+        ("G4DEBUG_FAULTS", "page-obb=1*on", "page-oob, stale-swa-state"),
+        ("G4DEBUG_FAULTS", "page-oob", "name=action"),
+        ("G4DEBUG_TRACER", "page-table", "G4DEBUG_TRACE"),
+        ("G4DEBUG_", "1", "G4DEBUG_MODE"),
+        ("G4DEBUG_FIX_SWA", "1", "G4DEBUG_FIX_SWA_STATE_SWAP"),
+        ("SGLANG_TRTLLM_MHA_DEBUG_DIRR", "/x", "SGLANG_TRTLLM_MHA_DEBUG_DIR"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_what_is_valid(name, text, says):
+    with pytest.raises(SettingsError) as error:
+        read(**{name: text})
+    message = str(error.value)
+    assert message.startswith(name)
+    assert says in message.removeprefix(name)
+    assert "\n" not in message
+
+
+def test_the_unknown_name_itself_is_in_the_message():
+    for environ, name in (
+        ({"G4DEBUG_TRACE": "page-table,pages"}, "'pages'"),
+        ({"G4DEBUG_FAULTS": "page-obb=on"}, "'page-obb'"),
+    ):
+        with pytest.raises(SettingsError, match=name):
+            read(**environ)
+
+
+def test_which_tracers_are_armed():
+    every = discovery.names("g4debug.tracers")
+    assert "page-table" in every
+    assert read(SGLANG_TRTLLM_MHA_DEBUG="1").tracers == every
+    assert read(SGLANG_TRTLLM_MHA_DEBUG="0").tracers == ()
+    assert read(G4DEBUG_TRACE="page-table").tracers == ("page-table",)
+    assert read(G4DEBUG_TRACE="page-table").asked
+    assert read(G4DEBUG_FAULTS="page-oob=1*on").asked
+    assert not read(G4DEBUG_MODE="log", G4DEBUG_FIX_SWA_STATE_SWAP="1").asked
+
+
+def test_fix_switches():
+    assert fix_switch("swa-state-swap") == "G4DEBUG_FIX_SWA_STATE_SWAP"
+    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="off").fixes == {"swa-state-swap": False}
+    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="1").fixes == {"swa-state-swap": True}
+
+
+def test_the_home_directory_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/h")
+    assert read(SGLANG_TRTLLM_MHA_DEBUG_DIR="~/d").debug_dir == Path("/h/d")
+
+
+def test_names_are_found_without_importing_torch_or_sglang():
+    code = (
+        "import sys; from g4debug.settings import Settings\n"
+        "Settings.from_environ({'G4DEBUG_FAULTS': 'page-oob=1*on', 'SGLANG_TRTLLM_MHA_DEBUG': '1',"
+        " 'G4DEBUG_TRACE': 'page-table', 'G4DEBUG_FIX_SWA_STATE_SWAP': '1'})\n"
+        "print([m for m in ('torch', 'sglang', 'triton') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_item_is_what_its_file_name_says():
+    for package, attribute in (
+        ("g4debug.tracers", "TRACER"),
+        ("g4debug.faults", "FAULT"),
+        ("g4debug.fixes", "FIX"),
+    ):
+        for name in discovery.names(package):
+            assert discovery.load(package, name, attribute).id == name
+
+
+def test_an_item_of_another_id_is_its_authors_mistake(monkeypatch):
+    from g4debug.tracers import page_table
+
+    monkeypatch.setattr(
+        page_table, "TRACER", dataclasses.replace(page_table.TRACER, id="something")
+    )
+    with pytest.raises(ValueError, match="expected 'page-table'"):
+        discovery.load("g4debug.tracers", "page-table", "TRACER")
