@@ -298,7 +298,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
         if seen["state"] == "FAILED":
             d.problems.append(f"the canary of tracer {name} failed: {seen['detail']}")
     if not facts["canary"]:
-        d.unchecked["canary"] = "it takes GPU memory; run: g4debug doctor --canary"
+        why = "it takes GPU memory" if facts["cuda"] else "--no-canary"
+        d.unchecked["canary"] = f"{why}; to fire it: g4debug doctor --canary"
 
 
 def _verdict(d: Diagnosis, settings: Settings) -> str:

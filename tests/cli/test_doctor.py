@@ -1,0 +1,267 @@
+"""``g4debug doctor``: in real processes, and its parts one by one."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import g4debug
+from g4debug.cli import _diagnose
+from g4debug.cli._common import make_console
+from g4debug.reporters import doctor
+from g4debug.reporters.doctor import Diagnosis, Row
+from g4debug.settings import Settings
+from g4debug.tracers import _page_table_canary as canary
+
+needs_sglang = pytest.mark.skipif(
+    importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"
+)
+SITES = "import g4debug.targets as t\n"
+NO_SGLANG = """
+import importlib.metadata as m, sys
+real = m.version
+def version(name):
+    if name in ("sglang", "triton"):
+        raise m.PackageNotFoundError(name)
+    return real(name)
+m.version = version
+class Blocker:
+    def find_spec(self, name, *a):
+        if name.partition(".")[0] in ("sglang", "triton"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_doctor(
+    cwd: Path, *arguments: str, customize: str = "", **environment: str
+) -> tuple[int, str]:
+    """Exit code and stdout; ``customize`` runs first in every Python process of the call."""
+    clean = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("G4DEBUG_", "SGLANG_")) and k != "COLUMNS"
+    }
+    clean["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(cwd / "dumps")
+    if customize:
+        (cwd / "sitecustomize.py").write_text(customize)
+        clean["PYTHONPATH"] = str(cwd)
+    command = "import sys; from g4debug.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", command, "doctor", *arguments],
+        cwd=cwd,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+@needs_sglang
+@pytest.mark.engine
+def test_all_is_well(tmp_path: Path) -> None:
+    switches = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FAULTS": "stale-swa-state=on"}
+    code, out = run_doctor(tmp_path, "--json", "--canary", **switches)
+    data = json.loads(out)
+    assert code == 0, data["problems"]
+    assert data["ready"]
+    assert data["headline"] == "ready: page-table armed, mode raise; FAULTS ARMED"
+    sites = {s["name"]: s for s in data["sites"]}
+    assert {s["state"] for s in sites.values()} <= {"wrapped", "found", "absent"}
+    assert sites["attn.layer_page_table"]["state"] == "wrapped"
+    assert sites["attn.init"]["detail"] == "by swa-state-swap, stale-swa-state, page-table"
+    assert [(f["name"], f["state"]) for f in data["fixes"]] == [("swa-state-swap", "applied")]
+    assert data["plugin"][0]["state"] == "seen"
+    assert [(c["name"], c["state"]) for c in data["canary"]] == [("page-table", "bites")]
+    assert not (tmp_path / "dumps").exists(), "doctor must not change anything"
+
+
+@needs_sglang
+@pytest.mark.engine
+def test_a_site_that_is_gone(tmp_path: Path) -> None:
+    gone = SITES + "t.SITES['attn.init'] = (('', 'sglang.srt.nowhere.Backend.__init__'),)\n"
+    code, out = run_doctor(tmp_path, "--no-canary", customize=gone)
+    assert code == 1
+    flat = " ".join(out.split())
+    assert flat.startswith("not ready: not armed: attn.init (missing: AttributeError")
+    assert "g4debug doctor" not in flat.partition("VERSIONS")[0]
+    assert "attn.layer_page_table wrapped by page-table" in flat
+    assert "CANARY not checked" in flat
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+
+
+@needs_sglang
+def test_an_allow_list_without_g4debug(tmp_path: Path) -> None:
+    code, out = run_doctor(tmp_path, SGLANG_PLUGINS="foo, bar")
+    assert code == 1
+    flat = " ".join(out.split())
+    assert flat.startswith("not ready: SGLANG_PLUGINS=foo, bar keeps SGLang from loading g4debug")
+    assert "SGLANG_PLUGINS=foo,bar,g4debug" in flat
+    assert "SITES not checked" in flat
+
+
+@needs_sglang
+def test_a_typo_is_the_servers_own_line(tmp_path: Path) -> None:
+    code, out = run_doctor(tmp_path, "--json", G4DEBUG_MOED="log")
+    data = json.loads(out)
+    assert code == 1
+    assert data["headline"].startswith("not ready: G4DEBUG_MOED: unknown variable; valid:")
+    assert {"name": "G4DEBUG_MOED", "state": "log", "detail": ""} in data["environment"]
+
+
+def test_no_sglang_on_a_laptop(tmp_path: Path) -> None:
+    code, out = run_doctor(tmp_path, customize=NO_SGLANG)
+    assert code == 0
+    assert "only g4debug show and g4debug list can be used here" in " ".join(out.split())
+
+
+def test_debugging_asked_for_without_sglang(tmp_path: Path) -> None:
+    code, out = run_doctor(tmp_path, customize=NO_SGLANG, SGLANG_TRTLLM_MHA_DEBUG="1")
+    assert code == 1
+    assert out.startswith("not ready: debugging is asked for, but this Python has no SGLang")
+
+
+def test_no_dump_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, out = run_doctor(
+        tmp_path, customize=NO_SGLANG, SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "file" / "x")
+    )
+    assert code == 0 or "not ready" in out
+    assert "not writable: Not a directory" in " ".join(out.split())
+
+
+@needs_sglang
+def test_a_folder_that_hides_the_package(tmp_path: Path) -> None:
+    if "site-packages" in g4debug.__file__:
+        pytest.skip("a plain install is not hidden by a folder; an editable one is")
+    (tmp_path / "g4debug").mkdir()
+    code, out = run_doctor(tmp_path)
+    assert code == 1
+    assert "hides the package g4debug" in " ".join(out.split())
+
+
+class FakeEntry:
+    def __init__(self, dist: str, error: Exception | None = None) -> None:
+        self.name = "g4debug"
+        self.value = "g4debug.plugin:register"
+        self.dist = type("Dist", (), {"name": dist, "version": g4debug.__version__})()
+        self.error = error
+
+    def load(self) -> None:
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("entries", "problem"),
+    [
+        ([], "SGLang does not see g4debug"),
+        ([FakeEntry("g4debug"), FakeEntry("other")], "more than one distribution"),
+        ([FakeEntry("g4debug", ImportError("no\nway"))], "ImportError: no way"),
+    ],
+)
+def test_the_entry_point(entries: list[Any], problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_diagnose.metadata, "entry_points", lambda group: entries)
+    d = Diagnosis()
+    _diagnose._plugin(d, {})
+    assert len(d.problems) == 1
+    assert problem in d.problems[0]
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    site = {"site": "attn.init", "path": "x.y", "state": "wrapped", "owners": ["page-table"]}
+    return {
+        "error": "",
+        "cuda": True,
+        "registered": True,
+        "sites": [{**site, "detail": ""}],
+        "fixes": {"swa-state-swap": "not-needed: the installed SGLang does not have this bug"},
+        "canary": {},
+    } | changes
+
+
+def test_a_fix_that_was_forced_and_is_not_in_force() -> None:
+    d = Diagnosis()
+    _diagnose._report(d, Settings(fixes={"swa-state-swap": True}), facts())
+    assert d.problems[0].startswith("G4DEBUG_FIX_SWA_STATE_SWAP=1 cannot be honoured: not-needed")
+    assert d.unchecked["canary"].startswith("it takes GPU memory")
+
+
+def test_a_plugin_that_was_not_called_and_a_canary_that_failed() -> None:
+    d = Diagnosis()
+    seen = {"page-table": {"state": "FAILED", "detail": "on the CPU reference: boom"}}
+    _diagnose._report(d, Settings(), facts(registered=False, canary=seen))
+    assert "did not call g4debug" in d.problems[0]
+    assert "canary of tracer page-table failed" in d.problems[1]
+
+
+def test_a_probe_that_dies_says_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(arguments: list[str], environment: dict[str, str], log: Path) -> int:
+        assert environment["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
+        log.write_text("first\nSegmentation fault \x1b[31m\n")
+        return -11
+
+    monkeypatch.setattr(_diagnose, "_run", dies)
+    d = Diagnosis()
+    _diagnose._probe(d, Settings(), {}, "auto")
+    assert d.problems == [
+        "loading SGLang's plugins ended with status -11: Segmentation fault \\x1b[31m"
+    ]
+
+
+def test_the_probe_does_not_outlive_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_diagnose, "PROBE_SECONDS", 0.2)
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nsleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(_diagnose.sys, "executable", str(slow))
+    assert _diagnose._run([], {}, tmp_path / "log") is None
+
+
+def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:
+    assert "dump read back" in canary.fire(tmp_path, torch.device("cpu"))
+    assert len(list(tmp_path.glob("g4debug-page-table-*.pt"))) == 1
+
+
+def test_the_canary_tells_of_a_guard_that_sees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("g4debug.kernels.page_guard.reference", lambda *a: None)
+    with pytest.raises(canary.CanaryError, match="was not found"):
+        canary.fire(tmp_path, torch.device("cpu"))
+
+
+def test_the_canary_tells_of_a_dump_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(canary.CanaryError, match="not dumped: cannot write"):
+        canary.fire(tmp_path / "file", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("width", [80, 40, 120])
+def test_the_report_fits_and_is_plain(width: int) -> None:
+    d = Diagnosis(problems=["first \x1b[31m", "second " * 30], notes=["note " * 40])
+    d.versions = {"g4debug": "0.1.0", "sglang": "0.5.12.post1"}
+    d.sites = [Row("attn.init", "missing", "ModuleNotFoundError: " + "x" * 30 + " gone " * 20)]
+    d.unchecked = {"fixes": "loading failed"}
+    d.conclude("")
+    stream = io.StringIO()
+    doctor.render(d, make_console(width=width, stream=stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "not ready: first \\x1b[31m"
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in stream.getvalue()
