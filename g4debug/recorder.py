@@ -20,7 +20,7 @@ class Recorder:
         self.step = 0
         self.rank = -1
         self.scheduler: Any = None
-        self.batch: Any = None  # the ScheduleBatch that runs now
+        self._rids: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
         """Remember the process' scheduler (pools, geometry, rank)."""
@@ -30,7 +30,10 @@ class Recorder:
     def begin_step(self, batch: Any) -> None:
         """Record a ``ScheduleBatch`` that is about to run."""
         self.step += 1
-        self.batch = batch
+        # Now: a request that ends in this step gives its row back before the step is looked at.
+        self._rids = {
+            int(r.req_pool_idx): str(r.rid) for r in batch.reqs if r.req_pool_idx is not None
+        }
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
         used = {pool.name: pool.used_tokens for pool in self.pools()}
@@ -52,8 +55,7 @@ class Recorder:
 
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
-        requests = self.batch.reqs if self.batch is not None else ()
-        return {int(r.req_pool_idx): str(r.rid) for r in requests if r.req_pool_idx is not None}
+        return self._rids
 
     def pools(self) -> tuple[Pool, ...]:
         """Sizes and use of the target's KV pools, from the allocator's host-side lists."""

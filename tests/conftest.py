@@ -50,12 +50,38 @@ def sglang(_sglang_imported, monkeypatch):
         if dotted is not None:
             parent, attribute = dotted.rsplit(".", 1)
             owner = pkgutil.resolve_name(parent)
-            saved.append((owner, attribute, owner.__dict__[attribute]))
+            saved.append((owner, attribute, owner.__dict__.get(attribute)))
     apply_hooks = HookRegistry.__dict__["apply_hooks"]
     HookRegistry.reset()
     yield
     HookRegistry.reset()
     HookRegistry.apply_hooks = apply_hooks
     for owner, attribute, original in saved:
-        setattr(owner, attribute, original)
+        if original is not None:
+            setattr(owner, attribute, original)
+        elif attribute in owner.__dict__:
+            delattr(owner, attribute)  # uncovers the inherited method
     fault.clear()
+
+
+@pytest.fixture
+def arm(sglang, tmp_path, monkeypatch):
+    """``arm(G4DEBUG_MODE="log", ...)`` puts g4debug into this SGLang, as its plugin loader does.
+
+    Returns the directory of the dumps.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from g4debug import plugin
+
+    def register(**environ: str):
+        for name in [n for n in os.environ if n.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA"))]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "dumps"))
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        plugin.register()
+        HookRegistry.apply_hooks()
+        return tmp_path / "dumps"
+
+    return register

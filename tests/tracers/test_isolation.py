@@ -1,0 +1,92 @@
+"""A tracer's own bug never reaches SGLang; a TrapError always does."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from g4debug import targets
+from g4debug.hooks import Hooks
+from g4debug.record import Finding, Location
+from g4debug.recorder import Recorder
+from g4debug.settings import Settings
+from g4debug.tracers.base import Context
+from g4debug.trap import Trap, TrapError
+
+SITE = "scheduler.run_batch"
+
+
+@pytest.fixture
+def context():
+    settings = Settings()
+    return Context("mine", Hooks(), settings, Recorder(1), Trap(settings, lambda *a: None))
+
+
+def call(context: Context, *args, **kwargs):
+    """The site as SGLang would run it, with what the tracer put around it."""
+    assert targets.path(SITE)
+    return context.hooks._compose(SITE)(lambda *a, **k: ("original", a, k), *args, **kwargs)
+
+
+def boom(*args, **kwargs):
+    raise ValueError("a bug")
+
+
+def test_hooks_see_the_arguments_and_after_may_change_the_result(context):
+    seen = []
+    context.before(SITE, lambda *a, **k: seen.append((a, k)))
+    context.after(SITE, lambda result, *a, **k: (result, a, k))
+    assert call(context, 1, x=2) == (("original", (1,), {"x": 2}), (1,), {"x": 2})
+    assert seen == [((1,), {"x": 2})]
+
+
+def test_a_result_of_none_stays_none(context):
+    context.after(SITE, lambda result, *a: result)
+    assert context.hooks._compose(SITE)(lambda: None) is None
+    context.after(SITE, boom)
+    assert context.hooks._compose(SITE)(lambda: None) is None
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_bug_is_logged_once_and_the_result_stands(context, caplog, kind):
+    getattr(context, kind)(SITE, boom)
+    for _ in range(3):
+        assert call(context, 1) == ("original", (1,), {})
+    assert len(caplog.records) == 1
+    assert caplog.records[0].levelno == logging.ERROR
+    assert "tracer mine failed" in caplog.text
+    assert "ValueError: a bug" in caplog.text
+    assert context.disabled == "ValueError: a bug"
+
+
+def test_a_failed_tracer_is_off_at_all_its_sites(context):
+    seen = []
+    context.after(SITE, boom)
+    context.before("scheduler.stream_output", lambda *a: seen.append(a))
+    call(context)
+    context.hooks._compose("scheduler.stream_output")(lambda *a: None, 1)
+    assert seen == []
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_a_finding_passes_through(context, kind):
+    finding = Finding("c", "k", "s", "g4debug: h", Location(), "e", "g")
+
+    def found(*args):
+        raise TrapError(finding, None, "x")
+
+    getattr(context, kind)(SITE, found)
+    for _ in range(2):
+        with pytest.raises(TrapError):
+            call(context)
+    assert not context.disabled
+
+
+def test_an_error_of_sglangs_own_is_not_ours(context, caplog):
+    context.before(SITE, lambda *a: None)
+    context.after(SITE, lambda result, *a: result)
+    with pytest.raises(ZeroDivisionError):
+        context.hooks._compose(SITE)(lambda: 1 // 0)
+    assert not context.disabled
+    assert not caplog.records
