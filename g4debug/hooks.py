@@ -15,6 +15,7 @@ import functools
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -151,7 +152,8 @@ def _runs(function: Any, hook: Around) -> bool:
     """
     while function is not None:
         for cell in getattr(function, "__closure__", None) or ():
-            if cell.cell_contents is hook:
-                return True
+            with suppress(ValueError):  # an empty cell, in somebody else's wrapper
+                if cell.cell_contents is hook:
+                    return True
         function = getattr(function, "__wrapped__", None)
     return False

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from g4debug import __version__, discovery
+from g4debug.faults.grammar import GrammarError
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def register() -> None:
         raise SystemExit(f"g4debug: {e}") from e
     try:
         _register(settings)
+    except GrammarError as e:
+        raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
     except Exception as e:
         if settings.asked or settings.cpu:
             logger.exception("g4debug: could not be armed")

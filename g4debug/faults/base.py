@@ -21,7 +21,9 @@ class Fault:
     """One fault, declared as ``FAULT`` in its file.
 
     tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
-    catch it. recreates: id of the fix whose bug it puts back, '' for none.
+    catch it. recreates: id of the fix whose bug it puts back, '' for none. arguments: tasks
+    that take one. selectors: those that ``Arm.fire`` is given a value for; any other would
+    never match, so it is refused.
     """
 
     id: str
@@ -30,6 +32,8 @@ class Fault:
     caught_by: tuple[str, ...]
     install: Callable[[Hooks, Arm], None]
     recreates: str = ""
+    arguments: tuple[str, ...] = ()
+    selectors: tuple[str, ...] = ()
 
 
 @dataclass
@@ -59,16 +63,25 @@ def recreated_bugs(plan: Plan) -> dict[str, str]:
 
 
 def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
-    """Install the plan's faults. Raises GrammarError for a task that a fault does not have."""
+    """Install the plan's faults. Raises GrammarError for what a fault cannot do."""
     arms = []
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
         for action in actions:
-            if action.task not in ("off", *fault.tasks):
-                raise GrammarError(
-                    f"{name} has no task {action.task!r}; valid: off, {', '.join(fault.tasks)}"
-                )
+            _refuse_impossible(fault, action)
         arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed)
         fault.install(hooks, arm)
         arms.append(arm)
     return tuple(arms)
+
+
+def _refuse_impossible(fault: Fault, action: Action) -> None:
+    if action.task not in ("off", *fault.tasks):
+        valid = ", ".join(("off", *fault.tasks))
+        raise GrammarError(f"{fault.id} has no task {action.task!r}; valid: {valid}")
+    if action.argument and action.task not in fault.arguments:
+        raise GrammarError(f"{fault.id}: {action.task} takes no argument")
+    for key, _ in action.select:
+        if key not in fault.selectors:
+            valid = ", ".join(f"@{s}" for s in fault.selectors) or "none"
+            raise GrammarError(f"{fault.id} has no selector @{key}; valid: {valid}")

@@ -11,12 +11,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action, GrammarError
 
 if TYPE_CHECKING:
     from g4debug.hooks import Hooks
 
 # Far beyond any pool: on a GPU the address must not fall into a neighbouring allocation.
 FAR = 10_000_000
+
+
+def cells_of(action: Action) -> int:
+    """How many cells an action corrupts. Raises GrammarError if its argument is no such number."""
+    text = action.argument or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise GrammarError(f"page-oob: corrupt({text}): expected a number of cells, from 1")
+    return int(text)
 
 
 def corrupt(backend: Any, arm: Arm, mode: str, runner: str) -> None:
@@ -35,7 +44,7 @@ def corrupt(backend: Any, arm: Arm, mode: str, runner: str) -> None:
         for n, t in (("full", metadata.page_table), ("swa", metadata.swa_page_table))
         if t is not None
     ]
-    for _ in range(int(action.argument or 1)):
+    for _ in range(cells_of(action)):
         name, table = arm.chain.random.choice(tables)
         row = arm.chain.random.choice(rows)
         # The newest page: inside every sliding window, so live for both kinds of layer.
@@ -49,6 +58,8 @@ def corrupt(backend: Any, arm: Arm, mode: str, runner: str) -> None:
 def install(hooks: Hooks, arm: Arm) -> None:
     from g4debug.hooks import Layer
 
+    for action in arm.chain.actions:
+        cells_of(action)  # at start, not when it first fires
     draft_backends: set[int] = set()
 
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
@@ -82,4 +93,6 @@ FAULT = Fault(
     },
     caught_by=("page-table",),
     install=install,
+    arguments=("corrupt",),
+    selectors=("mode", "runner"),
 )

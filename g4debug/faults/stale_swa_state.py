@@ -36,5 +36,6 @@ FAULT = Fault(
     tasks={"on": "set the stale state on the draft's backend"},
     caught_by=("page-table",),
     install=install,
+    selectors=("runner",),
     recreates="swa-state-swap",
 )

@@ -1,0 +1,171 @@
+"""The two faults on SGLang's real backend: where they bite, what they log, what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+from real_backend import Rig, draft_worker
+
+from g4debug import discovery
+from g4debug.cpu import fault as device
+from g4debug.faults import page_oob
+from g4debug.faults.base import Arm, install_all, recreated_bugs
+from g4debug.faults.grammar import Chain, GrammarError, parse
+from g4debug.hooks import Hooks
+
+
+def bad_cells(backend) -> set[tuple[str, int, int, int]]:
+    """Cells that page-oob wrote: (table, row, column, value)."""
+    found = set()
+    for name in ("page_table", "swa_page_table"):
+        table = getattr(backend.forward_metadata, name)
+        if table is not None:
+            for row, column in (table >= page_oob.FAR).nonzero().tolist():
+                found.add((name, row, column, int(table[row, column])))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("page-oob=of", "page-oob has no task 'of'; valid: off, on, corrupt"),
+        ("page-oob=corrupt(x)", "number of cells"),
+        ("page-oob=1*on->corrupt(0)", "number of cells"),
+        ("page-oob=corrupt(-1)", "number of cells"),
+        ("page-oob=on(3)", "on takes no argument"),
+        ("page-oob=on@layer=3", "no selector @layer; valid: @mode, @runner"),
+        ("stale-swa-state=corrupt(1)", "no task 'corrupt'; valid: off, on"),
+        ("stale-swa-state=on@mode=decode", "no selector @mode; valid: @runner"),
+    ],
+)
+def test_what_a_fault_cannot_do_is_refused_at_start(plan, says):
+    with pytest.raises(GrammarError) as error:
+        install_all(parse(plan), Hooks())
+    assert says in str(error.value)
+
+
+def test_every_fault_says_who_must_catch_it():
+    tracers, fixes = discovery.names("g4debug.tracers"), discovery.names("g4debug.fixes")
+    for name in discovery.names("g4debug.faults"):
+        fault = discovery.load("g4debug.faults", name, "FAULT")
+        assert fault.caught_by
+        assert set(fault.caught_by) <= set(tracers)
+        assert fault.recreates in ("", *fixes)
+        assert set(fault.arguments) <= set(fault.tasks)
+    assert recreated_bugs(parse("stale-swa-state=on;page-oob=on")) == {
+        "swa-state-swap": "stale-swa-state"
+    }
+
+
+@pytest.fixture
+def rig_with(arm):
+    def make(plan, **environ):
+        arm(G4DEBUG_FAULTS=plan, **environ)
+        rig = Rig()
+        for tokens in (50, 100, 61):
+            rig.admit(f"r{tokens}", tokens)
+        return rig, rig.backend()
+
+    return make
+
+
+def run(rig, backend, *modes):
+    """Bad cells after each metadata of these modes."""
+    cells = []
+    for mode in modes:
+        backend.init_forward_metadata(rig.batch(mode, rig.requests[1:], backend))
+        cells.append(bad_cells(backend))
+    return cells
+
+
+def test_page_oob_writes_a_live_cell_and_says_which(rig_with, caplog):
+    rig, backend = rig_with("seed=7;page-oob=4*on")
+    cells = run(rig, backend, *["decode"] * 6)
+    assert [len(c) for c in cells] == [1, 1, 1, 1, 0, 0]
+    said = [m for m in caplog.messages if "g4debug fault (seed=7) page-oob #" in m]
+    assert len(said) == 4
+    for number, (line, (cell,)) in enumerate(zip(said, cells[:4], strict=True), 1):
+        name, row, column, value = cell
+        kind = "full" if name == "page_table" else "swa"
+        assert f"#{number}: target decode: {kind} table row {row} column {column} = {value}" in line
+        tokens = rig.requests[1:][row].tokens
+        assert column == (tokens - 1) // 16  # the newest page
+    assert {c[0] for found in cells[:4] for c in found} == {"page_table", "swa_page_table"}
+
+
+def test_the_cell_it_writes_is_one_that_the_kernel_reads(rig_with):
+    rig, backend = rig_with("seed=1;page-oob=on")
+    for mode in ("decode", "target_verify", "extend"):
+        device.clear()
+        rig.step(backend, mode, rig.requests[1:])
+        assert device.pending() is not None
+
+
+def test_a_seed_repeats_itself(rig_with):
+    runs = {}
+    for seed in (3, 4):
+        for again in (1, 2):
+            arm = Arm(page_oob.FAULT, Chain(parse("page-oob=on").chains["page-oob"], seed, "x"), 0)
+            rig, backend = rig_with("")
+            found = []
+            for _ in range(6):
+                backend.init_forward_metadata(rig.batch("decode", rig.requests[1:], backend))
+                page_oob.corrupt(backend, arm, "decode", "target")
+                found.append(bad_cells(backend))
+            runs[seed, again] = found
+    assert runs[3, 1] == runs[3, 2]
+    assert runs[4, 1] == runs[4, 2]
+    assert runs[3, 1] != runs[4, 1]
+
+
+def test_page_oob_of_some_modes_and_runners_only(rig_with):
+    rig, target = rig_with("page-oob=on@mode=target_verify@runner=target")
+    draft = rig.backend(draft=True)
+    modes = ("decode", "target_verify", "extend")
+    assert [len(c) for c in run(rig, target, *modes)] == [0, 1, 0]
+    assert [len(c) for c in run(rig, draft, *modes)] == [0, 0, 0]
+
+
+def test_corrupt_takes_a_number_of_cells(rig_with, caplog):
+    rig, backend = rig_with("page-oob=1*corrupt(5)")
+    run(rig, backend, "decode")
+    assert len([m for m in caplog.messages if "page-oob #" in m]) == 5
+
+
+def test_page_oob_at_graph_replay(rig_with):
+    """The static tables that a CUDA graph reads, right before it is replayed."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    rig, backend = rig_with("page-oob=1*on@mode=replay")
+    batch = rig.batch("decode", rig.requests[1:], backend)
+    backend.init_cuda_graph_state(4, 4)
+    arguments = (None, ForwardMode.DECODE, None)
+    lengths, rows = batch.seq_lens, batch.req_pool_indices
+    backend.init_forward_metadata_capture_cuda_graph(3, 3, rows, lengths, *arguments)
+    assert bad_cells(backend) == set()
+    backend.init_forward_metadata_replay_cuda_graph(
+        3, rows, lengths, int(lengths.sum()), *arguments, lengths
+    )
+    assert len(bad_cells(backend)) == 1
+
+
+def test_stale_swa_state_is_the_drafts_only(rig_with, caplog):
+    rig, target = rig_with("stale-swa-state=on", G4DEBUG_FIX_SWA_STATE_SWAP="0")
+    draft = rig.backend(draft=True)
+    assert (draft.use_sliding_window_kv_pool, draft._swa_kv_pool) == (False, None)
+    assert (target.use_sliding_window_kv_pool, target._swa_kv_pool) == (True, rig.pool)
+    assert any("stale-swa-state #1: draft backend" in m for m in caplog.messages)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_stale_swa_state_is_what_breaks_the_device(rig_with, broken):
+    plan = "stale-swa-state=on" if broken else "stale-swa-state=off"
+    rig, _ = rig_with(plan, G4DEBUG_FIX_SWA_STATE_SWAP="0")
+    draft = rig.backend(draft=True)
+    worker = draft_worker(rig, draft)
+    batch = rig.batch("decode", rig.requests[1:], draft, pool=draft)
+    worker._init_frozen_kv_metadata(batch)
+    with worker._target_kv_pool_view(batch):
+        rig.forward(draft, batch)
+    assert (device.pending() is not None) is broken
+    if broken:
+        assert device.pending().page > 320 // 16  # a full-pool page in a SWA layer

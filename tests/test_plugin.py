@@ -1,0 +1,158 @@
+"""The plugin in real processes: what stops a start, with which words, and what it leaves alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+CPU = [sys.executable, "-m", "g4debug.cpu"]
+# What each SGLang process does first.
+LOAD = """
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+import sys
+torch = sys.modules.get('torch')
+print('CUDA', torch is not None and torch.cuda.is_initialized())
+print('SERVING ON with', len(HookRegistry._hooks), 'hooks')
+"""
+GONE = """
+from g4debug import targets
+targets.SITES['{site}'] = (('', targets.path('{site}') + '_gone'),)
+"""
+
+
+def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    return subprocess.run(
+        command, env={**clean, **environ}, capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def load(code: str = LOAD, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run([*CPU, "-c", code], **environ)
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """All the starts below, two at a time."""
+    cases = {
+        "typo": {"G4DEBUG_TRACER": "page-table"},
+        "fault": {"G4DEBUG_FAULTS": "page-obb=on"},
+        "task": {"G4DEBUG_FAULTS": "page-oob=1*of"},
+        "argument": {"G4DEBUG_FAULTS": "page-oob=corrupt(all)"},
+        "tracer": {"G4DEBUG_TRACE": "pages"},
+        "fix": {"G4DEBUG_FIX_SWA_STATE": "1"},
+        "flag": {"SGLANG_TRTLLM_MHA_DEBUG": "maybe"},
+        "nothing": {},
+        "debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "gone-debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "gone-quiet": {"G4DEBUG_FIX_SWA_STATE_SWAP": "1"},
+    }
+    code = {
+        "gone-debug": GONE.format(site="attn.layer_page_table") + LOAD,
+        "gone-quiet": GONE.format(site="worker.pool_view") + LOAD,
+    }
+    with ThreadPoolExecutor(2) as pool:
+        jobs = {k: pool.submit(load, code.get(k, LOAD), **v) for k, v in cases.items()}
+        return {name: job.result() for name, job in jobs.items()}
+
+
+def last_line(done) -> str:
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("case", "names", "valid"),
+    [
+        ("typo", "G4DEBUG_TRACER", "G4DEBUG_TRACE"),
+        ("fault", "'page-obb'", "page-oob, stale-swa-state"),
+        ("task", "page-oob has no task 'of'", "off, on, corrupt"),
+        ("argument", "corrupt(all)", "a number of cells, from 1"),
+        ("tracer", "'pages'", "page-table"),
+        ("fix", "G4DEBUG_FIX_SWA_STATE", "G4DEBUG_FIX_SWA_STATE_SWAP"),
+        ("flag", "SGLANG_TRTLLM_MHA_DEBUG='maybe'", "1 or 0"),
+    ],
+)
+def test_a_switch_that_is_not_understood_stops_the_process(outcomes, case, names, valid):
+    done = outcomes[case]
+    assert done.returncode == 1
+    assert "SERVING ON" not in done.stdout
+    assert last_line(done).startswith("g4debug: ")
+    assert names in last_line(done)
+    assert valid in last_line(done).partition(names)[2]
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_asked_no_hook_and_no_word(outcomes):
+    done = outcomes["nothing"]
+    assert done.returncode == 0
+    assert "SERVING ON with 0 hooks" in done.stdout
+    assert "armed" not in done.stderr
+
+
+def test_debug_arms_and_says_so_in_one_line(outcomes):
+    done = outcomes["debug"]
+    assert done.returncode == 0, done.stderr
+    (line,) = [x for x in done.stderr.splitlines() if "armed:" in x]
+    for part in ("page-table (raise)", "swa-state-swap not-needed", "faults: none", "dumps: /"):
+        assert part in line
+    hooked = line.split(" sites hooked")[0].split()[-1]
+    assert f"SERVING ON with {hooked} hooks" in done.stdout
+    assert int(hooked) > 0
+    assert "CUDA False" in done.stdout
+
+
+def test_a_missing_site_stops_a_start_that_asked_for_debugging(outcomes):
+    done, site = outcomes["gone-debug"], "attn.layer_page_table"
+    assert done.returncode == 1
+    assert "SERVING ON" not in done.stdout
+    assert last_line(done).startswith(f"g4debug: not armed: {site} (missing: ")
+    assert last_line(done).endswith("run: g4debug doctor")
+
+
+def test_otherwise_a_missing_site_is_a_warning(outcomes):
+    done = outcomes["gone-quiet"]
+    assert done.returncode == 0
+    assert "SERVING ON" in done.stdout
+    assert "g4debug: not armed: worker.pool_view (missing: " in done.stderr
+
+
+def test_importing_the_plugin_is_cheap_and_touches_no_device():
+    code = (
+        "import sys, g4debug.plugin\n"
+        "print(sorted(m for m in ('torch', 'sglang', 'triton', 'numpy') if m in sys.modules))"
+    )
+    done = run([sys.executable, "-c", code])
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_without_sglang_asking_for_debugging_is_an_error(tmp_path):
+    """Never half armed: whatever keeps g4debug from arming ends the process, if asked."""
+    code = (
+        "import sys; sys.modules['sglang'] = None\n"
+        "from g4debug.plugin import register; register(); print('went on')"
+    )
+    done = run([sys.executable, "-c", code], SGLANG_TRTLLM_MHA_DEBUG="1")
+    assert done.returncode == 1
+    assert "went on" not in done.stdout
+    assert last_line(done).startswith("g4debug: could not be armed: ")
+
+
+@pytest.mark.engine
+def test_a_real_server_does_not_start_with_a_typo():
+    from g4debug.cpu import server
+
+    done = run([*CPU, *server.command(["--port", "29999"])[1:]], G4DEBUG_MODES="log")
+    assert done.returncode == 1
+    assert last_line(done).startswith("g4debug: G4DEBUG_MODES: unknown variable; valid: ")
