@@ -35,9 +35,11 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
     settings = _settings(d, environ)
     installed = targets.sglang_version()
     if settings is not None:
-        d.dumps = _dump_directory(d, settings)
+        writes = installed is not None
+        d.dumps = _dump_directory(d, settings) if writes else "none are written: no SGLang here"
     _catalogue(d, settings)
     if installed is None:
+        d.viewer = True
         if settings is not None and (settings.asked or settings.cpu):
             d.problems.append(
                 "debugging is asked for, but this Python has no SGLang; run doctor with the "

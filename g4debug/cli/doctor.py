@@ -47,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
         doctor.render_json(diagnosis, sys.stdout)
     else:
         doctor.render(diagnosis, make_console(width=args.width, color=not args.no_color))
-    return 0 if diagnosis.ready else 1
+    return 1 if diagnosis.problems else 0

@@ -41,6 +41,7 @@ class Diagnosis:
     """
 
     problems: list[str] = field(default_factory=list)
+    viewer: bool = False  # no SGLang here: dumps can be opened, nothing can be served
     notes: list[str] = field(default_factory=list)
     headline: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -58,7 +59,7 @@ class Diagnosis:
 
     @property
     def ready(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.viewer
 
     def conclude(self, otherwise: str) -> None:
         """Set the headline: the first problem, or ``otherwise``."""
@@ -73,7 +74,7 @@ def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
 
 def render(d: Diagnosis, console: Console) -> None:
     """Print the report, at most the console's width wide."""
-    headline = Text(clean(d.headline), "bold green" if d.ready else "bold white on red")
+    headline = Text(clean(d.headline), "bold white on red" if d.problems else "bold green")
     for line in headline.wrap(console, console.width):
         line.rstrip()
         console.print(line)

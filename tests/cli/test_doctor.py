@@ -126,6 +126,8 @@ def test_no_sglang_on_a_laptop(tmp_path: Path) -> None:
     code, out = run_doctor(tmp_path, customize=NO_SGLANG)
     assert code == 0
     assert "only g4debug show and g4debug list can be used here" in " ".join(out.split())
+    code, out = run_doctor(tmp_path, "--json", customize=NO_SGLANG)
+    assert (code, json.loads(out)["ready"]) == (0, False)
 
 
 def test_debugging_asked_for_without_sglang(tmp_path: Path) -> None:
@@ -134,13 +136,14 @@ def test_debugging_asked_for_without_sglang(tmp_path: Path) -> None:
     assert out.startswith("not ready: debugging is asked for, but this Python has no SGLang")
 
 
+@needs_sglang
 def test_no_dump_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    code, out = run_doctor(
-        tmp_path, customize=NO_SGLANG, SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "file" / "x")
-    )
-    assert code == 0 or "not ready" in out
-    assert "not writable: Not a directory" in " ".join(out.split())
+    directory = tmp_path / "file" / "x"
+    code, out = run_doctor(tmp_path, SGLANG_TRTLLM_MHA_DEBUG_DIR=str(directory))
+    assert code == 1
+    flat = " ".join(out.split())
+    assert flat.startswith(f"not ready: no dump can be written to {directory}: Not a directory")
 
 
 @needs_sglang
