@@ -179,7 +179,7 @@ def test_a_wrapper_that_was_put_over_ours_does_not_hide_it(registry):
 
     @functools.wraps(inner)
     def patched(*args, **kwargs):
-        return (late, inner(*args, **kwargs))
+        return (late, inner(*args, **kwargs))  # noqa: F821 - deleted below, on purpose
 
     del late  # leaves an empty cell in the closure; the audit must survive it
     Thing.method = patched

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from real_backend import Rig, draft_worker
+from real_backend import Rig, draft_worker, swa_pool
 
 from g4debug import discovery
 from g4debug.cpu import fault as device
@@ -162,7 +162,7 @@ def test_stale_swa_state_is_what_breaks_the_device(rig_with, broken):
     rig, _ = rig_with(plan, G4DEBUG_FIX_SWA_STATE_SWAP="0")
     draft = rig.backend(draft=True)
     worker = draft_worker(rig, draft)
-    batch = rig.batch("decode", rig.requests[1:], draft, pool=draft)
+    batch = rig.batch("decode", rig.requests[1:], draft, pool=swa_pool(64, 64))
     worker._init_frozen_kv_metadata(batch)
     with worker._target_kv_pool_view(batch):
         rig.forward(draft, batch)

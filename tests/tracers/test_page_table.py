@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from real_backend import LAYERS, PAGE, Rig, draft_worker
+from real_backend import LAYERS, PAGE, Rig, draft_worker, swa_pool
 
 from g4debug import dump
 from g4debug.cpu import fault
@@ -199,7 +199,7 @@ def test_a_stale_draft_is_named_as_what_it_is(arm):
     draft = rig.backend(draft=True)
     request = rig.admit("r50", 50)
     worker = draft_worker(rig, draft)
-    batch = rig.batch("decode", [request], draft, pool=draft)
+    batch = rig.batch("decode", [request], draft, pool=swa_pool(64, 64))
     worker._init_frozen_kv_metadata(batch)
     assert draft.forward_metadata.swa_page_table is None  # not translated: that is the bug
     full_page = int(draft.forward_metadata.page_table[0, 1])

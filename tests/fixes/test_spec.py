@@ -1,0 +1,72 @@
+"""How a fix's state is decided."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from g4debug import discovery, targets
+from g4debug.fixes import _spec
+from g4debug.fixes._spec import Fix
+from g4debug.hooks import Hooks
+
+SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"
+
+
+def fix(broken=True, needs=">=0.5", applied=None):
+    def probe():
+        if isinstance(broken, Exception):
+            raise broken
+        return broken
+
+    return Fix(
+        id="swa-state-swap",
+        title="t",
+        seed="s",
+        upstream="u",
+        needs=needs,
+        still_broken=probe,
+        apply=lambda hooks: applied.append(hooks) if applied is not None else None,
+    )
+
+
+FAULT = {"swa-state-swap": "stale-swa-state"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "needs", "switches", "recreated", "state", "why"),
+    [
+        (True, ">=0.5", {}, {}, "applied", "has this bug"),
+        (False, ">=0.5", {}, {}, "not-needed", "does not have this bug"),
+        (False, ">=0.5", {}, FAULT, "applied", "fault stale-swa-state puts the bug back"),
+        (False, ">=0.5", {"swa-state-swap": True}, {}, "applied", f"{SWITCH}=1"),
+        (True, ">=0.5", {"swa-state-swap": False}, {}, "off", f"{SWITCH}=0"),
+        (True, ">=0.5", {"swa-state-swap": False}, FAULT, "off", f"{SWITCH}=0"),
+        (True, ">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),
+        (True, ">=99", {"swa-state-swap": True}, FAULT, "not-needed", "written for SGLang >=99"),
+        (AttributeError("gone"), ">=0.5", {}, {}, "target-missing", "AttributeError: gone"),
+        (ImportError("gone"), ">=0.5", {}, {}, "target-missing", "ImportError: gone"),
+        (OSError("no source"), ">=0.5", {}, {}, "target-missing", "OSError: no source"),
+    ],
+)
+def test_states(monkeypatch, broken, needs, switches, recreated, state, why):
+    if targets.sglang_version() is None:
+        pytest.skip("needs sglang")
+    applied = []
+    mine = fix(broken, needs, applied)
+    monkeypatch.setattr(discovery, "load", lambda *a: mine)
+    hooks = Hooks()
+    (got,) = _spec.apply_all(hooks, switches, recreated)
+    assert got.state == state
+    assert why in got.why
+    assert str(got) == f"{state}: {got.why}"
+    assert applied == ([hooks] if state == "applied" else [])
+
+
+def test_every_fix_has_its_papers():
+    for name in discovery.names("g4debug.fixes"):
+        declared = discovery.load("g4debug.fixes", name, "FIX")
+        for value in dataclasses.asdict(declared).values():
+            assert value
+        assert targets.SpecifierSet(declared.needs)
