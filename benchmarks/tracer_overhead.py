@@ -64,7 +64,8 @@ def serve(device: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the server prints must not mix with the answers
     engine = sglang.Engine(**engine_arguments(device))
-    print(json.dumps({"hooks": len(HookRegistry._hooks)}), file=answers, flush=True)
+    hello = {"hooks": len(HookRegistry._hooks), "device": device_name()}
+    print(json.dumps(hello), file=answers, flush=True)
     length = SIZES[device][0]
     rng = random.Random(0)
     prompts = [[2, *(rng.randrange(4, 500) for _ in range(length - 1))] for _ in range(64)]
@@ -78,6 +79,12 @@ def serve(device: str) -> None:
         answer = {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
         print(json.dumps(answer), file=answers, flush=True)
     engine.shutdown()
+
+
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 class Server:
@@ -120,12 +127,13 @@ class Server:
         self.process.wait()
 
 
-def measure(device: str, rounds: int) -> list[dict[str, Any]]:
-    """Rows of the CSV: one per round, batch and variant."""
+def measure(device: str, rounds: int) -> tuple[list[dict[str, Any]], str]:
+    """Rows of the CSV, one per round, batch and variant; and what they were measured on."""
     servers = {name: Server(name, device) for name in VARIANTS}
     rows = []
     try:
-        hooks = {name: server.read()["hooks"] for name, server in servers.items()}
+        hello = {name: server.read() for name, server in servers.items()}
+        hooks = {name: h["hooks"] for name, h in hello.items()}
         if hooks["off"] != 0:
             raise SystemExit(f"debug off, yet {hooks['off']} hooks are registered")
         tokens = SIZES[device][1]
@@ -150,7 +158,7 @@ def measure(device: str, rounds: int) -> list[dict[str, Any]]:
     finally:
         for server in servers.values():
             server.stop()
-    return rows
+    return rows, hello["off"]["device"]
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
@@ -186,9 +194,10 @@ def main() -> None:
         return serve(args.device)
     from g4debug.describe import versions
 
-    rows = measure(args.device, args.rounds)
+    rows, device = measure(args.device, args.rounds)
     with args.out.open("w", newline="") as f:
-        f.write(f"# {json.dumps(versions())}\n")
+        header = {**versions(), "device": device}
+        f.write(f"# {json.dumps(header)}\n")
         writer = csv.DictWriter(f, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -41,9 +41,10 @@ def device() -> dict[str, str]:
     """The GPU's name and capability, if this process uses one already."""
     import torch
 
-    used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if not used:
+    if not torch.cuda.is_available():
         return {"device": "cpu"}
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {}  # asking would make a CUDA context in a process that has none
     major, minor = torch.cuda.get_device_capability()
     return {
         "device": torch.cuda.get_device_name(),

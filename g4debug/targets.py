@@ -7,9 +7,10 @@ declares that the release has no such place. Checked against the wheels named in
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+if TYPE_CHECKING:
+    from packaging.version import Version
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
@@ -36,6 +37,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
+    "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
     "scheduler.stream_output": (
         ("<0.5.13", f"{_SCHEDULER}.stream_output"),
         (
@@ -56,15 +58,23 @@ class UnknownSite(KeyError):
 def sglang_version() -> Version | None:
     """The installed SGLang's version, read from its metadata; None if it is not installed."""
     try:
-        return Version(version("sglang"))
+        found = version("sglang")
     except PackageNotFoundError:
         return None
+    # packaging comes with SGLang; a laptop that only opens dumps need not have it.
+    from packaging.version import Version
+
+    return Version(found)
 
 
 def matches(specifier: str, installed: Version | None = None) -> bool:
     """True if the installed SGLang is in ``specifier``; development builds count."""
     found = installed or sglang_version()
-    return found is not None and SpecifierSet(specifier).contains(found, prereleases=True)
+    if found is None:
+        return False
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(found, prereleases=True)
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

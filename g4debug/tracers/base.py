@@ -54,6 +54,24 @@ class Context:
         isolated = self._isolate(hook, _FIRST)
         self.hooks.after(site, Layer.TRACER, self.tracer_id, isolated)
 
+    def on_exception(self, site: str, hook: Callable[[], None]) -> None:
+        """Call ``hook()``, isolated, when a site raises; then let the exception go on.
+
+        A TrapError of the hook takes the exception's place, with it as its context.
+        """
+        isolated = self._isolate(hook, None)
+
+        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            try:
+                return call_next(*args, **kwargs)
+            except TrapError:
+                raise
+            except Exception:
+                isolated()
+                raise
+
+        self.hooks.around(site, Layer.TRACER, self.tracer_id, around)
+
     def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
         def isolated(*args: Any, **kwargs: Any) -> Any:
             if not self.disabled:

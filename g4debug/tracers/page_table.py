@@ -51,6 +51,7 @@ class PageTableTracer:
         self.contain = context.settings.mode != "log"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by site
+        self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_sites: dict[tuple[int, str], int] = {}
@@ -61,12 +62,25 @@ class PageTableTracer:
         self.context.after(SITE, self.after_page_table)
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.stream_output", self.before_stream_output)
+        # Where the kernel got the bad page after all (log mode), the context is dead by now,
+        # but what the guard saw is in host memory.
+        self.context.on_exception("scheduler.run_event_loop", self.poll)
+        self.context.after("scheduler.init", self.after_scheduler_init)
 
     def after_backend_init(
         self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
     ) -> Any:
+        self.backends += 1
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(id(backend))
+        return result
+
+    def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.backends:
+            logger.warning(
+                "g4debug: page-table is armed, but this server has no trtllm_mha attention "
+                "backend: there is nothing that it can check"
+            )
         return result
 
     def after_page_table(
@@ -205,6 +219,13 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="page-table",
     title="every live cell of a page table points into the pool that its layer reads",
-    sites=("attn.init", SITE, "scheduler.run_batch", "scheduler.stream_output"),
+    sites=(
+        "attn.init",
+        SITE,
+        "scheduler.init",
+        "scheduler.run_batch",
+        "scheduler.run_event_loop",
+        "scheduler.stream_output",
+    ),
     install=install,
 )

@@ -69,3 +69,15 @@ def test_without_the_guard_the_same_fault_kills_the_context(tmp_path: Path) -> N
     assert status != 0
     assert "an illegal memory access was encountered" in log
     assert dumps == []
+
+
+def test_log_mode_dies_but_still_tells(tmp_path: Path) -> None:
+    """The kernel gets the bad page; the finding is read from host memory of a dead context."""
+    status, log, dumps = run_engine(
+        tmp_path, G4DEBUG_FAULTS="seed=3;page-oob=1*on@mode=replay", G4DEBUG_MODE="log"
+    )
+    assert status != 0
+    assert "an illegal memory access was encountered" in log
+    assert "g4debug: page-table" in log
+    assert len(dumps) == 1
+    assert dump.read(dumps[0]).finding.check == "page-table"
