@@ -32,10 +32,8 @@ def settings_table() -> list[str]:
         for f in dataclasses.fields(Settings)
         if f.metadata
     ]
-    return [
-        *rows,
-        f"| `{FIX_PREFIX}<FIX>` | by need | 0 keeps a fix off; 1 puts it on where it was written for this SGLang |",
-    ]
+    switch = "0 keeps a fix off; 1 puts it on where it was written for this SGLang"
+    return [*rows, f"| `{FIX_PREFIX}<FIX>` | by need | {switch} |"]
 
 
 def test_the_environment_table_is_the_dataclass() -> None:
