@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-
-from g4debug import discovery, targets
 from g4debug.fixes import _spec
 from g4debug.fixes._spec import Fix
+
+from g4debug import discovery, targets
 from g4debug.hooks import Hooks
 
 SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from g4debug.fixes import swa_state_swap
+from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
 from real_backend import Rig, draft_worker, swa_pool
 
 from g4debug.cpu import fault as device
-from g4debug.fixes import swa_state_swap
-from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
 
 STALE = {"G4DEBUG_FAULTS": "stale-swa-state=on"}
 OFF = {"G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
@@ -86,9 +86,16 @@ def test_state_comes_back_whatever_is_raised(sglang, error):
     rig = Rig()
     backend = rig.backend()
     before = state(backend)
-    with pytest.raises(error), swa_state_of(backend, None):
-        assert state(backend) == (False, None)
-        raise error
+    inside = []
+
+    def body():
+        with swa_state_of(backend, None):
+            inside.append(state(backend))
+            raise error
+
+    with pytest.raises(error):
+        body()
+    assert inside == [(False, None)]
     assert state(backend) == before == (True, rig.pool)
 
 

@@ -1,0 +1,151 @@
+"""The demo as a user runs it: four arms, one verdict, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from g4debug import dump
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the demo is run by hand"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+REPRO = Path(__file__).parents[2] / "repro" / "e4b_trtllm_mtp.py"
+MARK = "G4_TEST_RUN"
+
+
+class Session:
+    """A run and all its processes.
+
+    Those that still have a mark in their environment lead to the sessions that the run opened;
+    SGLang's children overwrite theirs with their titles, but stay in their parent's session.
+    """
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.mark = f"{MARK}={uuid.uuid4()}".encode()
+        self.sessions: set[int] = set()
+        self.out, self.err = folder / "out", folder / "err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, str(REPRO), "--device", "cpu", *flags],
+                env={**os.environ, MARK: self.mark.decode().partition("=")[2]},
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def alive(self) -> dict[int, str]:
+        """Processes of this run, zombies apart, and what they are called."""
+        processes = {}
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(folder.name)
+                status, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if status != "Z":
+                    processes[pid] = int(session), folder
+        found = {}
+        for pid, (session, folder) in processes.items():
+            with contextlib.suppress(OSError):
+                if self.mark in (folder / "environ").read_bytes().split(b"\0"):
+                    self.sessions.add(session)
+                    found[pid] = ""
+        for pid, (session, folder) in processes.items():
+            with contextlib.suppress(OSError):
+                if pid in found or session in self.sessions:
+                    found[pid] = (folder / "cmdline").read_text().replace("\0", " ")
+        return found
+
+    def wait(self, seconds: float, until: str = "\0") -> int | None:
+        """Watch until it ends (its exit status) or a process is called ``until`` (None)."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            names = self.alive().values()
+            if any(until in name for name in names):
+                return None
+            if self.process.poll() is not None:
+                return self.process.returncode
+            time.sleep(0.3)
+        pytest.fail(f"still running after {seconds} s: {self.alive()}")
+
+    def gone(self, seconds: float = 10) -> bool:
+        """Whether all of them end within this time."""
+        end = time.monotonic() + seconds
+        while self.alive() and time.monotonic() < end:
+            time.sleep(0.1)
+        return not self.alive()
+
+
+@contextlib.contextmanager
+def session(folder: Path, *flags: str) -> Iterator[Session]:
+    run = Session(folder, *flags)
+    try:
+        yield run
+    finally:
+        for pid in run.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait(10)
+
+
+def test_all_four_arms_do_as_they_should(tmp_path):
+    with session(tmp_path, "--json") as run:
+        status = run.wait(300)
+        err = run.err.read_text()
+        assert status == 0, err[-4000:]
+        assert len(run.sessions) == 5  # its own, and one for each arm
+        assert run.gone()
+    result = json.loads(run.out.read_text())  # nothing else is on stdout
+    assert result["good"] is True
+    arms = result["arms"]
+    assert list(arms) == ["clean", "broken", "diagnosed", "fixed"]
+    assert all(arm["good"] is True for arm in arms.values()), arms
+    assert arms["clean"]["status"] == arms["fixed"]["status"] == 0
+    assert arms["broken"]["status"] != 0
+    assert arms["diagnosed"]["status"] != 0
+    assert arms["clean"]["swa_peak"] >= 0.85
+    assert arms["clean"]["accept_length"] == pytest.approx(arms["fixed"]["accept_length"])
+    assert "illegal memory access" in arms["broken"]["what"]
+    # The verdicts once more, from what they stand on.
+    path = Path(arms["diagnosed"]["dump"])
+    record = dump.read(path)
+    assert record.finding.location.runner == "draft"
+    assert record.finding.location.layer_kind == "sliding"
+    assert record.finding.location.request
+    assert "use_sliding_window_kv_pool=False" in record.finding.cause
+    assert "an illegal memory access was encountered" in err  # the user's real pain is shown
+    assert record.finding.headline in err
+    path.unlink()
+
+
+def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
+    with session(tmp_path, "--arm", "clean") as run:
+        assert run.wait(60, until="sglang::scheduler") is None
+        assert len(run.alive()) >= 3  # this script, the arm, SGLang's scheduler
+        os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+        assert run.wait(30) == 130
+        assert run.gone()
+        assert "Traceback" not in run.err.read_text()
+        assert "no process of ours is left" in run.out.read_text()
+
+
+def test_wrong_arguments():
+    for flags in (["--arm", "cleen"], ["--device", "tpu"], ["--requests", "many"]):
+        done = subprocess.run(
+            [sys.executable, str(REPRO), *flags], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        assert "usage:" in done.stderr
