@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from g4debug import discovery, targets
-from g4debug.settings import fix_switch
+from g4debug.settings import SettingsError, fix_switch
 
 if TYPE_CHECKING:
     from g4debug.hooks import Hooks
@@ -49,7 +49,8 @@ def apply_all(
     """Decide and apply every fix of the folder.
 
     ``switches``: fixes that the environment forces on or off. ``recreated``: fix id ->
-    fault that puts the fixed bug back, which makes the fix needed again.
+    fault that puts the fixed bug back, which makes the fix needed again. Raises
+    SettingsError for a fix that is forced on where it was not written for.
     """
     return tuple(
         _apply(discovery.load("g4debug.fixes", name, "FIX"), hooks, switches, recreated)
@@ -65,6 +66,11 @@ def _apply(
         return FixState(fix, "off", f"{switch}=0")
     if not targets.matches(fix.needs):
         found = targets.sglang_version()
+        if switches.get(fix.id):
+            raise SettingsError(
+                f"{switch}=1: fix {fix.id} was written for SGLang {fix.needs}, found {found}; "
+                f"unset {switch}"
+            )
         return FixState(fix, "not-needed", f"written for SGLang {fix.needs}, found {found}")
     if fix.id in recreated:
         why = f"fault {recreated[fix.id]} puts the bug back"

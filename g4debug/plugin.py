@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from g4debug import __version__, discovery
@@ -17,10 +18,26 @@ from g4debug.faults.grammar import GrammarError
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
+    from g4debug.describe import Describer
     from g4debug.hooks import Hooks
+    from g4debug.recorder import Recorder
     from g4debug.tracers.base import Context
+    from g4debug.trap import Trap
 
 logger = logging.getLogger("g4debug")
+
+
+@dataclass(frozen=True)
+class InForce:
+    """What ``register`` put in force in this process; ``g4debug doctor`` reads it."""
+
+    hooks: Hooks
+    fixes: dict[str, str]  # id -> "state: why"
+    tracers: dict[str, str]  # name -> "armed: mode"
+    installed: bool  # False: nothing was asked for or needed, so SGLang has no hook of ours
+
+
+in_force: InForce | None = None
 
 
 def register() -> None:
@@ -33,6 +50,8 @@ def register() -> None:
         _register(settings)
     except GrammarError as e:
         raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
+    except SettingsError as e:
+        raise SystemExit(f"g4debug: {e}") from e
     except Exception as e:
         if settings.asked or settings.cpu:
             logger.exception("g4debug: could not be armed")
@@ -69,23 +88,20 @@ def _register(settings: Settings) -> None:
     for state in fix_states:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s is off: %s", state.fix.id, state.why)
+    global in_force
+    in_force = InForce(hooks, describer.fixes, describer.tracers, bool(hooks.sites))
     if not hooks.sites:
         return
     hooks.install()
-    _audit_after_apply(hooks, settings)
-    _announce(settings, hooks, describer)
+    _after_apply(hooks, settings, start_up_line(settings, hooks, describer))
 
 
-def _arm(settings: Settings, hooks: Hooks, recorder: object, trap: object) -> list[Context]:
+def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> list[Context]:
     """Install the tracers that are asked for, and the step recorder below them."""
     if not settings.tracers:
         return []
-    from g4debug.recorder import Recorder
     from g4debug.tracers.base import Context, Tracer
-    from g4debug.trap import Trap
 
-    assert isinstance(recorder, Recorder)
-    assert isinstance(trap, Trap)
     steps = Context("recorder", hooks, settings, recorder, trap)
     steps.before(
         "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
@@ -100,8 +116,11 @@ def _arm(settings: Settings, hooks: Hooks, recorder: object, trap: object) -> li
     return contexts
 
 
-def _audit_after_apply(hooks: Hooks, settings: Settings) -> None:
-    """Check, right after SGLang applied all plugins' hooks, that ours really run."""
+def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
+    """Check, right after SGLang applied all plugins' hooks, that ours really run; then say so.
+
+    On stderr: SGLang sets up its logging only after the plugins ran.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     apply_hooks = HookRegistry.apply_hooks
@@ -111,6 +130,7 @@ def _audit_after_apply(hooks: Hooks, settings: Settings) -> None:
         apply_hooks()
         missing = hooks.missing()
         if not missing:
+            print(line, file=sys.stderr, flush=True)
             return
         text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
@@ -121,18 +141,13 @@ def _audit_after_apply(hooks: Hooks, settings: Settings) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def _announce(settings: Settings, hooks: Hooks, describer: object) -> None:
-    """One line on stderr; SGLang sets up its logging only after the plugins ran."""
-    from g4debug.describe import Describer
-
-    assert isinstance(describer, Describer)
+def start_up_line(settings: Settings, hooks: Hooks, describer: Describer) -> str:
+    """What is armed, what is fixed, what is injected, where dumps go."""
     role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(describer.tracers) or "none"
     fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())
-    print(
+    return (
         f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
-        f"dumps: {settings.debug_dir}",
-        file=sys.stderr,
-        flush=True,
+        f"dumps: {settings.debug_dir}"
     )

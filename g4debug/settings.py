@@ -18,7 +18,9 @@ from typing import Any
 
 from g4debug import discovery
 
-DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug"
+# Not ".../g4debug": a process that starts in the temporary folder would import that folder
+# as an (empty) package of this name, and SGLang would serve on, unarmed.
+DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
 MODES = ("raise", "contain", "log")
 FIX_PREFIX = "G4DEBUG_FIX_"
 
@@ -129,8 +131,8 @@ class Settings:
 
     @property
     def asked(self) -> bool:
-        """True if the user asked for debugging, so that failing to arm must stop the start."""
-        return bool(self.tracers or self.faults)
+        """True if the user asked for something, so that failing to do it must stop the start."""
+        return bool(self.tracers or self.faults or any(self.fixes.values()))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:

@@ -133,6 +133,15 @@ def headline_first(run: Outcome, headline: str) -> bool:
     return 0 <= text.find(headline) < (other if other >= 0 else len(text))
 
 
+def viewer() -> str:
+    """How to call g4debug from here: by name if it is on PATH, else by its place."""
+    script = Path(sys.executable).with_name("g4debug")
+    if shutil.which("g4debug") or not script.exists():
+        return "g4debug"
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
+
+
 def dump_path(run: Outcome) -> Path | None:
     """The dump that the arm's log names."""
     for line in run.text.splitlines():
@@ -195,7 +204,9 @@ def explain(name: str, run: Outcome, console: Console) -> None:
         record, path = dump_of(run), dump_path(run)
         if record is not None:
             console.print(Text(f"    {record.finding.headline}", "bold"), soft_wrap=True)
-            console.print(Text(f"    dump: {path}\n    next: g4debug show {path}"), soft_wrap=True)
+            console.print(
+                Text(f"    dump: {path}\n    next: {viewer()} show {path}"), soft_wrap=True
+            )
 
 
 def summary(done: dict[str, tuple[Outcome, Verdict]]) -> Table:

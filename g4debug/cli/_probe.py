@@ -6,6 +6,7 @@ process and no other gets the CPU engine's environment, so that SGLang can be im
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -52,29 +53,15 @@ def _load_plugins(facts: dict[str, Any]) -> None:
     from g4debug import plugin
     from g4debug.hooks import Hooks
 
-    seen: list[Hooks] = []
-    install, announce = Hooks.install, plugin._announce
-
-    def watched(self: Hooks) -> None:
-        seen.append(self)
-        install(self)
-
-    def announced(settings: Any, hooks: Hooks, describer: Any) -> None:
-        facts["fixes"], facts["tracers"] = describer.fixes, describer.tracers
-        announce(settings, hooks, describer)
-
-    Hooks.install = watched  # type: ignore[method-assign]
-    plugin._announce = announced
     try:
         load_plugins()
     finally:
-        for hooks in seen or [Hooks()]:
-            facts["sites"] = [
-                {"site": s.site, "path": s.path, "state": s.state, "owners": s.owners}
-                | {"detail": s.detail}
-                for s in hooks.audit()
-            ]
-        facts["registered"] = bool(seen)
+        state = plugin.in_force
+        if state is not None:
+            facts["fixes"], facts["tracers"] = state.fixes, state.tracers
+        hooks = state.hooks if state is not None else Hooks()
+        facts["sites"] = [dataclasses.asdict(s) for s in hooks.audit()]
+        facts["registered"] = state is not None and state.installed
 
 
 def _canary(tracer: str, cuda: bool) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 
@@ -23,6 +24,11 @@ def run(args: argparse.Namespace) -> int:
     from g4debug import cpu
     from g4debug.cpu import server
 
+    if importlib.util.find_spec("sglang") is None:
+        print(
+            "g4debug cpu-server: this Python has no SGLang; in a clone: make env", file=sys.stderr
+        )
+        return 2
     try:
         cpu.refuse_cuda("g4debug cpu-server")
         command = server.command(list(args.rest), mtp=not args.no_mtp)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def offline(svg: str) -> str:
+    """rich's SVG without its web fonts: opening a picture must not fetch anything."""
+    return re.sub(r"@font-face\s*\{[^}]*\}\s*", "", svg)
+
+
 def _render(record: TrapRecord, args: argparse.Namespace) -> None:
     from g4debug.reporters import json, page_map, steps, terminal
 
@@ -67,6 +73,6 @@ def _render(record: TrapRecord, args: argparse.Namespace) -> None:
         )
         terminal.render(record, picture, source=str(args.path), rows=rows, last_steps=last_steps)
         try:
-            picture.save_svg(str(args.svg), title="g4debug show")
+            args.svg.write_text(offline(picture.export_svg(title="g4debug show")), "utf-8")
         except OSError as e:
             raise CliError(f"cannot write {args.svg}: {e.strerror or e}") from e

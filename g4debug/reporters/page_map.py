@@ -70,7 +70,8 @@ def _lines(
 
 def _title(view: TableView, s: Symbols) -> Text:
     table = view.table
-    parts = [f"{view.rows_total} rows x {view.columns_total} pages of {table.pool.page_size}"]
+    rows = "row" if view.rows_total == 1 else "rows"
+    parts = [f"{view.rows_total} {rows} x {view.columns_total} pages of {table.pool.page_size}"]
     parts.append(f"window {table.window} tokens" if table.window >= 0 else "no window")
     if table.q_len != 1:
         parts.append(f"{table.q_len} query tokens per row")
@@ -224,7 +225,7 @@ def _more_rows(count: int, where: str, bad: int, s: Symbols) -> Text:
 def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
     entries = [
         ("good", "12", "page read"),
-        ("bad", f"{s.bad_left}57{s.bad_right}", "BAD"),
+        ("bad", f"{s.bad_left}n{s.bad_right}", "BAD"),
         ("zero", "0", "reserved page"),
         ("outside", s.outside, "before the window"),
         ("past", s.past, "past the end"),
