@@ -113,7 +113,8 @@ def test_which_tracers_are_armed():
     assert read(G4DEBUG_TRACE="page-table").tracers == ("page-table",)
     assert read(G4DEBUG_TRACE="page-table").asked
     assert read(G4DEBUG_FAULTS="page-oob=1*on").asked
-    assert not read(G4DEBUG_MODE="log", G4DEBUG_FIX_SWA_STATE_SWAP="1").asked
+    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="1").asked
+    assert not read(G4DEBUG_MODE="log", G4DEBUG_FIX_SWA_STATE_SWAP="0").asked
 
 
 def test_fix_switches():

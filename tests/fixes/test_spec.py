@@ -7,9 +7,11 @@ import dataclasses
 import pytest
 from g4debug.fixes import _spec
 from g4debug.fixes._spec import Fix
+from packaging.specifiers import SpecifierSet
 
 from g4debug import discovery, targets
 from g4debug.hooks import Hooks
+from g4debug.settings import SettingsError
 
 SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"
 
@@ -44,7 +46,7 @@ FAULT = {"swa-state-swap": "stale-swa-state"}
         (True, ">=0.5", {"swa-state-swap": False}, {}, "off", f"{SWITCH}=0"),
         (True, ">=0.5", {"swa-state-swap": False}, FAULT, "off", f"{SWITCH}=0"),
         (True, ">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),
-        (True, ">=99", {"swa-state-swap": True}, FAULT, "not-needed", "written for SGLang >=99"),
+        (True, ">=99", {}, FAULT, "not-needed", "written for SGLang >=99"),
         (AttributeError("gone"), ">=0.5", {}, {}, "target-missing", "AttributeError: gone"),
         (ImportError("gone"), ">=0.5", {}, {}, "target-missing", "ImportError: gone"),
         (OSError("no source"), ">=0.5", {}, {}, "target-missing", "OSError: no source"),
@@ -64,9 +66,16 @@ def test_states(monkeypatch, broken, needs, switches, recreated, state, why):
     assert applied == ([hooks] if state == "applied" else [])
 
 
+def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(monkeypatch):
+    mine = fix(needs=">=99")
+    monkeypatch.setattr(discovery, "load", lambda *a: mine)
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: .* written for SGLang >=99, found"):
+        _spec.apply_all(Hooks(), {"swa-state-swap": True}, {})
+
+
 def test_every_fix_has_its_papers():
     for name in discovery.names("g4debug.fixes"):
         declared = discovery.load("g4debug.fixes", name, "FIX")
         for value in dataclasses.asdict(declared).values():
             assert value
-        assert targets.SpecifierSet(declared.needs)
+        assert SpecifierSet(declared.needs)
