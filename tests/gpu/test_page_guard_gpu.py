@@ -25,11 +25,14 @@ CUDA = torch.device("cuda")
 def run(case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
     """Launch on a device copy of a case; returns the device's ``out``, poisoned before."""
     on_gpu = case.to("cuda")
-    out = torch.full(case.table.shape, POISON, dtype=torch.int32, device=CUDA)
+    cells = case.table.numel()
+    memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32, device=CUDA)
+    out = memory[:cells].view(case.table.shape)
     page_guard.launch(
         on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, site,
         case.pages, case.page_size, case.window,
     )  # fmt: skip
+    assert bool((memory[cells:] == POISON).all())  # nothing behind the table is written
     return out
 
 
