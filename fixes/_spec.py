@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from g4debug import discovery, targets
+from g4debug.hooks import HookError
 from g4debug.settings import SettingsError, fix_switch
 
 if TYPE_CHECKING:
@@ -84,5 +85,11 @@ def _apply(
         if not broken:
             return FixState(fix, "not-needed", "the installed SGLang does not have this bug")
         why = "the installed SGLang has this bug"
-    fix.apply(hooks)
+    try:
+        fix.apply(hooks)
+    except HookError as e:
+        hooks.drop(fix.id)
+        if switches.get(fix.id):
+            raise SettingsError(f"{switch}=1: {e}") from e
+        return FixState(fix, "target-missing", str(e))
     return FixState(fix, "applied", why)

@@ -72,6 +72,13 @@ class Hooks:
             )
         self._entries[site].append(Entry(layer, owner, wrapper))
 
+    def drop(self, owner: str) -> None:
+        """Forget all wrappers of ``owner``: half a fix is worse than none."""
+        for site in list(self._entries):
+            self._entries[site] = [e for e in self._entries[site] if e.owner != owner]
+            if not self._entries[site]:
+                del self._entries[site]
+
     def before(self, site: str, layer: Layer, owner: str, hook: Before) -> None:
         """Call ``hook(*args, **kwargs)`` before a site."""
 

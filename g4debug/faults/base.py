@@ -81,7 +81,23 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
         raise GrammarError(f"{fault.id} has no task {action.task!r}; valid: {valid}")
     if action.argument and action.task not in fault.arguments:
         raise GrammarError(f"{fault.id}: {action.task} takes no argument")
-    for key, _ in action.select:
+    for key, value in action.select:
         if key not in fault.selectors:
             valid = ", ".join(f"@{s}" for s in fault.selectors) or "none"
             raise GrammarError(f"{fault.id} has no selector @{key}; valid: {valid}")
+        known = selector_values(key)
+        if known and value.lower() not in known:
+            raise GrammarError(
+                f"{fault.id}: @{key}={value} never matches; valid: {', '.join(known)}"
+            )
+
+
+def selector_values(key: str) -> tuple[str, ...]:
+    """The values that a selector can have, () if any. Imports SGLang for its forward modes."""
+    if key == "runner":
+        return ("draft", "target")
+    if key == "mode":
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        return (*(name.lower() for name in ForwardMode.__members__), "replay")
+    return ()

@@ -1,6 +1,7 @@
 """What a tracer declares, and the context it works in.
 
-A tracer's own bug is reported and disables that tracer; it never takes down serving.
+A tracer's own bug is reported and disables the hook that it is in; it never takes down
+serving.
 Only a TrapError passes through to SGLang.
 """
 
@@ -40,7 +41,7 @@ class Context:
         self.settings = settings
         self.recorder = recorder
         self.trap = trap
-        self.disabled = ""
+        self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
 
     def before(self, site: str, hook: Callable[..., None]) -> None:
         """Call ``hook(*args, **kwargs)`` before a site, isolated."""
@@ -73,18 +74,25 @@ class Context:
         self.hooks.around(site, Layer.TRACER, self.tracer_id, around)
 
     def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
+        failed = False
+
         def isolated(*args: Any, **kwargs: Any) -> Any:
-            if not self.disabled:
+            nonlocal failed
+            if not failed:
                 try:
                     return hook(*args, **kwargs)
                 except TrapError:
                     raise
                 except Exception as e:
+                    # Only this hook: the tracer's others must go on, above all the one that
+                    # reports what a guard in an already captured graph still sees.
+                    failed = True
                     self.disabled = f"{type(e).__name__}: {e}"
                     logger.exception(
-                        "g4debug: tracer %s failed and is now off in this process; "
+                        "g4debug: tracer %s failed in %s, which is now off in this process; "
                         "serving goes on without it. Please report this.",
                         self.tracer_id,
+                        getattr(hook, "__name__", "a hook"),
                     )
             return args[0] if fallback is _FIRST else None
 

@@ -51,6 +51,7 @@ class PageTableTracer:
         self.contain = context.settings.mode != "log"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by site
+        self.lost = False  # a sticky device error: nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self._latest: dict[tuple[int, str], Launch] = {}
@@ -163,30 +164,32 @@ class PageTableTracer:
 
     def poll(self) -> None:
         """Report what the guard saw. One read of host memory when it saw nothing."""
-        if self.trap is None or not self.trap.tripped:
+        if self.trap is None or self.lost or not self.trap.tripped:
             return
         from g4debug.tracers._page_table_report import describe
 
-        sites = self.trap.tripped_sites() or [0]
-        launch = self.launches.get(sites[0])
-        fields = self.trap.fields(sites[0])
-        draft = launch is not None and id(launch.backend) in self.drafts
-        try:
-            finding, table = describe(launch, fields, self.context.recorder, draft)
-        except Exception:
-            # Our bug must not swallow the finding: the kernel got a safe table, not a right one.
-            logger.exception("g4debug: page-table finding could not be described in full")
-            finding, table = describe(None, fields, self.context.recorder, draft)
+        found = []
+        for site in self.trap.tripped_sites() or [0]:
+            launch, fields = self.launches.get(site), self.trap.fields(site)
+            draft = launch is not None and id(launch.backend) in self.drafts
+            try:
+                found.append(describe(launch, fields, self.context.recorder, draft))
+            except Exception:
+                # Our bug must not swallow the finding: the kernel's table was safe, not right.
+                logger.exception("g4debug: page-table finding could not be described in full")
+                found.append(describe(None, fields, self.context.recorder, draft))
         self._rearm()
-        self.context.trap.report(finding, table)
+        for finding, table in found:  # in raise mode the first one ends it
+            self.context.trap.report(finding, table)
 
     def _rearm(self) -> None:
         assert self.trap is not None
         try:
             self.trap.clear()
         except RuntimeError as e:
-            # The device is gone: report once more at most, from host memory.
-            self.context.disabled = f"device lost: {e}"
+            # The device is gone, and with it all that could still be checked.
+            logger.error("g4debug: page-table: the device is lost (%s); no further checks", e)
+            self.lost = True
 
 
 def pool_of_layer(backend: Any, layer: Any, forward_batch: Any) -> tuple[Any, str]:

@@ -169,3 +169,9 @@ def test_stale_swa_state_is_what_breaks_the_device(rig_with, broken):
     assert (device.pending() is not None) is broken
     if broken:
         assert device.pending().page > 320 // 16  # a full-pool page in a SWA layer
+
+
+def test_a_selector_value_that_never_matches_is_refused(sglang):
+    plan = parse("page-oob=on@mode=decod")
+    with pytest.raises(GrammarError, match=r"@mode=decod never matches; valid: .*decode.*replay"):
+        install_all(plan, Hooks())

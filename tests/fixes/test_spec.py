@@ -79,3 +79,20 @@ def test_every_fix_has_its_papers():
         for value in dataclasses.asdict(declared).values():
             assert value
         assert SpecifierSet(declared.needs)
+
+
+def test_a_fix_whose_site_is_absent_leaves_nothing_behind(monkeypatch):
+    """Half a fix is worse than none: what it had hooked before it failed is dropped."""
+    from g4debug.fixes import swa_state_swap
+
+    from g4debug.settings import SettingsError
+
+    monkeypatch.setitem(targets.SITES, "attn.alloc_swa_page_table", (("", None),))
+    fix = dataclasses.replace(swa_state_swap.FIX, still_broken=lambda: True)
+    hooks = Hooks()
+    state = _spec._apply(fix, hooks, {}, {})
+    assert state.state == "target-missing"
+    assert "attn.alloc_swa_page_table" in state.why
+    assert hooks.sites == ()
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: "):
+        _spec._apply(fix, Hooks(), {fix.id: True}, {})

@@ -60,13 +60,32 @@ def test_a_bug_is_logged_once_and_the_result_stands(context, caplog, kind):
     assert context.disabled == "ValueError: a bug"
 
 
-def test_a_failed_tracer_is_off_at_all_its_sites(context):
-    seen = []
-    context.after(SITE, boom)
+def test_only_the_failed_hook_is_off(context):
+    """A guard in a captured graph goes on by itself, so what reports it must go on, too."""
+    seen, runs = [], []
+
+    def fails(result, *args):
+        runs.append(args)
+        raise ValueError("a bug")
+
+    context.after(SITE, fails)
     context.before("scheduler.stream_output", lambda *a: seen.append(a))
-    call(context)
-    context.hooks._compose("scheduler.stream_output")(lambda *a: None, 1)
-    assert seen == []
+    call(context, 1)
+    call(context, 2)
+    context.hooks._compose("scheduler.stream_output")(lambda *a: None, 3)
+    assert runs == [(1,)]
+    assert seen == [(3,)]
+
+
+def test_an_exception_is_told_to_the_tracer_and_goes_on(context):
+    told = []
+    context.on_exception(SITE, lambda: told.append(1))
+    site = context.hooks._compose(SITE)
+    assert site(lambda: "fine") == "fine"
+    assert told == []
+    with pytest.raises(RuntimeError, match="the device"):
+        site(lambda: (_ for _ in ()).throw(RuntimeError("the device")))
+    assert told == [1]
 
 
 @pytest.mark.parametrize("kind", ["before", "after"])
