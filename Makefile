@@ -36,5 +36,5 @@ clean: ## Remove caches and what tools left behind
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .g4debug build dist *.egg-info
 	@find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
-distclean: clean ## The same, and the environments (2.3 GB each)
+distclean: clean ## The same, and the environments (2.6 GB each)
 	@rm -rf .venv .venv-* .venv*.lock
