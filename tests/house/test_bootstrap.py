@@ -129,6 +129,9 @@ def test_folder_of_somebody_else_is_left_alone(scripts, clone: Path, capsys):
     assert (clone / ".venv" / "precious").exists()
 
 
+ALL = 7  # venv, torch, sglang, tools, bytecode, check, the project
+
+
 class Steps:
     """Stands for pip: counts the steps, and fails or is killed at the one that is asked for."""
 
@@ -149,7 +152,7 @@ class Steps:
 def test_second_run_does_nothing(scripts, clone: Path, monkeypatch: pytest.MonkeyPatch):
     steps = Steps(scripts, monkeypatch)
     assert scripts.main(".venv", "0.5.12.post1") == 0
-    assert len(steps.ran) == 6
+    assert len(steps.ran) == ALL
     steps.ran.clear()
     assert scripts.main(".venv", "0.5.12.post1") == 0
     assert steps.ran == []
@@ -172,10 +175,12 @@ def test_changed_pins_make_it_all_again(scripts, clone: Path, monkeypatch):
     with (clone / "requirements" / "dev.txt").open("a") as handle:
         handle.write("# changed\n")
     scripts.main(".venv", "0.5.12.post1")
-    assert len(steps.ran) == 6
+    assert len(steps.ran) == ALL
 
 
-@pytest.mark.parametrize("step", ["virtual", "torch 2", "sglang", "tools", "check", "itself"])
+@pytest.mark.parametrize(
+    "step", ["virtual", "torch 2", "sglang", "tools", "bytecode", "check", "itself"]
+)
 def test_interruption_anywhere_is_recovered(scripts, clone: Path, monkeypatch, capsys, step: str):
     steps = Steps(scripts, monkeypatch)
     steps.stop_at = step
@@ -184,7 +189,7 @@ def test_interruption_anywhere_is_recovered(scripts, clone: Path, monkeypatch, c
     steps.stop_at = ""
     steps.ran.clear()
     assert scripts.main(".venv", "0.5.12.post1") == 0
-    assert len(steps.ran) == (1 if step == "itself" else 6)
+    assert len(steps.ran) == (1 if step == "itself" else ALL)
 
 
 def test_two_makes_wait_for_each_other(scripts, tmp_path: Path):
