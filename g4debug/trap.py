@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from g4debug import dump
 from g4debug.record import Finding, Table, TrapRecord
@@ -47,13 +45,6 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     return out
 
 
-@dataclass
-class Seen:
-    """How often one kind of finding was made in this process."""
-
-    count: int = 0
-
-
 class Trap:
     """Reports findings of all tracers of a process, within one budget.
 
@@ -67,7 +58,7 @@ class Trap:
         self.settings = settings
         self.describe = describe
         self.written = 0
-        self._seen: dict[tuple[object, ...], Seen] = {}
+        self._seen: Counter[tuple[object, ...]] = Counter()  # by kind of finding
 
     def report(self, finding: Finding, table: Table | None = None) -> None:
         """Log and dump a finding; raise TrapError in ``raise`` mode.
@@ -77,12 +68,12 @@ class Trap:
         """
         where = finding.location
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
-        seen = self._seen.setdefault(key, Seen())
-        seen.count += 1
+        self._seen[key] += 1
+        count = self._seen[key]
         raising = self.settings.mode == "raise"
-        if not raising and seen.count > 1:
-            if str(seen.count).strip("0") == "1":
-                logger.error("%s (seen %d times)", finding.headline, seen.count)
+        if not raising and count > 1:
+            if str(count).strip("0") == "1":
+                logger.error("%s (seen %d times)", finding.headline, count)
             return
         path, problem = self._dump(finding, table)
         logger.error("\n".join(lines(finding, path, problem)))
@@ -137,12 +128,8 @@ def cut_out(table: Table, rows: int, columns: int) -> Table:
         values=table.values[here, c : c + columns].clone(),
         seq_lens=table.seq_lens[here].clone(),
         first_live=table.first_live[here].clone(),
-        bad=_near(table.bad, rows * 4),
+        bad=table.bad[: rows * 4].clone(),
         row0=table.row0 + r,
         column0=table.column0 + c,
         rids=table.rids[here],
     )
-
-
-def _near(bad: torch.Tensor, limit: int) -> torch.Tensor:
-    return bad[:limit].clone()

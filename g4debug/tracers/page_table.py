@@ -37,8 +37,7 @@ class Launch:
     seq_lens: torch.Tensor
     cu_q: torch.Tensor | None
     out: torch.Tensor
-    pool: Any  # the inner KV pool that the layer reads
-    pool_name: str  # "full" or "swa"
+    pool_name: str  # "full" or "swa": the inner KV pool that the layer reads
     pages: int
     window: int
     site: int
@@ -117,7 +116,6 @@ class PageTableTracer:
             seq_lens=metadata.cache_seqlens_int32,
             cu_q=metadata.cu_seqlens_q,
             out=self._buffer(key, table),
-            pool=pool,
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
             window=-1 if name == "full" else int(layer.sliding_window_size),
