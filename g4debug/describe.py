@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from g4debug import dump
-from g4debug.record import Finding, Plain, Table, TrapRecord
+from g4debug.record import Evidence, Finding, Plain, TrapRecord
 from g4debug.recorder import Recorder
 
 PACKAGES = (
@@ -109,7 +109,7 @@ class Describer:
         self.tracers: dict[str, str] = {}
         self.schedules: list[list[str]] = []
 
-    def __call__(self, finding: Finding, table: Table | None) -> TrapRecord:
+    def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
         return TrapRecord(
             finding=finding,
             created=dump.now().isoformat(timespec="seconds"),
@@ -120,8 +120,12 @@ class Describer:
             tracers=dict(self.tracers),
             faults=tuple(_flatten(self.schedules)),
             pools=self.recorder.pools(),
-            table=table,
+            table=evidence.table,
             steps=tuple(self.recorder.steps),
+            events=evidence.events,
+            transitions=evidence.transitions,
+            holdings=evidence.holdings,
+            allocator=self.recorder.last_allocator_events(),
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 KIND = "g4debug-dump"
-SCHEMA = 1
+SCHEMA = 2  # 1 had no events, transitions and holdings; its dumps still open
 
 Plain = str | int | float | bool | None
 LayerKind = Literal["sliding", "full", ""]
@@ -120,6 +120,61 @@ class Step:
 
 
 @dataclass(frozen=True)
+class PageEvent:
+    """One event of an allocator: what happened to which pages, when, for whom, called by whom.
+
+    ``pages`` is cut to the first few; ``count`` is how many there were. For an event of the
+    page that a finding is about, that page is always among them.
+    """
+
+    step: int  # worker step that was the last to begin, 0 before the first
+    kind: str  # "alloc", "extend", "decode", "free", "evict", "map", "unmap", "clear", "restore"
+    pool: str  # "full" or "swa"
+    pages: tuple[int, ...]
+    count: int
+    request: str = ""  # rid that the pages are for, or that held them
+    caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One hand-over of ``batch.spec_info``: the typestate before and after it."""
+
+    step: int
+    site: str  # "draft", "verify", "seed", "extend-after-decode", "merge", "filter", "end", ...
+    before: str  # "idle", "draft-input", "verify-input", "draft-extend-input", or a type's name
+    after: str
+    requests: int = -1
+    note: str = ""
+    ok: bool = True  # False: the one that the finding is about
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Pages that somebody holds, or that nobody does: one line of a leak report."""
+
+    pool: str
+    pages: tuple[int, ...]  # the first few
+    count: int
+    state: str  # "leaked", "double", "free", "cached", "live"
+    owner: str = ""  # rid of the last owner
+    last: str = ""  # its last event, in words
+    due: str = ""  # the event that should have freed it, in words
+    step: int = -1  # step of that event
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What goes into a dump beside the finding itself."""
+
+    table: Table | None = None
+    events: tuple[PageEvent, ...] = ()  # of the page that the finding is about, oldest first
+    transitions: tuple[Transition, ...] = ()  # oldest first
+    holdings: tuple[Holding, ...] = ()  # worst first
+
+
+@dataclass(frozen=True)
 class TrapRecord:
     """Everything a dump holds."""
 
@@ -134,6 +189,10 @@ class TrapRecord:
     pools: tuple[Pool, ...] = ()
     table: Table | None = None
     steps: tuple[Step, ...] = ()  # oldest first
+    events: tuple[PageEvent, ...] = ()  # of the page that the finding is about, oldest first
+    transitions: tuple[Transition, ...] = ()  # of batch.spec_info, oldest first
+    holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
+    allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
     schema: int = SCHEMA
 
 
@@ -174,8 +233,8 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     """
     data = {k: v for k, v in payload.items() if k != "kind"}
     data["finding"] = _finding(data.get("finding"))
-    data["pools"] = tuple(_build(Pool, p, "pools") for p in _seq(data.get("pools", ()), "pools"))
-    data["steps"] = tuple(_build(Step, s, "steps") for s in _seq(data.get("steps", ()), "steps"))
+    for name, cls in _LISTS.items():
+        data[name] = tuple(_build(cls, item, name) for item in _seq(data.get(name, ()), name))
     if data.get("table") is not None:
         table = dict(_mapping(data["table"], "table"))
         table["pool"] = _build(Pool, table.get("pool"), "table.pool")
@@ -183,6 +242,16 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
         _check_table(data["table"])
     record: TrapRecord = _build(TrapRecord, data, "dump")
     return record
+
+
+_LISTS: dict[str, type] = {
+    "pools": Pool,
+    "steps": Step,
+    "events": PageEvent,
+    "transitions": Transition,
+    "holdings": Holding,
+    "allocator": PageEvent,
+}
 
 
 def _finding(value: Any) -> Finding:

@@ -7,9 +7,12 @@ here while all is well. Reads only what SGLang holds on the host already: no dev
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from g4debug.record import Pool, Step
+from g4debug.record import PageEvent, Pool, Step
+
+if TYPE_CHECKING:
+    from g4debug.ledger import Ledger
 
 
 class Recorder:
@@ -20,6 +23,7 @@ class Recorder:
         self.step = 0
         self.rank = -1
         self.scheduler: Any = None
+        self.ledger: Ledger | None = None  # of the allocators' pages, if a tracer asked for it
         self._rids: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
@@ -56,6 +60,10 @@ class Recorder:
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
         return self._rids
+
+    def last_allocator_events(self) -> tuple[PageEvent, ...]:
+        """The allocators' last events of all pages, oldest first; none without a ledger."""
+        return () if self.ledger is None else self.ledger.last_events()
 
     def pools(self) -> tuple[Pool, ...]:
         """Sizes and use of the target's KV pools, from the allocator's host-side lists."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from g4debug import dump
-from g4debug.record import Finding, Table, TrapRecord
+from g4debug.record import Evidence, Finding, Table, TrapRecord
 from g4debug.settings import Settings
 
 logger = logging.getLogger("g4debug")
@@ -48,19 +48,19 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
 class Trap:
     """Reports findings of all tracers of a process, within one budget.
 
-    ``describe`` makes a TrapRecord of a finding and its table; it is called only for
+    ``describe`` makes a TrapRecord of a finding and its evidence; it is called only for
     findings that are dumped, and may fail: then the finding is reported without it.
     """
 
     def __init__(
-        self, settings: Settings, describe: Callable[[Finding, Table | None], TrapRecord]
+        self, settings: Settings, describe: Callable[[Finding, Evidence], TrapRecord]
     ) -> None:
         self.settings = settings
         self.describe = describe
         self.written = 0
         self._seen: Counter[tuple[object, ...]] = Counter()  # by kind of finding
 
-    def report(self, finding: Finding, table: Table | None = None) -> None:
+    def report(self, finding: Finding, evidence: Evidence | None = None) -> None:
         """Log and dump a finding; raise TrapError in ``raise`` mode.
 
         In the other modes the same kind of finding is dumped once, and logged at its 1st,
@@ -75,18 +75,18 @@ class Trap:
             if str(count).strip("0") == "1":
                 logger.error("%s (seen %d times)", finding.headline, count)
             return
-        path, problem = self._dump(finding, table)
+        path, problem = self._dump(finding, evidence or Evidence())
         logger.error("\n".join(lines(finding, path, problem)))
         if raising:
             raise TrapError(finding, path, problem)
 
-    def _dump(self, finding: Finding, table: Table | None) -> tuple[Path | None, str]:
+    def _dump(self, finding: Finding, evidence: Evidence) -> tuple[Path | None, str]:
         """Write the dump. Returns its path, or None and the reason."""
         if self.written >= self.settings.max_dumps:
             return None, f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} dumps were written"
         try:
             limit = self.settings.max_dump_mb << 20
-            data = self._encode(finding, table, limit)
+            data = self._encode(finding, evidence, limit)
             name = dump.dump_name(finding.check, dump.now(), os.getpid(), self.written + 1)
             path = dump.write(data, self.settings.debug_dir, name)
         except dump.DumpError as e:
@@ -98,15 +98,24 @@ class Trap:
         self.written += 1
         return path, ""
 
-    def _encode(self, finding: Finding, table: Table | None, limit: int) -> bytes:
-        """The dump's bytes within ``limit``: cut the table, then the steps, then give up."""
-        record = self.describe(finding, table)
+    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> bytes:
+        """The dump's bytes within ``limit``: cut the table and the histories, then give up."""
+        record = self.describe(finding, evidence)
+        table = evidence.table
         data = dump.encode(record)
         for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
             if len(data) <= limit:
                 return data
             cut = None if table is None else cut_out(table, rows, columns)
-            record = dataclasses.replace(record, table=cut, steps=record.steps[-steps:])
+            record = dataclasses.replace(
+                record,
+                table=cut,
+                steps=record.steps[-steps:],
+                events=record.events[-steps:],
+                transitions=record.transitions[-steps:],
+                holdings=record.holdings[:steps],
+                allocator=record.allocator[-steps:],
+            )
             data = dump.encode(record)
         if len(data) > limit:
             raise dump.DumpError(

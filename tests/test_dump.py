@@ -23,7 +23,7 @@ from test_record import same
 
 from g4debug import dump
 from g4debug.cli._common import make_console
-from g4debug.record import TrapRecord, to_plain
+from g4debug.record import SCHEMA, TrapRecord, to_plain
 from g4debug.reporters import json, terminal
 
 NAME = "g4debug-page-table-20260601T031415Z-4711-1.pt"
@@ -187,7 +187,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "newer": (lambda d: saved({"kind": "g4debug-dump", "schema": 99}), "pip install -U g4debug"),
     "newer-in-all": (
-        lambda d: saved({"table": torch.zeros(2), "kind": "g4debug-dump", "schema": 2}),
+        lambda d: saved({"table": torch.zeros(2), "kind": "g4debug-dump", "schema": SCHEMA + 1}),
         "pip install -U g4debug",
     ),
     "no-schema": (lambda d: saved({"kind": "g4debug-dump"}), "no schema number"),

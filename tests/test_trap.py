@@ -12,7 +12,7 @@ import torch
 
 from g4debug import dump, trap
 from g4debug.describe import Describer, geometry, switches
-from g4debug.record import Finding, Location, Pool, Step, Table, TrapRecord
+from g4debug.record import Evidence, Finding, Location, Pool, Step, Table, TrapRecord
 from g4debug.recorder import Recorder
 from g4debug.settings import Settings
 from g4debug.trap import Trap, TrapError, cut_out
@@ -58,9 +58,9 @@ def dumps(tmp_path):
     return sorted((tmp_path / "dumps").glob("*"))
 
 
-def caught(trap: Trap, *args) -> TrapError:
+def caught(trap: Trap, found: Finding, table: Table | None = None) -> TrapError:
     with pytest.raises(TrapError) as error:
-        trap.report(*args)
+        trap.report(found, Evidence(table=table))
     assert str(error.value).startswith("g4debug: page-table: page 99 in row 1\n")
     return error.value
 
@@ -92,7 +92,7 @@ def test_the_other_modes_dump_a_kind_once_and_log_at_powers_of_ten(tmp_path, cap
     logged = []
     for number in range(1, 121):
         caplog.clear()
-        trap.report(finding(row=number), table())
+        trap.report(finding(row=number), Evidence(table=table()))
         if caplog.records:
             logged.append(number)
             assert caplog.records[0].getMessage().startswith("g4debug: page-table")
@@ -146,8 +146,8 @@ def test_a_cut_of_a_table_without_bad_cells_or_with_many():
 
 
 def test_a_dump_that_stays_too_large_says_so(tmp_path):
-    def describe(found, where):
-        return TrapRecord(found, "now", environment={"X": "x" * (2 << 20)}, table=where)
+    def describe(found, evidence):
+        return TrapRecord(found, "now", environment={"X": "x" * (2 << 20)}, table=evidence.table)
 
     error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table(500, 2000))
     assert "G4DEBUG_MAX_DUMP_MB=1" in error.problem
@@ -157,8 +157,8 @@ def test_a_dump_that_stays_too_large_says_so(tmp_path):
 def test_steps_are_cut_too(tmp_path):
     steps = tuple(Step(n, "DECODE", ("r" * 200,) * 50, (1,) * 50) for n in range(400))
 
-    def describe(found, where):
-        return TrapRecord(found, "now", table=where, steps=steps)
+    def describe(found, evidence):
+        return TrapRecord(found, "now", table=evidence.table, steps=steps)
 
     error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table())
     assert error.path.stat().st_size <= 1 << 20
@@ -202,14 +202,14 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["raise", "contain"])
 def test_a_description_that_fails(tmp_path, caplog, mode):
-    def describe(found, where):
+    def describe(found, evidence):
         raise AttributeError("a bug of ours")
 
     trap = make(tmp_path, describe, mode=mode)
     if mode == "raise":
         assert "AttributeError: a bug of ours" in caught(trap, finding(), table()).problem
     else:
-        trap.report(finding(), table())
+        trap.report(finding(), Evidence(table=table()))
     assert any(m.startswith("g4debug: page-table: page 99") for m in caplog.messages)
 
 

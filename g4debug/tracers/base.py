@@ -22,12 +22,18 @@ logger = logging.getLogger("g4debug")
 
 @dataclass(frozen=True)
 class Tracer:
-    """One tracer, declared as ``TRACER`` in its file."""
+    """One tracer, declared as ``TRACER`` in its file.
+
+    ledger: needs the page ledger (``context.ledger``). opt_in: armed only by its name in
+    ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    """
 
     id: str
     title: str
     sites: tuple[str, ...]
     install: Callable[[Context], None]
+    ledger: bool = False
+    opt_in: bool = False
 
 
 class Context:

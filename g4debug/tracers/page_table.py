@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.kernels import page_guard
+from g4debug.record import Evidence
 from g4debug.tracers.base import Context, Tracer
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ class PageTableTracer:
                 found.append(describe(None, fields, self.context.recorder, draft))
         self._rearm()
         for finding, table in found:  # in raise mode the first one ends it
-            self.context.trap.report(finding, table)
+            self.context.trap.report(finding, Evidence(table=table))
 
     def _rearm(self) -> None:
         assert self.trap is not None
