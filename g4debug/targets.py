@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+_WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ANY = ""
 
@@ -34,6 +36,17 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "worker.pool_view": (
         ("<0.5.14", f"{_WORKER}._target_kv_pool_view"),
         (_ANY, None),
+    ),
+    "worker.forward": (
+        ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
+        (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
+    ),
+    "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
+    "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
+    # 0.5.13 moved the speculative arguments into a module of their own.
+    "args.spec_alias": (
+        ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
+        (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
     ),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
