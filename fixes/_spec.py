@@ -1,10 +1,25 @@
-"""What a fix or performance path declares, and how its state is decided."""
+"""What a fix or performance path declares, and how its state is decided.
+
+A fix's file imports neither torch nor sglang at module level: the settings read every
+``FIX``, also where SGLang is not installed. ``still_broken()`` takes no argument and looks
+at SGLang's *source* by :func:`g4debug.fixes._source.source`, never at its version and never
+by importing it::
+
+    def still_broken() -> bool:
+        return "if key is not None" not in source("sglang.srt.layers.radix_attention.some_function")
+
+So the same probe serves the installed SGLang and, inside ``targets.looking_at``, a wheel
+that is only unpacked: ``make versions`` decides every fix's state on every release that
+way. ``apply`` only registers wrappers on ``hooks``, and imports SGLang inside of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from g4debug.fixes import _source
 
 from g4debug import discovery, targets
 from g4debug.hooks import HookError
@@ -23,6 +38,8 @@ class Fix:
     seed: the pull request that it implements. upstream: the thread that fixed it there.
     needs: SGLang versions that it was written for. still_broken: a probe of the installed
     code (never of its version). apply: puts the fix's wrappers on the hooks.
+    switch: the variable that the seed documents, '' for none; it works beside
+    ``G4DEBUG_FIX_<ID>``. default: False ships it off, so that it is applied only when forced on.
     """
 
     id: str
@@ -32,6 +49,8 @@ class Fix:
     needs: str
     still_broken: Callable[[], bool]
     apply: Callable[[Hooks], None]
+    switch: str = ""
+    default: bool = True
 
 
 @dataclass(frozen=True)
@@ -45,38 +64,48 @@ class FixState:
 
 
 def apply_all(
-    hooks: Hooks, switches: Mapping[str, bool], recreated: Mapping[str, str]
+    hooks: Hooks,
+    switches: Mapping[str, bool],
+    recreated: Mapping[str, str],
+    forced_by: Mapping[str, str] | None = None,
 ) -> tuple[FixState, ...]:
     """Decide and apply every fix of the folder.
 
-    ``switches``: fixes that the environment forces on or off. ``recreated``: fix id ->
-    fault that puts the fixed bug back, which makes the fix needed again. Raises
-    SettingsError for a fix that is forced on where it was not written for.
+    ``switches``: fixes that the environment forces on or off; ``forced_by``: fix id -> the
+    variable that does (default: the fix's own). ``recreated``: fix id -> fault that puts the
+    fixed bug back, which makes the fix needed again. Raises SettingsError for a fix that is
+    forced on where it was not written for, or where it cannot be put.
     """
-    return tuple(
-        _apply(discovery.load("g4debug.fixes", name, "FIX"), hooks, switches, recreated)
-        for name in discovery.names("g4debug.fixes")
+    fixes = (
+        discovery.load("g4debug.fixes", name, "FIX") for name in discovery.names("g4debug.fixes")
     )
+    return tuple(_apply(fix, hooks, switches, recreated, forced_by or {}) for fix in fixes)
 
 
 def _apply(
-    fix: Fix, hooks: Hooks, switches: Mapping[str, bool], recreated: Mapping[str, str]
+    fix: Fix,
+    hooks: Hooks,
+    switches: Mapping[str, bool],
+    recreated: Mapping[str, str],
+    forced_by: Mapping[str, str] | None = None,
 ) -> FixState:
-    switch = fix_switch(fix.id)
-    if switches.get(fix.id) is False:
+    own = fix_switch(fix.id)
+    switch = (forced_by or {}).get(fix.id, own)
+    forced = switches.get(fix.id)
+    if forced is False:
         return FixState(fix, "off", f"{switch}=0")
+    found = targets.sglang_version()
     if not targets.matches(fix.needs):
-        found = targets.sglang_version()
-        if switches.get(fix.id):
-            raise SettingsError(
-                f"{switch}=1: fix {fix.id} was written for SGLang {fix.needs}, found {found}; "
-                f"unset {switch}"
-            )
-        return FixState(fix, "not-needed", f"written for SGLang {fix.needs}, found {found}")
-    if fix.id in recreated:
-        why = f"fault {recreated[fix.id]} puts the bug back"
-    elif switches.get(fix.id):
+        text = f"written for SGLang {fix.needs}, found {found or 'none'}"
+        if forced:
+            raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
+        return FixState(fix, "not-needed", text)
+    if forced:
         why = f"{switch}=1"
+    elif not fix.default:
+        return FixState(fix, "off", f"shipped off; {own}=1 turns it on")
+    elif fix.id in recreated:
+        why = f"fault {recreated[fix.id]} puts the bug back"
     else:
         try:
             broken = fix.still_broken()
@@ -87,9 +116,25 @@ def _apply(
         why = "the installed SGLang has this bug"
     try:
         fix.apply(hooks)
+        _check_sites(fix, hooks)
     except HookError as e:
         hooks.drop(fix.id)
-        if switches.get(fix.id):
+        if forced:
             raise SettingsError(f"{switch}=1: {e}") from e
         return FixState(fix, "target-missing", str(e))
     return FixState(fix, "applied", why)
+
+
+def _check_sites(fix: Fix, hooks: Hooks) -> None:
+    """An unknown SGLang may lack a place that the table of targets names.
+
+    Found out here, before SGLang applies the hooks, only this fix is lost; found by the
+    audit afterwards, the server would have to stop.
+    """
+    for site in hooks.sites_of(fix.id):
+        dotted = targets.path(site)
+        if dotted is not None and not _source.exists(dotted):
+            raise HookError(
+                f"{fix.id}: SGLang {targets.sglang_version()} has no {dotted} ({site}); "
+                "run: g4debug doctor"
+            )

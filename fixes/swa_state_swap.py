@@ -14,11 +14,11 @@ and replay run inside the same views, so they need nothing of their own.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from g4debug.fixes._source import exists, source
 from g4debug.fixes._spec import Fix
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from g4debug.hooks import Hooks
 
 ID = "swa-state-swap"
+BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 
 
 def backends_of(backend: Any) -> tuple[Any, ...]:
@@ -109,12 +110,10 @@ def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwarg
 
 def still_broken() -> bool:
     """True if the backend decides from the runner's own pool, once, in ``__init__``."""
-    from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
-
-    source = inspect.getsource(inspect.unwrap(TRTLLMHAAttnBackend.__init__))
-    decides = "use_sliding_window_kv_pool" in source
-    asks_allocator = "token_to_kv_pool_allocator" in source
-    resolves = hasattr(TRTLLMHAAttnBackend, "_resolve_swa_kv_pool")
+    init = source(f"{BACKEND}.__init__")
+    decides = "use_sliding_window_kv_pool" in init
+    asks_allocator = "token_to_kv_pool_allocator" in init
+    resolves = exists(f"{BACKEND}._resolve_swa_kv_pool")
     return decides and not asks_allocator and not resolves
 
 

@@ -79,6 +79,10 @@ class Hooks:
             if not self._entries[site]:
                 del self._entries[site]
 
+    def sites_of(self, owner: str) -> tuple[str, ...]:
+        """Sites that ``owner`` wraps, sorted."""
+        return tuple(s for s in self.sites if any(e.owner == owner for e in self._entries[s]))
+
     def before(self, site: str, layer: Layer, owner: str, hook: Before) -> None:
         """Call ``hook(*args, **kwargs)`` before a site."""
 

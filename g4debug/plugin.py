@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,6 +47,11 @@ def register() -> None:
         settings = Settings.from_environ()
     except SettingsError as e:
         raise SystemExit(f"g4debug: {e}") from e
+    except Exception as e:  # a fix that cannot be loaded: our own mistake
+        if any(name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")) for name in os.environ):
+            logger.exception("g4debug: could not be armed")
+            raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
+        raise
     try:
         _register(settings)
     except GrammarError as e:
@@ -78,7 +84,9 @@ def _register(settings: Settings) -> None:
     trap = Trap(settings, describer)
 
     plan = parse(settings.faults)
-    fix_states = fixes.apply_all(hooks, settings.fixes, faults.recreated_bugs(plan))
+    fix_states = fixes.apply_all(
+        hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
+    )
     arms = faults.install_all(plan, hooks)
     contexts = _arm(settings, hooks, recorder, trap)
 
@@ -87,7 +95,7 @@ def _register(settings: Settings) -> None:
     describer.schedules = [arm.schedule for arm in arms]
     for state in fix_states:
         if state.state == "target-missing":
-            logger.warning("g4debug: fix %s is off: %s", state.fix.id, state.why)
+            logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
     in_force = InForce(hooks, describer.fixes, describer.tracers, bool(hooks.sites))
     if not hooks.sites:
@@ -134,7 +142,11 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
             return
         text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
-        if settings.asked:
+        # A fix that nobody forced must not cost the server, whatever else is asked for.
+        unforced = (
+            {fix for fix in in_force.fixes if not settings.fixes.get(fix)} if in_force else set()
+        )
+        if settings.asked and any(set(s.owners) - unforced for s in missing):
             raise SystemExit(message)
         logger.warning("%s", message)
 

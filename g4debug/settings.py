@@ -121,6 +121,7 @@ class Settings:
         "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
     )
     fixes: Mapping[str, bool] = field(default_factory=dict)  # id -> forced on or off
+    forced_by: Mapping[str, str] = field(default_factory=dict)  # id -> the variable that did it
 
     @property
     def tracers(self) -> tuple[str, ...]:
@@ -142,27 +143,45 @@ class Settings:
         known: dict[str, dataclasses.Field[Any]] = {
             f.metadata["env"]: f for f in dataclasses.fields(cls) if f.metadata
         }
-        switches = {fix_switch(name): name for name in discovery.names("g4debug.fixes")}
+        switches = _fix_switches()
         fixes: dict[str, bool] = {}
+        forced_by: dict[str, str] = {}
         for name, text in env.items():
             if name in known:
                 if text.strip():
                     values[known[name].name] = known[name].metadata["parse"](text, name)
             elif name in switches:
                 if text.strip():
-                    fixes[switches[name]] = _flag(text, name)
+                    for fix in switches[name]:
+                        other = forced_by.get(fix, name)
+                        if fixes.setdefault(fix, _flag(text, name)) != _flag(text, name):
+                            raise SettingsError(
+                                f"{name}={text} and {other}={env[other]} contradict each other: "
+                                f"both switch fix {fix}; unset one"
+                            )
+                        forced_by[fix] = min(name, other)  # G4DEBUG_ is the one shown
             elif name.startswith(FIX_PREFIX):
-                raise SettingsError(
-                    f"{name}: there is no such fix; valid: {', '.join(sorted(switches))}"
-                )
+                valid = sorted(s for s in switches if s.startswith(FIX_PREFIX))
+                raise SettingsError(f"{name}: there is no such fix; valid: {', '.join(valid)}")
             elif name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")):
                 valid = sorted(known)
                 raise SettingsError(
                     f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"
                 )
-        return cls(**values, fixes=fixes)
+        return cls(**values, fixes=fixes, forced_by=forced_by)
 
 
 def fix_switch(fix_id: str) -> str:
     """The kill switch of a fix: ``swa-state-swap`` -> ``G4DEBUG_FIX_SWA_STATE_SWAP``."""
     return FIX_PREFIX + fix_id.upper().replace("-", "_")
+
+
+def _fix_switches() -> dict[str, list[str]]:
+    """Variable -> ids of the fixes that it switches: ours, and those that the seeds document."""
+    switches: dict[str, list[str]] = {}
+    for name in discovery.names("g4debug.fixes"):
+        switches.setdefault(fix_switch(name), []).append(name)
+        documented = discovery.load("g4debug.fixes", name, "FIX").switch
+        if documented:
+            switches.setdefault(documented, []).append(name)
+    return switches

@@ -6,7 +6,12 @@ declares that the release has no such place. Checked against the wheels named in
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -68,11 +73,42 @@ class UnknownSite(KeyError):
     """A tracer, fault or fix names a site that this table does not have."""
 
 
+_elsewhere: ContextVar[Path | None] = ContextVar("_elsewhere", default=None)
+
+
+@contextmanager
+def looking_at(root: Path) -> Iterator[None]:
+    """Let this module answer for the SGLang wheel unpacked in ``root``, not the installed one."""
+    token = _elsewhere.set(root)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+def sglang_root() -> Path:
+    """The folder that holds the package ``sglang``; nothing of it is imported.
+
+    Raises ImportError if SGLang is not installed.
+    """
+    root = _elsewhere.get()
+    if root is not None:
+        return root
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("SGLang is not installed here")
+    return Path(next(iter(spec.submodule_search_locations))).parent
+
+
 def sglang_version() -> Version | None:
     """The installed SGLang's version, read from its metadata; None if it is not installed."""
+    root = _elsewhere.get()
     try:
-        found = version("sglang")
-    except PackageNotFoundError:
+        if root is None:
+            found = version("sglang")
+        else:
+            found = next(d.version for d in distributions(name="sglang", path=[str(root)]))
+    except (PackageNotFoundError, StopIteration):
         return None
     # packaging comes with SGLang; a laptop that only opens dumps need not have it.
     from packaging.version import Version

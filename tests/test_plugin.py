@@ -11,10 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from g4debug import discovery
+from g4debug.settings import fix_switch
+
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
+NO_FIX = {fix_switch(name): "0" for name in discovery.names("g4debug.fixes")}
 CPU = [sys.executable, "-m", "g4debug.cpu"]
 # What each SGLang process does first.
 LOAD = """
@@ -31,6 +35,11 @@ from g4debug import targets
 targets.SITES['{site}'] = (('', targets.path('{site}') + '_gone'),)
 """
 
+# The source has it, the class has not: only the audit can see that.
+DELETED = """
+from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
+del FrozenKVMTPWorker._target_kv_pool_view
+"""
 # A release that has the bug: the fix is applied without anybody asking for it.
 NEEDED = """
 import dataclasses
@@ -57,14 +66,22 @@ def outcomes():
         "typo": {"G4DEBUG_TRACER": "page-table"},
         "fault": {"G4DEBUG_FAULTS": "page-obb=on"},
         "flag": {"SGLANG_TRTLLM_MHA_DEBUG": "maybe"},
-        "nothing": {},
+        "nothing": NO_FIX,
         "debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
         "gone-debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
         "gone-quiet": {},
+        "gone-fix": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "deleted": {},
+        "deleted-debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "deleted-forced": {"G4DEBUG_FIX_SWA_STATE_SWAP": "1"},
     }
     code = {
         "gone-debug": GONE.format(site="attn.layer_page_table") + LOAD,
         "gone-quiet": NEEDED + GONE.format(site="worker.pool_view") + LOAD,
+        "gone-fix": NEEDED + GONE.format(site="worker.pool_view") + LOAD,
+        "deleted": NEEDED + DELETED + LOAD,
+        "deleted-debug": NEEDED + DELETED + LOAD,
+        "deleted-forced": DELETED + LOAD,
     }
     with ThreadPoolExecutor(2) as pool:
         jobs = {k: pool.submit(load, code.get(k, LOAD), **v) for k, v in cases.items()}
@@ -99,7 +116,7 @@ def test_a_switch_that_is_not_understood_stops_the_process(outcomes, case, names
         ({"G4DEBUG_FAULTS": "page-oob=1*of"}, "page-oob has no task 'of'; valid: off, on, corrupt"),
         ({"G4DEBUG_FAULTS": "page-oob=corrupt(all)"}, "expected a number of cells, from 1"),
         ({"G4DEBUG_TRACE": "pages"}, "unknown tracer 'pages'; valid: page-table"),
-        ({"G4DEBUG_FIX_SWA_STATE": "1"}, "no such fix; valid: G4DEBUG_FIX_SWA_STATE_SWAP"),
+        ({"G4DEBUG_FIX_SWA_STATE": "1"}, "no such fix; valid: G4DEBUG_FIX_"),
         ({"G4DEBUG_FIX_SWA_STATE_SWAP": "1"}, "written for SGLang"),  # but not for this one
     ],
 )
@@ -150,11 +167,33 @@ def test_a_missing_site_stops_a_start_that_asked_for_debugging(outcomes):
     assert last_line(done).endswith("run: g4debug doctor")
 
 
-def test_otherwise_a_missing_site_is_a_warning(outcomes):
-    done = outcomes["gone-quiet"]
-    assert done.returncode == 0
+@pytest.mark.parametrize("case", ["gone-quiet", "gone-fix"])
+def test_a_site_that_only_a_fix_needs_costs_one_warning(outcomes, case):
+    done = outcomes[case]
+    assert done.returncode == 0, done.stderr
+    assert "SERVING ON" in done.stdout
+    warnings = [x for x in done.stderr.splitlines() if "cannot be applied" in x]
+    assert len(warnings) == 1
+    assert "fix swa-state-swap cannot be applied: " in warnings[0]
+    assert "_target_kv_pool_view_gone (worker.pool_view)" in warnings[0]
+    assert "not armed" not in done.stderr
+    line = next(x for x in done.stderr.splitlines() if "fixes:" in x)
+    assert "swa-state-swap target-missing" in line
+
+
+@pytest.mark.parametrize("case", ["deleted", "deleted-debug"])
+def test_the_audit_sees_what_the_source_does_not_tell(outcomes, case):
+    done = outcomes[case]
+    assert done.returncode == 0, done.stderr
     assert "SERVING ON" in done.stdout
     assert "g4debug: not armed: worker.pool_view (missing: " in done.stderr
+
+
+def test_a_forced_fix_whose_site_is_gone_stops_the_start(outcomes):
+    done = outcomes["deleted-forced"]
+    assert done.returncode == 1
+    assert "SERVING ON" not in done.stdout
+    assert last_line(done).startswith("g4debug: not armed: worker.pool_view (missing: ")
 
 
 def test_importing_the_plugin_is_cheap_and_touches_no_device():

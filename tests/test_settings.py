@@ -123,6 +123,48 @@ def test_fix_switches():
     assert read(G4DEBUG_FIX_SWA_STATE_SWAP="1").fixes == {"swa-state-swap": True}
 
 
+@pytest.fixture
+def documented(monkeypatch):
+    """The one real fix, as if its seed documented SGLANG_SEED_SWITCH."""
+    from g4debug.fixes import swa_state_swap
+
+    fix = dataclasses.replace(swa_state_swap.FIX, switch="SGLANG_SEED_SWITCH")
+    monkeypatch.setattr(swa_state_swap, "FIX", fix)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("off", False)])
+def test_the_switch_that_a_seed_documents(documented, text, value):
+    got = read(SGLANG_SEED_SWITCH=text)
+    assert got.fixes == {"swa-state-swap": value}
+    assert got.forced_by == {"swa-state-swap": "SGLANG_SEED_SWITCH"}
+    assert got.asked is value
+    assert read(SGLANG_SEED_SWITCH=" ") == Settings()
+
+
+def test_two_switches_that_agree(documented):
+    for environ in (
+        {"G4DEBUG_FIX_SWA_STATE_SWAP": "0", "SGLANG_SEED_SWITCH": "off"},
+        {"SGLANG_SEED_SWITCH": "off", "G4DEBUG_FIX_SWA_STATE_SWAP": "0"},
+    ):
+        got = Settings.from_environ(environ)
+        assert got.fixes == {"swa-state-swap": False}
+        assert got.forced_by == {"swa-state-swap": "G4DEBUG_FIX_SWA_STATE_SWAP"}
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_two_switches_that_contradict_each_other(documented, turn):
+    environ = [("G4DEBUG_FIX_SWA_STATE_SWAP", "on"), ("SGLANG_SEED_SWITCH", "0")][::turn]
+    with pytest.raises(SettingsError, match="contradict each other") as error:
+        Settings.from_environ(dict(environ))
+    assert "G4DEBUG_FIX_SWA_STATE_SWAP=on" in str(error.value)
+    assert "SGLANG_SEED_SWITCH=0" in str(error.value)
+
+
+def test_a_documented_switch_is_on_or_off(documented):
+    with pytest.raises(SettingsError, match=r"^SGLANG_SEED_SWITCH='auto': expected 1 or 0"):
+        read(SGLANG_SEED_SWITCH="auto")
+
+
 def test_the_home_directory_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/h")
     assert read(SGLANG_TRTLLM_MHA_DEBUG_DIR="~/d").debug_dir == Path("/h/d")

@@ -13,10 +13,22 @@ from g4debug import discovery, targets
 from g4debug.hooks import Hooks
 from g4debug.settings import SettingsError
 
+pytestmark = pytest.mark.skipif(targets.sglang_version() is None, reason="needs sglang")
 SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"
 
 
-def fix(broken=True, needs=">=0.5", applied=None):
+@pytest.fixture
+def only(monkeypatch):
+    """``only(fix)``: the folder of fixes holds this one."""
+
+    def replace(mine):
+        monkeypatch.setattr(discovery, "names", lambda package: (mine.id,))
+        monkeypatch.setattr(discovery, "load", lambda *a: mine)
+
+    return replace
+
+
+def fix(broken=True, needs=">=0.5", applied=None, **more):
     def probe():
         if isinstance(broken, Exception):
             raise broken
@@ -30,6 +42,7 @@ def fix(broken=True, needs=">=0.5", applied=None):
         needs=needs,
         still_broken=probe,
         apply=lambda hooks: applied.append(hooks) if applied is not None else None,
+        **more,
     )
 
 
@@ -49,15 +62,14 @@ FAULT = {"swa-state-swap": "stale-swa-state"}
         (True, ">=99", {}, FAULT, "not-needed", "written for SGLang >=99"),
         (AttributeError("gone"), ">=0.5", {}, {}, "target-missing", "AttributeError: gone"),
         (ImportError("gone"), ">=0.5", {}, {}, "target-missing", "ImportError: gone"),
+        (TypeError("other"), ">=0.5", {}, {}, "target-missing", "TypeError: other"),
         (OSError("no source"), ">=0.5", {}, {}, "target-missing", "OSError: no source"),
     ],
 )
-def test_states(monkeypatch, broken, needs, switches, recreated, state, why):
-    if targets.sglang_version() is None:
-        pytest.skip("needs sglang")
+def test_states(only, broken, needs, switches, recreated, state, why):
     applied = []
     mine = fix(broken, needs, applied)
-    monkeypatch.setattr(discovery, "load", lambda *a: mine)
+    only(mine)
     hooks = Hooks()
     (got,) = _spec.apply_all(hooks, switches, recreated)
     assert got.state == state
@@ -66,17 +78,70 @@ def test_states(monkeypatch, broken, needs, switches, recreated, state, why):
     assert applied == ([hooks] if state == "applied" else [])
 
 
-def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(monkeypatch):
+def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(only):
     mine = fix(needs=">=99")
-    monkeypatch.setattr(discovery, "load", lambda *a: mine)
+    only(mine)
     with pytest.raises(SettingsError, match=f"{SWITCH}=1: .* written for SGLang >=99, found"):
         _spec.apply_all(Hooks(), {"swa-state-swap": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("needs", "switches", "recreated", "state", "why"),
+    [
+        (">=0.5", {}, {}, "off", f"shipped off; {SWITCH}=1 turns it on"),
+        (">=0.5", {}, FAULT, "off", "shipped off"),
+        (">=0.5", {"swa-state-swap": False}, {}, "off", "SGLANG_X=0"),
+        (">=0.5", {"swa-state-swap": True}, {}, "applied", "SGLANG_X=1"),
+        (">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),
+    ],
+)
+def test_a_fix_that_is_shipped_off(only, needs, switches, recreated, state, why):
+    applied = []
+    mine = fix(True, needs, applied, default=False, switch="SGLANG_X")
+    only(mine)
+    forced_by = {"swa-state-swap": "SGLANG_X"}
+    (got,) = _spec.apply_all(Hooks(), switches, recreated, forced_by)
+    assert (got.state, bool(applied)) == (state, state == "applied")
+    assert why in got.why
+
+
+def test_a_refusal_names_the_variable_that_was_set(only):
+    mine = fix(needs=">=99", switch="SGLANG_X")
+    only(mine)
+    with pytest.raises(SettingsError, match=r"^SGLANG_X=1: .*; unset SGLANG_X$"):
+        _spec.apply_all(Hooks(), {mine.id: True}, {}, {mine.id: "SGLANG_X"})
+
+
+def test_a_place_that_an_unknown_sglang_lacks_costs_this_fix_only(only, monkeypatch):
+    """The table of targets says where; the code is asked before SGLang would be hooked."""
+    from g4debug.hooks import Layer
+
+    backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+    monkeypatch.setitem(targets.SITES, "attn.init", (("", f"{backend}.renamed"),))
+
+    def apply(hooks):
+        hooks.after("scheduler.run_batch", Layer.FIX, "swa-state-swap", lambda r, *a: r)
+        hooks.after("attn.init", Layer.FIX, "swa-state-swap", lambda r, *a: r)
+
+    mine = dataclasses.replace(fix(), apply=apply)
+    only(mine)
+    hooks = Hooks()
+    hooks.after("scheduler.run_batch", Layer.TRACER, "somebody", lambda r, *a: r)
+    (got,) = _spec.apply_all(hooks, {}, {})
+    assert got.state == "target-missing"
+    assert f"has no {backend}.renamed (attn.init)" in got.why
+    assert hooks.sites == ("scheduler.run_batch",)
+    assert hooks.owners("scheduler.run_batch") == ("somebody",)
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: .*renamed"):
+        _spec.apply_all(Hooks(), {mine.id: True}, {})
 
 
 def test_every_fix_has_its_papers():
     for name in discovery.names("g4debug.fixes"):
         declared = discovery.load("g4debug.fixes", name, "FIX")
-        for value in dataclasses.asdict(declared).values():
+        papers = dataclasses.asdict(declared)
+        del papers["switch"], papers["default"]  # may be "" and False
+        for value in papers.values():
             assert value
         assert SpecifierSet(declared.needs)
 

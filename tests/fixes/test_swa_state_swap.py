@@ -11,6 +11,7 @@ from g4debug.fixes import swa_state_swap
 from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
 from real_backend import Rig, draft_worker, swa_pool
 
+from g4debug import targets
 from g4debug.cpu import fault as device
 
 STALE = {"G4DEBUG_FAULTS": "stale-swa-state=on"}
@@ -45,24 +46,33 @@ def test_the_released_backend_does_not_have_the_bug(sglang):
     assert still_broken() is False
 
 
-def test_a_backend_that_asks_its_own_pool_has_it(sglang, monkeypatch):
-    """As upstream was between #25103 and #26966, through a wrapper, as a hook leaves it."""
-    import functools
-
-    from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend as Backend
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-
-    def init(self, model_runner, skip_prefill=False):
+BROKEN = """
+class Base:
+    def __init__(self, model_runner):
         pool = model_runner.token_to_kv_pool
         self.use_sliding_window_kv_pool = isinstance(pool, SWAKVPool)
-        self._swa_kv_pool = pool if self.use_sliding_window_kv_pool else None
 
-    monkeypatch.setattr(Backend, "__init__", init)
-    assert still_broken() is True
-    monkeypatch.setattr(Backend, "__init__", functools.wraps(init)(lambda *a: init(*a)))
-    assert still_broken() is True
-    monkeypatch.setattr(Backend, "_resolve_swa_kv_pool", lambda self: None, raising=False)
-    assert still_broken() is False  # upstream's own fix
+class TRTLLMHAAttnBackend(Base):
+    {more}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "broken"),
+    [
+        ("pass", True),
+        ("def _resolve_swa_kv_pool(self): ...", False),  # upstream's own fix
+        ("def __init__(self): self.use_sliding_window_kv_pool = token_to_kv_pool_allocator", False),
+        ("def __init__(self): ...", False),
+    ],
+)
+def test_a_backend_that_asks_its_own_pool_has_it(tmp_path, more, broken):
+    """As upstream was between #25103 and #26966."""
+    at = tmp_path / "sglang/srt/layers/attention/trtllm_mha_backend.py"
+    at.parent.mkdir(parents=True)
+    at.write_text(BROKEN.format(more=more))
+    with targets.looking_at(tmp_path):
+        assert still_broken() is broken
 
 
 def test_state_follows_the_pool_and_comes_back(sglang):
@@ -227,5 +237,6 @@ def test_it_hooks_nothing_where_it_is_not_needed(arm):
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     arm()
-    assert not HookRegistry._hooks
+    sites = ("worker.frozen_view", "worker.pool_view", "attn.alloc_swa_page_table", "attn.init")
+    assert not {targets.path(site) for site in sites} & set(HookRegistry._hooks)
     assert swa_state_swap.FIX.needs
