@@ -35,6 +35,7 @@ class InForce:
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
     tracers: dict[str, str]  # name -> "armed: mode"
+    recorder: Recorder
     installed: bool  # False: nothing was asked for or needed, so SGLang has no hook of ours
 
 
@@ -97,7 +98,7 @@ def _register(settings: Settings) -> None:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(hooks, describer.fixes, describer.tracers, bool(hooks.sites))
+    in_force = InForce(hooks, describer.fixes, describer.tracers, recorder, bool(hooks.sites))
     if not hooks.sites:
         return
     hooks.install()
@@ -115,10 +116,17 @@ def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> li
         "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
     )
     steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
+    loaded = (discovery.load("g4debug.tracers", name, "TRACER") for name in settings.tracers)
+    tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
+    if any(t.ledger for t in tracers):
+        from g4debug.ledger import Ledger
+        from g4debug.ledger_hooks import LedgerHooks
+
+        recorder.ledger = Ledger(recorder)
+        LedgerHooks(recorder.ledger).install(hooks)
     contexts = []
-    for name in settings.tracers:
-        tracer: Tracer = discovery.load("g4debug.tracers", name, "TRACER")
-        context = Context(name, hooks, settings, recorder, trap)
+    for tracer in tracers:
+        context = Context(tracer.id, hooks, settings, recorder, trap)
         tracer.install(context)
         contexts.append(context)
     return contexts

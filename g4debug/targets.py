@@ -24,6 +24,18 @@ _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ANY = ""
 
+
+def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
+    """A method of an allocator: 0.5.13 split one module into a package."""
+    old = "swa_memory_pool" if module == "swa" else "allocator"
+    base = "sglang.srt.mem_cache"
+    return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
+
+
+_PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
+_SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+
 SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.init": ((_ANY, f"{_MHA}.__init__"),),
     "attn.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
@@ -53,6 +65,30 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
         (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
     ),
+    # The allocator of one pool; ".token" is the one for pages of one token.
+    "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
+    "pool.init.token": _allocator("token", f"{_TOKEN}.__init__"),
+    "pool.alloc": _allocator("paged", f"{_PAGED}.alloc"),
+    "pool.alloc.token": _allocator("token", f"{_TOKEN}.alloc"),
+    "pool.alloc_extend": _allocator("paged", f"{_PAGED}.alloc_extend"),
+    "pool.alloc_decode": _allocator("paged", f"{_PAGED}.alloc_decode"),
+    "pool.free": _allocator("paged", f"{_PAGED}.free"),
+    "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
+    "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
+    "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
+    "pool.backup_state": _allocator("base", f"{_BASE}.backup_state"),
+    "pool.restore_state": _allocator("base", f"{_BASE}.restore_state"),
+    # The SWA allocator around two of them.
+    "swa.init": _allocator("swa", f"{_SWA}.__init__"),
+    "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
+    "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
+    "swa.alloc_decode": _allocator("swa", f"{_SWA}.alloc_decode"),
+    "swa.set_mapping": _allocator("swa", f"{_SWA}.set_full_to_swa_mapping"),
+    "swa.free": _allocator("swa", f"{_SWA}.free"),
+    "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
+    "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
+    "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
+    "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),

@@ -230,4 +230,5 @@ TRACER = Tracer(
         "scheduler.stream_output",
     ),
     install=install,
+    ledger=True,
 )

@@ -1,0 +1,85 @@
+"""The shadow of the pages: what each page of the full pool is, for kernels, on the device.
+
+For each token index t of an event, with page p = t // page_size, if 0 < p < pages::
+
+    shadow[p] = value                         (FREE = -1, HELD = 0), or
+    shadow[p] = swa[i] // page_size           the SWA page that goes with it
+
+``shadow`` is int32 [pages + 1]; its last word is 1 while the ledger is sound, else 0, and a
+reader then concludes nothing. Index tensors come from an allocator that may be broken: an
+index outside the pool is skipped, never written. After KASAN's shadow memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+FREE, HELD = -1, 0
+BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["count", "page_size", "pages", "value"])
+def _mark_kernel(
+    shadow, indices, swa, count, page_size, pages, value, HAS_SWA: tl.constexpr, BLOCK: tl.constexpr
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    page = tl.load(indices + i, mask=inside, other=0).to(tl.int64) // page_size
+    word = tl.zeros([BLOCK], tl.int32) + value
+    if HAS_SWA:
+        word = (tl.load(swa + i, mask=inside, other=0).to(tl.int64) // page_size).to(tl.int32)
+    tl.store(shadow + page, word, mask=inside & (page > 0) & (page < pages))
+
+
+def new(pages: int, device: torch.device | str) -> torch.Tensor:
+    """A shadow with every page free: int32 [pages + 1]."""
+    shadow = torch.full((pages + 1,), FREE, dtype=torch.int32, device=device)
+    shadow[pages] = 1
+    return shadow
+
+
+def mark(
+    shadow: torch.Tensor,
+    indices: torch.Tensor,
+    page_size: int,
+    value: int = HELD,
+    swa: torch.Tensor | None = None,
+) -> None:
+    """Set the words of the pages of ``indices``, on the current stream; never waits.
+
+    indices: int32/int64 [n], token indices of the full pool, contiguous. value: FREE or HELD.
+    swa: int32/int64 [n], the token indices in the SWA pool that go with them.
+    """
+    count, pages = indices.numel(), shadow.numel() - 1
+    if count == 0:
+        return
+    if not shadow.is_cuda:
+        reference(shadow, indices, page_size, value, swa)
+        return
+    _mark_kernel[(triton.cdiv(count, BLOCK),)](
+        shadow,
+        indices,
+        indices if swa is None else swa,
+        count,
+        page_size,
+        pages,
+        value,
+        HAS_SWA=swa is not None,
+        BLOCK=BLOCK,
+    )
+
+
+def reference(
+    shadow: torch.Tensor,
+    indices: torch.Tensor,
+    page_size: int,
+    value: int = HELD,
+    swa: torch.Tensor | None = None,
+) -> None:
+    """The same in torch."""
+    page = indices.to(torch.int64) // page_size
+    word = torch.full_like(page, value) if swa is None else swa.to(torch.int64) // page_size
+    inside = (page > 0) & (page < shadow.numel() - 1)
+    shadow[page[inside]] = word[inside].to(torch.int32)

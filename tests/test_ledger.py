@@ -1,0 +1,194 @@
+"""The page ledger, fed by SGLang's own allocators through the real hooks."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from real_backend import FULL, PAGE, SWA, Rig
+
+from g4debug import plugin
+from g4debug.kernels import page_shadow
+from g4debug.ledger import DEPTH, KEPT, Ledger, PoolLedger
+from g4debug.recorder import Recorder
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+
+
+@pytest.fixture
+def armed(arm):
+    """A rig whose allocators a ledger watches: (rig, ledger)."""
+    arm(G4DEBUG_TRACE="page-table")
+    rig = Rig()
+    return rig, plugin.in_force.recorder.ledger
+
+
+def agree(rig: Rig, ledger: Ledger) -> None:
+    """The ledger, the shadow and SGLang's own lists say the same of every page."""
+    for name, allocator in (
+        ("full", rig.allocator.full_attn_allocator),
+        ("swa", rig.allocator.swa_attn_allocator),
+    ):
+        free = set(allocator.free_pages.tolist()) | set(allocator.release_pages.tolist())
+        held = set(range(1, allocator.num_pages + 1)) - free
+        assert set(ledger.pools[name].held.nonzero()[0].tolist()) == held
+    full = ledger.pools["full"]
+    mapping = rig.allocator.full_to_swa_index_mapping[:-1].view(-1, PAGE)[:, 0] // PAGE
+    words = ledger.shadow[:-1]
+    for page in range(1, full.pages):
+        expected = int(mapping[page]) if full.held[page] else page_shadow.FREE
+        assert int(words[page]) == expected, page
+        assert not full.held[page] or int(full.partner[page]) == int(mapping[page])
+    assert int(ledger.shadow[-1]) == 1
+    assert not ledger.broken
+
+
+def pages_of(rig: Rig, request) -> list[int]:
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    return [int(row[i]) // PAGE for i in range(0, request.tokens, PAGE)]
+
+
+def test_what_is_handed_out_and_taken_back(armed):
+    rig, ledger = armed
+    agree(rig, ledger)
+    request = rig.admit("a", 3 * PAGE + 1)
+    agree(rig, ledger)
+    pages = pages_of(rig, request)
+    full = ledger.pools["full"]
+    assert full.position[pages].tolist() == [0, PAGE, 2 * PAGE, 3 * PAGE]
+    tokens = rig.req_to_token.req_to_token[request.req_pool_idx, : request.tokens]
+    rig.allocator.free_swa(tokens[: 2 * PAGE])
+    agree(rig, ledger)
+    rig.allocator.free(tokens)
+    agree(rig, ledger)
+    kinds = [e.kind for e in ledger.history("full", pages[0])]
+    assert kinds[-2:] == ["extend", "free"]
+    assert ledger.history("full", pages[0])[-1].pages[0] == pages[0]
+    swa = [e.kind for e in ledger.last_events() if e.pool == "swa"]
+    assert swa[-3:] == ["extend", "evict", "free"]
+    assert "test_ledger.py" in ledger.last_events()[-1].caller
+
+
+def test_only_the_first_token_of_a_page_is_news(armed):
+    rig, ledger = armed
+    request = rig.admit("a", PAGE - 1)
+    before = len(ledger.last_events())
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    last = row[PAGE - 2 : PAGE - 1].to(torch.int64)
+    lengths = torch.tensor([PAGE])
+    found = rig.allocator.alloc_decode(lengths, lengths, last)
+    assert len(ledger.last_events()) == before  # the page was there already
+    lengths = torch.tensor([PAGE + 1])
+    found = rig.allocator.alloc_decode(lengths, lengths, found)
+    assert [e.kind for e in ledger.last_events()[before:]] == ["decode", "decode"]
+    assert ledger.pools["full"].position[int(found[0]) // PAGE] == PAGE
+    agree(rig, ledger)
+
+
+def test_the_request_of_each_page(armed):
+    from types import SimpleNamespace
+
+    rig, ledger = armed
+    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")])
+    zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
+    last = torch.tensor([-1, -1])
+    found = rig.allocator.alloc_extend(zero, zero, lengths, lengths, last, 3 * PAGE)
+    pages = (found[::PAGE] // PAGE).tolist()
+    assert [ledger.owner("full", p) for p in pages] == ["x", "x", "y"]
+    assert ledger.history("full", pages[2])[-1].request == "y"
+    assert ledger.owner("full", 10_000) == "" == ledger.owner("none", 1)
+
+
+def test_a_deferred_free_is_entered_when_it_happens(armed):
+    rig, ledger = armed
+    request = rig.admit("a", 2 * PAGE)
+    tokens = rig.req_to_token.req_to_token[request.req_pool_idx, : request.tokens].clone()
+    before = ledger.last_events()
+    rig.allocator.free_group_begin()
+    rig.allocator.free(tokens)
+    assert ledger.last_events() == before
+    rig.allocator.free_group_end()
+    agree(rig, ledger)
+    assert not ledger.pools["full"].held[pages_of(rig, request)].any()
+
+
+def test_exhaustion_is_an_event(armed):
+    rig, ledger = armed
+    zero, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([FULL])
+    assert rig.allocator.swa_attn_allocator.alloc(SWA + PAGE) is None
+    assert "no room for" in ledger.last_events()[-1].note
+    assert rig.allocator.alloc_extend(zero, zero, lengths, lengths, lengths - 1, FULL) is None
+    agree(rig, ledger)
+
+
+def test_clear_backup_and_restore(armed):
+    rig, ledger = armed
+    saved = rig.allocator.backup_state()
+    mapping = rig.allocator.full_to_swa_index_mapping.clone()
+    rig.admit("a", 3 * PAGE)
+    rig.allocator.restore_state(saved)
+    rig.allocator.full_to_swa_index_mapping.copy_(mapping)
+    agree(rig, ledger)
+    rig.allocator.clear()
+    assert not ledger.pools["full"].held.any()
+    agree(rig, ledger)
+
+
+def test_a_listener_sees_the_state_before_the_event(armed):
+    rig, ledger = armed
+    seen = []
+    ledger.listeners.append(lambda pool, event, pages: seen.append(pool.held[pages].tolist()))
+    request = rig.admit("a", PAGE)
+    rig.allocator.free(rig.req_to_token.req_to_token[request.req_pool_idx, :PAGE])
+    assert seen == [[False], [False], [True], [True]]
+
+
+def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
+    rig, ledger = armed
+
+    def listener(*args):
+        raise KeyError("ours")
+
+    ledger.listeners.append(listener)
+    request = rig.admit("a", PAGE)  # SGLang's allocator goes on
+    assert request.req_pool_idx is not None
+    assert "KeyError" in ledger.broken
+    assert int(ledger.shadow[-1]) == 0
+    assert caplog.text.count("the page ledger failed") == 1
+
+
+def test_history_is_bounded():
+    ledger = Ledger(Recorder(1))
+    pool = ledger.pools["full"] = PoolLedger("full", 4, PAGE)
+    for _ in range(DEPTH + 5):
+        ledger.enter(pool, "alloc", np.array([1]), holds=True)
+    assert len(ledger.history("full", 1)) == DEPTH
+    ledger.enter(pool, "alloc", np.array([2]), holds=True)
+    for _ in range(KEPT):
+        ledger.enter(pool, "alloc", np.array([3]), holds=True)
+    assert ledger.history("full", 1) == ledger.history("full", 2) == ()  # forgotten, not wrong
+
+
+@pytest.mark.parametrize("with_swa", [False, True])
+def test_the_shadows_kernel_and_its_reference_agree(with_swa):
+    """Indices outside the pool, page 0 and negative ones are skipped, never written."""
+    generator = torch.Generator().manual_seed(3)
+    indices = torch.randint(-40, 40 * PAGE, (2500,), generator=generator)
+    swa = torch.randint(0, 9 * PAGE, (2500,), generator=generator) if with_swa else None
+    if swa is not None:  # one SWA page for each page, as allocators have it
+        swa = (indices // PAGE) * 7 % 9 * PAGE
+    one, two = page_shadow.new(30, "cpu"), page_shadow.new(30, "cpu")
+    page_shadow.reference(one, indices, PAGE, page_shadow.HELD, swa)
+    page_shadow._mark_kernel[(3,)](
+        two, indices, indices if swa is None else swa, len(indices), PAGE, 30, page_shadow.HELD,
+        HAS_SWA=swa is not None, BLOCK=page_shadow.BLOCK,
+    )  # fmt: skip
+    assert torch.equal(one, two)
+    assert int(one[0]) == page_shadow.FREE
+    assert int(one[-1]) == 1
+    page_shadow.mark(one, indices[:0], PAGE)
