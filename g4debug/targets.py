@@ -89,6 +89,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
+    # Called once by the process that launches a server or an Engine, before it starts others.
+    "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),

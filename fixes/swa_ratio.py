@@ -1,0 +1,146 @@
+"""``swa_full_tokens_ratio=0.15`` for Gemma-4 with experts (seed PRs #2 and #7).
+
+SGLang divides KV memory by one ratio, 0.8 for every model: for 100 tokens of the full pool, 80
+of the SWA pool. A sliding layer only ever reads a window, so on a mixture of experts, where
+much memory is left for KV, the full pool is what long requests queue for. A dense Gemma-4 keeps
+0.8: its weights leave less, and the seed saw the SWA pool run empty with 0.15 (PR #7).
+
+Whether 0.15 is right for *your* requests is another question: ``g4debug pools`` answers it.
+
+A value that the user gave is always kept, an explicit 0.8, too. SGLang does not say which it
+was, but Python does: until ``ServerArgs`` is pickled for the scheduler, a default is the very
+object that the class declares, both through the command line (argparse hands its default on
+unconverted) and through ``Engine(**kwargs)``; what a user writes is another object of equal
+value. So the fix works in the launching process, before ``ServerArgs.check_server_args``. A
+``ServerArgs`` that was unpickled counts as the user's, and is left alone. Passing
+``ServerArgs.swa_full_tokens_ratio`` itself counts as the default.
+
+From 0.5.14 on SGLang may size the SWA pool by the number of requests and read no ratio (radix
+cache off, ``max_running_requests`` given; sglang #28755). The fix then changes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import exists, source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "swa-ratio"
+RATIO = 0.15
+FIELD = "swa_full_tokens_ratio"
+ARCHITECTURES = (
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Gemma4UnifiedForConditionalGeneration",
+)
+_REQUEST_CAP = "sglang.srt.model_executor.pool_configurator.SWAChunkCapPoolConfigurator"
+_MODEL_DEFAULTS = "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments"
+_GEMMA4_DEFAULTS = (
+    "sglang.srt.arg_groups.overrides._gemma4_overrides",
+    "sglang.srt.arg_groups.model_overrides.gemma4",
+)
+
+logger = logging.getLogger("g4debug")
+
+
+def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """Before ``ServerArgs.check_server_args``, in the process that launches the server."""
+    verdict = choose(server_args)
+    if verdict is None:
+        return
+    ratio, why = verdict
+    if ratio != server_args.swa_full_tokens_ratio:
+        server_args.swa_full_tokens_ratio = ratio
+        logger.info("g4debug: %s: setting %s to %s: %s", ID, FIELD, ratio, why)
+    else:
+        logger.info("g4debug: %s: keeping %s=%s: %s", ID, FIELD, ratio, why)
+
+
+def choose(server_args: Any) -> tuple[float, str] | None:
+    """The ratio for these ServerArgs and the reason; None for a model that is no Gemma-4.
+
+    Reads the model's config as SGLang does (``ServerArgs.get_model_config``).
+    """
+    config = server_args.get_model_config()
+    if not set(config.hf_config.architectures or ()) & {*ARCHITECTURES}:
+        return None
+    ratio: float = server_args.swa_full_tokens_ratio
+    if not is_default(server_args):
+        return ratio, "given by the user"
+    experts = getattr(config.hf_text_config, "num_experts", None) or 0
+    if experts <= 0:
+        return ratio, "a dense Gemma-4"
+    if server_args.disable_hybrid_swa_memory:
+        return ratio, "there is no SWA pool (disable_hybrid_swa_memory)"
+    if sized_by_requests(server_args):
+        return ratio, "not read: SGLang sizes the SWA pool by max_running_requests"
+    return RATIO, f"a Gemma-4 with {experts} experts; g4debug pools tells what your load needs"
+
+
+def is_default(server_args: Any) -> bool:
+    """True if nobody gave a ratio: the value is the object that the class declares."""
+    return server_args.swa_full_tokens_ratio is type(server_args).swa_full_tokens_ratio
+
+
+def sized_by_requests(server_args: Any) -> bool:
+    """True where SGLang (0.5.14 and later) takes its request-cap configurator."""
+    if (
+        not server_args.disable_radix_cache
+        or server_args.max_running_requests is None
+        or server_args.chunked_prefill_size is None
+    ):
+        return False
+    # As source: importing it here would pull the pools into the launching process.
+    return exists(_REQUEST_CAP)
+
+
+def still_broken() -> bool:
+    """True if SGLang's defaults for Gemma-4 say nothing about the ratio."""
+    known, texts = 0, []
+    try:
+        texts += gemma4_branches(source(_MODEL_DEFAULTS))
+        known += 1
+    except AttributeError:
+        pass  # later releases keep a model's defaults in a place of its own
+    for place in _GEMMA4_DEFAULTS:
+        try:
+            texts.append(source(place))
+            known += 1
+        except (ImportError, AttributeError):
+            continue
+    if not known:
+        raise AttributeError(f"neither {_MODEL_DEFAULTS} nor {' nor '.join(_GEMMA4_DEFAULTS)}")
+    return not any(FIELD in text for text in texts)
+
+
+def gemma4_branches(function: str) -> list[str]:
+    """The bodies of the ``if``s of a function's source that ask for Gemma-4."""
+    return [
+        "\n".join(ast.unparse(statement) for statement in node.body)
+        for node in ast.walk(ast.parse(textwrap.dedent(function)))
+        if isinstance(node, ast.If) and "Gemma4" in ast.unparse(node.test)
+    ]
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.before("server_args.check", Layer.FIX, ID, before_check)
+
+
+FIX = Fix(
+    id=ID,
+    title="swa_full_tokens_ratio 0.15 for Gemma-4 with experts, 0.8 for dense, the user's kept",
+    seed="PRs #2 and #7",
+    upstream="none up to 0.5.23 (0.8 for every model); #28755 sizes by requests instead of the ratio",
+    needs=">=0.5.12,<0.5.16",
+    still_broken=still_broken,
+    apply=apply,
+)
