@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ class Fault:
     tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
     catch it. recreates: id of the fix whose bug it puts back, '' for none. arguments: tasks
     that take one. selectors: those that ``Arm.fire`` is given a value for; any other would
-    never match, so it is refused.
+    never match, so it is refused (``@at=`` every fault has).
     """
 
     id: str
@@ -44,16 +45,44 @@ class Arm:
     chain: Chain
     seed: int
     schedule: list[str] = field(default_factory=list)
+    opportunities: int = 0
+    random: random.Random = field(default_factory=random.Random)
+    _fired: str = ""  # the action that fired last, as it is replayed
 
     def fire(self, **context: object) -> Action | None:
-        """The action at this opportunity or None. Selectors compare with ``context``."""
-        return self.chain.fire(**context)
+        """The action at this opportunity or None. Selectors compare with ``context``.
+
+        What the fault then draws comes from ``self.random``, which depends on the seed and on
+        the number of the opportunity alone: a replay draws the same.
+        """
+        self.opportunities += 1
+        action = self.chain.fire(at=self.opportunities, **context)
+        if action is not None:
+            self.random = random.Random(f"{self.seed}:{self.fault.id}:{self.opportunities}")
+            argument = f"({action.argument})" if action.argument else ""
+            self._fired = f"1*{action.task}{argument}@at={self.opportunities}"
+        return action
 
     def log(self, what: str) -> None:
-        """Record a firing. Every firing is logged: a fault is never silent."""
-        line = f"{self.fault.id} #{len(self.schedule) + 1}: {what}"
+        """Record a firing. Every firing is logged: a fault is never silent.
+
+        The line ends in the very action that fires it again:
+        ``page-oob #2: ... [1*corrupt(1)@at=17]``; see :func:`replay`.
+        """
+        line = f"{self.fault.id} #{len(self.schedule) + 1}: {what} [{self._fired}]"
         self.schedule.append(line)
         logger.warning("g4debug fault (seed=%d) %s", self.seed, line)
+
+
+def replay(seed: int, schedule: Iterable[str]) -> str:
+    """The G4DEBUG_FAULTS that fires what a schedule (of one process) says, and nothing else."""
+    chains: dict[str, list[str]] = {}
+    for line in schedule:
+        action = line.rpartition("[")[2].rstrip("]")
+        actions = chains.setdefault(line.partition(" ")[0], [])
+        if action not in actions:  # one firing may log more than one line
+            actions.append(action)
+    return ";".join([f"seed={seed}", *(f"{n}={'->'.join(a)}" for n, a in chains.items())])
 
 
 def recreated_bugs(plan: Plan) -> dict[str, str]:
@@ -82,8 +111,8 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
     if action.argument and action.task not in fault.arguments:
         raise GrammarError(f"{fault.id}: {action.task} takes no argument")
     for key, value in action.select:
-        if key not in fault.selectors:
-            valid = ", ".join(f"@{s}" for s in fault.selectors) or "none"
+        if key not in ("at", *fault.selectors):
+            valid = ", ".join(f"@{s}" for s in ("at", *fault.selectors))
             raise GrammarError(f"{fault.id} has no selector @{key}; valid: {valid}")
         known = selector_values(key)
         if known and value.lower() not in known:

@@ -10,7 +10,8 @@
 
 ``page-oob=5%3*corrupt(1)@mode=decode``: at each opportunity in decode, with 5 %
 probability, at most three times. In a chain, an action that has used up its count hands
-over to the next. After fail-rs (https://docs.rs/fail, ``fail::cfg``).
+over to the next. ``@at=N`` is the fault's N-th opportunity in the process, counted from 1:
+what a schedule of firings is replayed with. After fail-rs (https://docs.rs/fail, ``fail::cfg``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from g4debug import discovery
 
-SELECTORS = ("layer", "mode", "request", "runner", "step")
+SELECTORS = ("at", "layer", "mode", "request", "runner", "step")
 
 _ACTION = re.compile(
     r"""^\s*(?:(?P<percent>\d+(?:\.\d+)?)%)?

@@ -45,12 +45,12 @@ def corrupt(backend: Any, arm: Arm, mode: str, runner: str) -> None:
         if t is not None
     ]
     for _ in range(cells_of(action)):
-        name, table = arm.chain.random.choice(tables)
-        row = arm.chain.random.choice(rows)
+        name, table = arm.random.choice(tables)
+        row = arm.random.choice(rows)
         # The newest page: inside every sliding window, so live for both kinds of layer.
         pages = (lengths[row] + backend.page_size - 1) // backend.page_size
         column = min(pages, table.shape[1]) - 1
-        value = FAR + arm.chain.random.randrange(1000)
+        value = FAR + arm.random.randrange(1000)
         table[row, column] = value
         arm.log(f"{runner} {mode}: {name} table row {row} column {column} = {value}")
 

@@ -8,7 +8,7 @@ from real_backend import Rig, draft_worker, swa_pool
 from g4debug import discovery
 from g4debug.cpu import fault as device
 from g4debug.faults import page_oob
-from g4debug.faults.base import Arm, install_all, recreated_bugs
+from g4debug.faults.base import Arm, install_all, recreated_bugs, replay
 from g4debug.faults.grammar import Chain, GrammarError, parse
 from g4debug.hooks import Hooks
 
@@ -32,9 +32,9 @@ def bad_cells(backend) -> set[tuple[str, int, int, int]]:
         ("page-oob=1*on->corrupt(0)", "number of cells"),
         ("page-oob=corrupt(-1)", "number of cells"),
         ("page-oob=on(3)", "on takes no argument"),
-        ("page-oob=on@layer=3", "no selector @layer; valid: @mode, @runner"),
+        ("page-oob=on@layer=3", "no selector @layer; valid: @at, @mode, @runner"),
         ("stale-swa-state=corrupt(1)", "no task 'corrupt'; valid: off, on"),
-        ("stale-swa-state=on@mode=decode", "no selector @mode; valid: @runner"),
+        ("stale-swa-state=on@mode=decode", "no selector @mode; valid: @at, @runner"),
     ],
 )
 def test_what_a_fault_cannot_do_is_refused_at_start(plan, says):
@@ -175,3 +175,25 @@ def test_a_selector_value_that_never_matches_is_refused(sglang):
     plan = parse("page-oob=on@mode=decod")
     with pytest.raises(GrammarError, match=r"@mode=decod never matches; valid: .*decode.*replay"):
         install_all(plan, Hooks())
+
+
+def test_a_schedule_replays_the_very_same_firings():
+    """With a probability and draws: the replay fires at the same opportunities, draws the same."""
+
+    def run(plan: str) -> tuple[list[str], list[tuple[int, int]]]:
+        parsed = parse(plan)
+        arm = Arm(page_oob.FAULT, Chain(parsed.chains["page-oob"], parsed.seed, "page-oob"), 5)
+        drawn = []
+        for _ in range(400):
+            if arm.fire(mode="decode", runner="target") is not None:
+                drawn.append((arm.opportunities, arm.random.randrange(10**6)))
+                arm.log(f"drew {drawn[-1]}")
+                arm.log("a second line of the same firing")
+        return arm.schedule, drawn
+
+    schedule, drawn = run("seed=5;page-oob=2%3*corrupt(2)@mode=decode->5%2*on->off")
+    assert len(drawn) == 5
+    again, redrawn = run(replay(5, schedule))
+    assert redrawn == drawn
+    assert again == schedule
+    assert replay(5, schedule).startswith("seed=5;page-oob=1*corrupt(2)@at=")
