@@ -104,7 +104,7 @@ def test_a_seed_repeats_itself(rig_with):
     runs = {}
     for seed in (3, 4):
         for again in (1, 2):
-            arm = Arm(page_oob.FAULT, Chain(parse("page-oob=on").chains["page-oob"], seed, "x"), 0)
+            arm = Arm(page_oob.FAULT, Chain(parse("page-oob=on").chains["page-oob"], seed, "x"), seed)
             rig, backend = rig_with("")
             found = []
             for _ in range(6):
