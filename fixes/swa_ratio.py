@@ -139,7 +139,7 @@ FIX = Fix(
     id=ID,
     title="swa_full_tokens_ratio 0.15 for Gemma-4 with experts, 0.8 for dense, the user's kept",
     seed="PRs #2 and #7",
-    upstream="none up to 0.5.23 (0.8 for every model); #28755 sizes by requests instead of the ratio",
+    upstream="none up to 0.5.23; #28755 sizes by requests where the radix cache is off",
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,
