@@ -108,12 +108,17 @@ class Describer:
         self.fixes: dict[str, str] = {}
         self.tracers: dict[str, str] = {}
         self.schedules: list[list[str]] = []
+        self._machine: dict[str, str] = {}
+
+    def remember_machine(self) -> None:
+        """Ask for versions and device now: later the device may be dead, or its driver stuck."""
+        self._machine = {**versions(), **device()}
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
         return TrapRecord(
             finding=finding,
             created=dump.now().isoformat(timespec="seconds"),
-            versions={**versions(), **device()},
+            versions=dict(self._machine) or {**versions(), **device()},
             environment=switches(),
             geometry=geometry(self.recorder.scheduler),
             fixes=dict(self.fixes),

@@ -4,7 +4,7 @@ SGLang runs only the first hook that is registered on a target, and only logs a 
 target is missing. So all parties of g4debug (fixes, faults, tracers) share one AROUND hook
 per site, composed in this order, innermost first::
 
-    SGLang's own function -> fixes -> faults -> tracers
+    SGLang's own function -> fixes -> faults -> tracers -> flight recorder
 
 and :meth:`Hooks.audit` checks after SGLang's ``apply_hooks`` that each site is wrapped.
 """
@@ -33,6 +33,7 @@ class Layer(IntEnum):
     FIX = 0
     FAULT = 1
     TRACER = 2
+    LAST = 3  # sees what the tracers made of an exception
 
 
 class HookError(Exception):

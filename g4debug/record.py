@@ -117,6 +117,14 @@ class Step:
     spec_info: str = ""  # type name of batch.spec_info when the step began
     full_used: int = -1  # tokens in use in the full pool
     swa_used: int = -1
+    time_ns: int = -1  # Unix time when the step began
+    waiting: int = -1  # requests in the waiting queue
+    # How each request's row of req_to_token is filled, in tokens; () where SGLang has no such
+    # number on the host. The row's live cells are evicted..allocated (SWA) or 0..allocated.
+    rows: tuple[int, ...] = ()  # row of req_to_token, -1 for none
+    committed: tuple[int, ...] = ()
+    allocated: tuple[int, ...] = ()
+    evicted: tuple[int, ...] = ()  # SWA tokens given back from the front
 
 
 @dataclass(frozen=True)

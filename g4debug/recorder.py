@@ -6,7 +6,9 @@ here while all is well. Reads only what SGLang holds on the host already: no dev
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from g4debug.record import PageEvent, Pool, Step
@@ -41,15 +43,23 @@ class Recorder:
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
         used = {pool.name: pool.used_tokens for pool in self.pools()}
+        waiting = getattr(self.scheduler, "waiting_queue", None)
+        reqs = batch.reqs
         self.steps.append(
             Step(
                 step=self.step,
                 forward_mode=batch.forward_mode.name if batch.forward_mode else "",
-                rids=tuple(str(r.rid) for r in batch.reqs),
-                seq_lens=tuple(int(n) for n in lengths.tolist()) if lengths is not None else (),
+                rids=tuple([str(r.rid) for r in reqs]),
+                seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
                 spec_info=type(spec).__name__ if spec is not None else "",
                 full_used=used.get("full", -1),
                 swa_used=used.get("swa", -1),
+                time_ns=time.time_ns(),
+                waiting=-1 if waiting is None else len(waiting),
+                rows=tuple([-1 if r.req_pool_idx is None else int(r.req_pool_idx) for r in reqs]),
+                committed=_column(reqs, "kv_committed_len"),
+                allocated=_column(reqs, "kv_allocated_len"),
+                evicted=_column(reqs, "swa_evicted_seqlen"),
             )
         )
 
@@ -82,3 +92,11 @@ class Recorder:
 def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     # A pool of N tokens has N / page_size allocatable pages and the reserved page 0.
     return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - int(available))
+
+
+def _column(reqs: Sequence[Any], name: str) -> tuple[int, ...]:
+    """One number of every request, () if this SGLang's requests do not have it."""
+    try:
+        return tuple([getattr(r, name) for r in reqs])
+    except AttributeError:
+        return ()

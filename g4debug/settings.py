@@ -117,6 +117,12 @@ class Settings:
     steps: int = _setting(
         "G4DEBUG_STEPS", _number(1, 100_000), "worker steps kept for the dump", 64
     )
+    hang_seconds: int = _setting(
+        "G4DEBUG_HANG_SECONDS",
+        _number(2, 86_400),  # an idle event loop may sleep for one second
+        "a scheduler without progress for so long is hung: SIGTERM then leaves a dump",
+        10,
+    )
     cpu: bool = _setting(
         "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
     )

@@ -94,6 +94,15 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
+    # Called in every round of every kind of event loop. 0.5.13 moved it.
+    "scheduler.recv_requests": (
+        ("<0.5.13", f"{_SCHEDULER}.recv_requests"),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.request_receiver"
+            ".SchedulerRequestReceiver.recv_requests",
+        ),
+    ),
     "scheduler.stream_output": (
         ("<0.5.13", f"{_SCHEDULER}.stream_output"),
         (

@@ -17,6 +17,7 @@ from g4debug import dump
 from g4debug.record import Evidence, Finding, Table, TrapRecord
 from g4debug.settings import Settings
 
+REMEMBERED = 20  # findings that a later one may refer to
 logger = logging.getLogger("g4debug")
 
 
@@ -58,6 +59,7 @@ class Trap:
         self.settings = settings
         self.describe = describe
         self.written = 0
+        self.reported: list[str] = []  # headline and dump of the first findings
         self._seen: Counter[tuple[object, ...]] = Counter()  # by kind of finding
 
     def report(self, finding: Finding, evidence: Evidence | None = None) -> None:
@@ -75,14 +77,28 @@ class Trap:
             if str(count).strip("0") == "1":
                 logger.error("%s (seen %d times)", finding.headline, count)
             return
-        path, problem = self._dump(finding, evidence or Evidence())
+        path, problem = self._dump(finding, evidence or Evidence(), self.settings.max_dumps)
+        if len(self.reported) < REMEMBERED:
+            self.reported.append(f"{finding.headline} ({path or problem})")
         logger.error("\n".join(lines(finding, path, problem)))
         if raising:
             raise TrapError(finding, path, problem)
 
-    def _dump(self, finding: Finding, evidence: Evidence) -> tuple[Path | None, str]:
+    def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:
+        """Dump and log a finding about a process that ends anyway. Raises nothing, in any mode.
+
+        One dump beyond the budget is kept for it (none if the budget is 0): what was written
+        of lesser findings must not cost the last evidence there is. The dump is written before
+        anything is logged: logging may block where the process hangs.
+        """
+        budget = self.settings.max_dumps
+        path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
+        logger.error("\n".join(lines(finding, path, problem)))
+        return path
+
+    def _dump(self, finding: Finding, evidence: Evidence, budget: int) -> tuple[Path | None, str]:
         """Write the dump. Returns its path, or None and the reason."""
-        if self.written >= self.settings.max_dumps:
+        if self.written >= budget:
             return None, f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} dumps were written"
         try:
             limit = self.settings.max_dump_mb << 20

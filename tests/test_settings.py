@@ -21,6 +21,7 @@ VALID = {
     "G4DEBUG_MAX_DUMPS": ("0", "max_dumps", 0),
     "G4DEBUG_MAX_DUMP_MB": ("1024", "max_dump_mb", 1024),
     "G4DEBUG_STEPS": ("1", "steps", 1),
+    "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CPU": ("off", "cpu", False),
 }
 
@@ -79,6 +80,7 @@ def test_flags(text, value):
         ("G4DEBUG_MAX_DUMP_MB", "0", "1 to 1024"),
         ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 1024"),
         ("G4DEBUG_STEPS", "0", "1 to 100000"),
+        ("G4DEBUG_HANG_SECONDS", "1", "2 to 86400"),
         ("G4DEBUG_FAULTS", "page-obb=1*on", "page-oob, stale-swa-state"),
         ("G4DEBUG_FAULTS", "page-oob", "name=action"),
         ("G4DEBUG_TRACER", "page-table", "G4DEBUG_TRACE"),

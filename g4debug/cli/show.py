@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
     parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="also write it as a picture")
     parser.add_argument("--rows", type=int, help="rows of the page table shown (default: 12)")
-    parser.add_argument("--all", action="store_true", help="all rows and all steps")
+    parser.add_argument("--all", action="store_true", help="all of every table and history")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,20 +58,19 @@ def offline(svg: str) -> str:
 
 
 def _render(record: TrapRecord, args: argparse.Namespace) -> None:
-    from g4debug.reporters import json, page_map, steps, terminal
+    from g4debug.reporters import json, page_map, terminal
 
     rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else max(1, args.rows)
-    last_steps = None if args.all else steps.DEFAULT_STEPS
     if args.json:
         json.render(record, sys.stdout)
     else:
         console = make_console(width=args.width, color=not args.no_color)
-        terminal.render(record, console, source=str(args.path), rows=rows, last_steps=last_steps)
+        terminal.render(record, console, source=str(args.path), rows=rows, everything=args.all)
     if args.svg is not None:
         picture = make_console(
             width=args.width or SVG_WIDTH, stream=io.StringIO(), color=True, record=True
         )
-        terminal.render(record, picture, source=str(args.path), rows=rows, last_steps=last_steps)
+        terminal.render(record, picture, source=str(args.path), rows=rows, everything=args.all)
         try:
             args.svg.write_text(offline(picture.export_svg(title="g4debug show")), "utf-8")
         except OSError as e:

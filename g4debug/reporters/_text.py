@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+MAX_TEXT = 2000  # characters of one field; --json has all of it
+
 
 @dataclass(frozen=True)
 class Symbols:
@@ -94,3 +96,10 @@ def shorten(text: str, width: int, more: str = "…") -> str:
     if len(text) <= width:
         return text
     return text[: max(0, width - len(more))] + more
+
+
+def fit(text: str) -> str:
+    """``text`` cleaned, and cut where it is absurdly long."""
+    if len(text) > MAX_TEXT:
+        return clean(text[:MAX_TEXT]) + " (cut; --json has all)"
+    return clean(text)

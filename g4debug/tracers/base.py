@@ -61,10 +61,13 @@ class Context:
         isolated = self._isolate(hook, _FIRST)
         self.hooks.after(site, Layer.TRACER, self.tracer_id, isolated)
 
-    def on_exception(self, site: str, hook: Callable[[], None]) -> None:
+    def on_exception(
+        self, site: str, hook: Callable[[], None], layer: Layer = Layer.TRACER
+    ) -> None:
         """Call ``hook()``, isolated, when a site raises; then let the exception go on.
 
-        A TrapError of the hook takes the exception's place, with it as its context.
+        A TrapError of the hook takes the exception's place, with it as its context. The hook
+        may look at the exception by ``sys.exception()``.
         """
         isolated = self._isolate(hook, None)
 
@@ -77,7 +80,7 @@ class Context:
                 isolated()
                 raise
 
-        self.hooks.around(site, Layer.TRACER, self.tracer_id, around)
+        self.hooks.around(site, layer, self.tracer_id, around)
 
     def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
         failed = False

@@ -16,6 +16,7 @@ from sample_trap import sample_record
 from test_dump import HOSTILE
 
 from g4debug import cli, dump
+from g4debug.record import SCHEMA
 
 
 def show(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +86,7 @@ def test_json_is_the_whole_record(path: Path) -> None:
     assert data["finding"]["location"]["layer"] == 4
     assert data["table"]["bad"] == [[3, 8, 57]]
     assert data["kind"] == "g4debug-dump"
-    assert data["schema"] == 1
+    assert data["schema"] == SCHEMA
 
 
 def test_svg(path: Path, tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sample_kinds import KINDS
 from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
 
 from g4debug.cli._common import make_console
-from g4debug.reporters import json, listing, page_map, steps, terminal
+from g4debug.reporters import _grid, _histories, json, listing, page_map, terminal
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
@@ -110,6 +111,18 @@ def test_terminal_with_little_known() -> None:
     compare("terminal-bare-80.txt", got)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_terminal_of_each_kind(kind: str) -> None:
+    for width in (80, 120):
+        got = text(lambda c, w=width: terminal.render(KINDS[kind](), c, source=SOURCE), width)
+        fits(got, width)
+        compare(f"kind-{kind}-{width}.txt", got)
+    plain = text(lambda c: terminal.render(KINDS[kind](), c, everything=True), 80, AsciiStream())
+    assert plain.isascii()
+    fits(plain, 80)
+    assert "--all" not in plain
+
+
 def big_table() -> object:
     """256 rows x 2048 columns, two bad cells far apart, huge and negative."""
     table = sample_table()
@@ -144,7 +157,10 @@ def test_page_map_of_a_large_table(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_steps(width: int) -> None:
     got = text(
-        lambda c: steps.render(sample_steps(), c, pools=(FULL, SWA), at=118, limit=None), width
+        lambda c: _grid.render(
+            _histories.step_grid(sample_steps(), (FULL, SWA), at=118), c, everything=True
+        ),
+        width,
     )
     fits(got, width)
     compare(f"steps-all-{width}.txt", got)

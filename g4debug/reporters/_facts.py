@@ -1,0 +1,235 @@
+"""The report as data: what it says, in which words and in which order (KFENCE's).
+
+Headline, location, expected and got, evidence, owner and history, environment, cause and fix,
+next command. A reporter decides only how that looks. No text in here is escaped yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from g4debug.record import Location, Plain, Pool, Table, TrapRecord
+from g4debug.reporters import _histories
+from g4debug.reporters._histories import Grid
+
+MAX_ITEMS = 40  # entries of one environment line
+
+OFF_WORDS = ("off", "target-missing", "disabled", "missing", "failed")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of text; tone: '', good, bad, warn, dim or strong."""
+
+    text: str
+    tone: str = ""
+
+
+Item = tuple[Span, ...]  # written with a space between
+Line = tuple[Item, ...]  # items that may share a line
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A label and its lines."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Pools:
+    label: str
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """A page table, and the cell that the finding is about."""
+
+    label: str
+    note: str
+    table: Table
+    row: int
+    column: int
+    pools: tuple[Pool, ...]
+
+
+@dataclass(frozen=True)
+class History:
+    label: str
+    note: str
+    grid: Grid
+
+
+@dataclass(frozen=True)
+class Next:
+    """The command to type."""
+
+    label: str
+    command: str
+
+
+Block = Entry | Pools | Map | History | Next
+
+
+def headline(record: TrapRecord) -> str:
+    return record.finding.headline or f"g4debug: {record.finding.check}"
+
+
+def report(
+    record: TrapRecord, *, source: str = "", most: int | None = 0, words: bool = False
+) -> list[list[Block]]:
+    """The report's blocks in groups; a reporter sets the groups apart.
+
+    source: the dump's path. most: rows that each history holds if it has more than it shows
+    (None: all). words: also the history in words where there is a timeline of it.
+    """
+    f = record.finding
+    top: list[Block] = [
+        Entry("WHERE", tuple(where(f.location))),
+        Entry("CHECK", _text(f"{f.check}: {f.kind}, at {f.site}")),
+    ]
+    if record.faults:
+        n = len(record.faults)
+        drill = f"{n} injected fault{'s' * (n != 1)} fired in this process: this may be a drill"
+        top.append(Entry("NOTE", _text(drill, "warn")))
+    groups = [
+        top,
+        [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
+        _table(record),
+        _history("HOLDERS", "of the pages, worst first", _histories.holdings(record, most)),
+        [Entry("OWNER", _text(f.owner or "not known")), *_words(record, words)],
+        _history("TIMELINE", "of the page, newest last", _histories.events(record, most)),
+        _history("SPEC INFO", "batch.spec_info, newest last", _histories.transitions(record, most)),
+        _history("LAST STEPS", "newest last", _histories.steps(record, most)),
+        _history("ALLOCATOR", "all pages, newest last", _histories.allocator(record, most)),
+        environment(record, source),
+        [
+            Entry("CAUSE", _text(f.cause or "not known", "strong" if f.cause else "dim")),
+            Entry("FIX", _text(f.reference or "none known", "strong" if f.reference else "dim")),
+            Next("NEXT", _next(f.next_command, source)),
+        ],
+    ]
+    return [group for group in groups if group]
+
+
+def where(at: Location) -> list[Line]:
+    """What is known of the location; a number of -1 or an empty text is left out."""
+    layer = f"layer {at.layer}" + (f" ({at.layer_kind})" if at.layer_kind else "")
+    known = (
+        (
+            (at.layer, layer),
+            (at.runner, f"{at.runner} model"),
+            (at.forward_mode, at.forward_mode),
+            (_ran(at), "CUDA-graph replay" if at.replay else "eager"),
+        ),
+        (
+            (at.row, f"row {at.row}"),
+            (at.column, f"column {at.column}"),
+            (at.request, f"request {at.request}"),
+        ),
+        (
+            (at.step, f"step {at.step}"),
+            (at.process, at.process),
+            (at.pid, f"pid {at.pid}"),
+            (at.rank, f"TP rank {at.rank}"),
+        ),
+    )
+    lines = []
+    for i, parts in enumerate(known):
+        tone = "" if i else "strong"
+        line = tuple((Span(text, tone),) for value, text in parts if value not in (-1, ""))
+        if line:
+            lines.append(line)
+    return lines
+
+
+def _ran(at: Location) -> int:
+    """-1 where 'eager' would say something that nobody looked at (no forward was watched)."""
+    return 0 if at.replay or at.runner or at.layer >= 0 else -1
+
+
+def environment(record: TrapRecord, source: str = "") -> list[Block]:
+    dump = (record.created, source) if source else (record.created,)
+    entries = [
+        Entry("DUMP", (tuple((Span(text),) for text in dump),)),
+        Entry("VERSIONS", _items(record.versions, " ")),
+        Pools("POOLS", record.pools[:MAX_ITEMS]),
+        Entry("GEOMETRY", _items(record.geometry, "=")),
+        Entry("FIXES", _states(record.fixes)),
+        Entry("TRACERS", _states(record.tracers)),
+        Entry("FAULTS", _faults(record.faults)),
+        Entry("SETTINGS", _items(record.environment, "=")),
+    ]
+    return [e for e in entries if (e.pools if isinstance(e, Pools) else e.lines)]
+
+
+def _table(record: TrapRecord) -> list[Block]:
+    if record.table is None:
+        return []
+    at, note = record.finding.location, "as the kernel would have got it"
+    return [Map("PAGE TABLE", note, record.table, at.row, at.column, record.pools)]
+
+
+def _history(label: str, note: str, grid: Grid) -> list[Block]:
+    if not grid.rows and grid.left_out and not grid.shown:
+        kept = f"{grid.count(grid.left_out).replace(' earlier', '')} kept (--all)"
+        return [Entry(label, _text(kept, "dim"))]
+    return [History(label, note, grid)] if grid.rows else []
+
+
+def _words(record: TrapRecord, always: bool) -> list[Block]:
+    """The history in words; a timeline says the same, and more."""
+    history = record.finding.history
+    if history and (always or not (record.events or record.transitions)):
+        return [Entry("HISTORY", tuple(((Span(h),),) for h in history))]
+    if record.events or record.transitions or record.holdings:
+        return []
+    return [Entry("HISTORY", _text("none kept", "dim"))]
+
+
+def _faults(faults: Sequence[str]) -> tuple[Line, ...]:
+    lines: tuple[Line, ...] = tuple(((Span(f),),) for f in faults[-MAX_ITEMS:])
+    earlier = len(faults) - len(lines)
+    if earlier:
+        lines = _text(f"{earlier} earlier firings (--json)", "dim") + lines
+    return lines or _none()
+
+
+def _states(values: Mapping[str, str]) -> tuple[Line, ...]:
+    """``name state: why``; what is off or missing stands out, it is often the reason."""
+    items = tuple(
+        (Span(name), Span(state, "warn" if state.startswith(OFF_WORDS) else "good"))
+        for name, state in _some(values)
+    )
+    return (items,) if items else _none()
+
+
+def _items(values: Mapping[str, Plain], joint: str) -> tuple[Line, ...]:
+    items = tuple((Span(f"{k}{joint}{v}"),) for k, v in _some(values))
+    return (items,) if items else ()
+
+
+def _some(values: Mapping[str, Plain]) -> list[tuple[str, str]]:
+    items = [(k, str(v)) for k, v in itertools.islice(values.items(), MAX_ITEMS)]
+    more = len(values) - len(items)
+    return items + ([("and", f"{more} more (--json)")] if more else [])
+
+
+def _next(command: str, source: str) -> str:
+    if command:
+        return command
+    return f"g4debug show --json {source}" if source else "g4debug list"
+
+
+def _text(text: str, tone: str = "") -> tuple[Line, ...]:
+    """One text; an exception's has several lines."""
+    lines = text.split("\n")[:MAX_ITEMS]
+    return tuple(((Span(line, tone),),) for line in lines)
+
+
+def _none() -> tuple[Line, ...]:
+    return _text("none", "dim")

@@ -1,0 +1,271 @@
+"""The histories of a dump as tables: steps, page events, spec_info hand-overs, held pages.
+
+What a row says is decided here once, for the terminal and for HTML. Nothing here trusts the
+record: its numbers may come from a damaged file. An empty cell means that it is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from g4debug.record import Holding, PageEvent, Pool, Step, Transition, TrapRecord
+
+STEPS = 8  # shown unless everything is asked for
+EVENTS = 12
+TRANSITIONS = 12
+HOLDINGS = 8
+ALLOCATOR = 16
+
+WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Column:
+    """``gives``: its turn to be cut, down to ``least`` characters, where room is short.
+
+    1 gives way first, 0 never.
+    """
+
+    name: str
+    right: bool = False  # a number
+    gives: int = 0
+    least: int = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """cells: one per column. below: (label, text), on lines of their own under the row."""
+
+    cells: tuple[str, ...]
+    mark: bool = False  # the one that the finding is about
+    below: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The last (``newest_last``) or the first rows of a history.
+
+    shown: how many to show unless everything is asked for; left_out: those that are not
+    even among ``rows``.
+    """
+
+    one: str  # what a row is: "step"
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    shown: int
+    left_out: int = 0
+    newest_last: bool = True
+
+    @property
+    def hidden(self) -> str:
+        """What is left out of the ``shown`` rows, in words; '' if nothing is."""
+        return self.count(self.left_out + max(0, len(self.rows) - self.shown))
+
+    def count(self, n: int) -> str:
+        if n <= 0:
+            return ""
+        what = f"{self.one}{'s' * (n != 1)}"
+        return f"{n} earlier {what}" if self.newest_last else f"{n} more {what}"
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """The rows to show at once."""
+        n = max(0, len(self.rows) - self.shown)
+        return self.rows[n:] if self.newest_last else self.rows[: self.shown]
+
+    @property
+    def rest(self) -> tuple[Row, ...]:
+        """The other rows."""
+        n = max(0, len(self.rows) - self.shown)
+        return self.rows[:n] if self.newest_last else self.rows[self.shown :]
+
+
+def steps(record: TrapRecord, most: int | None) -> Grid:
+    """The last worker steps; the finding's is marked.
+
+    Lengths are the smallest and largest of the batch in tokens; pool use is in tokens, and a
+    share of the pool where its size is known.
+    """
+    at = record.finding.location.step
+    return step_grid(record.steps, record.pools, at, most)
+
+
+def step_grid(
+    items: Sequence[Step], pools: Sequence[Pool], at: int = -1, most: int | None = None
+) -> Grid:
+    sizes = {p.name: p.tokens for p in pools}
+
+    def row(step: Step) -> Row:
+        cells = (
+            str(step.step),
+            step.forward_mode,
+            str(len(step.seq_lens) or len(step.rids)),
+            length_range(step.seq_lens),
+            step.spec_info,
+            _use(step.full_used, sizes.get("full", 0)),
+            _use(step.swa_used, sizes.get("swa", 0)),
+        )
+        return Row(cells, mark=step.step == at >= 0)
+
+    columns = (
+        Column("step", right=True),
+        Column("mode", gives=2),
+        Column("batch", right=True),
+        Column("seq_lens", right=True),
+        Column("spec_info", gives=1),
+        Column("full used", right=True),
+        Column("swa used", right=True),
+    )
+    return _grid("step", columns, items, row, STEPS, most)
+
+
+def events(record: TrapRecord, most: int | None) -> Grid:
+    """The events of the page that the finding is about; the offending one is marked."""
+    bad = offending(record.events, record.finding.kind)
+    return event_grid(record.events, EVENTS, most, bad)
+
+
+def allocator(record: TrapRecord, most: int | None) -> Grid:
+    """The last events of all pages. Shown at once only where there is no other evidence."""
+    alone = not (record.table or record.events or record.transitions or record.holdings)
+    return event_grid(record.allocator, ALLOCATOR if alone else 0, most)
+
+
+def event_grid(
+    items: Sequence[PageEvent], shown: int, most: int | None = None, bad: PageEvent | None = None
+) -> Grid:
+    def row(event: PageEvent) -> Row:
+        cells = (
+            str(event.step) if event.step >= 0 else "",
+            event.kind,
+            event.pool,
+            pages(event.pages, event.count),
+            event.request,
+            event.caller,
+        )
+        return Row(cells, mark=event is bad, below=_notes(("", event.note)))
+
+    columns = (
+        Column("step", right=True),
+        Column("event", gives=4),
+        Column("pool", gives=5),
+        Column("pages", gives=3),
+        Column("request", gives=1, least=9),
+        Column("caller", gives=2, least=12),
+    )
+    return _grid("event", columns, items, row, shown, most)
+
+
+def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
+    """The newest event whose kind the finding's names (use-after-free: a free), else the newest."""
+    same = {"extend": "alloc", "decode": "alloc", "unmap": "map"}
+    for event in reversed(items):
+        if event.kind and same.get(event.kind, event.kind) in kind:
+            return event
+    return items[-1] if items else None
+
+
+def transitions(record: TrapRecord, most: int | None) -> Grid:
+    """The hand-overs of ``batch.spec_info``; a wrong one is marked."""
+
+    def row(t: Transition) -> Row:
+        cells = (
+            str(t.step) if t.step >= 0 else "",
+            t.site,
+            t.before,
+            t.after,
+            str(t.requests) if t.requests >= 0 else "",
+        )
+        return Row(cells, mark=not t.ok, below=_notes(("", t.note)))
+
+    columns = (
+        Column("step", right=True),
+        Column("hand-over", gives=3),
+        Column("before", gives=2),
+        Column("after", gives=1),
+        Column("batch", right=True),
+    )
+    return _grid("hand-over", columns, record.transitions, row, TRANSITIONS, most)
+
+
+def holdings(record: TrapRecord, most: int | None) -> Grid:
+    """Who holds the pages, worst first, and what should have freed them."""
+
+    def row(h: Holding) -> Row:
+        cells = (
+            h.pool,
+            pages(h.pages, h.count),
+            str(h.count),
+            h.state,
+            h.owner,
+            str(h.step) if h.step >= 0 else "",
+        )
+        below = _notes(("last", h.last), ("due", h.due))
+        return Row(cells, mark=h.state in WRONG, below=below)
+
+    columns = (
+        Column("pool", gives=4),
+        Column("pages", gives=2),
+        Column("count", right=True),
+        Column("state", gives=3),
+        Column("owner", gives=1, least=9),
+        Column("step", right=True),
+    )
+    return _grid("entry", columns, record.holdings, row, HOLDINGS, most, newest_last=False)
+
+
+def _grid(
+    one: str,
+    columns: tuple[Column, ...],
+    items: Sequence[T],
+    row: Callable[[T], Row],
+    shown: int,
+    most: int | None,
+    newest_last: bool = True,
+) -> Grid:
+    """A grid of at most ``most`` rows (None: all), but of at least those that are shown."""
+    keep = len(items) if most is None else min(len(items), max(shown, most))
+    kept = items[len(items) - keep :] if newest_last else items[:keep]
+    rows = tuple(row(item) for item in kept)
+    return Grid(one, columns, rows, shown, len(items) - keep, newest_last)
+
+
+def pages(numbers: Sequence[int], count: int, limit: int = 6) -> str:
+    """``12..14, 20 +5``: runs joined, and how many more there were than are kept."""
+    runs: list[list[int]] = []
+    for page in numbers[:64]:
+        if runs and page == runs[-1][-1] + 1:
+            runs[-1][1:] = [page]
+        else:
+            runs.append([page])
+    shown = runs[:limit]
+    text = ", ".join("..".join(map(short, run)) for run in shown)
+    told = sum(run[-1] - run[0] + 1 for run in shown)
+    return f"{text} +{short(count - told)}".strip() if count > told else text
+
+
+def length_range(lengths: Sequence[int]) -> str:
+    if not lengths:
+        return ""
+    low, high = min(lengths), max(lengths)
+    return short(low) if low == high else f"{short(low)}..{short(high)}"
+
+
+def _use(used: int, size: int) -> str:
+    if used < 0:
+        return ""
+    share = f" {min(999, used * 100 // size):>3}%" if size > 0 else ""
+    return f"{short(used)}{share}"
+
+
+def short(number: int) -> str:
+    text = str(number)
+    return text if len(text) <= 9 else f"{text[:2]}e{len(text) - 2}"
+
+
+def _notes(*notes: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((label, text) for label, text in notes if text)
