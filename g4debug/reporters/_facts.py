@@ -96,7 +96,7 @@ def report(
         n = len(record.faults)
         drill = f"{n} injected fault{'s' * (n != 1)} fired in this process: this may be a drill"
         top.append(Entry("NOTE", _text(drill, "warn")))
-    groups = [
+    groups: list[list[Block]] = [
         top,
         [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
         _table(record),
@@ -138,7 +138,7 @@ def where(at: Location) -> list[Line]:
             (at.rank, f"TP rank {at.rank}"),
         ),
     )
-    lines = []
+    lines: list[Line] = []
     for i, parts in enumerate(known):
         tone = "" if i else "strong"
         line = tuple((Span(text, tone),) for value, text in parts if value not in (-1, ""))
@@ -154,7 +154,7 @@ def _ran(at: Location) -> int:
 
 def environment(record: TrapRecord, source: str = "") -> list[Block]:
     dump = (record.created, source) if source else (record.created,)
-    entries = [
+    entries: list[Entry | Pools] = [
         Entry("DUMP", (tuple((Span(text),) for text in dump),)),
         Entry("VERSIONS", _items(record.versions, " ")),
         Pools("POOLS", record.pools[:MAX_ITEMS]),

@@ -1,0 +1,55 @@
+"""The faults that G4DEBUG_FAULTS can inject: what each does, its tasks, and who must catch it.
+
+Needs no SGLang. Faults exist only in a process that was started with G4DEBUG_FAULTS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from g4debug.cli._common import make_console, one_line
+
+if TYPE_CHECKING:
+    from g4debug.faults.base import Fault
+    from g4debug.reporters.faults import Entry
+
+NAME = "faults"
+HELP = "the faults that can be injected, and the tracers that catch them"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="a JSON object")
+    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
+    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import faults
+
+    found = entries()
+    if args.json:
+        faults.render_json(found, sys.stdout)
+    else:
+        faults.render(found, make_console(width=args.width, color=not args.no_color))
+    return 0
+
+
+def entries() -> list[Entry]:
+    """Every fault, by id. One whose file cannot be loaded is listed with the reason."""
+    from g4debug import discovery
+    from g4debug.reporters.faults import Entry
+
+    found = []
+    for name in discovery.names("g4debug.faults"):
+        try:
+            fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
+        except Exception as e:
+            found.append(Entry(name, broken=f"{type(e).__name__}: {one_line(str(e))}"))
+            continue
+        tasks = {f"{t}(N)" if t in fault.arguments else t: text for t, text in fault.tasks.items()}
+        found.append(
+            Entry(fault.id, fault.title, tasks, fault.selectors, fault.caught_by, fault.recreates)
+        )
+    return found
