@@ -8,13 +8,12 @@ import pickle
 
 import pytest
 import torch
-from g4debug.fixes import swa_ratio
+from g4debug.fixes import _source, swa_ratio
 from published import A4B_26B, DENSE_31B, folder
 from real_configurator import model_config, solve
 
 from g4debug import targets
 from g4debug.cpu.server import server_arguments
-from g4debug.fixes import _source
 
 SWITCH = "G4DEBUG_FIX_SWA_RATIO"
 
