@@ -10,6 +10,9 @@ The fix: inside both views the two attributes follow the pool that the view show
 put back afterwards, on exceptions too; the SWA page-table buffer of the CUDA graphs is
 allocated even where the backend's own pool is not a SWA pool. The draft's graph capture
 and replay run inside the same views, so they need nothing of their own.
+
+0.5.13 has only ``_swa_kv_pool``, and resolves it rightly: there, the fix is for the demo's
+fault, which puts the old state back.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ def backends_of(backend: Any) -> tuple[Any, ...]:
         getattr(backend, "prefill_backend", None),
         getattr(backend, "decode_backend", None),
     ):
-        if hasattr(candidate, "use_sliding_window_kv_pool") and hasattr(candidate, "_swa_kv_pool"):
+        if hasattr(candidate, "_swa_kv_pool"):
             found.append(candidate)
     return tuple(found)
 
@@ -52,16 +55,20 @@ def swa_state_of(backend: Any, pool: Any) -> Iterator[None]:
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     is_swa = isinstance(pool, SWAKVPool)
-    saved = [(b, b.use_sliding_window_kv_pool, b._swa_kv_pool) for b in backends_of(backend)]
+    state = {"use_sliding_window_kv_pool": is_swa, "_swa_kv_pool": pool if is_swa else None}
+    saved = [
+        (b, name, getattr(b, name))
+        for b in backends_of(backend)
+        for name in state
+        if hasattr(b, name)
+    ]
     try:
-        for b, _, _ in saved:
-            b.use_sliding_window_kv_pool = is_swa
-            b._swa_kv_pool = pool if is_swa else None
+        for b, name, _ in saved:
+            setattr(b, name, state[name])
         yield
     finally:
-        for b, used, swa_pool in saved:
-            b.use_sliding_window_kv_pool = used
-            b._swa_kv_pool = swa_pool
+        for b, name, value in saved:
+            setattr(b, name, value)
 
 
 def around_view(
@@ -100,11 +107,10 @@ def around_alloc_swa_page_table(
 
 def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Remember whether the allocator, which is the target's for a draft, has a SWA pool."""
-    from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
-    backend._g4debug_target_is_swa = isinstance(
-        getattr(model_runner, "token_to_kv_pool_allocator", None), SWATokenToKVPoolAllocator
-    )
+    kv_pool = getattr(model_runner.token_to_kv_pool_allocator, "get_kvcache", lambda: None)()
+    backend._g4debug_target_is_swa = isinstance(kv_pool, SWAKVPool)
     return result
 
 
@@ -131,7 +137,7 @@ FIX = Fix(
     title="SWA state of the draft's attention backend follows the swapped KV pool",
     seed="PR #6",
     upstream="sglang #26966 (2026-06-02), generalised by #27491",
-    needs=">=0.5.12,<0.5.13",
+    needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
 )

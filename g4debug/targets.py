@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
+_DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ANY = ""
@@ -46,13 +47,16 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
     ),
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
+    "attn.hybrid_init": (
+        (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
+    ),
     "worker.frozen_view": (
         ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
-        (_ANY, None),
+        (_ANY, f"{_DRAFT_V2}._frozen_kv_target_view"),
     ),
     "worker.pool_view": (
         ("<0.5.14", f"{_WORKER}._target_kv_pool_view"),
-        (_ANY, None),
+        (_ANY, f"{_DRAFT_V2}._target_kv_pool_view"),
     ),
     "worker.forward": (
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
@@ -91,6 +95,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
     # Called once by the process that launches a server or an Engine, before it starts others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
+    "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
+    "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
+    "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
