@@ -1,0 +1,184 @@
+"""A Gemma-4 config.json as SGLang's pool solve reads it.
+
+Read for facts in SGLang 0.5.12.post1: ``utils/hf_transformers/config.py:136`` (which attributes
+of a checkpoint are the sliding layers'), ``configs/model_config.py`` (``_derive_model_shapes``,
+``get_num_kv_heads``, ``get_swa_num_kv_heads``, ``get_hybrid_layer_ids``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+ARCHITECTURES: Final = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+LAYER_TYPES: Final = {"sliding_attention": "swa", "full_attention": "full"}
+# What transformers' Gemma4TextConfig (5.8.1) assumes for a key that config.json lacks.
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 512,
+}
+DTYPE_BYTES: Final = {
+    "float32": 4,
+    "float16": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "bf16": 2,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+
+
+class ConfigError(ValueError):
+    """A config.json cannot be used; the text says what was got, expected, and what to do."""
+
+
+@dataclass(frozen=True)
+class KVGeometry:
+    """What a token costs. Heads are the whole model's, dimensions in elements, window in tokens.
+
+    ``full_*`` and ``swa_*`` describe one full and one sliding layer. KV-shared layers are in
+    both counts: SGLang gives them a buffer like any other.
+    """
+
+    name: str
+    full_layers: int
+    swa_layers: int
+    full_heads: int
+    full_dims: int  # head_dim + v_head_dim
+    swa_heads: int
+    swa_dims: int
+    window: int
+    dtype: str
+    experts: int = 0
+    kv_shared: int = 0
+
+    def full_bytes(self, tp: int, kv_bytes: int) -> int:
+        """Bytes of one token in one full layer on one of ``tp`` GPUs."""
+        return max(1, self.full_heads // tp) * self.full_dims * kv_bytes
+
+    def swa_bytes(self, tp: int, kv_bytes: int) -> int:
+        """Bytes of one token in one sliding layer on one of ``tp`` GPUs."""
+        return max(1, self.swa_heads // tp) * self.swa_dims * kv_bytes
+
+    @property
+    def moe(self) -> bool:
+        return self.experts > 0
+
+
+def read(path: Path) -> KVGeometry:
+    """The geometry of ``path``: a config.json, or a folder with one. Raises ConfigError."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text("utf-8"))
+    except OSError as e:
+        raise ConfigError(
+            f"{file}: cannot be read ({e.strerror or e}); expected a model's config.json, "
+            "or the folder that holds it"
+        ) from e
+    except ValueError as e:
+        raise ConfigError(f"{file}: is not JSON ({e}); expected a model's config.json") from e
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file}: got {type(config).__name__}, expected a JSON object")
+    return parse(config, file.resolve().parent.name)
+
+
+def parse(config: Mapping[str, Any], name: str = "model") -> KVGeometry:
+    """The geometry of a config as a dict. Raises ConfigError if SGLang would not take it.
+
+    With ``model_type`` gemma4 the base attributes are the sliding layers' and ``global_*`` the
+    full layers'. With gemma4_text SGLang reads the attributes as they stand: base = full,
+    ``swa_*`` = sliding.
+    """
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    if model_type not in ("gemma4", "gemma4_text") or not set(architectures) & {*ARCHITECTURES}:
+        raise ConfigError(
+            f"{name}: got model_type {model_type!r}, architectures {architectures}; expected "
+            f"gemma4 or gemma4_text with one of {', '.join(ARCHITECTURES)}"
+        )
+    nested = model_type == "gemma4"
+    text = config.get("text_config") if nested else config
+    if not isinstance(text, Mapping):
+        raise ConfigError(f"{name}: got no text_config, expected one in a {model_type} config")
+    numbers = _Numbers(text, name)
+    layers = _layer_kinds(text, numbers, name)
+    if nested:
+        swa_head = numbers("head_dim")
+        swa_heads = numbers("num_key_value_heads")
+        full_head = numbers("global_head_dim")
+        full_heads = numbers("num_global_key_value_heads", swa_heads)
+        swa_v, full_v = numbers("swa_v_head_dim", swa_head), numbers("v_head_dim", full_head)
+    else:
+        full_head = numbers("head_dim")
+        full_heads = numbers("num_key_value_heads")
+        swa_head = numbers("swa_head_dim", full_head)
+        swa_heads = numbers("swa_num_key_value_heads", full_heads)
+        full_v, swa_v = numbers("v_head_dim", full_head), numbers("swa_v_head_dim", swa_head)
+    return KVGeometry(
+        name=name,
+        full_layers=layers.count("full"),
+        swa_layers=layers.count("swa"),
+        full_heads=full_heads,
+        full_dims=full_head + full_v,
+        swa_heads=swa_heads,
+        swa_dims=swa_head + swa_v,
+        window=_window(text, numbers),
+        dtype=_dtype(config, text),
+        experts=numbers("num_experts", 0, low=0),
+        kv_shared=numbers("num_kv_shared_layers", 0, low=0),
+    )
+
+
+class _Numbers:
+    """Whole numbers of a config; a key that is absent or null has its default."""
+
+    def __init__(self, text: Mapping[str, Any], name: str) -> None:
+        self._text, self._name = text, name
+
+    def __call__(self, key: str, default: int | None = None, low: int = 1) -> int:
+        value = self._text.get(key)
+        if value is None:
+            value = DEFAULTS[key] if default is None else default
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ConfigError(
+                f"{self._name}: got {key}={value!r}, expected a whole number from {low} on"
+            )
+        return value
+
+
+def _layer_kinds(text: Mapping[str, Any], numbers: _Numbers, name: str) -> list[str]:
+    types = text.get("layer_types")
+    if types is None:
+        count = numbers("num_hidden_layers")
+        types = [
+            "full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)
+        ]
+    if not isinstance(types, list) or not types or not set(map(str, types)) <= {*LAYER_TYPES}:
+        known = " or ".join(LAYER_TYPES)
+        raise ConfigError(f"{name}: got layer_types={types!r}, expected a list of {known}")
+    # transformers makes the last layer full, whatever the config says.
+    kinds = [*(LAYER_TYPES[t] for t in types[:-1]), "full"]
+    if "swa" not in kinds:
+        raise ConfigError(f"{name}: got no sliding layer, expected some: there is no SWA pool")
+    return kinds
+
+
+def _window(text: Mapping[str, Any], numbers: _Numbers) -> int:
+    window = numbers("sliding_window")
+    return window // 2 + 1 if text.get("use_bidirectional_attention") == "all" else window
+
+
+def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
+    """What ``--dtype auto`` makes of it: SGLang serves a float32 (or unnamed) Gemma as bfloat16."""
+    for holder in (text, config):
+        for key in ("dtype", "torch_dtype"):
+            if holder.get(key):
+                found = str(holder[key]).removeprefix("torch.")
+                return "bfloat16" if found in ("float32", "float") else found
+    return "bfloat16"

@@ -1,0 +1,184 @@
+"""How many requests each pool holds, which one binds, and the ratio that holds the most.
+
+What a running request keeps, read from SGLang 0.5.12.post1 (P: page, W: window - 1, as SGLang
+counts it, T: tokens that one decode step can add):
+
+* full pool: all of it, ``page_ceil(input + output + draft)``.
+* SWA pool, its own tokens: freed behind the window every ``page_floor(max(P, W))`` decode steps
+  (``schedule_batch.py`` ``maybe_evict_swa``), up to one page before the window. So at most
+  ``W + 2P + interval * T``, or all of them if that is less.
+* SWA pool, its prompt. Radix cache off: part of the above. Radix cache on: the prompt belongs to
+  the tree, and a running request locks *whole nodes* from its end until they cover the window
+  (``mem_cache/swa_radix_cache.py`` ``inc_lock_ref``). A node is as long as the prefill chunk that
+  made it, so that up to a whole chunk is locked where the window would do.
+* admission: ``max(min(input, chunk), W) + P`` SWA tokens must be free
+  (``schedule_policy.py`` ``_swa_budget_for_req``).
+
+All requests are alike, share no prefix and run to their full length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from g4debug.pools.config import KVGeometry
+from g4debug.pools.solve import Memory, Pools, solve
+
+DEFAULT_RATIO = 0.8  # ServerArgs.swa_full_tokens_ratio
+MOE_RATIO = 0.15  # what fix swa-ratio sets for a mixture of experts
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+STEP = 0.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``input``, ``output``: tokens of one request; ``concurrency``: how many at a time.
+
+    ``chunk``: ``--chunked-prefill-size``, 0 for none. ``draft``: speculative draft tokens, 0 for
+    none. ``radix``: the radix cache is on.
+    """
+
+    input: int
+    output: int
+    concurrency: int
+    chunk: int = 8192
+    draft: int = 0
+    radix: bool = True
+
+
+@dataclass(frozen=True)
+class Need:
+    """Tokens that one request keeps in each pool, and SWA tokens that admission wants free."""
+
+    full: int
+    swa: int
+    swa_locked: int  # of swa: prompt tokens locked in the radix tree
+    admit: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ratio. ``full_holds`` and ``swa_holds``: requests at a time."""
+
+    pools: Pools
+    full_holds: int
+    swa_holds: int
+
+    @property
+    def ratio(self) -> float:
+        return self.pools.ratio
+
+    @property
+    def holds(self) -> int:
+        return min(self.full_holds, self.swa_holds)
+
+    def binds(self, concurrency: int) -> str:
+        """Which pool is too small for ``concurrency``: full, swa, both, or none."""
+        full, swa = self.full_holds < concurrency, self.swa_holds < concurrency
+        return "both" if full and swa else "full" if full else "swa" if swa else "none"
+
+
+@dataclass(frozen=True)
+class Plan:
+    geometry: KVGeometry
+    memory: Memory
+    workload: Workload
+    need: Need
+    rows: tuple[Row, ...]
+    best: Row
+    served: Row  # the ratio that SGLang serves with if none is given, the fix considered
+    reason: str
+
+
+def plan(
+    geometry: KVGeometry, memory: Memory, workload: Workload, ratios: Sequence[float] = ()
+) -> Plan:
+    """The table for ``ratios`` (default: RATIOS) plus the recommended one."""
+    need = need_of(geometry, memory, workload)
+    candidates = [row(geometry, memory, need, n * STEP) for n in range(1, round(1 / STEP) + 1)]
+    best = max(candidates, key=lambda r: (_room(r, need), r.pools.full))
+    served = row(geometry, memory, need, MOE_RATIO if geometry.moe else DEFAULT_RATIO)
+    chosen = {round(x, 6) for x in (*(ratios or RATIOS), best.ratio, served.ratio)}
+    rows = tuple(row(geometry, memory, need, x) for x in sorted(chosen))
+    reason = _reason(best, served, need, workload, memory)
+    return Plan(geometry, memory, workload, need, rows, best, served, reason)
+
+
+def row(geometry: KVGeometry, memory: Memory, need: Need, ratio: float) -> Row:
+    pools = solve(geometry, memory, round(ratio, 6))
+    return Row(pools, pools.full // need.full, swa_holds(pools.swa, need))
+
+
+def swa_holds(tokens: int, need: Need) -> int:
+    """Requests that ``tokens`` of SWA pool hold: the last one must pass admission, too."""
+    last = max(need.swa, need.admit + 1)
+    return 0 if tokens < last else 1 + (tokens - last) // need.swa
+
+
+def need_of(geometry: KVGeometry, memory: Memory, workload: Workload) -> Need:
+    page, window = memory.page, geometry.window - 1
+    chunk = workload.chunk or workload.input
+    interval = max(page, window) // page * page
+    behind = page_ceil(window + 2 * page + interval * max(1, workload.draft), page)
+    full = page_ceil(workload.input + workload.output + workload.draft, page)
+    locked = 0
+    own = full
+    if workload.radix:
+        cached = workload.input // page * page
+        locked = locked_tokens(cached, chunk, window, page)
+        own = page_ceil(workload.input - cached + workload.output + workload.draft, page)
+    swa = locked + min(own, behind)
+    return Need(full, swa, locked, max(min(workload.input, chunk), window) + page)
+
+
+def locked_tokens(prompt: int, chunk: int, window: int, page: int) -> int:
+    """SWA tokens of a prompt that the tree keeps locked, on average over a queue of such prompts.
+
+    The queue is cut into chunks of ``chunk`` tokens, so that the cuts fall elsewhere in each
+    prompt; all tokens are whole pages.
+    """
+    chunk = max(page, chunk // page * page)
+    if prompt <= 0:
+        return 0
+    period = min(chunk // math.gcd(chunk, prompt), 1024)
+    total = 0
+    for n in range(period):
+        begin, node_end = n * prompt, (n + 1) * prompt
+        locked = 0
+        while node_end > begin and locked < window:
+            node_begin = max(begin, (node_end - 1) // chunk * chunk)
+            locked += node_end - node_begin
+            node_end = node_begin
+        total += locked
+    return page_ceil(-(-total // period), page)
+
+
+def page_ceil(tokens: int, page: int) -> int:
+    return -(-tokens // page) * page
+
+
+def _room(r: Row, need: Need) -> float:
+    """Requests that the smaller pool holds, as a fraction, so that few ratios tie."""
+    if not r.swa_holds:
+        return 0.0
+    return min(r.pools.full / need.full, r.pools.swa / need.swa)
+
+
+def _reason(best: Row, served: Row, need: Need, workload: Workload, memory: Memory) -> str:
+    wanted = workload.concurrency
+    if not best.holds:
+        return "no ratio holds one request: give KV more memory, or shorten the requests"
+    head = f"{best.ratio:.2f} holds {best.holds} requests, the most that this memory does"
+    if served.holds >= wanted:
+        tail = f"; {served.ratio:g}, which SGLang would serve with, holds your {wanted}, too"
+    else:
+        pool, idle = ("full", "SWA") if served.full_holds < served.swa_holds else ("SWA", "full")
+        tail = (
+            f"; with {served.ratio:g} the {pool} pool binds at {served.holds}, "
+            f"while the {idle} pool could hold {max(served.full_holds, served.swa_holds)}"
+        )
+    if best.holds < wanted:
+        tail += f"; your {wanted} fit with no ratio, so some wait or are retracted"
+    return head + tail
