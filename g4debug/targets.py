@@ -33,6 +33,11 @@ def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
     return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
 
 
+def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
+    """A method of the worker that 0.5.14 dropped for speculative decoding v2."""
+    return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
+
+
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
@@ -62,6 +67,14 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
     ),
+    # The hand-overs of batch.spec_info inside the worker; gone with the v1 worker.
+    "worker.draft": _worker_v1("draft"),
+    "worker.verify": _worker_v1("verify"),
+    "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
+    "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
+    "worker.select_verified": _worker_v1("_select_last_verified_seed"),
+    "worker.select_extended": _worker_v1("_select_last_extend_hidden"),
+    "worker.target_extend": _worker_v1("forward_target_extend"),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
     # 0.5.13 moved the speculative arguments into a module of their own.
