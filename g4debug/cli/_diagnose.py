@@ -92,8 +92,10 @@ def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
     except SettingsError as e:
         d.problems.append(str(e))
         settings = None
+    documented = {fix.switch for fix in _fixes()} - {""}
     for name in sorted(environ):
-        if name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG", "SGLANG_PLUGINS")):
+        ours = name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG", "SGLANG_PLUGINS"))
+        if ours or name in documented:
             d.environment.append(Row(name, environ[name]))
     if settings is None:
         return None
@@ -156,6 +158,11 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
         d.faults.append(Row(name, "armed" if name in armed else "off", what))
         if name in armed and settings.tracers and not set(catchers) & set(settings.tracers):
             d.notes.append(f"fault {name} is armed, but none of its tracers: {catchers}")
+
+
+def _fixes() -> list[Any]:
+    names = discovery.names("g4debug.fixes")
+    return [discovery.load("g4debug.fixes", name, "FIX") for name in names]
 
 
 def _declared(package: str, name: str, attribute: str) -> Any:
@@ -292,7 +299,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
         state, _, why = text.partition(": ")
         d.fixes.append(Row(name, state, why))
         if settings.fixes.get(name) and state != "applied":
-            d.problems.append(f"{fix_switch(name)}=1 cannot be honoured: {text}")
+            switch = settings.forced_by.get(name, fix_switch(name))
+            d.problems.append(f"{switch}=1 cannot be honoured: {text}")
         elif state == "target-missing":
             d.notes.append(f"fix {name} cannot be applied: {why}")
     for name, seen in facts["canary"].items():
