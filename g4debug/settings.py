@@ -123,6 +123,12 @@ class Settings:
         "a scheduler without progress for so long is hung: SIGTERM then leaves a dump",
         10,
     )
+    leak_steps: int = _setting(
+        "G4DEBUG_LEAK_STEPS",
+        _number(0, 1_000_000),
+        "busy steps between two counts of all pages (pool-leak), 0 counts at idle only",
+        256,
+    )
     cpu: bool = _setting(
         "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
     )
