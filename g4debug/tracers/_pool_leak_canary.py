@@ -42,7 +42,7 @@ def fire(folder: Path, device: torch.device) -> str:
     scheduler = SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
         tree_cache=ChunkCache(),
-        req_to_token_pool=None,
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(1, 1, device=device)),
         server_args=SimpleNamespace(speculative_eagle_topk=1),
     )
     try:
