@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from g4debug.record import TrapRecord
 
 MIN_WIDTH = 40
 MAX_WIDTH = 1000
@@ -22,6 +25,16 @@ def one_line(text: str) -> str:
     from g4debug.reporters._text import clean
 
     return clean(" ".join(text.split()))
+
+
+def read_dump(path: Path) -> TrapRecord:
+    """The record of a dump; CliError, one line that says why, if it cannot be read."""
+    from g4debug.dump import DumpError, read
+
+    try:
+        return read(path)
+    except DumpError as e:
+        raise CliError(str(e)) from e
 
 
 def make_console(

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, make_console
+from g4debug.cli._common import CliError, make_console, read_dump
 
 if TYPE_CHECKING:
     from g4debug.record import TrapRecord
@@ -34,12 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug.dump import DumpError, read
-
-    try:
-        record = read(args.path)
-    except DumpError as e:
-        raise CliError(str(e)) from e
+    record = read_dump(args.path)
     try:
         _render(record, args)
     except (BrokenPipeError, CliError):

@@ -29,7 +29,10 @@ def render(grid: Grid, console: Console, *, everything: bool = False, indent: in
         console.print(more, no_wrap=True, overflow="crop")
     for row, texts in zip(rows, cells, strict=True):
         gutter = Text(f"{'':<{indent}}{s.pointer if row.mark else ' '} ")
-        short = [shorten(t, w, s.more) for t, w in zip(texts, widths, strict=True)]
+        short = [
+            _cut(text, width, c.tail, s.more)
+            for text, width, c in zip(texts, widths, grid.columns, strict=True)
+        ]
         _line(short, grid.columns, widths, console, gutter, "bold red" if row.mark else "")
         _below(row, console, indent + 2 + widths[0] + GAP)
     if hidden and not grid.newest_last:
@@ -47,6 +50,12 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int
             widths[i] -= cut
             excess -= cut
     return widths
+
+
+def _cut(text: str, width: int, tail: bool, more: str) -> str:
+    if tail and len(text) > width:
+        return more + text[len(text) - width + len(more) :]
+    return shorten(text, width, more)
 
 
 def _line(

@@ -34,6 +34,7 @@ class Column:
     right: bool = False  # a number
     gives: int = 0
     least: int = 8
+    tail: bool = False  # its end says more than its beginning
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def steps(record: TrapRecord, most: int | None) -> Grid:
     """The last worker steps; the finding's is marked.
 
     Lengths are the smallest and largest of the batch in tokens; pool use is in tokens, and a
-    share of the pool where its size is known.
+    share of the pool where its size is known; ms: from this step's begin to the next one's.
     """
     at = record.finding.location.step
     return step_grid(record.steps, record.pools, at, most)
@@ -98,8 +99,11 @@ def step_grid(
     items: Sequence[Step], pools: Sequence[Pool], at: int = -1, most: int | None = None
 ) -> Grid:
     sizes = {p.name: p.tokens for p in pools}
+    lasted = {i: ms for i in range(len(items)) if (ms := _lasted(items, i)) is not None}
+    queued = any(step.waiting > 0 for step in items)
 
-    def row(step: Step) -> Row:
+    def row(i: int) -> Row:
+        step = items[i]
         cells = (
             str(step.step),
             step.forward_mode,
@@ -108,6 +112,8 @@ def step_grid(
             step.spec_info,
             _use(step.full_used, sizes.get("full", 0)),
             _use(step.swa_used, sizes.get("swa", 0)),
+            *([short(step.waiting) if step.waiting >= 0 else ""] if queued else []),
+            *([lasted.get(i, "")] if lasted else []),
         )
         return Row(cells, mark=step.step == at >= 0)
 
@@ -116,11 +122,21 @@ def step_grid(
         Column("mode", gives=2),
         Column("batch", right=True),
         Column("seq_lens", right=True),
-        Column("spec_info", gives=1),
+        Column("spec_info", gives=1, tail=True),
         Column("full used", right=True),
         Column("swa used", right=True),
+        *([Column("queue", right=True)] if queued else []),
+        *([Column("ms", right=True)] if lasted else []),
     )
-    return _grid("step", columns, items, row, STEPS, most)
+    return _grid("step", columns, range(len(items)), row, STEPS, most)
+
+
+def _lasted(items: Sequence[Step], i: int) -> str | None:
+    """Milliseconds from a step's begin to the next one's; None if not known."""
+    if i + 1 >= len(items) or min(items[i].time_ns, items[i + 1].time_ns) <= 0:
+        return None
+    tenths = (items[i + 1].time_ns - items[i].time_ns) // 100_000  # no float: it may be absurd
+    return f"{tenths // 10}.{tenths % 10}" if 0 <= tenths < 1000 else short(tenths // 10)
 
 
 def events(record: TrapRecord, most: int | None) -> Grid:

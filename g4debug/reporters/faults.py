@@ -51,7 +51,7 @@ def render(entries: Sequence[Entry], console: Console) -> None:
 
 
 def render_json(entries: Sequence[Entry], stream: IO[str]) -> None:
-    """Write one JSON object: ``faults`` (the fields of :class:`Entry`), ``grammar``, ``example``."""
+    """Write one JSON object: ``faults`` (fields of :class:`Entry`), ``grammar``, ``example``."""
     data = {
         "faults": [asdict(e) for e in entries],
         "grammar": dict(GRAMMAR),

@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.record import Pool, Table
-from g4debug.reporters._table_view import BIG, Cell, TableView, clamp, window
+from g4debug.reporters import _table_words as words
+from g4debug.reporters._table_view import Cell, TableView, clamp, window
 from g4debug.reporters._text import Symbols, clean, shorten, symbols_for
 
 DEFAULT_ROWS = 12
 RID_WIDTH = 8
-MAX_DIGITS = 7  # longer numbers are rounded in their cell and exact in the list below
-MAX_LISTED = 4
 
 STYLES = {
     "good": "",
@@ -59,7 +58,11 @@ def render(
 def _lines(
     view: TableView, width: int, symbols: Symbols, pools: Sequence[Pool], limit: int | None
 ) -> list[Text]:
-    lines = [_title(view, symbols), _scale(view, width, symbols), Text()]
+    lines = [
+        Text(f" {symbols.bullet} ".join(words.title(view)), "dim"),
+        _scale(view, width, symbols),
+        Text(),
+    ]
     if not view.rows or not view.columns:
         return [*lines, Text("(the table has no cells)", "dim")]
     shown = window(view.rows, view.focus[0], view.rows if limit is None else max(1, limit))
@@ -68,35 +71,20 @@ def _lines(
     return lines
 
 
-def _title(view: TableView, s: Symbols) -> Text:
-    table = view.table
-    rows = "row" if view.rows_total == 1 else "rows"
-    parts = [f"{view.rows_total} {rows} x {view.columns_total} pages of {table.pool.page_size}"]
-    parts.append(f"window {table.window} tokens" if table.window >= 0 else "no window")
-    if table.q_len != 1:
-        parts.append(f"{table.q_len} query tokens per row")
-    if (view.rows, view.columns) != (view.rows_total, view.columns_total):
-        last_row, last_column = view.row0 + view.rows - 1, view.column0 + view.columns - 1
-        parts.append(f"saved: rows {view.row0}..{last_row}, columns {view.column0}..{last_column}")
-    return Text(f" {s.bullet} ".join(parts), "dim")
-
-
 def _scale(view: TableView, width: int, s: Symbols) -> Text:
     """The pool drawn to scale, its edge, and how far the table goes beyond it."""
     name = shorten(view.table.pool.name, 12, s.more) or "this"
     last = view.pages - 1
     text = Text()
     text.append(f"{name} pool: ", "bold")
-    text.append(f"pages 0..{last} " if last >= 0 else "no pages ")
+    text.append(f"{words.pool_range(view)} ")
     extremes = view.extremes()
+    reach, inside = words.reach(view)
     if extremes is None:
-        return text.append("(no cell is read)", "dim")
+        return text.append(reach, "dim")
     low, high = extremes
     over, under = high > last, low < 0
-    if under:
-        tail = f" table goes from {_number(low)} to {_number(high)}"
-    else:
-        tail = f" table goes up to {_number(high)}" + ("" if over else ": inside")
+    tail = f" {reach}"
     fixed = len(text) + len(tail) + len(f"{s.edge} edge {s.edge}{s.cross}") + 5 * under
     room = clamp(width - fixed, 8, 40)
     if under:
@@ -110,7 +98,7 @@ def _scale(view: TableView, width: int, s: Symbols) -> Text:
     text.append(f"{s.edge} edge {s.edge}", "bold")
     if over:
         text.append(s.gap * beyond + s.cross, "bold red")
-    text.append(tail, "bold red" if over or under else "green")
+    text.append(tail, "green" if inside else "bold red")
     return text
 
 
@@ -118,12 +106,12 @@ def _grid(view: TableView, shown: range, width: int, s: Symbols) -> list[Text]:
     used = max(view.used_columns(shown), view.focus[1] + 1)
     used = min(view.columns, used + 1)  # one dot to show where the longest row ends
     row_width = max(3, len(str(view.row0 + shown.stop)))
-    lengths = {r: _number(int(view.table.seq_lens[r])) for r in shown}
+    lengths = {r: words.number(int(view.table.seq_lens[r])) for r in shown}
     len_width = max(6, *map(len, lengths.values()))
     left = 2 + row_width + 1 + RID_WIDTH + 1 + len_width + 1
     # The cell width depends on the columns shown and they on it: take the widest number.
     digits = max(
-        [len(_number(c.value)) for r in shown for c in _peek(view, r, used) if _has_value(c)]
+        [len(words.number(c.value)) for r in shown for c in _peek(view, r, used) if _has_value(c)]
         + [len(str(view.column0 + used)), 1]
     )
     cell = digits + 2
@@ -140,7 +128,7 @@ def _grid(view: TableView, shown: range, width: int, s: Symbols) -> list[Text]:
         text.append(f"{s.pointer} " if has_bad else "  ", "bold red")
         style = "bold" if has_bad else ""
         text.append(f"{view.row0 + r:>{row_width}} ", style)
-        text.append(f"{_rid(view.table, r, s):<{RID_WIDTH}} ", style if has_bad else "cyan")
+        text.append(f"{_rid(view, r, s):<{RID_WIDTH}} ", style if has_bad else "cyan")
         text.append(f"{lengths[r]:>{len_width}} ", style)
         text.append(s.more if cut_left else " ", "dim")
         for c in view.cells(r, columns.start, columns.stop):
@@ -192,27 +180,19 @@ def _header(
 
 def _cell(c: Cell, digits: int, s: Symbols) -> Text:
     if c.kind == "bad":
-        number = f"{s.bad_left}{_number(c.value)}{s.bad_right}"
+        number = f"{s.bad_left}{words.number(c.value)}{s.bad_right}"
         return Text(f"{'':<{digits + 2 - len(number)}}").append(number, STYLES["bad"])
     if c.kind in ("outside", "past"):
         return Text(f" {getattr(s, c.kind):>{digits}} ", STYLES[c.kind])
-    return Text(f" {_number(c.value):>{digits}} ", STYLES[c.kind])
+    return Text(f" {words.number(c.value):>{digits}} ", STYLES[c.kind])
 
 
 def _has_value(c: Cell) -> bool:
     return c.kind in ("bad", "good", "zero")
 
 
-def _number(value: int) -> str:
-    """At most MAX_DIGITS characters; longer numbers are rounded (the list has them exact)."""
-    text = str(value)
-    return text if len(text) <= MAX_DIGITS else f"{value:.0e}".replace("e+", "e")
-
-
-def _rid(table: Table, row: int, s: Symbols) -> str:
-    if not table.rids:
-        return s.dash
-    return shorten(table.rids[row], RID_WIDTH, s.more) or "(pad)"
+def _rid(view: TableView, row: int, s: Symbols) -> str:
+    return shorten(words.rid(view, row), RID_WIDTH, s.more) or s.dash
 
 
 def _more_rows(count: int, where: str, bad: int, s: Symbols) -> Text:
@@ -223,18 +203,18 @@ def _more_rows(count: int, where: str, bad: int, s: Symbols) -> Text:
 
 
 def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
-    entries = [
-        ("good", "12", "page read"),
-        ("bad", f"{s.bad_left}n{s.bad_right}", "BAD"),
-        ("zero", "0", "reserved page"),
-        ("outside", s.outside, "before the window"),
-        ("past", s.past, "past the end"),
-    ]
+    samples = {
+        "good": "12",
+        "bad": f"{s.bad_left}n{s.bad_right}",
+        "zero": "0",
+        "outside": s.outside,
+        "past": s.past,
+    }
     text = Text()
-    for kind, sample, meaning in entries:
+    for kind, sample in samples.items():
         if kind in kinds:
             text.append("   " if text else "").append(sample, STYLES[kind])
-            text.append(f" {meaning}", "dim")
+            text.append(f" {words.MEANINGS[kind]}", "dim")
     if cropped:
         text.append("   ")
         text.append(s.more).append(" left out", "dim")
@@ -243,27 +223,20 @@ def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
 
 def _bad_list(view: TableView, width: int, s: Symbols, pools: Sequence[Pool]) -> list[Text]:
     """The bad cells with their exact values: on one line if they fit, else one a line."""
-    count = view.bad_count
-    if not count:
-        return [Text("no bad cell in this table", "dim")]
-    cells = view.bad_cells(MAX_LISTED)
+    cells, more = words.bad_cells(view)
+    if not cells:
+        return [Text(words.bad_head(view), "dim")]
     items = []
     for cell in cells:
         item = Text(f"row {cell.row} column {cell.column} = ")
         item.append(str(cell.value), "bold red")
         items.append(item if cell.shown else item.append(" (not saved)", "dim"))
-    if count > len(cells):
-        items.append(Text(f"{count - len(cells)} more"))
-    head = Text(f"{count} bad cell{'s' * (count != 1)}: ", "bold")
+    if more:
+        items.append(Text(f"{more} more"))
+    head = Text(words.bad_head(view), "bold")
     one = Text("; ").join(items)
     if len(head) + len(one) <= width:
         lines = [Text().append_text(head).append_text(one)]
     else:
         lines = [head, *(Text("  ").append_text(item) for item in items)]
-    for pool in pools:
-        values = [c.value for c in cells]
-        if pool.name != view.table.pool.name and all(0 <= v < pool.pages <= BIG for v in values):
-            which = str(values[0]) if len(set(values)) == 1 else "all of these"
-            name = clean(pool.name)
-            lines.append(Text(f"{which} would be inside the {name} pool: 0..{pool.pages - 1}"))
-    return lines
+    return lines + [Text(clean(line)) for line in words.elsewhere(view, pools)]

@@ -151,7 +151,11 @@ def crash() -> TrapRecord:
         got="torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
         "CUDA kernel errors might be asynchronously reported at some other API call",
     )
-    return _record(finding, allocator=evicted().allocator, steps=sample_steps())
+    steps = tuple(
+        dataclasses.replace(s, time_ns=1_780_283_655_000_000_000 + i * 20_700_000, waiting=i // 4)
+        for i, s in enumerate(sample_steps())
+    )
+    return _record(finding, allocator=evicted().allocator, steps=steps)
 
 
 KINDS = {

@@ -1,0 +1,56 @@
+"""Write a dump's report as one self-contained HTML page, readable on a phone.
+
+The page fetches nothing and runs no script: it can be opened from a ticket or a chat.
+Without -o it goes next to the dump, with .html for .pt; -o - writes to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from g4debug.cli._common import CliError, read_dump
+
+NAME = "report"
+HELP = "a dump as one HTML page, for a phone or a ticket"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="PATH", help="a dump, g4debug-*.pt")
+    parser.add_argument("-o", "--output", metavar="OUT.html", help="default: next to the dump")
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import html
+
+    record = read_dump(args.path)
+    try:
+        page = html.render(record, source=str(args.path))
+    except Exception as e:  # a bug of ours: the evidence must stay reachable
+        raise CliError(
+            f"{args.path}: read, but cannot be rendered ({type(e).__name__}: {e}); "
+            "try: g4debug show --json, and please report this"
+        ) from e
+    if args.output == "-":
+        sys.stdout.buffer.write(page.encode())
+        return 0
+    out = args.path.with_suffix(".html") if args.output is None else Path(args.output)
+    _write(page.encode(), out, args.path)
+    print(out)
+    return 0
+
+
+def _write(page: bytes, out: Path, source: Path) -> None:
+    from g4debug import dump
+
+    if out.is_dir() or (out.exists() and not out.is_file()):
+        raise CliError(f"cannot write {out}: not a regular file; -o - writes to stdout")
+    if out.exists() and out.samefile(source):
+        raise CliError(f"cannot write {out}: it is the dump itself")
+    if not out.parent.is_dir():
+        raise CliError(f"cannot write {out}: there is no directory {out.parent}")
+    try:
+        dump.write(page, out.parent, out.name)
+    except dump.DumpError as e:
+        raise CliError(str(e)) from e
