@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint env clean distclean
+.PHONY: help demo test versions lint env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,9 @@ demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU ne
 
 test: env ## Run the tests (ARGS="-k name" goes to pytest)
 	@"$(RUN)" -m pytest $(ARGS)
+
+versions: env ## Check every fix and hook site on each SGLang release that is supported
+	@"$(RUN)" -m pytest tests/versions --versions $(ARGS)
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy

@@ -82,6 +82,9 @@ def _find(path: Path, names: list[str], dotted: str, hops: int) -> tuple[Path, a
         return _find(*_imported(path, node, names), dotted, hops - 1)
     if len(names) == 1:
         return path, node
+    if isinstance(node, ast.Assign):  # a class that is rebuilt: C = msgspec.defstruct("C", ...)
+        classes = [n for n in module.body if isinstance(n, ast.ClassDef)]
+        node = _defined(list[ast.stmt](classes), names[0]) or node
     if isinstance(node, ast.ClassDef):
         member = _defined(node.body, names[1])
         if member is not None and len(names) == 2:

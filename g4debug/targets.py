@@ -40,7 +40,6 @@ def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
 
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
-_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 
 SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.init": ((_ANY, f"{_MHA}.__init__"),),
@@ -93,8 +92,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
-    "pool.backup_state": _allocator("base", f"{_BASE}.backup_state"),
-    "pool.restore_state": _allocator("base", f"{_BASE}.restore_state"),
+    "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
+    "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
     # The SWA allocator around two of them.
     "swa.init": _allocator("swa", f"{_SWA}.__init__"),
     "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),

@@ -14,6 +14,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--versions", action="store_true", help="also the tests that download SGLang's wheels"
+    )
+
+
 @pytest.fixture(scope="session")
 def _sglang_imported():
     """Real SGLang in this process, on the CPU engine; the environment is put back after."""

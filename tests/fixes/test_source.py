@@ -55,6 +55,9 @@ class Other:
 class Circle(Circle):
     pass
 from sglang.srt.base.mixins import ring
+class Rebuilt:
+    def method(self): ...
+Rebuilt = struct("Rebuilt", vars(Rebuilt))
 """,
     "sglang/srt/newer.py": "def of a newer python\n",
     "sglang-9.8.7.dist-info/METADATA": "Metadata-Version: 2.1\nName: sglang\nVersion: 9.8.7\n",
@@ -85,6 +88,7 @@ def tree(tmp_path):
         (f"{POOL}.deep", "def deep", 'return "deep"'),
         (f"{POOL}.last", "def last", 'return "last"'),
         (POOL, "class Pool(", "return 3"),
+        ("sglang.srt.base.mixins.Rebuilt.method", "def method", "..."),
         ("sglang.srt.pool.inner.LIMIT", "LIMIT", "= 3"),
         ("sglang.srt.pool.inner.slow", "def slow", "pass"),
         ("sglang.srt.pool.inner.Guarded.x", "x: int", "= 1"),

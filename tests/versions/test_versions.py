@@ -1,0 +1,126 @@
+"""Every fix and every hook site on every SGLang release that this project stands on.
+
+``make versions``. The wheels are unpacked and read, never installed or imported. What a
+state should be was established by reading and running the releases; a fix whose row is
+missing here fails, so that nobody adds one without looking.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import wheels
+from g4debug.fixes import _spec
+from g4debug.fixes._source import exists, source
+
+from g4debug import discovery, targets
+from g4debug.hooks import Hooks
+
+A, N = "applied", "not-needed"
+# What a server without any switch says; one column for each release of wheels.RELEASES.
+STATES = {
+    #                    12p1 13p1 0.5.14 15p1 0.5.23
+    "hybrid-pool-swap":  (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
+    "idle-draft-input":  (A, N, N, N, N),  # 0.5.13 has it
+    "spec-batch-guards": (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
+    "swa-ratio":         (A, A, A, A, N),  # not written for 0.5.23
+    "swa-state-swap":    (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
+}  # fmt: skip
+
+
+@pytest.fixture(params=wheels.RELEASES)
+def release(request):
+    """A release, unpacked; targets and probes look at it."""
+    if not request.config.getoption("--versions"):
+        pytest.skip("downloads SGLang's wheels: make versions")
+    try:
+        root = wheels.unpacked(request.param)
+    except wheels.NoWheel as e:
+        pytest.fail(str(e), pytrace=False)
+    with targets.looking_at(root):
+        assert str(targets.sglang_version()) == request.param
+        yield request.param
+
+
+def test_every_fix_has_a_row():
+    assert set(STATES) == set(discovery.names("g4debug.fixes"))
+    assert all(len(row) == len(wheels.RELEASES) for row in STATES.values())
+
+
+def test_every_fix_is_in_its_state(release):
+    column = wheels.RELEASES.index(release)
+    states = {s.fix.id: s for s in _spec.apply_all(Hooks(), {}, {})}
+    wrong = {
+        name: str(states[name])
+        for name, row in STATES.items()
+        if name in states and states[name].state != row[column]
+    }
+    assert not wrong
+
+
+def test_a_fix_that_is_written_for_a_release_can_be_put_there(release):
+    """Forced on, so that what is shipped off or not needed is tried, too."""
+    for name in discovery.names("g4debug.fixes"):
+        fix = discovery.load("g4debug.fixes", name, "FIX")
+        if targets.matches(fix.needs):
+            assert _spec._apply(fix, Hooks(), {name: True}, {}).state == "applied"
+
+
+def test_every_probe_can_answer_where_its_fix_is_written_for(release):
+    for name in discovery.names("g4debug.fixes"):
+        fix = discovery.load("g4debug.fixes", name, "FIX")
+        if targets.matches(fix.needs):
+            assert fix.still_broken() in (True, False)
+
+
+def test_every_hook_site_is_there_or_declared_absent(release):
+    missing = {
+        site: dotted
+        for site in targets.SITES
+        if (dotted := targets.path(site)) is not None and not exists(dotted)
+    }
+    assert not missing
+
+
+def test_what_is_declared_absent_is_absent(release):
+    for site, places in targets.SITES.items():
+        if targets.path(site) is None:
+            there = [dotted for _, dotted in places if dotted is not None and exists(dotted)]
+            assert not there, site
+
+
+def test_a_hook_site_is_a_function(release):
+    for site in targets.SITES:
+        if (dotted := targets.path(site)) is not None:
+            assert "def " in source(dotted), site
+
+
+def test_nothing_of_sglang_is_imported(release):
+    """The probes and ``apply`` read; what they import would be another release's."""
+    code = (
+        "import sys; from pathlib import Path; from g4debug import targets\n"
+        "from g4debug.fixes import _spec; from g4debug.hooks import Hooks\n"
+        f"with targets.looking_at(Path({str(targets.sglang_root())!r})):\n"
+        "    _spec.apply_all(Hooks(), {}, {})\n"
+        "print([m for m in ('sglang', 'torch', 'triton') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_registry_that_cannot_be_reached_is_said(tmp_path, monkeypatch):
+    for name, value in {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_RETRIES": "0",
+        "PIP_NO_CACHE_DIR": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(wheels.NoWheel, match=r"^SGLang 0\.5\.14 was not checked: .*registry"):
+        wheels.unpacked("0.5.14")
+    assert not list(wheels.cache().iterdir())
