@@ -1,25 +1,28 @@
 """One arm of a repro, in a process of its own: start an Engine, generate, write what came out.
 
-Run by :mod:`_run`: ``python repro/_arm.py DEVICE REQUESTS RESULT.json``.
+Run by :mod:`_run`: ``python repro/_arm.py WORKLOAD DEVICE REQUESTS RESULT.json``. WORKLOAD is
+``MODULE`` or ``MODULE:NAME``; NAME (``DEVICES`` if not given) is a dict of that module, from the
+device to a function of the number of requests.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
 from pathlib import Path
 
-from _workload import DEVICES
-
 
 def main() -> None:
-    device, requests, result = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    module, device, requests, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if device == "cpu":
         from g4debug import cpu
 
         cpu.prepare()
-    workload = DEVICES[device](requests or None)
+    module, _, name = module.partition(":")
+    devices = getattr(importlib.import_module(module), name or "DEVICES")
+    workload = devices[device](requests or None)
 
     import sglang
 
@@ -28,19 +31,13 @@ def main() -> None:
     up = time.perf_counter()
     print("g4debug-repro: engine up", flush=True)
     try:
-        outputs = engine.generate(
-            input_ids=workload.prompts(),
-            sampling_params={
-                "temperature": 0,
-                "max_new_tokens": workload.output,
-                "ignore_eos": True,
-            },
-        )
+        sampling = {"temperature": 0, "max_new_tokens": workload.output, "ignore_eos": True}
+        outputs = engine.generate(input_ids=workload.prompts(), sampling_params=sampling)
     finally:
         done = time.perf_counter()
         engine.shutdown()
     accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
-    result.write_text(
+    Path(result).write_text(
         json.dumps(
             {
                 "tokens": [o["output_ids"] for o in outputs],

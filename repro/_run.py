@@ -75,12 +75,16 @@ def run_arm(
     folder: Path,
     limit: float,
     progress: Callable[[str], None],
+    workload: str = "_workload",
 ) -> Outcome:
-    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds."""
+    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds.
+
+    ``workload``: the module of this folder that says what to run on ``device``.
+    """
     log, result = folder / f"{arm}.log", folder / f"{arm}.json"
     # Our caller's own switches must not leak into an arm.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
-    command = [sys.executable, str(HERE / "_arm.py"), device, str(requests), str(result)]
+    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
     if device == "cpu":
         from g4debug import cpu
 

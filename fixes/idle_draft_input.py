@@ -1,0 +1,81 @@
+"""An idle draft input after a verify in which every request finished (seed PR #22).
+
+FROZEN_KV_MTP's worker puts its verify input on ``batch.spec_info`` and replaces it by a draft
+input only if a request goes on (``frozen_kv_mtp_worker.py:473``). When every request finished,
+the ``FrozenKVMTPVerifyInput`` stays. The next prefill is merged into that batch before anything
+filters it, and a verify input has no ``merge_batch``: AttributeError, the server dies.
+Under DP attention the branch is taken, but stores the idle input on a *copy* of the batch
+(``:542``); a ``FrozenKVMTPDraftExtendInput`` stays, which cannot be merged either.
+
+The fix: after the worker's forward, if every request of the batch is finished and no draft
+input is there, an idle one (0 rows) takes its place, as the worker itself does where it seeds.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "idle-draft-input"
+WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+
+
+def around_forward(call_next: Callable[..., Any], worker: Any, batch: Any) -> Any:
+    """Wraps ``FrozenKVMTPWorker.forward_batch_generation``; ``batch`` is a ScheduleBatch."""
+    from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+    result = call_next(worker, batch)
+    left = batch.spec_info
+    if not isinstance(left, FrozenKVMTPDraftInput) and all(r.finished() for r in batch.reqs):
+        batch.spec_info = idle_input(worker, batch)
+    return result
+
+
+def idle_input(worker: Any, batch: Any) -> Any:
+    """A FrozenKVMTPDraftInput of 0 rows, shaped as ``worker`` shapes its own."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+    return FrozenKVMTPDraftInput.create_idle_input(
+        device=batch.device,
+        hidden_size=worker._recurrent_hidden_size,
+        dtype=worker.model_config.dtype,
+        topk=worker.topk,
+        capture_hidden_mode=CaptureHiddenMode.LAST,
+    )
+
+
+def still_broken() -> bool:
+    """True if the branch that looks for survivors of a verify has no other side."""
+    forward = source(f"{WORKER}.forward_batch_generation")
+    branches = [
+        node
+        for node in ast.walk(ast.parse(textwrap.dedent(forward)))
+        if isinstance(node, ast.If) and "draft_extend_input" in ast.unparse(node.test)
+    ]
+    return any(not node.orelse for node in branches)
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.around("worker.forward", Layer.FIX, ID, around_forward)
+
+
+FIX = Fix(
+    id=ID,
+    title="an idle draft input replaces what a verify leaves behind when every request finished",
+    seed="PR #22",
+    upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle)",
+    needs=">=0.5.12,<0.5.14",
+    still_broken=still_broken,
+    apply=apply,
+)

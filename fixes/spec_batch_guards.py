@@ -1,0 +1,178 @@
+"""A batch keeps one row of draft state per live request, or gets it back (seed PR #22).
+
+``merge_batch`` and ``filter_batch`` of a ScheduleBatch trust ``spec_info`` to be a draft input
+whose rows belong to its unfinished requests. Where it is something else (a verify or
+draft-extend input that stayed, nothing, or the wrong number of rows), SGLang dies of an
+AttributeError, or, worse, cuts rows at a wrong place: then a request goes on from another
+one's token.
+
+The guard does what is right, for FROZEN_KV_MTP (spec v1):
+
+* a side with no live request needs no draft state: it counts as idle (0 rows);
+* live requests without draft state of their own get a *plain row*: the bonus token is the
+  request's last token, the hidden state zero. Verify still decides on every token, so the
+  output stays what it was; the guesses of one step are poor, and accept length with them;
+* anything that fits goes SGLang's own way, untouched.
+
+Each kind of repair is logged once per process: something else must have gone wrong before.
+(The seed's guard skipped the merge. That leaves the batch without rows for the new requests,
+and the next draft stops at an assertion.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "spec-batch-guards"
+BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+logger = logging.getLogger("g4debug")
+_said: set[str] = set()
+
+
+def around_merge(call_next: Callable[..., Any], batch: Any, other: Any) -> Any:
+    """Wraps ``ScheduleBatch.merge_batch``: ``other``'s requests come behind ``batch``'s."""
+    if not _guarded(batch) or (_fits(batch, live(batch)) and _fits(other, live(other))):
+        return call_next(batch, other)
+    mine, theirs = _rows_of(batch, "merge"), _rows_of(other, "merge")
+    left = batch.spec_info
+    batch.spec_info = None  # SGLang then merges everything else
+    try:
+        result = call_next(batch, other)
+    except BaseException:
+        batch.spec_info = left
+        raise
+    mine.merge_batch(theirs)
+    batch.spec_info = mine
+    return result
+
+
+def around_filter(call_next: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps ``ScheduleBatch.filter_batch``, which keeps the unfinished or the given requests.
+
+    Nothing on ``spec_info`` is no fault here: a batch that has not run yet has none.
+    """
+    filtered = kwargs.get("v1_spec_info_filtered", args[2] if len(args) > 2 else False)
+    rows = len(live(batch)) if filtered else len(batch.reqs)
+    left = batch.spec_info
+    if not _guarded(batch) or left is None or (is_draft_input(left) and len(left.topk_p) == rows):
+        return call_next(batch, *args, **kwargs)
+    batch.spec_info = None
+    try:
+        result = call_next(batch, *args, **kwargs)
+    except BaseException:
+        batch.spec_info = left
+        raise
+    if not batch.reqs:
+        batch.spec_info = left  # nobody is left who would need it
+    else:
+        _say("filter", left, rows)
+        batch.spec_info = plain_rows(batch, batch.reqs)
+    return result
+
+
+def live(batch: Any) -> list[Any]:
+    """The requests of a batch that are not finished."""
+    return [r for r in batch.reqs if not r.finished()]
+
+
+def is_draft_input(spec_info: Any) -> bool:
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    return isinstance(spec_info, EagleDraftInput)
+
+
+def plain_rows(batch: Any, requests: list[Any]) -> Any:
+    """A FrozenKVMTPDraftInput with a plain row for each of ``requests``; none: an idle one.
+
+    bonus_tokens int64 [n], hidden_states [n, hidden of the target], topk_p float32 [n, topk],
+    topk_index int64 [n, topk].
+    """
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.server_args import get_global_server_args
+    from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+    config, device = batch.model_config, batch.device
+    last = [(r.output_ids or r.origin_input_ids)[-1] for r in requests]
+    bonus = torch.tensor(last, dtype=torch.int64, device=device)
+    topk = get_global_server_args().speculative_eagle_topk
+    return FrozenKVMTPDraftInput(
+        bonus_tokens=bonus,
+        hidden_states=torch.zeros(
+            len(last), config.hf_text_config.hidden_size, dtype=config.dtype, device=device
+        ),
+        topk_p=torch.ones(len(last), topk, dtype=torch.float32, device=device),
+        topk_index=bonus[:, None].repeat(1, topk),
+        capture_hidden_mode=CaptureHiddenMode.LAST,
+    )
+
+
+def _guarded(batch: Any) -> bool:
+    """FROZEN_KV_MTP without overlap: with it, the rows are promises of a later step."""
+    return bool(batch.spec_algorithm.is_frozen_kv_mtp()) and not batch.is_spec_v2
+
+
+def _fits(batch: Any, requests: list[Any]) -> bool:
+    spec_info = batch.spec_info
+    return is_draft_input(spec_info) and len(spec_info.topk_p) == len(requests)
+
+
+def _rows_of(batch: Any, where: str) -> Any:
+    requests = live(batch)
+    if _fits(batch, requests):
+        return batch.spec_info
+    if requests:
+        _say(where, batch.spec_info, len(requests))
+    return plain_rows(batch, requests)
+
+
+def _say(where: str, got: Any, rows: int) -> None:
+    has = f" of {len(got.topk_p)} rows" if is_draft_input(got) else ""
+    what = "nothing" if got is None else f"a {type(got).__name__}{has}"
+    key = f"{where} {type(got).__name__}"
+    if key in _said:
+        return
+    _said.add(key)
+    logger.warning(
+        "g4debug: %s: in %s_batch got %s, expected draft state for %d live requests; they go on "
+        "from their last token with a plain row each: outputs stay right, accept length drops "
+        "for a step. Said once; to find the cause: SGLANG_TRTLLM_MHA_DEBUG=1",
+        ID, where, what, rows,
+    )  # fmt: skip
+
+
+def still_broken() -> bool:
+    """True if both methods use ``spec_info`` without looking at what it is."""
+    texts = [source(f"{BATCH}.{name}_batch") for name in ("merge", "filter")]
+    return all(
+        f"self.spec_info.{name}_batch" in text
+        and "isinstance(self.spec_info" not in text
+        and "hasattr(self.spec_info" not in text
+        for name, text in zip(("merge", "filter"), texts, strict=True)
+    )
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.around("batch.merge", Layer.FIX, ID, around_merge)
+    hooks.around("batch.filter", Layer.FIX, ID, around_filter)
+
+
+FIX = Fix(
+    id=ID,
+    title="merging and filtering a batch check its draft state first",
+    seed="PR #22",
+    upstream="none; from 0.5.14 on FROZEN_KV_MTP runs as spec v2",
+    needs=">=0.5.12,<0.5.14",
+    still_broken=still_broken,
+    apply=apply,
+)
