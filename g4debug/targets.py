@@ -104,6 +104,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
+    "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
     # Called once by the process that launches a server or an Engine, before it starts others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),

@@ -24,7 +24,8 @@ class Fault:
     tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
     catch it. recreates: id of the fix whose bug it puts back, '' for none. arguments: tasks
     that take one. selectors: those that ``Arm.fire`` is given a value for; any other would
-    never match, so it is refused (``@at=`` every fault has).
+    never match, so it is refused (``@at=`` and ``@step=`` every fault has). drills: chains that
+    make it bite on the matrix's workload (repro/matrix.py), one run each.
     """
 
     id: str
@@ -35,6 +36,20 @@ class Fault:
     recreates: str = ""
     arguments: tuple[str, ...] = ()
     selectors: tuple[str, ...] = ()
+    drills: tuple[str, ...] = ("1*on",)
+
+
+EVERY_FAULT = ("at", "step")  # selectors that need nothing from the fault
+
+
+@dataclass
+class Clock:
+    """Worker steps of this process; the same numbers as the recorder's."""
+
+    step: int = 0
+
+    def tick(self, *args: object, **kwargs: object) -> None:
+        self.step += 1
 
 
 @dataclass
@@ -45,6 +60,7 @@ class Arm:
     chain: Chain
     seed: int
     schedule: list[str] = field(default_factory=list)
+    clock: Clock = field(default_factory=Clock)
     opportunities: int = 0
     random: random.Random = field(default_factory=random.Random)
     _fired: str = ""  # the action that fired last, as it is replayed
@@ -56,7 +72,7 @@ class Arm:
         the number of the opportunity alone: a replay draws the same.
         """
         self.opportunities += 1
-        action = self.chain.fire(at=self.opportunities, **context)
+        action = self.chain.fire(at=self.opportunities, step=self.clock.step, **context)
         if action is not None:
             self.random = random.Random(f"{self.seed}:{self.fault.id}:{self.opportunities}")
             argument = f"({action.argument})" if action.argument else ""
@@ -67,9 +83,10 @@ class Arm:
         """Record a firing. Every firing is logged: a fault is never silent.
 
         The line ends in the very action that fires it again:
-        ``page-oob #2: ... [1*corrupt(1)@at=17]``; see :func:`replay`.
+        ``page-oob #2: ... [step 9: 1*corrupt(1)@at=17]``; see :func:`replay`.
         """
-        line = f"{self.fault.id} #{len(self.schedule) + 1}: {what} [{self._fired}]"
+        number, step = len(self.schedule) + 1, self.clock.step
+        line = f"{self.fault.id} #{number}: {what} [step {step}: {self._fired}]"
         self.schedule.append(line)
         logger.warning("g4debug fault (seed=%d) %s", self.seed, line)
 
@@ -78,7 +95,7 @@ def replay(seed: int, schedule: Iterable[str]) -> str:
     """The G4DEBUG_FAULTS that fires what a schedule (of one process) says, and nothing else."""
     chains: dict[str, list[str]] = {}
     for line in schedule:
-        action = line.rpartition("[")[2].rstrip("]")
+        action = line.rpartition(": ")[2].rstrip("]")
         actions = chains.setdefault(line.partition(" ")[0], [])
         if action not in actions:  # one firing may log more than one line
             actions.append(action)
@@ -94,11 +111,16 @@ def recreated_bugs(plan: Plan) -> dict[str, str]:
 def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
     """Install the plan's faults. Raises GrammarError for what a fault cannot do."""
     arms = []
+    clock = Clock()
+    if plan.chains:
+        from g4debug.hooks import Layer
+
+        hooks.before("scheduler.run_batch", Layer.FAULT, "clock", clock.tick)
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
         for action in actions:
             _refuse_impossible(fault, action)
-        arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed)
+        arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
         fault.install(hooks, arm)
         arms.append(arm)
     return tuple(arms)
@@ -111,8 +133,8 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
     if action.argument and action.task not in fault.arguments:
         raise GrammarError(f"{fault.id}: {action.task} takes no argument")
     for key, value in action.select:
-        if key not in ("at", *fault.selectors):
-            valid = ", ".join(f"@{s}" for s in ("at", *fault.selectors))
+        if key not in (*EVERY_FAULT, *fault.selectors):
+            valid = ", ".join(f"@{s}" for s in (*EVERY_FAULT, *fault.selectors))
             raise GrammarError(f"{fault.id} has no selector @{key}; valid: {valid}")
         known = selector_values(key)
         if known and value.lower() not in known:

@@ -67,8 +67,8 @@ def test_parses(text, plan):
     [
         ("page-oob", "name=action"),
         ("page-oob=", "name=action"),
-        ("=on", "unknown fault ''; valid: page-oob, stale-swa-state"),
-        ("oob=on", "unknown fault 'oob'; valid: page-oob, stale-swa-state"),
+        ("=on", "unknown fault ''; valid: abort-request, "),
+        ("oob=on", "unknown fault 'oob'; valid: abort-request, "),
         ("seed=x", "whole number"),
         ("seed=1;seed=2", "twice"),
         ("page-oob=on;page-oob=off", "twice"),

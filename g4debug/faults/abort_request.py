@@ -1,0 +1,40 @@
+"""Aborts a running request while its verify is under way. Stress: nothing may go wrong.
+
+What ``Scheduler.abort_request`` does to a request that is running (``to_finish``), at the
+moment when it hurts most: between the draft's guesses and the target's verdict.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        running = [r for r in batch.reqs if not r.finished() and r.to_finish is None]
+        if not running or arm.fire() is None:
+            return
+        request = arm.random.choice(running)
+        request.to_finish = FINISH_ABORT()
+        arm.log(f"request {request.rid}")
+
+    hooks.before("worker.verify", Layer.FAULT, arm.fault.id, before_verify)
+
+
+FAULT = Fault(
+    id="abort-request",
+    title="a running request is aborted in the middle of its verify",
+    tasks={"on": "abort one running request"},
+    caught_by=(),
+    install=install,
+    drills=("3*on",),
+)

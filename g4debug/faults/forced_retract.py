@@ -1,0 +1,40 @@
+"""Tells the scheduler that the KV pools are full. Stress: it must retract, and go on.
+
+``check_decode_mem`` is asked once before each decode; ``retract_decode`` asks again for the
+requests that would stay, and gets the true answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    def around(
+        call_next: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
+    ) -> bool:
+        enough = call_next(batch, selected_indices)
+        if not enough or selected_indices is not None or len(batch.reqs) < 2 or arm.fire() is None:
+            return enough
+        arm.log(f"{len(batch.reqs)} requests were running")
+        return False
+
+    hooks.around("batch.check_decode_mem", Layer.FAULT, arm.fault.id, around)
+
+
+FAULT = Fault(
+    id="forced-retract",
+    title="the scheduler is told that the KV pools are full",
+    tasks={"on": "retract once"},
+    caught_by=(),
+    install=install,
+    drills=("3*on",),
+)

@@ -1,0 +1,55 @@
+"""Evicts from the prefix cache before a step. Stress: what a request has locked must stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action, GrammarError
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+DEFAULT = 256
+
+
+def tokens_of(action: Action) -> int:
+    """How many tokens to evict. Raises GrammarError if its argument is no such number."""
+    text = action.argument or str(DEFAULT)
+    if not text.isdecimal() or int(text) < 1:
+        raise GrammarError(f"radix-evict: on({text}): expected a number of tokens, from 1")
+    return int(text)
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    for action in arm.chain.actions:
+        tokens_of(action)  # at start, not when it first fires
+
+    def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+        if scheduler.tree_cache.is_chunk_cache():
+            return  # it keeps nothing
+        action = arm.fire()
+        if action is None:
+            return
+        tokens = tokens_of(action)
+        before = scheduler.token_to_kv_pool_allocator.available_size()
+        scheduler.tree_cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=tokens))
+        gained = scheduler.token_to_kv_pool_allocator.available_size() - before
+        arm.log(f"asked for {tokens} tokens of each pool, {gained} became free in both")
+
+    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+
+
+FAULT = Fault(
+    id="radix-evict",
+    title="the prefix cache evicts before a step, as under load",
+    tasks={"on": "evict as many tokens as the argument says"},
+    caught_by=(),
+    install=install,
+    arguments=("on",),
+    drills=("5*on",),
+)
