@@ -6,24 +6,26 @@ import random
 
 import pytest
 import torch
-from guard_cases import LAYOUTS, Case, expected, lay_out, random_case
+from guard_cases import LAYOUTS, Case, expected, lay_out, random_case, truthful
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from g4debug.checks.page_table import check_page_table
+from g4debug.checks.page_table import Kind, check_page_table
 
 
 def check(case: Case):
     return check_page_table(
-        case.table, case.seq_lens, case.pages, case.page_size, case.window, case.q_lens
+        case.table, case.seq_lens, case.pages, case.page_size, case.window, case.q_lens, case.truth
     )
 
 
 def agrees(case: Case) -> None:
     before = case.table.clone()
     got = check(case)
-    safe, bad = expected(case)
-    assert [tuple(b) for b in got.bad.tolist()] == bad
+    safe, bad, short = expected(case)
+    found = torch.cat([got.bad, got.kinds[:, None], got.expected[:, None]], dim=1)
+    assert [tuple(b) for b in found.tolist()] == bad
+    assert [tuple(r) for r in got.short.tolist()] == short
     want = torch.zeros(case.table.shape, dtype=case.table.dtype)
     for (row, column), value in safe.items():
         want[row, column] = value
@@ -37,6 +39,12 @@ def agrees(case: Case) -> None:
 @given(st.integers(0, 2**32), st.integers(0, 6), st.integers(0, 9))
 def test_any_table(seed, rows, columns):
     agrees(random_case(random.Random(seed), rows, columns, bad=0.25))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 9))
+def test_any_table_with_a_truth(seed, rows, columns):
+    agrees(truthful(random.Random(seed), rows, columns))
 
 
 def table_of(*rows):
@@ -83,3 +91,16 @@ def test_no_rows_and_no_columns():
         got = check_page_table(table, torch.full((shape[0],), 40), 4, 16, 8)
         assert got.bad.shape == (0, 3)
         assert got.safe.shape == shape
+
+
+def test_the_random_cases_have_every_kind_in_them_and_sound_ones():
+    rng, kinds, sound = random.Random(1), set(), 0
+    for _ in range(400):
+        case = truthful(rng, rng.randint(1, 5), rng.randint(1, 8))
+        _, bad, short = expected(case)
+        kinds |= {(b[3], case.truth.swa) for b in bad}
+        sound += not bad and not short
+    assert kinds == {
+        (int(k), swa) for k in Kind for swa in (False, True) if k not in (Kind.SHORT, Kind.EVICTED)
+    } | {(int(Kind.EVICTED), True)}
+    assert sound > 50

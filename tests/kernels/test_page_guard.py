@@ -9,10 +9,11 @@ import random
 
 import pytest
 import torch
-from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case
+from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case, truthful
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g4debug.checks.page_table import Kind
 from g4debug.kernels import page_guard
 from g4debug.kernels.page_guard import TrapBuffer
 
@@ -35,14 +36,15 @@ def run(function, case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
     out = memory[:cells].view(case.table.shape)
     function(
         case.table, out, case.seq_lens, case.cu_q, trap, site,
-        case.pages, case.page_size, case.window,
+        case.pages, case.page_size, case.window, case.truth,
     )  # fmt: skip
     assert (memory[cells:] == POISON).all()  # nothing behind the table is written
     return out
 
 
 def agrees(case: Case) -> None:
-    safe, bad = expected(case)
+    safe, bad, short = expected(case)
+    seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
     before = case.table.clone()
     for function in (page_guard.launch, page_guard.reference):
         trap = TrapBuffer(CPU, sites=8)
@@ -54,14 +56,14 @@ def agrees(case: Case) -> None:
             for (row, column), value in safe.items():
                 untouched[row, column] = value
             assert torch.equal(out, untouched)
-        assert trap.tripped == bool(bad)
-        assert trap.tripped_sites() == ([3] if bad else [])
-        assert trap.claims.tolist() == [0, 0, 0, len(bad), 0, 0, 0, 0]
+        assert trap.tripped == bool(seen)
+        assert trap.tripped_sites() == ([3] if seen else [])
+        assert trap.claims.tolist() == [0, 0, 0, len(seen), 0, 0, 0, 0]
         fields = trap.fields(3)
-        if bad:
-            assert (fields["row"], fields["column"], fields["value"]) in bad
+        if seen:
+            assert tuple(fields[f] for f in ("row", "column", "value", "kind", "expected")) in seen
             assert fields["seq_len"] == int(case.seq_lens[fields["row"]])
-            assert 0 < fields["count"] <= len(bad)
+            assert 0 < fields["count"] <= len(seen)
         else:
             assert not any(fields.values())
         assert torch.equal(case.table, before)
@@ -71,6 +73,17 @@ def agrees(case: Case) -> None:
 @given(st.integers(0, 2**32), st.integers(0, 4), st.integers(0, 9), st.sampled_from([0.0, 0.2]))
 def test_any_table(seed, rows, columns, bad):
     agrees(random_case(random.Random(seed), rows, columns, bad))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
+def test_any_table_with_a_truth(seed, rows, columns):
+    agrees(truthful(random.Random(seed), rows, columns))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wide_tables_with_a_truth(seed):
+    agrees(truthful(random.Random(seed), 2, 300, bad=0.01))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
