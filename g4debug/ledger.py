@@ -37,21 +37,24 @@ STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to th
 class PoolLedger:
     """One pool's pages. ``pages`` counts the reserved page 0; all arrays have one entry each.
 
-    held: handed out and not yet freed. owner: rid of the last request that it was handed out
-    for, '' if not known. position: first token position of the page in that request, -1 if not
-    known. partner: of a full-pool page, its SWA page, 0 for none.
+    held: handed out and not yet freed. ever: handed out at least once. owner: rid of the last
+    request that it was handed out for, '' if not known. position: first token position of the
+    page in that request, -1 if not known. partner: of a full-pool page, its SWA page, and the
+    other way round; 0 for none, -1 if not known.
     """
 
     name: str
     pages: int
     page_size: int
     held: np.ndarray[Any, np.dtype[np.bool_]] = field(init=False)
+    ever: np.ndarray[Any, np.dtype[np.bool_]] = field(init=False)
     owner: np.ndarray[Any, np.dtype[np.object_]] = field(init=False)
     position: Pages = field(init=False)
     partner: Pages = field(init=False)
 
     def __post_init__(self) -> None:
         self.owner = np.full(self.pages, "", dtype=object)
+        self.ever = np.zeros(self.pages, dtype=np.bool_)
         self._ring = np.full((self.pages, DEPTH), -1, dtype=np.int64)
         self._turn = np.zeros(self.pages, dtype=np.int64)
         self.forget()
@@ -66,17 +69,27 @@ class PoolLedger:
         """Those that are pages of this pool, the reserved page 0 not counted."""
         return pages[(pages > 0) & (pages < self.pages)]
 
-    def touch(self, pages: Pages, serial: int) -> None:
+    def touch(self, pages: Pages | int, serial: int) -> None:
+        """Event ``serial`` is the last one of these pages (of this pool)."""
         self._ring[pages, self._turn[pages] % DEPTH] = serial
         self._turn[pages] += 1
+
+    def pair(self, full: Pages, swa_pool: PoolLedger, swa: Pages) -> None:
+        """``swa[i]`` goes with this pool's page ``full[i]``; indices outside are skipped."""
+        sound = (full > 0) & (full < self.pages) & (swa > 0) & (swa < swa_pool.pages)
+        if not sound.all():
+            full, swa = full[sound], swa[sound]
+        self.partner[full] = swa
+        swa_pool.partner[swa] = full
 
     def serials(self, page: int) -> list[int]:
         """Serial numbers of the page's last events, oldest first."""
         return sorted(int(n) for n in self._ring[page] if n >= 0)
 
 
-# Called before an event changes the ledger: (pool, event, all pages of the event).
-Listener = Callable[[PoolLedger, PageEvent, Pages], None]
+# Called before an event changes the ledger: (pool, event, all pages of the event). Of pages
+# that are about to be freed, it may return those to be freed instead.
+Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
 
 
 @dataclass
@@ -147,39 +160,61 @@ class Ledger:
         positions: Pages | None = None,
         caller: str = "",
         note: str = "",
-    ) -> None:
+    ) -> Pages:
         """Enter one event. ``holds``: the pages' state after it, None if it changes nothing.
 
-        The listeners see it first, with the state before it. What they raise goes on.
+        The listeners see it first, with the state before it. Returns the pages that it is now
+        about: a listener may have corrected those of a free. What a listener raises goes on;
+        a free is then not entered, because it does not happen, and a hand-out is: it did.
         """
         event = PageEvent(
             step=self.recorder.step,
             kind=kind,
             pool=pool.name,
-            pages=tuple(int(p) for p in pages[:SHOWN]),
+            pages=tuple(pages[:SHOWN].tolist()),
             count=len(pages),
             request=request,
             caller=caller,
             note=note,
         )
+        happened = holds is not False
         try:
             for listener in self.listeners:
-                listener(pool, event, pages)
+                instead = listener(pool, event, pages)
+                if instead is not None:
+                    pages = instead
+            happened = True
         finally:
-            self._log.append(event)
-            inside = pool.inside(pages)
-            pool.touch(inside, self._serial)
-            self._serial += 1
-            if holds is not None:
-                if pool.name in self._undo:
-                    changed = inside[pool.held[inside] != holds]
-                    self._undo[pool.name].append((not holds, changed))
-                pool.held[inside] = holds
-            if holds:
-                pool.owner[inside] = request
-                if positions is not None and len(inside) == len(pages):
-                    pool.position[inside] = positions
-                pool.partner[inside] = 0
+            if happened:
+                self._log.append(event)
+                self._apply(pool, pages, holds, request, positions)
+                self._serial += 1
+        return pages
+
+    def _apply(
+        self,
+        pool: PoolLedger,
+        pages: Pages,
+        holds: bool | None,
+        request: str,
+        positions: Pages | None,
+    ) -> None:
+        inside: Any = pool.inside(pages)
+        known: Any = -1 if positions is None or len(inside) != len(pages) else positions
+        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one
+            inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
+        pool.touch(inside, self._serial)
+        if holds is None:
+            return
+        if pool.name in self._undo:
+            which = np.atleast_1d(np.asarray(inside))
+            self._undo[pool.name].append((not holds, which[pool.held[which] != holds]))
+        pool.held[inside] = holds
+        if holds:
+            pool.ever[inside] = True
+            pool.owner[inside] = request
+            pool.position[inside] = known
+            pool.partner[inside] = 0
 
     def backup(self, pool: PoolLedger) -> None:
         """The allocator's state was saved: what follows may be undone."""
@@ -191,6 +226,7 @@ class Ledger:
         self.settle(wait=True)
         for held, pages in reversed(self._undo.pop(pool.name, [])):
             pool.held[pages] = held
+            pool.partner[pages] = -1  # SGLang does not put its mapping back
             if self.shadow is not None and pool.name == "full":
                 indices = torch.from_numpy(pages * pool.page_size).to(self.shadow.device)
                 page_shadow.mark(self.shadow, indices, pool.page_size, HELD if held else FREE)
@@ -215,8 +251,8 @@ class Ledger:
         words = self._staging[self._used : self._used + count]
         self._used += count
         words.copy_(indices, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()  # type: ignore[no-untyped-call]
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
         self._pending.append(_Pending(words, arrived, enter))
 
     def settle(self, wait: bool = False) -> None:

@@ -1,0 +1,240 @@
+"""Pages handed out: what the allocators' ``alloc*`` say to the page ledger.
+
+Only the first token of a page is news. Of a sequence that goes on in the page that it has,
+the page is looked at once more: it must still be held, in both pools, and its SWA page must be
+the one that was paired with it. Disagreement becomes an event of its own ("use", "mismatch").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from g4debug._ledger_feed import Feed, TrapsLast, caller
+from g4debug.checks.allocator import check_used
+from g4debug.kernels import page_shadow
+from g4debug.ledger import SHOWN, Pages, PoolLedger
+
+_NONE: Pages = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where in an allocation's tokens the pages are.
+
+    new: offset of the first token of each new page; positions: its position in its request;
+    rows: its row of the batch. going_on: offset of the first token of each row that goes on
+    in a page that it has; going_on_rows: that row.
+    """
+
+    lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator hands the very same to both pools
+    tokens: int
+    new: Pages
+    positions: Pages
+    rows: Pages
+    going_on: Pages
+    going_on_rows: Pages
+
+
+def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan:
+    """The pages of rows that grow from ``prefix`` to ``lengths`` tokens, int64 [rows]."""
+    count = lengths - prefix
+    starts = np.cumsum(count) - count
+    into = prefix % size  # tokens that its last page has already
+    going_on = ((into > 0) & (count > 0)).nonzero()[0]
+    first = starts + (-prefix) % size
+    pages = -((into + count) // -size) - (into > 0)
+    rows = positions = new = _NONE
+    if pages.any():
+        rows = np.repeat(np.arange(len(pages)), pages)
+        nth = np.arange(len(rows)) - (np.cumsum(pages) - pages)[rows]
+        new = first[rows] + nth * size
+        positions = prefix[rows] + (new - starts[rows])
+    total = int(starts[-1] + count[-1]) if len(count) else 0
+    return Plan(source, total, new, positions, rows, starts[going_on], going_on)
+
+
+class HandOuts:
+    """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.ledger = feed, feed.ledger
+        self._out: dict[str, torch.Tensor] = {}  # what the inner allocators handed out last
+        self._plan: Plan | None = None
+        # Of the full pool, entered and not yet paired: pages, and those that rows go on in.
+        self._full: tuple[Pages, Pages] | None = None
+        self._tokens: dict[str, Pages] = {}  # of the pools, as entered last
+
+    def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
+        prefix = _argument(args, kwargs, 1, "prefix_lens_cpu")
+        self._handed_out(
+            out, allocator, "extend", _argument(args, kwargs, 3, "seq_lens_cpu"), prefix
+        )
+
+    def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``: one token per request."""
+        self._handed_out(out, allocator, "decode", _argument(args, kwargs, 1, "seq_lens_cpu"))
+
+    def _handed_out(
+        self, out: Any, allocator: Any, kind: str, lengths: torch.Tensor, prefix: Any = None
+    ) -> None:
+        pool = self.feed.pools.get(id(allocator))
+        if pool is None:
+            return
+        self._out.pop(pool.name, None)
+        found = self._plan if pool.name == "swa" else None
+        if found is None or found.lengths is not lengths:
+            ends = lengths.numpy().astype(np.int64, copy=False)
+            begins = ends - 1 if prefix is None else prefix.numpy().astype(np.int64, copy=False)
+            found = self._plan = plan(begins, ends, pool.page_size, lengths)
+        if out is None:
+            self._exhausted(pool, kind, found.tokens)
+            return
+        self._out[pool.name] = out
+        if not len(found.new) and not len(found.going_on):
+            return
+        rids = self._rids(len(lengths), found)
+        where = caller() if len(found.new) else ""
+        step = found
+
+        def enter(tokens: Pages) -> None:
+            going_on = tokens[step.going_on] // pool.page_size
+            pages = tokens[step.new] // pool.page_size
+            with TrapsLast() as attempt:
+                if check_used(going_on, pool.held) is not None:
+                    attempt(self._use, pool, kind, going_on, step)
+                for row in dict.fromkeys(step.rows.tolist()):
+                    mine = step.rows == row
+                    attempt(
+                        self.ledger.enter,
+                        pool,
+                        kind,
+                        pages[mine],
+                        holds=True,
+                        request=rids.get(row, ""),
+                        positions=step.positions[mine],
+                        caller=where,
+                    )
+                attempt(self._pair, pool, pages, going_on, tokens)
+
+        self.ledger.post(out, enter)
+
+    def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
+        """A row goes on in a page that is not held."""
+        violation = check_used(pages, pool.held)
+        assert violation is not None
+        row = int(step.going_on_rows[(pages == violation.pages[0]).argmax()])
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        request = str(requests[row].rid) if len(requests) == len(step.lengths) else ""
+        self.ledger.enter(
+            pool, "use", violation.pages, holds=None, request=request, note=f"alloc_{kind}"
+        )
+
+    def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
+        """``alloc(need_size)``: whole pages (tokens, where a page is one token)."""
+        pool = self.feed.pools.get(id(allocator))
+        if pool is None:
+            return
+        self._out.pop(pool.name, None)
+        if out is None:
+            self._exhausted(pool, "alloc", int(need_size))
+            return
+        self._out[pool.name] = out
+        where = caller()
+
+        def enter(tokens: Pages) -> None:
+            pages = tokens[:: pool.page_size] // pool.page_size
+            with TrapsLast() as attempt:
+                attempt(self.ledger.enter, pool, "alloc", pages, holds=True, caller=where)
+                attempt(self._pair, pool, pages, _NONE, tokens)
+
+        self.ledger.post(out, enter)
+
+    def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
+        self.ledger.settle(wait=True)
+        note = f"no room for {tokens} tokens"
+        self.ledger.enter(pool, kind, _NONE, holds=None, caller=caller(), note=note)
+
+    def _pair(self, pool: PoolLedger, pages: Pages, going_on: Pages, tokens: Pages) -> None:
+        """The SWA allocator asks both pools for the same positions, the full pool first."""
+        self._tokens[pool.name] = tokens
+        if pool.name == "full":
+            self._full = (pages, going_on)
+            return
+        if self._full is None:  # SWA pages for themselves (HiCache); set_mapping pairs them
+            return
+        full = self.ledger.pools["full"]
+        new, before = self._full
+        self._full = None
+        if len(new) != len(pages) or len(before) != len(going_on):
+            full.partner[full.inside(new)] = -1  # SWA pages for a sequence's tail only
+            return
+        full.pair(new, pool, pages)
+        known = full.partner[before.clip(0, full.pages - 1)]
+        wrong = (known != going_on) & (known >= 0)
+        if wrong.any():
+            self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
+
+    def after_swa_alloc(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """Both inner allocations are done: the shadow of the full pages is their SWA page."""
+        full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
+        self._plan = None
+        if out is None or full is None or swa is None or self.ledger.shadow is None:
+            return
+        if step is not None and not len(step.new):  # its pages are there already
+            return
+        pool = self.ledger.pools["full"]
+        page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
+
+        def written(mapped: Pages) -> None:
+            """What SGLang wrote into its mapping, and what it was given to write."""
+            given = self._tokens["swa"]
+            wrong = mapped != given
+            if wrong.any():
+                size = pool.page_size
+                pages, first = np.unique(self._tokens["full"][wrong] // size, return_index=True)
+                self._mismatch(
+                    pool, pages, given[wrong][first] // size, mapped[wrong][first] // size
+                )
+
+        # The fault that this looks for may be an index that the mapping does not have.
+        mapping = allocator.full_to_swa_index_mapping
+        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], written)
+
+    def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
+        """HiCache's load-back pairs pages that it allocated one by one."""
+        pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
+        if self.ledger.shadow is not None:
+            page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
+        self.ledger.settle(wait=True)
+        pages, first = np.unique(_host(full) // pool.page_size, return_index=True)
+        partner = _host(swa)[first] // pool.page_size
+        pool.pair(pages, swa_pool, partner)
+        self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
+        self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
+
+    def _mismatch(self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages) -> None:
+        """The mapping of these full pages is not what the allocator paired."""
+        pairs = zip(pages[:SHOWN].tolist(), given.tolist(), got.tolist(), strict=False)
+        note = "; ".join(f"page {p} has SWA page {g}, the mapping says {m}" for p, g, m in pairs)
+        self.ledger.enter(pool, "mismatch", pages, holds=None, caller=caller(), note=note)
+
+    def _rids(self, rows: int, step: Plan) -> dict[int, str]:
+        """rid of each row with a new page; none where the batch is not the one that asks."""
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        if len(requests) != rows:
+            return {}
+        return {row: str(requests[row].rid) for row in dict.fromkeys(step.rows.tolist())}
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
+    return args[index] if index < len(args) else kwargs[name]
+
+
+def _host(indices: torch.Tensor) -> Pages:
+    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
+    return found
