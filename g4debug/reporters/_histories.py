@@ -142,6 +142,8 @@ def _lasted(items: Sequence[Step], i: int) -> str | None:
 def events(record: TrapRecord, most: int | None) -> Grid:
     """The events of the page that the finding is about; the offending one is marked."""
     bad = offending(record.events, record.finding.kind)
+    if bad is None and record.events and not record.holdings:  # a leak's event did not happen
+        bad = record.events[-1]
     return event_grid(record.events, EVENTS, most, bad)
 
 
@@ -177,12 +179,12 @@ def event_grid(
 
 
 def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
-    """The newest event whose kind the finding's names (use-after-free: a free), else the newest."""
+    """The newest event of the kind that the finding's names: a free for use-after-free."""
     same = {"extend": "alloc", "decode": "alloc", "unmap": "map"}
     for event in reversed(items):
         if event.kind and same.get(event.kind, event.kind) in kind:
             return event
-    return items[-1] if items else None
+    return None
 
 
 def transitions(record: TrapRecord, most: int | None) -> Grid:

@@ -9,7 +9,7 @@ MAX_TEXT = 2000  # characters of one field; --json has all of it
 
 @dataclass(frozen=True)
 class Symbols:
-    """The glyphs of one rendering. Each is one column wide."""
+    """The glyphs of one rendering. Each is one column wide, but for the arrow."""
 
     bad_left: str
     bad_right: str
@@ -27,6 +27,7 @@ class Symbols:
     full: str
     empty: str
     bullet: str
+    arrow: str
 
 
 UNICODE = Symbols(
@@ -46,6 +47,7 @@ UNICODE = Symbols(
     full="█",
     empty="░",
     bullet="·",
+    arrow="→",
 )
 ASCII = Symbols(
     bad_left=">",
@@ -64,6 +66,7 @@ ASCII = Symbols(
     full="#",
     empty=".",
     bullet="|",
+    arrow="->",
 )
 
 

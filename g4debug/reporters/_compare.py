@@ -1,0 +1,295 @@
+"""What differs between two dumps: the last good step and the bad one, a good and a bad server.
+
+When a dump was made, by which process and from which path is no difference. Where the two
+have no request id in common (two servers), ids are left out and rows are taken in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from g4debug.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
+from g4debug.reporters._histories import length_range, pages
+from g4debug.reporters._table_view import TableView
+
+NOT_COMPARED = ("location", "history", "pid")  # history: events and transitions have it exactly
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference; None: that dump has no such thing."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the dumps.
+
+    same: how many of its values are equal; note: one line, or ''; newest_last: its changes
+    are a history, so the last ones say most.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    same: int
+    note: str = ""
+    newest_last: bool = False
+
+
+def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
+    """All parts in the report's order, also those that are equal; empty in both: left out."""
+    by_rid = bool(requests(a) & requests(b)) or not (requests(a) and requests(b))
+    parts = [
+        _mappings("finding", _fields(a.finding), _fields(b.finding)),
+        _mappings("where", _where(a, by_rid), _where(b, by_rid)),
+        _table(a, b, by_rid),
+        _several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
+        _several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
+        _several("spec info", a.transitions, b.transitions, _transition, True),
+        _steps(a, b, by_rid),
+        _several("allocator", a.allocator, b.allocator, lambda e: _event(e, by_rid), True),
+        _mappings("versions", a.versions, b.versions),
+        _mappings("pools", _pools(a), _pools(b)),
+        _mappings("geometry", a.geometry, b.geometry),
+        _mappings("fixes", a.fixes, b.fixes),
+        _mappings("tracers", a.tracers, b.tracers),
+        _several("faults", a.faults, b.faults, str, True),
+        _mappings("settings", a.environment, b.environment),
+    ]
+    return [p for p in parts if p.changes or p.same]
+
+
+def requests(record: TrapRecord) -> set[str]:
+    """All request ids of a dump."""
+    found = {rid for step in record.steps for rid in step.rids}
+    found.update(record.table.rids if record.table else ())
+    found.update(e.request for e in (*record.events, *record.allocator))
+    found.update(h.owner for h in record.holdings)
+    return (found | {record.finding.location.request}) - {""}
+
+
+def _fields(item: Any) -> dict[str, Any]:
+    """The fields of a dataclass that say something."""
+    values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
+    return {k: v for k, v in values.items() if k not in NOT_COMPARED and v not in ("", -1)}
+
+
+def _where(record: TrapRecord, by_rid: bool) -> dict[str, Any]:
+    values = _fields(record.finding.location)
+    if not by_rid:
+        values.pop("request", None)
+    return values
+
+
+def _mappings(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Part:
+    changes = []
+    for key in dict.fromkeys((*a, *b)):
+        left = str(a[key]) if key in a else None
+        right = str(b[key]) if key in b else None
+        if left != right:
+            changes.append(Change(key, left, right))
+    return Part(name, tuple(changes), len(a.keys() | b.keys()) - len(changes))
+
+
+def _several(
+    name: str,
+    a: Sequence[Any],
+    b: Sequence[Any],
+    text: Callable[[Any], str],
+    newest_last: bool = False,
+) -> Part:
+    """Items only in one of two lists, in their order; equal ones are counted."""
+    left, right = Counter(map(text, a)), Counter(map(text, b))
+    only_a = [Change("only in A", t, None) for t in (left - right).elements()]
+    only_b = [Change("only in B", None, t) for t in (right - left).elements()]
+    same = sum((left & right).values())
+    return Part(name, (*only_a, *only_b), same, newest_last=newest_last)
+
+
+def _pools(record: TrapRecord) -> dict[str, str]:
+    return {
+        f"{p.name} pool {what}": value
+        for p in record.pools
+        for what, value in (
+            ("size", f"{p.pages} pages of {p.page_size}"),
+            ("used tokens", "not known" if p.used_tokens < 0 else str(p.used_tokens)),
+        )
+    }
+
+
+def _event(e: PageEvent, by_rid: bool) -> str:
+    who = f" for {e.request}" if e.request and by_rid else ""
+    words = f"step {e.step}: {e.kind} {e.pool} {pages(e.pages, e.count)}{who}"
+    return ", ".join(part for part in (words, e.caller, e.note) if part)
+
+
+def _transition(t: Transition) -> str:
+    words = f"step {t.step}: {t.site}: {t.before} -> {t.after}"
+    batch = f"batch {t.requests}" if t.requests >= 0 else ""
+    wrong = "" if t.ok else "WRONG"
+    return ", ".join(part for part in (words, batch, t.note, wrong) if part)
+
+
+def _holding(h: Holding, by_rid: bool) -> str:
+    who = f" by {h.owner}" if h.owner and by_rid else ""
+    words = f"{h.pool} {pages(h.pages, h.count)} ({h.count}) {h.state}{who}"
+    return ", ".join(part for part in (words, h.last, h.due) if part)
+
+
+def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
+    """Aligned by number: what differs in steps that both have, then those of one only."""
+    left, right = {s.step: s for s in a.steps}, {s.step: s for s in b.steps}
+    changes, same = [], 0
+    for number in sorted(left.keys() & right.keys()):
+        x, y = _step(left[number], by_rid), _step(right[number], by_rid)
+        keys = [k for k in dict.fromkeys((*x, *y)) if x.get(k) != y.get(k)]
+        if keys:
+            before, after = (", ".join(f"{k} {v.get(k, 'none')}" for k in keys) for v in (x, y))
+            changes.append(Change(f"step {number}", before, after))
+        same += not keys
+    both = left.keys() & right.keys()
+    if not left or not right:
+        note = ""
+    elif not both:
+        note = "no step in common"
+    elif changes:
+        note = f"first difference at {changes[0].name}"
+    else:
+        note = f"equal in all {len(both)} steps that both have"
+    for run in _runs(left.keys() - right.keys()):
+        changes.append(Change(_name(run), _summary([left[n] for n in run]), None))
+    for run in _runs(right.keys() - left.keys()):
+        changes.append(Change(_name(run), None, _summary([right[n] for n in run])))
+    return Part("steps", tuple(changes), same, note)
+
+
+def _step(step: Step, by_rid: bool) -> dict[str, str]:
+    """What two runs of a step have to agree in; its time is no part of it."""
+    lengths = dict(zip(step.rids, step.seq_lens, strict=False)) if by_rid else {}
+    values = {
+        "mode": step.forward_mode,
+        "batch": str(len(step.seq_lens) or len(step.rids)),
+        "spec_info": step.spec_info,
+        "full used": str(step.full_used) if step.full_used >= 0 else "",
+        "swa used": str(step.swa_used) if step.swa_used >= 0 else "",
+        "queue": str(step.waiting) if step.waiting >= 0 else "",
+    }
+    if lengths:
+        values |= {f"tokens of {rid}": str(n) for rid, n in lengths.items()}
+    else:
+        values["seq_lens"] = " ".join(map(str, step.seq_lens))
+    return {k: v for k, v in values.items() if v}
+
+
+def _runs(numbers: Iterable[int]) -> list[list[int]]:
+    """Sorted, and split where a number is missing."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return runs
+
+
+def _name(run: Sequence[int]) -> str:
+    return f"step {run[0]}" if len(run) == 1 else f"steps {run[0]}..{run[-1]}"
+
+
+def _summary(items: Sequence[Step]) -> str:
+    modes = Counter(step.forward_mode or "?" for step in items)
+    if len(items) > 1:
+        return ", ".join(f"{n} {mode}" for mode, n in modes.most_common())
+    step = items[0]
+    batch = len(step.seq_lens) or len(step.rids)
+    return f"{step.forward_mode or '?'}, batch {batch}, seq_lens {length_range(step.seq_lens)}"
+
+
+def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
+    """Rows by request id (or place): lengths, and the cells that a kernel may read."""
+    if a.table is None or b.table is None:
+        sizes = [
+            {} if t is None else {"table": "x".join(map(str, t.values.shape))}
+            for t in (a.table, b.table)
+        ]
+        return _mappings("page table", sizes[0], sizes[1])
+    head = _mappings("page table", _shape(a.table), _shape(b.table))
+    changes, same = list(head.changes), head.same
+    left, right = _rows(a.table, by_rid), _rows(b.table, by_rid)
+    views = (_view(a), _view(b))
+    for key in dict.fromkeys((*left, *right)):
+        if key not in left or key not in right:
+            changes.append(
+                Change(
+                    _row_name(key),
+                    f"row {views[0].row0 + left[key]}" if key in left else None,
+                    f"row {views[1].row0 + right[key]}" if key in right else None,
+                )
+            )
+            continue
+        found, equal = _cells(_row_name(key), views, (left[key], right[key]))
+        changes += found
+        same += equal
+    return Part("page table", tuple(changes), same)
+
+
+def _shape(table: Table) -> dict[str, Any]:
+    return {
+        "pool": f"{table.pool.name}, {table.pool.pages} pages of {table.pool.page_size}",
+        "window": table.window,
+        "query tokens per row": table.q_len,
+        "size": f"{table.rows_total} x {table.columns_total}",
+    }
+
+
+def _view(record: TrapRecord) -> TableView:
+    assert record.table is not None
+    at = record.finding.location
+    return TableView(record.table, at.row, at.column)
+
+
+def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
+    """Key of each row -> its index. Rows of padding, and those without an id, go by place."""
+    keys: dict[Hashable, int] = {}
+    for i in range(table.values.shape[0]):
+        rid = table.rids[i] if table.rids and by_rid else ""
+        keys[rid if rid and rid not in keys else i + table.row0] = i
+    return keys
+
+
+def _row_name(key: Hashable) -> str:
+    return f"row {key}" if isinstance(key, int) else f"request {key}"
+
+
+def _cells(
+    name: str, views: tuple[TableView, TableView], rows: tuple[int, int]
+) -> tuple[list[Change], int]:
+    """What differs in one row, and how many cells are equal, of the columns saved in both."""
+    places = [v.row0 + r for v, r in zip(views, rows, strict=True)]
+    lengths = [int(v.table.seq_lens[r]) for v, r in zip(views, rows, strict=True)]
+    changes = []
+    if places[0] != places[1]:
+        changes.append(Change(f"{name} row", *map(str, places)))
+    if lengths[0] != lengths[1]:
+        changes.append(Change(f"{name} tokens", str(lengths[0]), str(lengths[1])))
+    start = max(v.column0 for v in views)
+    stop = max(start, min(v.column0 + v.columns for v in views))
+    values, read = [], []
+    for view, row in zip(views, rows, strict=True):
+        part = slice(start - view.column0, stop - view.column0)
+        values.append(view.values[row, part])
+        read.append((view.live | view.bad)[row, part])
+    differ = (read[0] != read[1]) | (read[0] & read[1] & (values[0] != values[1]))
+    for c in torch.nonzero(differ).flatten().tolist():
+        texts = [str(int(v[c])) if bool(r[c]) else None for v, r in zip(values, read, strict=True)]
+        changes.append(Change(f"{name} column {start + c}", texts[0], texts[1]))
+    return changes, int((read[0] & read[1] & ~differ).sum())
