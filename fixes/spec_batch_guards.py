@@ -3,8 +3,8 @@
 ``merge_batch`` and ``filter_batch`` of a ScheduleBatch trust ``spec_info`` to be a draft input
 whose rows belong to its unfinished requests. Where it is something else (a verify or
 draft-extend input that stayed, nothing, or the wrong number of rows), SGLang dies of an
-AttributeError, or, worse, cuts rows at a wrong place: then a request goes on from another
-one's token.
+AttributeError or of its own count, or, worse, takes the wrong rows: then a request goes on
+from another one's token.
 
 The guard does what is right, for FROZEN_KV_MTP (spec v1):
 
