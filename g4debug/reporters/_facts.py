@@ -182,9 +182,9 @@ def _history(label: str, note: str, grid: Grid) -> list[Block]:
 
 
 def _words(record: TrapRecord, always: bool) -> list[Block]:
-    """The history in words; a timeline says the same, and more."""
+    """The history in words; the timeline of a page says the same, and more."""
     history = record.finding.history
-    if history and (always or not (record.events or record.transitions)):
+    if history and (always or not record.events):
         return [Entry("HISTORY", tuple(((Span(h),),) for h in history))]
     if record.events or record.transitions or record.holdings:
         return []

@@ -83,9 +83,18 @@ def _page_map(block: _facts.Map) -> dict[str, Any]:
         "columns": [view.column0 + c for c in columns],
         "rows": [_row(view, r, columns) for r in rows],
         "focus": (view.row0 + view.focus[0], view.column0 + view.focus[1]),
-        "above": rows.start,
-        "below": view.rows - rows.stop,
-        "cropped": len(columns) < used,
+        # Where a narrow screen begins: not at the bad cell, which the row's number would hide.
+        "begin": (view.row0 + view.focus[0], view.column0 + view.focus[1] - 4),
+        "left_out": [
+            f"{n} {what}"
+            for n, what in (
+                (rows.start, "rows above"),
+                (view.rows - rows.stop, "rows below"),
+                (columns.start, "columns before"),
+                (used - columns.stop, "columns after"),
+            )
+            if n
+        ],
         "legend": [(k, text) for k, text in words.MEANINGS.items() if k in kinds],
         "symbols": {**SYMBOLS, "good": "12", "bad": "n", "zero": "0"},
         "bad_head": words.bad_head(view),
