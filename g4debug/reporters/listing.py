@@ -13,7 +13,7 @@ from rich.text import Text
 from g4debug.reporters._text import clean, shorten, symbols_for
 
 WIDE = 120  # from here on there is room for whole file names
-CHECK_WIDTH = 14
+CHECK_WIDTH = 15  # "flight-recorder"
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,17 @@ def test_listing(width: int) -> None:
     compare(f"listing-{width}.txt", got)
 
 
+def test_listing_of_each_kind() -> None:
+    entries = [
+        listing.Entry(SOURCE, SOURCE.rsplit("/", 1)[1], ENTRIES[0].time, f.check, f.headline, 9999)
+        for f in (make().finding for make in KINDS.values())
+    ]
+    got = text(lambda c: listing.render(entries, c), 80)
+    fits(got, 80)
+    assert all(e.check in line for e, line in zip(entries, got.splitlines()[1:], strict=True))
+    compare("listing-kinds-80.txt", got)
+
+
 def test_listing_json() -> None:
     stream = io.StringIO()
     listing.render_json(ENTRIES, stream)
