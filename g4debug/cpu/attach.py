@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from g4debug.cpu import CpuEngineError, draft_tree, flashinfer_init, softcap, verify_greedy
+from g4debug.cpu import CpuEngineError, draft_tree, experts, flashinfer_init, softcap, verify_greedy
 
 log = logging.getLogger("g4debug.cpu")
 
@@ -60,6 +60,18 @@ TABLE: Final[tuple[StandIn, ...]] = (
         "fused_softcap",
         softcap.softcap_in_place,
         "its Triton kernel calls libdevice.tanh, which the interpreter lacks",
+    ),
+    StandIn(
+        f"{_SRT}.layers.quantization.unquant",
+        "UnquantizedFusedMoEMethod.forward_cpu",
+        experts.forward_cpu,
+        "asserts silu experts; Gemma-4's are gelu, which the torch code below it can do",
+    ),
+    StandIn(
+        f"{_SRT}.layers.quantization.unquant",
+        "UnquantizedFusedMoEMethod.forward_native",
+        experts.forward_cpu,
+        "the same function by another name, for CPUs without AMX",
     ),
     StandIn(
         f"{_SRT}.speculative.eagle_utils",

@@ -157,6 +157,23 @@ class Geometry:
         }
 
 
+@dataclass(frozen=True)
+class MoEGeometry(Geometry):
+    """A target with experts beside each layer's MLP, as 26B-A4B has; the assistant has none."""
+
+    experts: int = 8
+    top_k: int = 2
+    expert_intermediate: int = 32
+
+    def target_config(self) -> dict[str, Any]:
+        return super().target_config() | {
+            "enable_moe_block": True,
+            "num_experts": self.experts,
+            "top_k_experts": self.top_k,
+            "moe_intermediate_size": self.expert_intermediate,
+        }
+
+
 TINY: Final = Geometry(
     vocab=512,
     hidden=64,
@@ -169,6 +186,27 @@ TINY: Final = Geometry(
     swa_head_dim=32,
     window=128,
     ple=16,
+    assistant_hidden=32,
+    assistant_intermediate=64,
+    assistant_layers=2,
+    centroids=32,
+    centroid_top_k=8,
+    dtype="float32",
+)
+
+# Many sliding layers for each full one, so that the ratio of the two pools matters.
+TINY_MOE: Final = MoEGeometry(
+    vocab=512,
+    hidden=64,
+    intermediate=128,
+    pattern="sssssfsf",
+    kv_shared=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    swa_head_dim=64,
+    window=64,
+    ple=0,
     assistant_hidden=32,
     assistant_intermediate=64,
     assistant_layers=2,

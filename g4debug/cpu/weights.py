@@ -36,7 +36,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry
+from g4debug.cpu import experts
+from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry, MoEGeometry
 
 LOW_SHARE = 0.35  # the part of |u|^2 in low frequencies: clusters against single tokens
 LOGIT_SIZE = 24.0  # logit of a token that the stream points at exactly
@@ -291,6 +292,8 @@ def target_tensors(w: Weights) -> Tensors:
         yield "model.per_layer_projection_norm.weight", torch.ones(g.ple, device=w.device)
     for layer in range(g.layers):
         yield from w.layer_tensors(layer, f"model.layers.{layer}", w.core(layer), False)
+        if isinstance(g, MoEGeometry):
+            yield from experts.tensors(w, g, layer, f"model.layers.{layer}")
 
 
 def assistant_tensors(w: Weights) -> Tensors:

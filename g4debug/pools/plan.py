@@ -10,18 +10,20 @@ counts it, T: tokens that one decode step can add):
 * SWA pool, its prompt. Radix cache off: part of the above. Radix cache on: the prompt belongs to
   the tree, and a running request locks *whole nodes* from its end until they cover the window
   (``mem_cache/swa_radix_cache.py`` ``inc_lock_ref``). A node is as long as the prefill chunk that
-  made it, so that up to a whole chunk is locked where the window would do.
+  made it, so that up to a whole chunk is locked where the window would do. With
+  ``SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1`` (off by default) one window, in whole pages, is.
 * admission: ``max(min(input, chunk), W) + P`` SWA tokens must be free
   (``schedule_policy.py`` ``_swa_budget_for_req``).
 
-All requests are alike, share no prefix and run to their full length.
+All requests are alike, share no prefix, run to their full length, and none is retracted. SGLang
+admits more than that, and then retracts some.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from g4debug.pools.config import KVGeometry
 from g4debug.pools.solve import Memory, Pools, solve
@@ -37,7 +39,7 @@ class Workload:
     """``input``, ``output``: tokens of one request; ``concurrency``: how many at a time.
 
     ``chunk``: ``--chunked-prefill-size``, 0 for none. ``draft``: speculative draft tokens, 0 for
-    none. ``radix``: the radix cache is on.
+    none. ``radix``: the radix cache is on; ``split_leaf``: with the switch named above.
     """
 
     input: int
@@ -46,6 +48,7 @@ class Workload:
     chunk: int = 8192
     draft: int = 0
     radix: bool = True
+    split_leaf: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Plan:
     best: Row
     served: Row  # the ratio that SGLang serves with if none is given, the fix considered
     reason: str
+    hints: tuple[str, ...]
 
 
 def plan(
@@ -97,13 +101,19 @@ def plan(
 ) -> Plan:
     """The table for ``ratios`` (default: RATIOS) plus the recommended one."""
     need = need_of(geometry, memory, workload)
-    candidates = [row(geometry, memory, need, n * STEP) for n in range(1, round(1 / STEP) + 1)]
-    best = max(candidates, key=lambda r: (_room(r, need), r.pools.full))
+    best = _best(geometry, memory, need)
     served = row(geometry, memory, need, MOE_RATIO if geometry.moe else DEFAULT_RATIO)
     chosen = {round(x, 6) for x in (*(ratios or RATIOS), best.ratio, served.ratio)}
     rows = tuple(row(geometry, memory, need, x) for x in sorted(chosen))
-    reason = _reason(best, served, need, workload, memory)
-    return Plan(geometry, memory, workload, need, rows, best, served, reason)
+    reason = _reason(best, served, workload.concurrency)
+    hints = tuple(_hints(geometry, memory, workload, need, best))
+    return Plan(geometry, memory, workload, need, rows, best, served, reason, hints)
+
+
+def _best(geometry: KVGeometry, memory: Memory, need: Need) -> Row:
+    """The ratio of the whole hundredths at which the smaller of the two pools holds the most."""
+    candidates = (row(geometry, memory, need, n * STEP) for n in range(1, round(1 / STEP) + 1))
+    return max(candidates, key=lambda r: (_room(r, need), r.pools.full))
 
 
 def row(geometry: KVGeometry, memory: Memory, need: Need, ratio: float) -> Row:
@@ -128,6 +138,8 @@ def need_of(geometry: KVGeometry, memory: Memory, workload: Workload) -> Need:
     if workload.radix:
         cached = workload.input // page * page
         locked = locked_tokens(cached, chunk, window, page)
+        if workload.split_leaf:
+            locked = min(locked, page_ceil(window, page))
         own = page_ceil(workload.input - cached + workload.output + workload.draft, page)
     swa = locked + min(own, behind)
     return Need(full, swa, locked, max(min(workload.input, chunk), window) + page)
@@ -166,19 +178,39 @@ def _room(r: Row, need: Need) -> float:
     return min(r.pools.full / need.full, r.pools.swa / need.swa)
 
 
-def _reason(best: Row, served: Row, need: Need, workload: Workload, memory: Memory) -> str:
-    wanted = workload.concurrency
+def _reason(best: Row, served: Row, wanted: int) -> str:
     if not best.holds:
         return "no ratio holds one request: give KV more memory, or shorten the requests"
-    head = f"{best.ratio:.2f} holds {best.holds} requests, the most that this memory does"
-    if served.holds >= wanted:
-        tail = f"; {served.ratio:g}, which SGLang would serve with, holds your {wanted}, too"
+    head = f"{best.ratio:g} holds {best.holds} requests, the most that this memory can"
+    if served.holds >= best.holds:
+        tail = f"; {served.ratio:g}, which SGLang serves with, holds as many: leave it"
+    elif served.holds >= wanted:
+        tail = f"; {served.ratio:g}, which SGLang serves with, holds your {wanted}, too"
     else:
-        pool, idle = ("full", "SWA") if served.full_holds < served.swa_holds else ("SWA", "full")
+        small, other = ("full", "SWA") if served.full_holds <= served.swa_holds else ("SWA", "full")
         tail = (
-            f"; with {served.ratio:g} the {pool} pool binds at {served.holds}, "
-            f"while the {idle} pool could hold {max(served.full_holds, served.swa_holds)}"
+            f"; with {served.ratio:g}, which SGLang serves with, the {small} pool binds at "
+            f"{served.holds}, and the {other} pool could hold "
+            f"{max(served.full_holds, served.swa_holds)}"
         )
     if best.holds < wanted:
-        tail += f"; your {wanted} fit with no ratio, so some wait or are retracted"
+        tail += f". Your {wanted} fit with no ratio: some wait, or are retracted"
     return head + tail
+
+
+def _hints(
+    geometry: KVGeometry, memory: Memory, workload: Workload, need: Need, best: Row
+) -> Iterator[str]:
+    """What else would help: each is worked out, not guessed."""
+    if not best.holds:
+        return
+    window = page_ceil(geometry.window - 1, memory.page)
+    if need.swa_locked > window:
+        split = replace(workload, split_leaf=True)
+        better = _best(geometry, memory, need_of(geometry, memory, split))
+        if better.holds > best.holds:
+            yield (
+                f"the radix tree locks {need.swa_locked} SWA tokens of each prompt, the window "
+                f"needs {window}; SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1 locks {window}: "
+                f"{better.holds} requests at ratio {better.ratio:g}"
+            )

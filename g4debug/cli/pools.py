@@ -1,0 +1,186 @@
+"""How many requests the full and the SWA pool hold, over swa_full_tokens_ratio.
+
+Reads a model's config.json and solves the pools as SGLang does; needs no SGLang and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4debug.cli._common import CliError, make_console
+
+if TYPE_CHECKING:
+    from g4debug.pools.config import KVGeometry
+    from g4debug.pools.plan import Plan
+    from g4debug.pools.solve import Memory
+
+NAME = "pools"
+HELP = "which swa_full_tokens_ratio holds the most requests"
+
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
+KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="a Gemma-4 config.json, or its folder"
+    )
+    memory = parser.add_mutually_exclusive_group(required=True)
+    memory.add_argument(
+        "--memory", type=size, help="for KV on one GPU, after weights: 40GiB, 43e9, ..."
+    )
+    memory.add_argument(
+        "--from-log",
+        type=logged,
+        metavar="FULL@RATIO",
+        help="instead: the full_layer_tokens that SGLang logged, and the ratio then: 593956@0.8",
+    )
+    parser.add_argument("--input", type=count, default=1000, help="tokens (default: 1000)")
+    parser.add_argument("--output", type=count, default=1000, help="tokens (default: 1000)")
+    parser.add_argument("--concurrency", type=count, default=32, help="requests (default: 32)")
+    parser.add_argument("--window", type=count, help="tokens (default: the config's)")
+    parser.add_argument("--tp", type=count, default=1, help="--tp-size (default: 1)")
+    parser.add_argument("--page", type=count, default=64, help="--page-size (default: 64)")
+    parser.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default="auto", help="--kv-cache-dtype (default: auto)"
+    )
+    parser.add_argument(
+        "--chunk",
+        type=chunk,
+        default=8192,
+        help="--chunked-prefill-size, -1 for none (default: 8192)",
+    )
+    parser.add_argument(
+        "--draft-tokens",
+        type=natural,
+        default=0,
+        help="--speculative-num-draft-tokens with MTP (default: 0, no MTP)",
+    )
+    parser.add_argument("--no-radix", action="store_true", help="--disable-radix-cache")
+    parser.add_argument(
+        "--split-leaf", action="store_true", help="SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1"
+    )
+    parser.add_argument(
+        "--ratio", type=ratio, nargs="+", default=(), help="the table's ratios (default: a few)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="also draw it")
+    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
+    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from g4debug.reporters import pools as reporter
+
+    result = _plan(args)
+    if args.json:
+        reporter.render_json(result, sys.stdout)
+    else:
+        reporter.render(result, make_console(width=args.width, color=not args.no_color))
+    if args.svg is not None:
+        from g4debug.reporters import pools_svg
+
+        try:
+            args.svg.write_text(pools_svg.draw(result), "utf-8")
+        except OSError as e:
+            raise CliError(f"cannot write {args.svg}: {e.strerror or e}") from e
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from g4debug.pools import config, plan
+
+    try:
+        geometry = config.read(args.model)
+    except config.ConfigError as e:
+        raise CliError(str(e)) from e
+    if args.window is not None:
+        geometry = replace(geometry, window=args.window)
+    workload = plan.Workload(
+        args.input,
+        args.output,
+        args.concurrency,
+        max(0, args.chunk),
+        args.draft_tokens,
+        not args.no_radix,
+        args.split_leaf,
+    )
+    return plan.plan(geometry, _memory(args, geometry), workload, args.ratio)
+
+
+def _memory(args: argparse.Namespace, geometry: KVGeometry) -> Memory:
+    from g4debug.pools.config import DTYPE_BYTES
+    from g4debug.pools.solve import Memory, cell_bytes
+
+    dtype = geometry.dtype if args.kv_dtype == "auto" else args.kv_dtype
+    if dtype not in DTYPE_BYTES:
+        raise CliError(
+            f"{args.model}: got dtype {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}; "
+            "say which by --kv-dtype"
+        )
+    memory = Memory(args.memory or 0, args.page, args.tp, DTYPE_BYTES[dtype])
+    if args.from_log is None:
+        return memory
+    full, at = args.from_log
+    # The least that gives this many tokens; SGLang had up to a page of tokens more.
+    return replace(memory, kv_bytes=-int(-full * cell_bytes(geometry, memory, at) // 1))
+
+
+def size(text: str) -> int:
+    """Bytes: a number with or without k, M, G, T (thousands) or Ki, Mi, Gi, Ti (1024s)."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
+    try:
+        value = int(float(match[1]) * UNITS[match[2]]) if match else 0
+    except (KeyError, ValueError, OverflowError):
+        value = 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected bytes, such as 40GiB or 43e9")
+    return value
+
+
+def logged(text: str) -> tuple[int, float]:
+    full, _, at = text.partition("@")
+    try:
+        return count(full.replace(",", "").replace("_", "")), ratio(at)
+    except argparse.ArgumentTypeError as e:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected tokens@ratio, such as 593956@0.8"
+        ) from e
+
+
+def ratio(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a ratio, more than 0, at most 1")
+    return value
+
+
+def _whole(text: str, low: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= 1 << 40:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} on")
+    return value
+
+
+def count(text: str) -> int:
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    return _whole(text, 0)
+
+
+def chunk(text: str) -> int:
+    return _whole(text, -1)
