@@ -26,6 +26,12 @@ test: env ## Run the tests (ARGS="-k name" goes to pytest)
 versions: env ## Check every fix and hook site on each SGLang release that is supported
 	@"$(RUN)" -m pytest tests/versions --versions $(ARGS)
 
+matrix: env ## Every fault against every tracer, on real SGLang; writes docs/matrix.md
+	@"$(RUN)" repro/matrix.py $(ARGS)
+
+soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, the same tokens
+	@"$(RUN)" repro/soak.py $(ARGS)
+
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
 

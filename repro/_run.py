@@ -81,11 +81,26 @@ def run_arm(
 
     ``workload``: the module of this folder that says what to run on ``device``.
     """
-    log, result = folder / f"{arm}.log", folder / f"{arm}.json"
+    result = folder / f"{arm}.json"
+    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
+    return run_command(arm, command, result, environment, folder, limit, progress, device == "cpu")
+
+
+def run_command(
+    name: str,
+    command: list[str],
+    result: Path,
+    environment: Mapping[str, str],
+    folder: Path,
+    limit: float,
+    progress: Callable[[str], None] = lambda text: None,
+    on_cpu: bool = True,
+) -> Outcome:
+    """Run a command that starts an engine and leaves its ``result``, a JSON file."""
+    log = folder / f"{name}.log"
     # Our caller's own switches must not leak into an arm.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
-    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
-    if device == "cpu":
+    if on_cpu:
         from g4debug import cpu
 
         base = cpu.environment(base)
@@ -105,7 +120,7 @@ def run_arm(
                 if elapsed > limit:
                     break
     data = json.loads(result.read_text()) if result.is_file() else {}
-    return Outcome(arm, status, time.monotonic() - begin, log, data)
+    return Outcome(name, status, time.monotonic() - begin, log, data)
 
 
 @contextmanager

@@ -1,0 +1,169 @@
+"""One cell row of the matrix: a drill run twice, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _run import HERE, Outcome, run_command
+
+from g4debug import discovery, dump
+from g4debug.faults.base import Fault
+from g4debug.settings import fix_switch
+
+REQUESTS, WAVES = 14, 2
+LIMIT = 90.0  # seconds of one run; a run without a fault takes about 15
+_FIRED = re.compile(r"g4debug fault \(seed=\d+\) \S+ #\d+: .*\[step (\d+): ")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*)\b.*)$", re.MULTILINE)
+_LEAK = "memory leak detected"
+
+
+@dataclass
+class Row:
+    """fired: step of the first firing, -1 if it never fired. caught: tracer -> steps until its
+    first finding. kinds: tracer -> kind of that finding. seen: what a user sees without them."""
+
+    fault: str
+    drill: str
+    named: tuple[str, ...]
+    seen: str = ""
+    fired: int = -1
+    caught: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def missed(self) -> list[str]:
+        return [t for t in self.named if t not in self.caught]
+
+    @property
+    def good(self) -> bool:
+        if self.problem or self.fired < 0:
+            return False
+        return not self.missed if self.named else not self.caught
+
+    @property
+    def verdict(self) -> str:
+        if self.problem:
+            return self.problem
+        if self.fired < 0:
+            return "NEVER FIRED"
+        if not self.named:
+            return "silent, as it must be" if self.good else f"FALSE ALARM: {self.kinds}"
+        parts = [f"{t} after {self.caught[t]} steps" for t in self.named if t in self.caught]
+        parts += [f"MISSED by {t}" for t in self.missed]
+        return ", ".join(parts)
+
+
+@dataclass
+class Clean:
+    """The run without a fault: what all others are compared with."""
+
+    outputs: dict[str, Any]
+    accept_length: float
+    seen: str
+    verdict: str
+    good: bool
+
+
+def tracers() -> tuple[str, ...]:
+    return discovery.names("g4debug.tracers")
+
+
+def environment(faults: str, armed: bool, folder: Path) -> dict[str, str]:
+    env = {fix_switch(name): "0" for name in discovery.names("g4debug.fixes")}
+    if faults:
+        env["G4DEBUG_FAULTS"] = faults
+    if armed:
+        env |= {
+            "G4DEBUG_TRACE": ",".join(tracers()),
+            "G4DEBUG_MODE": "log",
+            "G4DEBUG_LEAK_STEPS": "4",
+            "G4DEBUG_MAX_DUMPS": "100",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder),
+        }
+    return env
+
+
+def run(name: str, env: Mapping[str, str], folder: Path, limit: float = LIMIT) -> Outcome:
+    """One run of the mixed workload in a process of its own."""
+    result = folder / f"{name}.json"
+    command = [sys.executable, str(HERE / "_mixed_arm.py"), str(result), str(REQUESTS), str(WAVES)]
+    return run_command(name, [*command, json.dumps({})], result, env, folder, limit)
+
+
+def run_clean(folder: Path) -> Clean:
+    plain = run("clean", environment("", False, folder), folder)
+    if not plain.completed:
+        raise SystemExit(f"the run without a fault did not complete; log: {plain.text[-3000:]}")
+    outputs, accept = plain.result["outputs"], plain.result["accept_length"]
+    seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
+    dumps = folder / "clean-armed-dumps"
+    armed = run("clean-armed", environment("", True, dumps), folder)
+    findings = _findings(dumps)
+    if not armed.completed:
+        return Clean(outputs, accept, seen, "DID NOT COMPLETE", False)
+    if findings:
+        return Clean(outputs, accept, seen, f"FALSE ALARM: {findings}", False)
+    if armed.result["outputs"] != outputs:
+        return Clean(outputs, accept, seen, "OTHER TOKENS", False)
+    return Clean(outputs, accept, seen, "no finding, the same tokens", True)
+
+
+def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
+    row = Row(fault.id, drill, fault.caught_by)
+    name = f"{fault.id}-{re.sub(r'[^a-z0-9]+', '-', drill)}"
+    faults = f"seed=1;{fault.id}={drill}"
+    bare = run(name, environment(faults, False, folder), folder)
+    row.seen = what_a_user_sees(bare, clean)
+    dumps = folder / f"{name}-dumps"
+    armed = run(f"{name}-armed", environment(faults, True, dumps), folder)
+    fired = [int(step) for step in _FIRED.findall(armed.text)]
+    if not fired and not _FIRED.search(bare.text):
+        row.problem = "" if armed.completed else "DIED BEFORE IT FIRED"
+        return row
+    row.fired = fired[0] if fired else -1
+    for tracer, kind, step in _findings(dumps):
+        if tracer not in row.caught:
+            row.caught[tracer], row.kinds[tracer] = max(0, step - row.fired), kind
+    if not row.named and not armed.completed and bare.completed:
+        row.problem = "DIED WITH TRACERS ONLY"
+    return row
+
+
+def _findings(folder: Path) -> list[tuple[str, str, int]]:
+    """(tracer, kind, step) of every dump, in the order of their steps."""
+    records = [dump.read(path).finding for path in folder.glob("*.pt")]
+    return sorted(((f.check, f.kind, f.location.step) for f in records), key=lambda f: f[2])
+
+
+def what_a_user_sees(run: Outcome, clean: Clean) -> str:
+    """In a few words, from the log and the outputs of a run without tracers."""
+    if _LEAK in run.text:
+        return "dies at idle: SGLang's 'memory leak detected'"
+    scheduler = run.text.rpartition("Scheduler hit an exception")[2]
+    if scheduler != run.text:
+        errors = _EXCEPTION.findall(scheduler)
+        return f"dies: {errors[0].removeprefix('torch.')[:90]}" if errors else "dies"
+    if run.status is None:
+        return f"hangs (stopped after {run.seconds:.0f} s)"
+    if not run.completed:
+        return f"dies with status {run.status}"
+    outputs = run.result["outputs"]
+    aborted = sum(o["finish"] == "abort" for o in outputs.values())
+    other = sum(
+        o["tokens"] != clean.outputs[rid]["tokens"]
+        for rid, o in outputs.items()
+        if o["finish"] != "abort"
+    )
+    parts = [f"{other} of {len(outputs)} answers are wrong"] if other else []
+    if aborted:
+        parts.append(f"{aborted} aborted")
+    if abs(run.result["accept_length"] - clean.accept_length) >= 0.005:
+        parts.append(f"accept length {run.result['accept_length']:.2f}")
+    return ", ".join(parts) if parts else "nothing"

@@ -1,0 +1,58 @@
+"""One run of the mixed workload, in a process of its own.
+
+``python repro/_mixed_arm.py RESULT.json REQUESTS WAVES ENGINE_JSON``: WAVES times REQUESTS
+requests; between two waves the server is idle. Writes what came out of every request.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from _mixed import engine, requests
+
+IDLE_SECONDS = 0.5
+
+
+def main() -> None:
+    result, count, waves = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    overrides: dict[str, Any] = json.loads(sys.argv[4])
+    from g4debug import cpu
+
+    cpu.prepare()
+    import sglang
+
+    server = sglang.Engine(**engine(**overrides))
+    print("g4debug-repro: engine up", flush=True)
+    found: dict[str, Any] = {}
+    accepted = []
+    begin = time.perf_counter()
+    try:
+        for wave in range(waves):
+            wanted = requests(count, seed=wave)
+            outputs = server.generate(
+                input_ids=[list(r.prompt) for r in wanted],
+                rid=[r.rid for r in wanted],
+                sampling_params=[
+                    {"temperature": 0, "max_new_tokens": r.output, "ignore_eos": True}
+                    for r in wanted
+                ],
+            )
+            for request, output in zip(wanted, outputs, strict=True):
+                meta = output["meta_info"]
+                reason = (meta.get("finish_reason") or {}).get("type", "")
+                found[request.rid] = {"tokens": output["output_ids"], "finish": reason}
+                accepted.append(meta.get("spec_accept_length", 1.0))
+            time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
+    finally:
+        seconds = time.perf_counter() - begin
+        server.shutdown()
+    summary = {"outputs": found, "accept_length": sum(accepted) / len(accepted), "s": seconds}
+    result.write_text(json.dumps(summary))
+
+
+if __name__ == "__main__":  # spawned children import this module, too
+    main()
