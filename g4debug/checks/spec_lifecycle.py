@@ -1,0 +1,86 @@
+"""The invariants of speculative decoding's hand-overs, on plain values.
+
+``batch.spec_info`` is a typestate: nothing, draft input, verify input, draft-extend input,
+draft input again. One verify accepts 1..draft tokens for each request (the bonus token is
+always accepted), and everything that counts tokens goes forward by exactly that many, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong. ``row``: position in the batch, -1 if it is about the whole batch."""
+
+    kind: str
+    expected: str
+    got: str
+    row: int = -1
+    what: str = ""  # the field in question, '' if none
+
+
+def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Problem | None:
+    """``state`` of an object of type ``type_name`` must be one of ``allowed``."""
+    if state in allowed:
+        return None
+    kind = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}.get(state, "wrong-type")
+    if kind == "verify-input-left" and DRAFT not in allowed:
+        kind = "wrong-type"
+    got = "None" if state == IDLE else f"{state} ({type_name})"
+    return Problem(kind, " or ".join(allowed), got, what="spec_info")
+
+
+def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Problem | None:
+    """Length of each tensor's first dimension, by field; fields that are not there are -1."""
+    for name, want in wanted.items():
+        have = rows.get(name, want)
+        if have != want:
+            got = f"{name} has {have} rows" if have >= 0 else f"{name} is None"
+            return Problem("wrong-shape", f"{want} rows", got, what=name)
+    return None
+
+
+def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Problem | None:
+    """Accepted drafts of each request, without the bonus token: 0..``steps``."""
+    if len(correct) != requests:
+        got = f"accept lengths of {len(correct)} requests"
+        return Problem("accept-length", f"one accept length for each of {requests}", got)
+    if correct and (min(correct) < 0 or max(correct) > steps):
+        row = next(i for i, n in enumerate(correct) if not 0 <= n <= steps)
+        return Problem(
+            "accept-length",
+            f"an accept length of 1..{steps + 1}",
+            f"accept length {correct[row] + 1}",
+            row,
+            "num_correct_drafts",
+        )
+    return None
+
+
+def check_counts(
+    kind: str, what: str, expected: Sequence[int], got: Sequence[int]
+) -> Problem | None:
+    """One number for each request; they must be the same."""
+    if list(expected) == list(got):
+        return None
+    if len(expected) != len(got):
+        return Problem(
+            kind, f"{what} of {len(expected)} requests", f"of {len(got)} requests", what=what
+        )
+    row = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
+    off = got[row] - expected[row]
+    return Problem(kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what)
+
+
+def check_advance(
+    kind: str, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
+) -> Problem | None:
+    """``after`` must be ``before`` plus ``by``, for each request."""
+    if len(before) != len(by):
+        return check_counts(kind, what, before, after)
+    return check_counts(kind, what, [a + b for a, b in zip(before, by, strict=True)], after)
