@@ -97,6 +97,7 @@ def assumptions(plan: Plan) -> str:
             f"prefill chunk {w.chunk}" if w.chunk else "prefill not chunked",
             f"{w.draft} draft tokens, all accepted" if w.draft else "no MTP",
             "radix cache off" if not w.radix else "radix cache on" + ", split" * w.split_leaf,
+            "serves: no ratio given, fix swa-ratio on",
             "SGLang 0.5.12.post1's rules; from 0.5.14 the ratio is not read with the radix cache "
             "off and max_running_requests set",
         )

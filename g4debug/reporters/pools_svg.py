@@ -11,8 +11,8 @@ from html import escape
 from g4debug.pools.plan import STEP, Plan, Row, row
 from g4debug.reporters.pools import load_line, model_line
 
-WIDTH, HEIGHT = 860, 470
-LEFT, RIGHT, TOP, BOTTOM = 70, 30, 92, 64
+WIDTH, HEIGHT = 900, 500
+LEFT, RIGHT, TOP, BOTTOM = 70, 96, 122, 64
 STYLE = """
   :root { --ink: #1f2328; --soft: #59636e; --grid: #d1d9e0; --paper: #ffffff;
           --full: #0969da; --swa: #bc4c00; --best: #1a7f37; }
@@ -38,19 +38,21 @@ def draw(plan: Plan) -> str:
         row(plan.geometry, plan.memory, plan.need, n * STEP) for n in range(1, round(1 / STEP) + 1)
     ]
     chart = _Chart(plan, rows)
-    title = f"{plan.geometry.name}: {model_line(plan)}"
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
-        _text(LEFT, 28, title, "title"),
-        _text(LEFT, 50, load_line(plan), "soft"),
+        _text(LEFT, 28, plan.geometry.name, "title"),
+        _text(LEFT, 50, model_line(plan), "soft"),
+        _text(LEFT, 70, load_line(plan), "soft"),
         *chart.grid(),
         *chart.curves(),
         *chart.marks(),
-        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 16, "swa_full_tokens_ratio", "soft", "middle"),
+        _text(LEFT, HEIGHT - 16, "swa_full_tokens_ratio", "soft"),
+        *_legend(HEIGHT - 16),
     ]
+    summary = escape(f"{plan.geometry.name}: {plan.reason}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" role="img"><title>{escape(title)}. {escape(plan.reason)}</title>'
+        f'height="{HEIGHT}" role="img"><title>{summary}</title>'
         f"<style>{STYLE}</style>\n" + "\n".join(body) + "\n</svg>\n"
     )
 
@@ -93,23 +95,13 @@ class _Chart:
             first = [p for p in held if p[1] <= self.top]
             line = _points([(self.x(a), self.y(b)) for a, b in first])
             parts.append(f'<polyline class="{kind}" points="{line}"/>')
-        end = self.rows[-1]
-        full_y, swa_y = self.y(end.full_holds), self.y(end.swa_holds)
-        apart = 10 if abs(full_y - swa_y) < 20 else 0
-        above = full_y < swa_y
-        for name, at, css, up in (
-            ("full pool", full_y, "t-full", above),
-            ("SWA pool", swa_y, "t-swa", not above),
-        ):
-            shift = -8 - apart / 2 if up else 16 + apart / 2
-            parts.append(_text(WIDTH - RIGHT - 4, at + shift, name, css, "end"))
         return parts
 
     def marks(self) -> list[str]:
         plan, floor = self.plan, HEIGHT - BOTTOM
         wanted = plan.workload.concurrency
         parts = [_line(LEFT, self.y(wanted), WIDTH - RIGHT, self.y(wanted), "want")]
-        parts.append(_text(LEFT + 6, self.y(wanted) - 6, f"wanted: {wanted}", "soft"))
+        parts.append(_text(WIDTH - RIGHT + 6, self.y(wanted) + 4, f"{wanted} wanted", ""))
         served, best = plan.served, plan.best
         if served.ratio != best.ratio:
             at = self.x(served.ratio)
@@ -121,6 +113,14 @@ class _Chart:
             parts.append(_line(at, TOP, at, floor, "best"))
             parts.append(_beside(at, TOP + 14, f"best {best.ratio:g}: {best.holds}", "t-best"))
         return parts
+
+
+def _legend(y: float) -> list[str]:
+    parts = []
+    for x, css, label in ((520, "full", "full pool holds"), (670, "swa", "SWA pool holds")):
+        parts.append(_line(x, y - 4, x + 24, y - 4, css))
+        parts.append(_text(x + 30, y, label, f"t-{css}"))
+    return parts
 
 
 def _step(top: float) -> int:
