@@ -50,6 +50,14 @@ def entries() -> list[Entry]:
             continue
         tasks = {f"{t}(N)" if t in fault.arguments else t: text for t, text in fault.tasks.items()}
         found.append(
-            Entry(fault.id, fault.title, tasks, fault.selectors, fault.caught_by, fault.recreates)
+            Entry(
+                id=fault.id,
+                title=fault.title,
+                tasks=tasks,
+                selectors=fault.selectors,
+                caught_by=fault.caught_by,
+                recreates=fault.recreates,
+                drills=fault.drills,
+            )
         )
     return found

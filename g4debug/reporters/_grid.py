@@ -79,7 +79,7 @@ def _below(row: Row, console: Console, left: int) -> None:
     """What does not fit into a column: under the second one, wrapped."""
     for label, text in row.below:
         head = f"{label}: " if label else ""
-        body = Text(head, "dim").append(fit(text), "red" if row.mark else "dim")
+        body = Text().append(head, "dim").append(fit(text), "red" if row.mark else "dim")
         for i, line in enumerate(body.wrap(console, max(20, console.width - left - len(head)))):
             line.rstrip()
             hang = " " * (left + (len(head) if i else 0))

@@ -19,6 +19,8 @@ GRAMMAR = (
     ("P%", "at each opportunity, with this probability; else at every one"),
     ("N*", "at most so many times; else without limit"),
     ("off", "a task of every fault: does nothing"),
+    ("@at=N", "every fault: at its N-th opportunity only, from 1; the log of firings has it"),
+    ("@step=N", "every fault: in that worker step only"),
     ("A->B", "when A's count is used up, B takes over"),
     ("F;G;seed=7", "several faults, and the seed of their draws (default 0)"),
 )
@@ -35,6 +37,7 @@ class Entry:
     selectors: tuple[str, ...] = ()
     caught_by: tuple[str, ...] = ()
     recreates: str = ""
+    drills: tuple[str, ...] = ()  # chains that make it bite, e.g. "1*on"
     broken: str = ""
 
 
@@ -62,17 +65,18 @@ def render_json(entries: Sequence[Entry], stream: IO[str]) -> None:
 
 
 def _entry(entry: Entry, console: Console) -> None:
-    head = Text(clean(entry.id), "bold cyan")
+    console.print(Text(clean(entry.id), "bold cyan"))
     if entry.broken:
-        console.print(head)
         _line(console, "", Text(f"cannot be loaded here: {clean(entry.broken)}", "bold red"))
         return
-    console.print(head)
     _line(console, "", Text(clean(entry.title)))
     for name, meaning in entry.tasks.items():
         _line(console, f"{clean(name):<{LABEL}}", Text(clean(meaning)))
     if entry.selectors:
-        _line(console, f"{'selectors':<{LABEL}}", Text(" ".join(f"@{s}=" for s in entry.selectors)))
+        names = Text(clean(" ".join(f"@{s}=" for s in entry.selectors)))
+        _line(console, f"{'selectors':<{LABEL}}", names)
+    for chain in entry.drills[:1]:
+        _line(console, f"{'e.g.':<{LABEL}}", Text(clean(f"{entry.id}={chain}"), "cyan"))
     if entry.caught_by:
         caught = Text(", ".join(entry.caught_by), "green")
     else:
