@@ -1,0 +1,172 @@
+"""The flight recorder on real schedulers: dead device, SGLang's own crash, hang, healthy end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from g4debug import dump
+from g4debug.record import TrapRecord
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+DRIVER = Path(__file__).with_name("drive_engine.py")
+REPRO = Path(__file__).resolve().parents[2] / "repro"
+HANG = 2  # G4DEBUG_HANG_SECONDS
+LIMIT = 150  # seconds; an engine alone takes about 12
+
+
+@dataclass
+class Run:
+    process: subprocess.Popen[bytes]
+    log: Path
+    folder: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def dumps(self) -> list[TrapRecord]:
+        return [dump.read(p) for p in sorted((self.folder / "dumps").glob("*"))]
+
+    def wait_for(self, text: str, limit: float = LIMIT) -> None:
+        deadline = time.monotonic() + limit
+        while text not in self.text:
+            assert self.process.poll() is None, self.text[-3000:]
+            assert time.monotonic() < deadline, self.text[-3000:]
+            time.sleep(0.2)
+
+    def scheduler(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        (found,) = [c for c in children if "sglang::scheduler" in " ".join(c.cmdline())]
+        return found
+
+    def terminate_scheduler(self) -> float:
+        """SIGTERM by pid. Returns the seconds until it is gone."""
+        scheduler = self.scheduler()
+        begin = time.monotonic()
+        scheduler.send_signal(signal.SIGTERM)
+        psutil.wait_procs([scheduler], 30)
+        assert not scheduler.is_running() or scheduler.status() == psutil.STATUS_ZOMBIE
+        return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def engine(folder: Path, *command: str, **environ: str) -> Iterator[Run]:
+    folder.mkdir(exist_ok=True)
+    log = folder / "log"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "g4debug.cpu", *(command or (str(DRIVER),))],
+            env={
+                **clean,
+                "G4DEBUG_TRACE": "flight-recorder",
+                "G4DEBUG_HANG_SECONDS": str(HANG),
+                "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
+                **environ,
+            },
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield Run(process, log, folder)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def test_a_dead_device_leaves_the_last_steps(tmp_path):
+    with engine(tmp_path, G4DEBUG_FAULTS="seed=1;page-oob=1*on@mode=target_verify") as run:
+        assert run.process.wait(LIMIT) != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", "cuda-error")
+    assert "AcceleratorError: CUDA error: an illegal memory access was encountered" in f.headline
+    assert "only where it surfaced" in f.got
+    assert f.next_command.startswith("SGLANG_TRTLLM_MHA_DEBUG=1 ")
+    last = record.steps[-1]
+    assert last.step == f.location.step == len(record.steps)
+    assert last.rids
+    assert len(last.seq_lens) == len(last.rids) == len(last.rows) == len(last.allocated)
+    assert all(n > 0 for n in last.allocated)
+    assert record.steps[0].time_ns < last.time_ns
+    assert {p.name for p in record.pools} == {"full", "swa"}
+    assert all(p.used_tokens > 0 for p in record.pools)
+    # Said before SGLang's own words, which are what they would have been.
+    assert run.text.index(f.headline) < run.text.index("Scheduler hit an exception")
+    assert "torch.AcceleratorError: CUDA error" in run.text
+    assert "TrapError" not in run.text
+
+
+def test_sglangs_own_crash_is_dumped_and_goes_on(tmp_path):
+    """Seed PR #22's AttributeError, of SGLang as it is installed."""
+    command = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(tmp_path / "result"))
+    off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
+    with engine(tmp_path, *command, **off) as run:
+        assert run.process.wait(LIMIT) != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert f.kind == "exception"
+    assert "AttributeError: " in f.headline
+    assert "FrozenKVMTPVerifyInput" in f.headline
+    assert "sglang/srt/" in f.got
+    assert any("merge_batch" in place for place in f.history)
+    error = f.headline.partition("AttributeError: ")[2]
+    assert run.text.count(f"AttributeError: {error}") == 2  # ours and SGLang's
+
+
+def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path):
+    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=4*off->1*on(120000)") as run:
+        run.wait_for("delayed-step #1")
+        time.sleep(HANG + 0.5)
+        seconds = run.terminate_scheduler()
+        assert seconds < 5
+        assert run.process.wait(30) != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", "hang")
+    assert "the scheduler hangs" in f.headline
+    assert "SIGTERM" in f.got
+    assert "g4debug/faults/delayed_step.py" in f.got
+    assert any("event_loop_normal" in place for place in f.history)
+    assert len(record.steps) in (4, 5)
+    assert record.faults
+    assert "exit code -15" in run.text  # of SIGTERM, as without us
+
+
+def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_path):
+    """Steps that are slow, but not hung, are no reason either."""
+    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=50*on(400)") as run:
+        run.wait_for("delayed-step #3")
+        seconds = run.terminate_scheduler()
+        assert run.process.wait(30) != 0
+    assert seconds < 1
+    assert run.dumps() == []
+    assert "exit code -15" in run.text
+
+
+def test_a_run_without_a_fault_leaves_nothing(tmp_path):
+    with engine(tmp_path) as run:
+        assert run.process.wait(LIMIT) == 0, run.text[-3000:]
+    assert "RESULT" in run.text
+    assert run.dumps() == []
+    assert "g4debug: flight-recorder" not in run.text
