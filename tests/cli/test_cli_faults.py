@@ -36,9 +36,9 @@ def test_the_example_is_good_grammar() -> None:
     assert grammar.parse(text).seed == 7
 
 
-def test_it_needs_neither_sglang_nor_torch() -> None:
+def test_it_needs_no_sglang() -> None:
     code = (
-        "import sys; sys.modules.update(sglang=None, torch=None)\n"
+        "import sys; sys.modules.update(sglang=None)\n"
         "from g4debug.cli import main; sys.exit(main(['faults']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
