@@ -1,0 +1,54 @@
+"""What the speculation faults share: the end of a decode step of FROZEN_KV_MTP's v1 worker.
+
+The faults sit below the tracers and above the fixes, so a fix inside the worker's forward does
+not undo them. Only steps with at least one request that goes on are opportunities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+CAUGHT_BY = ("spec-lifecycle",)
+AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that go on, action
+
+
+def at_end_of_decode(hooks: Hooks, arm: Arm, act: AtEnd) -> None:
+    """Call ``act`` after ``forward_batch_generation`` of a decode step, if the chain fires."""
+    from g4debug.hooks import Layer
+
+    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = survivors(batch)
+        action = arm.fire() if rows and decodes(batch) else None
+        if action is not None:
+            act(batch, rows, action)
+        return result
+
+    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+
+
+def asks_for(arm: Arm, task: str) -> bool:
+    """True if the chain is at ``task``: an opportunity for another one must not use it up."""
+    chain = arm.chain
+    return chain.index < len(chain.actions) and chain.actions[chain.index].task == task
+
+
+def survivors(batch: Any) -> list[int]:
+    """Rows of a ScheduleBatch whose requests go on."""
+    return [i for i, r in enumerate(batch.reqs) if not r.finished()]
+
+
+def decodes(batch: Any) -> bool:
+    mode = batch.forward_mode
+    return not (mode.is_idle() or mode.is_extend() or batch.is_extend_in_batch)
+
+
+def verify_output(result: Any) -> Any:
+    """The EagleVerifyOutput in what ``verify`` returns; alone from 0.5.13 on."""
+    return result if hasattr(result, "draft_extend_input") else result[1]

@@ -1,0 +1,54 @@
+"""A verify that reports an impossible accept length for one request that goes on.
+
+Written where the kernel's counts have become SGLang's verify output: the list on the host and,
+for the seed step that selects each request's last accepted token by it, the tensor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, survivors, verify_output
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    def after_verify(result: Any, worker: Any, batch: Any) -> Any:
+        live = survivors(batch)
+        action = arm.fire() if live else None
+        if action is None:
+            return result
+        output = verify_output(result)
+        extend = output.draft_extend_input
+        seed_row = arm.random.randrange(len(live))
+        row = live[seed_row]
+        length = 0 if action.task == "zero" else int(worker.speculative_num_draft_tokens) + 1
+        output.num_correct_drafts_per_req_cpu[row] = length - 1
+        # Not in place: SGLang may share the list and the tensors with the batch.
+        counts = list(extend.num_accept_tokens_cpu)
+        was, counts[seed_row] = counts[seed_row], length
+        extend.num_accept_tokens_cpu = counts
+        extend.num_accept_tokens = extend.num_accept_tokens.clone()
+        extend.num_accept_tokens[seed_row] = length
+        extend.num_correct_drafts = extend.num_accept_tokens - 1
+        arm.log(f"request {batch.reqs[row].rid} (row {row}): accept length {was} -> {length}")
+        return result
+
+    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
+
+
+FAULT = Fault(
+    id="accept-length",
+    title="a verify reports an impossible accept length",
+    tasks={
+        "zero": "0: not even the bonus token",
+        "too-long": "one more than there are draft tokens",
+    },
+    caught_by=CAUGHT_BY,
+    install=install,
+)

@@ -1,0 +1,69 @@
+"""Counts what a verify accepted a second time, for one request that goes on.
+
+The state of seed PR #24: SGLang's v1 verify (``eagle_info.py``) and its v2 result processing
+(``scheduler_output_processor_mixin.py``) both advance ``kv_committed_len``, ``output_ids`` and
+``spec_verify_ct``; where a v1 worker's result meets the v2 processing, both do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, decodes, survivors, verify_output
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def count_again(request: Any, accepted: int, task: str) -> str:
+    """Advance the fields of ``task`` again, as the v2 processing does. Returns what was done."""
+    done = []
+    if task in ("on", "kv"):
+        request.kv_committed_len += accepted
+        done.append(f"kv_committed_len +{accepted}")
+    if task in ("on", "output"):
+        request.output_ids.extend(list(request.output_ids[-accepted:]))
+        done.append(f"output_ids +{accepted}")
+    if task in ("on", "verify-ct"):
+        request.spec_verify_ct += 1
+        done.append("spec_verify_ct +1")
+    return ", ".join(done)
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    accepted: list[list[int]] = [[]]
+
+    def after_verify(result: Any, worker: Any, batch: Any) -> Any:
+        accepted[0] = [n + 1 for n in verify_output(result).num_correct_drafts_per_req_cpu]
+        return result
+
+    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = survivors(batch) if decodes(batch) else []
+        action: Action | None = arm.fire() if rows and accepted[0] else None
+        if action is not None:
+            row = arm.random.choice(rows)
+            request = batch.reqs[row]
+            done = count_again(request, accepted[0][row], action.task)
+            arm.log(f"request {request.rid} (row {row}): {done} a second time")
+        return result
+
+    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
+    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+
+
+FAULT = Fault(
+    id="double-bookkeeping",
+    title="what a verify accepted is counted a second time",
+    tasks={
+        "on": "kv_committed_len, output_ids and spec_verify_ct",
+        "kv": "kv_committed_len alone",
+        "output": "output_ids alone",
+        "verify-ct": "spec_verify_ct alone",
+    },
+    caught_by=CAUGHT_BY,
+    install=install,
+)

@@ -1,0 +1,42 @@
+"""Moves the length of one request by one, after a decode step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+OFF = {"plus": 1, "minus": -1, "device": 1}
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    def shift(batch: Any, rows: list[int], action: Action) -> None:
+        row = arm.random.choice(rows)
+        off = OFF[action.task]
+        was = int(batch.seq_lens_cpu[row])
+        batch.seq_lens[row] += off
+        where = "device"
+        if action.task != "device":
+            batch.seq_lens_cpu[row] += off
+            where = "host and device"
+        arm.log(f"request {batch.reqs[row].rid} (row {row}): seq_len {was} {off:+d} on {where}")
+
+    at_end_of_decode(hooks, arm, shift)
+
+
+FAULT = Fault(
+    id="seq-len-off-by-one",
+    title="the length of a request is one off after a decode step",
+    tasks={
+        "plus": "one too long, on the host and on the device",
+        "minus": "one too short, on the host and on the device",
+        "device": "one too long on the device alone",
+    },
+    caught_by=CAUGHT_BY,
+    install=install,
+)

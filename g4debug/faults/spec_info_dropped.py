@@ -1,0 +1,30 @@
+"""Drops ``batch.spec_info`` at the end of a decode step whose requests go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    def drop(batch: Any, rows: list[int], action: Action) -> None:
+        kind = type(batch.spec_info).__name__
+        batch.spec_info = None
+        arm.log(f"{kind} of {len(rows)} requests dropped")
+
+    at_end_of_decode(hooks, arm, drop)
+
+
+FAULT = Fault(
+    id="spec-info-dropped",
+    title="batch.spec_info is None after a decode step whose requests go on",
+    tasks={"on": "drop it"},
+    caught_by=CAUGHT_BY,
+    install=install,
+)

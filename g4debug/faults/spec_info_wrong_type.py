@@ -1,0 +1,39 @@
+"""Leaves the draft-extend input where a draft input belongs, as if the seed step had not run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode, verify_output
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    extend: list[Any] = [None]
+
+    def after_verify(result: Any, worker: Any, batch: Any) -> Any:
+        extend[0] = verify_output(result).draft_extend_input
+        return result
+
+    def swap(batch: Any, rows: list[int], action: Action) -> None:
+        was = type(batch.spec_info).__name__
+        batch.spec_info, extend[0] = extend[0], None
+        arm.log(f"{type(batch.spec_info).__name__} in place of {was}, {len(rows)} requests")
+
+    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
+    at_end_of_decode(hooks, arm, swap)
+
+
+FAULT = Fault(
+    id="spec-info-wrong-type",
+    title="a draft-extend input is on the batch where a draft input belongs",
+    tasks={"on": "swap it"},
+    caught_by=CAUGHT_BY,
+    install=install,
+)

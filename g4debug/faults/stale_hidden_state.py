@@ -1,0 +1,72 @@
+"""Hands the assistant hidden states of the step before.
+
+``on``: to the seed step, in place of those that this step's verify made. ``draft``: to the
+next draft, in place of those that the seed step left in the draft input.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4debug.hooks import Hooks
+
+
+class _Old:
+    """The hidden states of the step before, for one place."""
+
+    def __init__(self, arm: Arm, task: str) -> None:
+        self.arm = arm
+        self.task = task
+        self.other = "draft" if task == "on" else "on"
+        self.kept: torch.Tensor | None = None
+
+    def swap(self, spec: Any) -> None:
+        """Keep this step's; put the last step's in their place if the chain fires."""
+        fresh, old = spec.hidden_states, self.kept
+        if fresh is None:
+            return
+        self.kept = fresh.clone()
+        if old is None or not old.shape[0] or asks_for(self.arm, self.other):
+            return
+        if self.arm.fire() is None:
+            return
+        # As many rows as are needed; which request a row was of does not matter here.
+        rows = [i % old.shape[0] for i in range(fresh.shape[0])]
+        spec.hidden_states = old[rows]
+        self.arm.log(f"{self.task}: hidden states of the step before, {len(rows)} rows")
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    seed, draft = _Old(arm, "on"), _Old(arm, "draft")
+
+    def before_extend(worker: Any, batch: Any) -> None:
+        if decodes(batch) and survivors(batch):
+            seed.swap(batch.spec_info)
+
+    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if decodes(batch) and survivors(batch):
+            draft.swap(batch.spec_info)
+        return result
+
+    hooks.before("worker.extend_after_decode", Layer.FAULT, arm.fault.id, before_extend)
+    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+
+
+FAULT = Fault(
+    id="stale-hidden-state",
+    title="the assistant goes on from hidden states of the step before",
+    tasks={
+        "on": "the seed step gets them",
+        "draft": "the next draft gets them",
+    },
+    caught_by=CAUGHT_BY,
+    install=install,
+)

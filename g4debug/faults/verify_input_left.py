@@ -1,0 +1,53 @@
+"""Leaves the verify input on the batch at the end of a worker's forward.
+
+The state of seed PR #22. SGLang 0.5.12 reaches it by itself where every request of a batch
+finished in one verify; the task ``finished`` re-creates exactly that, in releases that no
+longer do it as well, and ``on`` leaves it with requests that go on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    verified: list[Any] = [None]
+
+    def before_verify(worker: Any, batch: Any) -> None:
+        verified[0] = batch.spec_info
+
+    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        verify_input, verified[0] = verified[0], None
+        if verify_input is None or not decodes(batch):
+            return result
+        live = len(survivors(batch))
+        if (not live and asks_for(arm, "on")) or (live and asks_for(arm, "finished")):
+            return result
+        if arm.fire() is not None:
+            batch.spec_info = verify_input
+            kind = type(verify_input).__name__
+            arm.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
+        return result
+
+    hooks.before("worker.verify", Layer.FAULT, arm.fault.id, before_verify)
+    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+
+
+FAULT = Fault(
+    id="verify-input-left",
+    title="a verify input stays on the batch when the worker's forward ends",
+    tasks={
+        "on": "leave it where requests go on",
+        "finished": "leave it where every request finished",
+    },
+    caught_by=CAUGHT_BY,
+    install=install,
+)
