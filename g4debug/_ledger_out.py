@@ -121,7 +121,7 @@ class HandOuts:
                     )
                 attempt(self._pair, pool, pages, going_on, tokens)
 
-        self.ledger.post(out, enter)
+        self.ledger.post(out, self.feed.guard(enter))
 
     def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
         """A row goes on in a page that is not held."""
@@ -152,7 +152,7 @@ class HandOuts:
                 attempt(self.ledger.enter, pool, "alloc", pages, holds=True, caller=where)
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
-        self.ledger.post(out, enter)
+        self.ledger.post(out, self.feed.guard(enter))
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)
@@ -203,7 +203,7 @@ class HandOuts:
 
         # The fault that this looks for may be an index that the mapping does not have.
         mapping = allocator.full_to_swa_index_mapping
-        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], written)
+        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.guard(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """HiCache's load-back pairs pages that it allocated one by one."""

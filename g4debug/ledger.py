@@ -30,6 +30,7 @@ DEPTH = 8  # events kept per page
 KEPT = 16_384  # events kept in all
 SHOWN = 8  # pages named in an event
 TAIL = 256  # events of all pages that go into a dump
+NOT_YET = -(1 << 62)  # in a staged word until the device wrote it
 STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to the host
 
 
@@ -250,6 +251,7 @@ class Ledger:
             self._used = 0
         words = self._staging[self._used : self._used + count]
         self._used += count
+        words.fill_(NOT_YET)
         words.copy_(indices, non_blocking=True)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
@@ -265,6 +267,13 @@ class Ledger:
                 return
             self._pending.popleft()
             first.enter(first.words.numpy().copy())
+
+    def salvage(self) -> None:
+        """After an error of the device: enter what it had copied before it died."""
+        while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
+            first = self._pending.popleft()
+            first.enter(first.words.numpy().copy())
+        self._pending.clear()
 
     def give_up(self, why: str) -> None:
         """The ledger can no longer be trusted: tell every reader, kernels included."""
