@@ -1,0 +1,120 @@
+"""``SGLANG_GEMMA4_FORCE_EAGLE=1``: no promotion to FROZEN_KV_MTP (seed PR #22). Shipped off.
+
+SGLang turns ``--speculative-algorithm NEXTN`` and ``EAGLE`` into FROZEN_KV_MTP where the draft is
+a Gemma-4 assistant. With the switch they stay EAGLE, to compare the two. Most assistants cannot
+be served that way, and the server would say so late and in other words; this stops it at start:
+
+* the draft's CUDA graphs keep hidden states of the *assistant's* hidden size
+  (``EagleDraftInput.hidden_size_for``), its model wants the target's (``gemma4_mtp.py``);
+* EAGLE gives a draft a KV pool of its own, of one head dimension. An assistant whose full and
+  sliding layers have different ones dies in its first prefill, "shape mismatch: value tensor ..."
+  (run on the CPU engine; with equal ones it serves, also with unequal hidden sizes, eagerly).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "force-eagle"
+SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
+ASSISTANT = "Gemma4AssistantForCausalLM"
+PROMOTED = "FROZEN_KV_MTP"
+_ALIAS = "_resolve_speculative_algorithm_alias"
+_HOMES = ("sglang.srt.server_args", "sglang.srt.arg_groups.speculative_hook")
+_HEAD_DIMS = ("head_dim", "global_head_dim", "swa_head_dim")
+logger = logging.getLogger("g4debug")
+
+
+def around_alias(
+    call_next: Callable[..., Any], algorithm: str | None, *args: Any, **kwargs: Any
+) -> Any:
+    """Wraps ``_resolve_speculative_algorithm_alias(algorithm, draft_path, ...)``."""
+    resolved = call_next(algorithm, *args, **kwargs)
+    if resolved != PROMOTED:
+        return resolved
+    if algorithm not in ("NEXTN", "EAGLE"):
+        raise SystemExit(
+            f"g4debug: {SWITCH}=1 and --speculative-algorithm {algorithm} contradict each other; "
+            f"drop one of them"
+        )
+    logger.warning(
+        "g4debug: %s: --speculative-algorithm %s stays EAGLE, not %s", SWITCH, algorithm, PROMOTED
+    )
+    return "EAGLE"
+
+
+def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
+    """Before ``ServerArgs.check_server_args``: SystemExit, with the reason, if EAGLE cannot."""
+    if server_args.speculative_algorithm != "EAGLE":
+        return
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    config = get_config(
+        server_args.speculative_draft_model_path, trust_remote_code=server_args.trust_remote_code
+    )
+    if ASSISTANT not in (getattr(config, "architectures", None) or ()):
+        return
+    reasons = obstacles(config, cuda_graphs=not server_args.disable_cuda_graph)
+    if reasons:
+        raise SystemExit(
+            f"g4debug: {SWITCH}=1: this assistant cannot be served by EAGLE: {'; '.join(reasons)}. "
+            f"Unset {SWITCH}: SGLang then uses {PROMOTED}"
+        )
+
+
+def obstacles(config: Any, cuda_graphs: bool) -> list[str]:
+    """Why an assistant of this (Hugging Face) config cannot be an EAGLE draft; empty: it can."""
+    text = config.text_config
+    hidden, backbone = text.hidden_size, config.backbone_hidden_size
+    dims = sorted({d for d in (getattr(text, name, None) for name in _HEAD_DIMS) if d})
+    found = []
+    if hidden != backbone and cuda_graphs:
+        found.append(
+            f"its hidden size is {hidden}, the target's {backbone}, and EAGLE's draft graphs keep "
+            f"hidden states of {hidden} (--disable-cuda-graph would avoid that)"
+        )
+    if len(dims) > 1:
+        found.append(
+            f"its layers have head dimensions {' and '.join(map(str, dims))}, and EAGLE's draft "
+            "pool has one"
+        )
+    return found
+
+
+def still_broken() -> bool:
+    """True if SGLang promotes, and has no switch of that name."""
+    for home in _HOMES:
+        try:
+            alias = source(f"{home}.{_ALIAS}")
+        except AttributeError:
+            continue  # imported there, or not yet there
+        return PROMOTED in alias and SWITCH not in alias
+    raise AttributeError(f"no {_ALIAS} in {' or '.join(_HOMES)}")
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.around("args.spec_alias", Layer.FIX, ID, around_alias)
+    hooks.before("server_args.check", Layer.FIX, ID, before_check)
+
+
+FIX = Fix(
+    id=ID,
+    title="NEXTN and EAGLE with a Gemma-4 assistant stay EAGLE, where that is possible",
+    seed="PR #22",
+    upstream="none",
+    needs=">=0.5.12,<0.5.14",
+    still_broken=still_broken,
+    apply=apply,
+    switch=SWITCH,
+    default=False,
+)
