@@ -1,0 +1,102 @@
+"""The workloads of swa_ratio: a toy mixture of experts whose KV memory is short.
+
+SGLang's profile of free memory is not repeatable on a CPU, so each arm gets the *same bytes*
+as ``max_total_tokens``: the full pool that SGLang's solve makes of them at the arm's ratio. The
+script checks, in what SGLang logged, that both pools together take those bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+KV_BYTES = 28_000_000
+PAGE, INPUT, OUTPUT, REQUESTS = 16, 800, 48, 8
+DEFAULT, MOE = 0.8, 0.15
+SMALL_CHUNK, LARGE_CHUNK = 128, 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests: how many at once; output in tokens."""
+
+    requests: int
+    output: int
+    vocab: int
+    engine: dict[str, Any]
+    limit: float  # seconds that one arm may take, start-up included
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Token ids; the same for the same seed."""
+        rng = random.Random(seed)
+        return [
+            [2, *(rng.randrange(4, self.vocab) for _ in range(INPUT - 1))]
+            for _ in range(self.requests)
+        ]
+
+
+def plan(ratio: float, chunk: int) -> Any:
+    """What g4debug pools says: the pools at ``ratio``, and the requests that each holds."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.pools import config, solve
+    from g4debug.pools import plan as pools
+
+    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
+    memory = solve.Memory(KV_BYTES, PAGE, element=4)
+    load = pools.Workload(INPUT, OUTPUT, REQUESTS, chunk)
+    return pools.row(geometry, memory, pools.need_of(geometry, memory, load), ratio)
+
+
+def bytes_of(full: int, swa: int) -> int:
+    """Bytes that these tokens take."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.pools import config, solve
+
+    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
+    pools = solve.Pools(0, full, swa)
+    return solve.bytes_of(geometry, solve.Memory(KV_BYTES, PAGE, element=4), pools)
+
+
+def cpu(requests: int | None) -> Workload:
+    """Pools that hold everything: what the outputs are compared with."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.cpu.models import write
+    from g4debug.cpu.server import server_arguments
+
+    models = write(TINY_MOE, Path(tempfile.gettempdir()) / "g4debug-tiny-moe")
+    count = requests or REQUESTS
+    arguments = server_arguments(
+        models,
+        mtp=False,
+        log_level="info",
+        decode_log_interval=1,
+        skip_tokenizer_init=True,
+        page_size=PAGE,
+        max_total_tokens=2 * count * (INPUT + OUTPUT),
+        max_running_requests=count,
+        chunked_prefill_size=SMALL_CHUNK,
+    )
+    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, limit=150)
+
+
+def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Callable[..., Any]]:
+    """KV_BYTES of memory, divided by ``ratio``; the ratio itself is for the server to choose."""
+
+    def make(requests: int | None) -> Workload:
+        whole = cpu(requests)
+        full = plan(ratio, chunk).pools.full
+        engine = {"max_total_tokens": full, "chunked_prefill_size": chunk, **given}
+        return replace(whole, engine={**whole.engine, **engine})
+
+    return {"cpu": make}
+
+
+DEVICES = {"cpu": cpu}
+AT_DEFAULT = short(DEFAULT)
+AT_MOE = short(MOE)
+GIVEN = short(DEFAULT, swa_full_tokens_ratio=0.8)
+AT_MOE_LARGE_CHUNK = short(MOE, LARGE_CHUNK)
