@@ -18,7 +18,7 @@ from g4debug.record import Holding, PageEvent, Step, Table, Transition, TrapReco
 from g4debug.reporters._histories import length_range, pages
 from g4debug.reporters._table_view import TableView
 
-NOT_COMPARED = ("location", "history", "pid")  # history: events and transitions have it exactly
+NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
         _mappings("where", _where(a, by_rid), _where(b, by_rid)),
         _table(a, b, by_rid),
         _several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
+        _several("history", _words(a), _words(b), str),
         _several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
         _several("spec info", a.transitions, b.transitions, _transition, True),
         _steps(a, b, by_rid),
@@ -81,6 +82,11 @@ def _fields(item: Any) -> dict[str, Any]:
     """The fields of a dataclass that say something."""
     values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
     return {k: v for k, v in values.items() if k not in NOT_COMPARED and v not in ("", -1)}
+
+
+def _words(record: TrapRecord) -> tuple[str, ...]:
+    """The history in words (a crash's stack), unless the timeline has it exactly."""
+    return () if record.events else record.finding.history
 
 
 def _where(record: TrapRecord, by_rid: bool) -> dict[str, Any]:

@@ -71,9 +71,12 @@ class Browser:
         self._buffer = b""
         self._id = 0
         self._session = ""
-        pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        attached = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
-        self._session = attached["sessionId"]
+
+    def start(self) -> None:
+        """Attach to the page. RuntimeError if the browser does not answer."""
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(t["targetId"] for t in targets if t["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
             self.call(f"{domain}.enable")
 
@@ -83,7 +86,10 @@ class Browser:
         message: dict[str, Any] = {"id": self._id, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self._out, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise RuntimeError("the browser went away") from None
         while True:
             answer = self._read()
             if answer.get("id") == self._id:
@@ -161,6 +167,7 @@ def launch(path: str) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         browser = Browser(path, profile)
         try:
+            browser.start()
             yield browser
         finally:
             browser.close()
