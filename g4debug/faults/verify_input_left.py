@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from g4debug.hooks import Hooks
 
 
+def leave(batch: Any, verify_input: Any, arm: Arm) -> None:
+    """Put ``verify_input`` back on the batch, if the chain fires."""
+    if arm.fire() is not None:
+        batch.spec_info = verify_input
+        kind, live = type(verify_input).__name__, len(survivors(batch))
+        arm.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
+
+
 def install(hooks: Hooks, arm: Arm) -> None:
     from g4debug.hooks import Layer
 
@@ -31,10 +39,7 @@ def install(hooks: Hooks, arm: Arm) -> None:
         live = len(survivors(batch))
         if (not live and asks_for(arm, "on")) or (live and asks_for(arm, "finished")):
             return result
-        if arm.fire() is not None:
-            batch.spec_info = verify_input
-            kind = type(verify_input).__name__
-            arm.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
+        leave(batch, verify_input, arm)
         return result
 
     hooks.before("worker.verify", Layer.FAULT, arm.fault.id, before_verify)
