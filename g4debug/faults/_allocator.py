@@ -1,0 +1,121 @@
+"""What the allocator's faults share: which allocator a caller has, when a page is taken.
+
+SGLang's callers have one allocator: the SWA allocator (with one inner allocator per pool), or
+a plain one. A fault of a caller ("frees twice") acts on that one, through its public methods,
+so that whoever watches the pools sees what it leads to. A fault of an allocator ("hands out
+page 0") corrupts the free list of a pool, right before a page is taken from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug import targets
+from g4debug.faults.base import Arm
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ALLOC = ("alloc", "alloc_extend", "alloc_decode")
+
+
+class Allocators:
+    """The allocators of this process, and what the scheduler is doing."""
+
+    def __init__(self, hooks: Hooks, arm: Arm) -> None:
+        self.hooks, self.arm = hooks, arm
+        self.mode = ""  # ForwardMode of the batch that is prepared or run, in lower case
+        self._inner: dict[int, str] = {}  # id() of an inner allocator -> its pool
+        self._put("after", "swa.init", self._after_swa_init)
+        self._put("before", "batch.prepare_for_extend", lambda *a, **k: self._set("extend"))
+        self._put("before", "batch.prepare_for_decode", lambda *a, **k: self._set("decode"))
+        self._put("before", "scheduler.run_batch", self._before_run)
+
+    def _put(self, how: str, site: str, hook: Callable[..., Any]) -> None:
+        from g4debug.hooks import Layer
+
+        for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
+            if part in targets.SITES and targets.path(part) is not None:
+                getattr(self.hooks, how)(part, Layer.FAULT, self.arm.fault.id, hook)
+
+    def _after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        self._inner[id(allocator.full_attn_allocator)] = "full"
+        self._inner[id(allocator.swa_attn_allocator)] = "swa"
+        return result
+
+    def _set(self, mode: str) -> None:
+        self.mode = mode
+
+    def _before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self.mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
+
+    # --- where a fault acts -------------------------------------------------------------------
+
+    def around_callers(self, method: str, wrapper: Callable[..., Any]) -> None:
+        """Put ``wrapper(call_next, allocator, *args)`` around what SGLang's callers call."""
+
+        def of_plain(call_next: Callable[..., Any], allocator: Any, *a: Any, **k: Any) -> Any:
+            if id(allocator) in self._inner:
+                return call_next(allocator, *a, **k)
+            return wrapper(call_next, allocator, *a, **k)
+
+        self._put("around", f"swa.{method}", wrapper)
+        self._put("around", f"pool.{method}", of_plain)
+
+    def before_page(self, pool: str, act: Callable[[Any], None]) -> None:
+        """Call ``act(allocator)`` right before the first free page of a pool is taken."""
+
+        def before(method: str) -> Callable[..., None]:
+            def hook(allocator: Any, *args: Any, **kwargs: Any) -> None:
+                mine = self.pool_of(allocator) == pool and len(allocator.free_pages)
+                if mine and takes_a_page(method, allocator.page_size, args, kwargs):
+                    act(allocator)
+
+            return hook
+
+        for method in ALLOC:
+            self._put("before", f"pool.{method}", before(method))
+
+    def pool_of(self, allocator: Any) -> str:
+        return self._inner.get(id(allocator), "full")
+
+
+def takes_a_page(method: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if an allocation with these arguments (after self) needs a new page."""
+
+    def argument(index: int, name: str) -> Any:
+        return args[index] if index < len(args) else kwargs[name]
+
+    if method == "alloc":
+        return bool(argument(0, "need_size") >= size)
+    if method == "alloc_decode":
+        return bool(((argument(1, "seq_lens_cpu") - 1) % size == 0).any())
+    prefix, lengths = argument(1, "prefix_lens_cpu"), argument(3, "seq_lens_cpu")
+    return bool(((lengths + size - 1) // size > (prefix + size - 1) // size).any())
+
+
+def corrupt_free_list(allocator: Any, page: int) -> int:
+    """Replace the page that would be handed out next. Returns the one that is lost by it."""
+    lost = int(allocator.free_pages[0])
+    allocator.free_pages = allocator.free_pages.clone()  # a backed-up state shares it
+    allocator.free_pages[0] = page
+    return lost
+
+
+def part(allocator: Any, pool: str) -> Any:
+    """The allocator of one pool of a caller's allocator."""
+    return getattr(allocator, f"{pool}_attn_allocator", allocator)
+
+
+def pages(indices: torch.Tensor, page_size: int) -> list[int]:
+    """Pages of token indices, sorted; waits for the device."""
+    found: list[int] = torch.unique(indices // page_size).tolist()
+    return found
+
+
+def named(found: list[int]) -> str:
+    text = ", ".join(str(p) for p in found[:8])
+    return f"page{'s' * (len(found) != 1)} {text}{', ...' if len(found) > 8 else ''}"

@@ -1,0 +1,43 @@
+"""Hands out a page that somebody holds, as after a free that came too early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def act(allocator: Any) -> None:
+        held = _held(allocator)
+        if held and arm.fire(mode=allocators.mode):
+            page = arm.random.choice(held)
+            first = torch.full_like(allocator.free_pages[:1], page)
+            allocator.free_pages = torch.cat((first, allocator.free_pages))
+            arm.log(f"full pool hands out page {page}, which is held")
+
+    allocators.before_page("full", act)
+
+
+def _held(allocator: Any) -> list[int]:
+    """Every page that is not free. O(pool): a fault may be slow."""
+    free = set(torch.cat((allocator.free_pages, allocator.release_pages)).tolist())
+    return [p for p in range(1, allocator.size // allocator.page_size + 1) if p not in free]
+
+
+FAULT = Fault(
+    id="alloc-double",
+    title="an allocator hands out a page that is held",
+    tasks={"on": "of the full pool"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+)

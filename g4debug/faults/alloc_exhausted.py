@@ -1,0 +1,39 @@
+"""Has no page left, all of a sudden. Stress: SGLang must say so, in its own words.
+
+Its callers check for room first, so that what they do about None is rarely seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        if arm.fire(mode=allocators.mode):
+            arm.log(f"no room in {allocators.mode or 'an allocation'}")
+            return None
+        return call_next(allocator, *args, **kwargs)
+
+    for method in _allocator.ALLOC:
+        allocators.around_callers(method, around)
+
+
+FAULT = Fault(
+    id="alloc-exhausted",
+    title="an allocation finds no room",
+    tasks={"on": "refuse one allocation"},
+    caught_by=(),
+    install=install,
+    selectors=("mode",),
+    drills=("1*on@mode=decode",),
+)

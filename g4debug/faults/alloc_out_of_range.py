@@ -1,0 +1,46 @@
+"""Hands out a page far beyond the pool, as a corrupted free list would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+FAR = 10_000_000  # on a GPU the address must not fall into a neighbouring allocation
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def act_on(pool: str) -> None:
+        def act(allocator: Any) -> None:
+            if _next(arm) == pool and arm.fire(mode=allocators.mode):
+                page = FAR + arm.random.randrange(1000)
+                lost = _allocator.corrupt_free_list(allocator, page)
+                arm.log(f"{pool} pool hands out page {page} instead of {lost}")
+
+        allocators.before_page(pool, act)
+
+    act_on("full")
+    act_on("swa")
+
+
+def _next(arm: Arm) -> str:
+    """The pool of the action whose turn it is."""
+    actions, index = arm.chain.actions, arm.chain.index
+    return "swa" if index < len(actions) and actions[index].task == "swa" else "full"
+
+
+FAULT = Fault(
+    id="alloc-out-of-range",
+    title="an allocator hands out a page beyond its pool",
+    tasks={"on": "of the full pool", "swa": "of the SWA pool"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+    drills=("1*on@mode=decode", "1*swa@mode=decode"),
+)

@@ -1,0 +1,32 @@
+"""Hands out page 0, which takes the writes of padded tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def act(allocator: Any) -> None:
+        if arm.fire(mode=allocators.mode):
+            lost = _allocator.corrupt_free_list(allocator, 0)
+            arm.log(f"full pool hands out page 0 instead of {lost}")
+
+    allocators.before_page("full", act)
+
+
+FAULT = Fault(
+    id="alloc-page-zero",
+    title="an allocator hands out the reserved page 0",
+    tasks={"on": "of the full pool"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+)

@@ -1,0 +1,44 @@
+"""Gives pages back twice, as two owners of one request's pages would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+    again = False
+
+    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+        nonlocal again
+        result = call_next(allocator, free_index)
+        real = free_index.numel() and allocator.is_not_in_free_group and not again
+        if real and arm.fire(mode=allocators.mode):
+            arm.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
+            again = True
+            try:
+                allocator.free(free_index)
+            finally:
+                again = False
+        return result
+
+    allocators.around_callers("free", around)
+
+
+FAULT = Fault(
+    id="double-free",
+    title="pages are given back to the allocator twice",
+    tasks={"on": "repeat one free"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+)

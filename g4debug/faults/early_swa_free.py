@@ -1,0 +1,41 @@
+"""Evicts a SWA page that the window still needs: an eviction point one window too far.
+
+After ``_evict_swa`` did its work for a request, the oldest page of its window goes, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    def around(call_next: Callable[..., Any], batch: Any, request: Any, pre_len: int) -> Any:
+        result = call_next(batch, request, pre_len)
+        size = int(batch.tree_cache.page_size)
+        begin = max(0, pre_len - int(batch.tree_cache.sliding_window_size)) // size * size
+        # Not the page that the request goes on in.
+        if begin + size <= pre_len // size * size and arm.fire(request=request.rid):
+            tokens = batch.req_to_token_pool.req_to_token[request.req_pool_idx]
+            batch.token_to_kv_pool_allocator.free_swa(tokens[begin : begin + size])
+            arm.log(f"tokens {begin}..{begin + size - 1} of {request.rid}, at length {pre_len}")
+        return result
+
+    hooks.around("batch.evict_swa", Layer.FAULT, arm.fault.id, around)
+
+
+FAULT = Fault(
+    id="early-swa-free",
+    title="a SWA page is evicted inside its request's window",
+    tasks={"on": "evict the oldest page of one request's window"},
+    caught_by=("page-table", "swa-allocator"),
+    install=install,
+    selectors=("request",),
+)

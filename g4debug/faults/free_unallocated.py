@@ -1,0 +1,50 @@
+"""Gives back a page that was never handed out, as a stale or corrupted index would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+    own = False
+
+    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+        nonlocal own
+        result = call_next(allocator, free_index)
+        full = _allocator.part(allocator, "full")
+        real = free_index.numel() and allocator.is_not_in_free_group and not own
+        # Pages are handed out from the front, lowest first, and given back there.
+        if real and len(full.free_pages) and arm.fire(mode=allocators.mode):
+            page = int(full.free_pages.max())
+            arm.log(f"page {page}")
+            size = allocator.page_size
+            own = True
+            try:
+                allocator.free(
+                    torch.arange(page * size, (page + 1) * size, device=free_index.device)
+                )
+            finally:
+                own = False
+        return result
+
+    allocators.around_callers("free", around)
+
+
+FAULT = Fault(
+    id="free-unallocated",
+    title="a page that was never handed out is given back",
+    tasks={"on": "free the highest free page"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+)

@@ -1,0 +1,37 @@
+"""Loses a free on its way to the allocator: the pages are nobody's, and not free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+        real = free_index.numel() and allocator.is_not_in_free_group
+        if real and arm.fire(mode=allocators.mode):
+            arm.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
+            return None
+        return call_next(allocator, free_index)
+
+    allocators.around_callers("free", around)
+
+
+FAULT = Fault(
+    id="lost-free",
+    title="a free never reaches the allocator",
+    tasks={"on": "lose one free"},
+    caught_by=("pool-leak",),
+    install=install,
+    selectors=("mode",),
+)

@@ -1,0 +1,49 @@
+"""Points a live page's full→SWA mapping at another SWA page of the pool.
+
+Nothing crashes: sliding layers read and write somebody else's KV. It bites where the mapping
+is read next: when the sequence goes on, when its table is built, when the page is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults import _allocator
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    allocators = _allocator.Allocators(hooks, arm)
+
+    def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        out = call_next(allocator, *args, **kwargs)
+        if out is None or not hasattr(allocator, "swa_attn_allocator") or not out.numel():
+            return out
+        if arm.fire(mode=allocators.mode):
+            size = allocator.page_size
+            page = int(out[-1]) // size
+            mapping = allocator.full_to_swa_index_mapping
+            cells = mapping[page * size : (page + 1) * size]
+            right = int(mapping[out[-1]]) // size
+            wrong = right % (allocator.size_swa // size) + 1
+            cells[cells > 0] += (wrong - right) * size
+            arm.log(f"full page {page} maps to SWA page {wrong} instead of {right}")
+        return out
+
+    for method in _allocator.ALLOC:
+        allocators.around_callers(method, around)
+
+
+FAULT = Fault(
+    id="swa-mapping-corrupt",
+    title="a live page's full-to-SWA mapping names another SWA page",
+    tasks={"on": "corrupt the newest page of one request"},
+    caught_by=("swa-allocator",),
+    install=install,
+    selectors=("mode",),
+    drills=("1*on@mode=decode",),
+)
