@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
+import re
 import stat
 import tempfile
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,11 @@ from g4debug import dump_check
 from g4debug.record import KIND, SCHEMA, TrapRecord, from_plain, to_plain
 
 SUFFIX = ".pt"
+TEMPORARY = ".tmp"
 PREFIX = "g4debug-"
+OLD_SECONDS = 600  # age from which a temporary file is nobody's; a write takes seconds
+MAX_LOOKED_AT = 4096  # directory entries that a write looks at for old temporary files
+_TEMPORARY = re.compile(re.escape(f".{PREFIX}") + r"(\d+)-\w+" + re.escape(TEMPORARY))
 MAX_READ_BYTES = 256 << 20  # nothing that g4debug writes comes near
 
 
@@ -52,13 +59,18 @@ def write(data: bytes, directory: Path, name: str) -> Path:
     """Write ``data`` as ``directory/name``: whole, or not at all.
 
     The bytes go to a temporary name in the same directory, are flushed to disk and
-    then renamed. Raises DumpError (directory cannot be made, no space, no permission).
+    then renamed. A process that is killed meanwhile leaves the temporary file, which no
+    command takes for a dump; a later write removes it. Raises
+    DumpError (directory cannot be made, no space, no permission).
     """
     path = directory / name
     temporary: str | None = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(prefix=".g4debug-", suffix=".tmp", dir=directory)
+        _clean_up(directory)
+        fd, temporary = tempfile.mkstemp(
+            prefix=f".{PREFIX}{os.getpid()}-", suffix=TEMPORARY, dir=directory
+        )
         with os.fdopen(fd, "wb") as f:
             f.write(data)
             f.flush()
@@ -72,6 +84,30 @@ def write(data: bytes, directory: Path, name: str) -> Path:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
     return path
+
+
+def _clean_up(directory: Path) -> None:
+    """Remove what killed writers left: old temporary files of processes that are gone.
+
+    Old, because a process that is not here may live in another container.
+    """
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:  # a write comes first
+        for entry in itertools.islice(entries, MAX_LOOKED_AT):
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found is None or _alive(int(found[1])):
+                continue
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > OLD_SECONDS:
+                os.unlink(entry.path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def read(path: Path) -> TrapRecord:

@@ -45,9 +45,9 @@ class Run:
     def dumps(self) -> list[TrapRecord]:
         return [dump.read(p) for p in sorted((self.folder / "dumps").glob("*"))]
 
-    def wait_for(self, text: str, limit: float = LIMIT) -> None:
-        deadline = time.monotonic() + limit
-        while text not in self.text:
+    def wait_for(self, text: str, count: int = 1) -> None:
+        deadline = time.monotonic() + LIMIT
+        while self.text.count(text) < count:
             assert self.process.poll() is None, self.text[-3000:]
             assert time.monotonic() < deadline, self.text[-3000:]
             time.sleep(0.2)
