@@ -86,7 +86,8 @@ def choose(server_args: Any) -> tuple[float, str] | None:
 
 def is_default(server_args: Any) -> bool:
     """True if nobody gave a ratio: the value is the object that the class declares."""
-    return server_args.swa_full_tokens_ratio is type(server_args).swa_full_tokens_ratio
+    default: object = type(server_args).swa_full_tokens_ratio
+    return server_args.swa_full_tokens_ratio is default
 
 
 def sized_by_requests(server_args: Any) -> bool:
@@ -98,7 +99,7 @@ def sized_by_requests(server_args: Any) -> bool:
     ):
         return False
     # As source: importing it here would pull the pools into the launching process.
-    return exists(_REQUEST_CAP)
+    return bool(exists(_REQUEST_CAP))
 
 
 def still_broken() -> bool:

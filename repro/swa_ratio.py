@@ -41,9 +41,10 @@ def pools(run: Outcome) -> tuple[int, int]:
 def told(run: Outcome) -> str:
     full_use = max((float(x) for x in _FULL_USAGE.findall(run.text)), default=0.0)
     full, swa = pools(run)
+    count = len(run.result["tokens"])
     return (
-        f"{running(run)} of {len(run.result['tokens'])} at a time; full pool {full} tokens, {full_use:.0%} "
-        f"used, SWA pool {swa}, {run.swa_peak:.0%}"
+        f"{running(run)} of {count} at a time; full pool {full} tokens, {full_use:.0%} used, "
+        f"SWA pool {swa}, {run.swa_peak:.0%}"
     )
 
 

@@ -113,7 +113,7 @@ def plan(
 def _best(geometry: KVGeometry, memory: Memory, need: Need) -> Row:
     """The ratio of the whole hundredths at which the smaller of the two pools holds the most."""
     candidates = (row(geometry, memory, need, n * STEP) for n in range(1, round(1 / STEP) + 1))
-    return max(candidates, key=lambda r: (_room(r, need), r.pools.full))
+    return max(candidates, key=lambda r: (r.holds, _room(r, need)))
 
 
 def row(geometry: KVGeometry, memory: Memory, need: Need, ratio: float) -> Row:
@@ -172,9 +172,7 @@ def page_ceil(tokens: int, page: int) -> int:
 
 
 def _room(r: Row, need: Need) -> float:
-    """Requests that the smaller pool holds, as a fraction, so that few ratios tie."""
-    if not r.swa_holds:
-        return 0.0
+    """Requests that the smaller pool holds, as a fraction: settles ties."""
     return min(r.pools.full / need.full, r.pools.swa / need.swa)
 
 
