@@ -1,0 +1,65 @@
+"""Page tables clamped into the layer's pool (seed PR #5, which its author reverted). Shipped off.
+
+Not a fix. It keeps a server up whose page tables are wrong, and *hides* that they are: each cell
+beyond the pool becomes the last page, which somebody else owns, so the layer reads a stranger's
+KV and nobody is told. It is here to be measured against the real fix (TRIAGE.md, "Why the clamp
+is not a fix"). To keep a server up, use ``G4DEBUG_MODE=contain``, which reports every bad cell.
+
+The clamp sits inside the page-table tracer, which would then see no bad cell any more: the two
+together are refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+from g4debug.settings import Settings, SettingsError, fix_switch
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4debug.hooks import Hooks
+
+ID = "page-clamp"
+BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+
+
+def after_page_table(
+    table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
+) -> torch.Tensor:
+    """``table``: int32 [rows, columns] as SGLang built it. Returns a clamped copy, same shape."""
+    from g4debug.tracers.page_table import pages_of, pool_of_layer
+
+    pool, _ = pool_of_layer(backend, layer, forward_batch)
+    return table.clamp(0, pages_of(pool, layer, backend.page_size) - 1)
+
+
+def still_broken() -> bool:
+    """True if SGLang hands the table to the kernel as it is."""
+    return "clamp" not in source(f"{BACKEND}._get_layer_page_table")
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    if "page-table" in Settings.from_environ().tracers:
+        raise SettingsError(
+            f"{fix_switch(ID)}=1 hides from the tracer page-table what it looks for; choose one "
+            "of them (to keep a server up and still be told: G4DEBUG_MODE=contain)"
+        )
+    hooks.after("attn.layer_page_table", Layer.FIX, ID, after_page_table)
+
+
+FIX = Fix(
+    id=ID,
+    title="page tables clamped into the pool: survives, and reads strangers' KV (not a fix)",
+    seed="PR #5",
+    upstream="none; the seed reverted it in PR #6",
+    needs=">=0.5.12",
+    still_broken=still_broken,
+    apply=apply,
+    default=False,
+)

@@ -1,0 +1,98 @@
+"""page-clamp on SGLang's real backend and pools, and, in an engine, next to the real fix."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from g4debug.fixes.page_clamp import FIX, still_broken
+from real_backend import PAGE, SWA, Rig, draft_worker, swa_pool
+
+from g4debug.cpu import fault as device
+
+CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
+STALE = {"G4DEBUG_FAULTS": "stale-swa-state=on", "G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
+REPRO = Path(__file__).parents[2] / "repro"
+
+
+@pytest.mark.parametrize("clamped", [False, True])
+def test_it_survives_on_somebody_elses_page(arm, clamped):
+    """The draft's sliding layers get full-pool pages: a fault, or the pool's last page."""
+    arm(**STALE, **(CLAMP if clamped else {}))
+    rig = Rig()
+    backend = rig.backend(draft=True)
+    for tokens in (50, 100, 61):
+        rig.admit(f"r{tokens}", tokens)
+    worker, requests = draft_worker(rig, backend), rig.requests[1:]
+    batch = rig.batch("decode", requests, backend, pool=swa_pool(64, 64))
+    worker._init_frozen_kv_metadata(batch)
+    with worker._target_kv_pool_view(batch):
+        rig.forward(backend, batch)
+        sliding, full = rig.layers[0], rig.layers[2]
+        handed = backend._get_layer_page_table(sliding, batch)
+        untouched = backend._get_layer_page_table(full, batch)
+    assert (device.pending() is None) is clamped
+    device.clear()
+    own = backend.forward_metadata.page_table
+    assert torch.equal(untouched, own)  # a full layer's pages are all in its pool
+    if not clamped:
+        assert handed is own
+        return
+    last = SWA // PAGE  # page 0 is reserved, so there is one more than tokens / page size
+    assert handed.dtype == own.dtype
+    assert int(own.max()) > last
+    assert torch.equal(handed, own.clamp(0, last))
+    right = rig.allocator.full_to_swa_index_mapping[own.long() * PAGE] // PAGE
+    live = [(r, c) for r, q in enumerate(requests) for c in range(-(-q.tokens // PAGE))]
+    assert all(int(handed[cell]) != int(right[cell]) for cell in live)
+
+
+def test_a_table_that_is_right_stays_as_it_is(arm):
+    arm(**CLAMP)
+    rig = Rig()
+    backend = rig.backend()
+    request = rig.admit("r", 100)
+    batch = rig.batch("decode", [request], backend)
+    backend.init_forward_metadata(batch)
+    metadata = backend.forward_metadata
+    for layer in rig.layers:
+        table = metadata.swa_page_table if layer.layer_id in (0, 1, 3) else metadata.page_table
+        assert torch.equal(backend._get_layer_page_table(layer, batch), table)
+
+
+@pytest.mark.parametrize(
+    "tracer", [{"SGLANG_TRTLLM_MHA_DEBUG": "1"}, {"G4DEBUG_TRACE": "page-table"}]
+)
+def test_with_the_tracer_that_it_would_blind_it_is_refused(arm, tracer):
+    with pytest.raises(SystemExit, match="G4DEBUG_FIX_PAGE_CLAMP=1 hides from the tracer"):
+        arm(**CLAMP, **tracer)
+
+
+def test_shipped_off(arm, capsys):
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1")
+    assert "page-clamp off;" in capsys.readouterr().err.replace(",", ";")
+    assert FIX.default is False
+    assert still_broken() is True
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
+def test_the_server_survives_and_guesses_worse_than_with_the_fix(tmp_path, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    for name in ("_run", "_workload"):
+        sys.modules.pop(name, None)
+    from _run import run_arm
+
+    fault = {"G4DEBUG_FAULTS": "seed=7;stale-swa-state=on"}
+    clamp = {**STALE, **fault, **CLAMP}
+    runs = [
+        run_arm(name, "cpu", 0, environment, tmp_path, 150, lambda text: None)
+        for name, environment in (("clamped", clamp), ("fixed", fault))
+    ]
+    assert [run.completed for run in runs] == [True, True], [run.text[-2000:] for run in runs]
+    worse, right = (run.result["accept_length"] for run in runs)
+    assert worse < right - 0.2  # 2.32 and 2.63 when it was written
+    assert not any(run.illegal_access for run in runs)
