@@ -9,6 +9,7 @@ from __future__ import annotations
 from html import escape
 
 from g4debug.pools.plan import STEP, Plan, Row, row
+from g4debug.reporters._text import shorten
 from g4debug.reporters.pools import load_line, model_line
 
 WIDTH, HEIGHT = 900, 500
@@ -40,7 +41,7 @@ def draw(plan: Plan) -> str:
     chart = _Chart(plan, rows)
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
-        _text(LEFT, 28, plan.geometry.name, "title"),
+        _text(LEFT, 28, shorten(plan.geometry.name, 80), "title"),
         _text(LEFT, 50, model_line(plan), "soft"),
         _text(LEFT, 70, load_line(plan), "soft"),
         *chart.grid(),
@@ -49,7 +50,7 @@ def draw(plan: Plan) -> str:
         _text(LEFT, HEIGHT - 16, "swa_full_tokens_ratio", "soft"),
         *_legend(HEIGHT - 16),
     ]
-    summary = escape(f"{plan.geometry.name}: {plan.reason}")
+    summary = escape(f"{shorten(plan.geometry.name, 80)}: {plan.reason}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" role="img"><title>{summary}</title>'
