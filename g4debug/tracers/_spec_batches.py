@@ -13,13 +13,14 @@ DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
 
 class SpecBatches:
     """``types_only``: speculative decoding v2, whose draft input has no rows of its own.
-    ``guarded``: fix spec-batch-guards is in force, which gives the finished side of a merge
-    the idle input that it lacks."""
 
-    def __init__(self, log: SpecLog, custody: Custody, guarded: bool) -> None:
+    A state that fix spec-batch-guards repairs is a finding all the same: something else went
+    wrong before, and the guards only say so in the log.
+    """
+
+    def __init__(self, log: SpecLog, custody: Custody) -> None:
         self.log = log
         self.custody = custody
-        self.guarded = guarded
         self.types_only = False
         self._merging = ""  # state before the merge that runs
         self._filtering = ("", 0)  # state and requests before the filter that runs
@@ -30,8 +31,6 @@ class SpecBatches:
         for side in (batch, other):
             spec = side.spec_info
             live = sum(not r.finished() for r in side.reqs)
-            if self.guarded and not live:
-                continue
             allowed = (DRAFT,) if not self.types_only else (DRAFT, IDLE)
             problem = check_state(state_of(spec), type(spec).__name__, allowed)
             if problem is None and not self.types_only:
@@ -63,10 +62,8 @@ class SpecBatches:
         else:
             live = bool(keep_indices)
         if live:
-            problem = None
-            if not self.guarded:
-                # Nothing to filter is no fault: a batch that has not run yet has none.
-                problem = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
+            # Nothing to filter is no fault: a batch that has not run yet has none.
+            problem = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
             self.log.judge("batch.filter", batch, problem or self.custody.check_held(spec))
 
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,9 @@ _SAYS = {
     "spec-info-dropped": lambda p, about: f"batch.spec_info is None, not a {p.expected}",
     "wrong-type": lambda p, about: f"batch.spec_info is a {p.got}, not a {p.expected}",
     "wrong-shape": lambda p, about: f"{p.got} for {p.expected.removesuffix(' rows')} requests",
-    "accept-length": lambda p, about: f"{p.got}{about}, possible is {p.expected}",
+    "accept-length": lambda p, about: (
+        f"{p.got}{about}, possible is {p.expected.rpartition(' ')[2]}"
+    ),
     "seq-len": lambda p, about: f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}",
     "bookkeeping": lambda p, about: f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}",
     "stale-hidden-state": lambda p, about: f"the hidden states are {p.got}, not {p.expected}",

@@ -45,7 +45,7 @@ class SpecLifecycleTracer:
         self.log = SpecLog(context, guarded)
         self.counting = Counting()
         self.custody = Custody()
-        self.batches = SpecBatches(self.log, self.custody, guarded)
+        self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
         self.absent: list[str] = []  # sites that this SGLang does not have
         self._drafted: weakref.ref[Any] | None = None  # the verify input of this step's draft
