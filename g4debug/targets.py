@@ -22,6 +22,7 @@ _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ANY = ""
 
@@ -53,6 +54,19 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
+    ),
+    # The custom op of prefill attention under piecewise CUDA graphs. Only 0.5.12 needs it hooked.
+    "attn.unified_op": (("<0.5.13", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
+    "attn.unified_op_breakable": (
+        ("<0.5.13", f"{_RADIX}.bcg_unified_attention_with_output"),
+        (_ANY, None),
+    ),
+    "runner.init_piecewise": (
+        (
+            "<0.5.13",
+            "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs",
+        ),
+        (_ANY, None),
     ),
     "worker.frozen_view": (
         ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
@@ -111,6 +125,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
+    "tree.swa_insert": (
+        (_ANY, "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+    ),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
