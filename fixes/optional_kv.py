@@ -1,0 +1,145 @@
+"""Attention without K and V of its own under piecewise CUDA graphs (seed PR #16).
+
+A KV-shared layer (E2B: 20 of 35, E4B: 18 of 42) reads the KV of an earlier layer and passes
+``key=None, value=None``. Under piecewise CUDA graphs, the default, prefill attention goes through
+the custom op ``sglang::unified_attention_with_output``, which slices both: ``TypeError:
+'NoneType' object is not subscriptable``, at start (``radix_attention.py:169``).
+
+An op's schema and body cannot be changed once it is registered, so a call without K and V goes to
+an op of our own that has no such arguments, ``sglang::unified_attention_without_kv``. It is a
+split op like SGLang's, so the graph is cut around it, too. Its body calls SGLang's op with empty K
+and V, which does its slicing and bookkeeping, and puts the Nones back right before the backend.
+Calls with K and V are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "optional-kv"
+OP = "unified_attention_without_kv"
+SGLANGS_OP = "sglang.srt.layers.radix_attention.unified_attention_with_output"
+_calls: dict[str, Callable[..., None]] = {}  # "piecewise" and "breakable", once registered
+
+
+class _WithoutKV:
+    """Stands on a ForwardBatch in place of its backend, for one call."""
+
+    def __init__(self, forward_batch: Any) -> None:
+        self.forward_batch, self.backend = forward_batch, forward_batch.attn_backend
+        forward_batch.attn_backend = self
+
+    def forward(self, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> Any:
+        self.step_aside()
+        return self.backend.forward(q, None, None, *args, **kwargs)
+
+    def step_aside(self) -> None:
+        self.forward_batch.attn_backend = self.backend
+
+
+def register_op() -> None:
+    """Register our op with torch and as a split op, once per process.
+
+    Its arguments are SGLang's without key and value: query [tokens, heads, dim] and output, both
+    padded to the graph's size, save_kv_cache, layer_id.
+    """
+    if _calls:
+        return
+    import torch
+    from sglang.srt.compilation.compilation_config import register_split_op
+    from sglang.srt.compilation.piecewise_context_manager import get_forward_context
+    from sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph import eager_on_graph
+    from sglang.srt.utils.custom_op import register_custom_op
+
+    def unified_attention_without_kv(query, output, save_kv_cache, layer_id):  # type: ignore[no-untyped-def]
+        context = get_forward_context()
+        assert context is not None, "called outside of a piecewise forward"
+        stand_in = _WithoutKV(context.forward_batch)
+        nothing = query.new_empty(0)
+        try:
+            torch.ops.sglang.unified_attention_with_output(
+                query, nothing, nothing, output, save_kv_cache, layer_id
+            )
+        finally:
+            stand_in.step_aside()
+
+    # torch reads the schema off real types; the names above are strings in this module.
+    unified_attention_without_kv.__annotations__ = {
+        "query": torch.Tensor,
+        "output": torch.Tensor,
+        "save_kv_cache": bool,
+        "layer_id": int,
+        "return": None,
+    }
+    op = register_custom_op(unified_attention_without_kv, mutates_args=["output"])
+    register_split_op(OP)(op)
+    _calls["piecewise"], _calls["breakable"] = op, eager_on_graph(True)(op)
+
+
+def before_init_graphs(*args: Any, **kwargs: Any) -> None:
+    """Before ``ModelRunner.init_piecewise_cuda_graphs``, which reads the list of split ops."""
+    register_op()
+
+
+def around_op(
+    call_next: Callable[..., None],
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    save_kv_cache: bool,
+    layer_id: int,
+    **kwargs: Any,
+) -> None:
+    """Wraps ``radix_attention.unified_attention_with_output``; dynamo traces through it."""
+    if key is not None or value is not None or kwargs:
+        return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
+    return _calls["piecewise"](query, output, save_kv_cache, layer_id)
+
+
+def around_breakable_op(
+    call_next: Callable[..., None],
+    query: Any,
+    key: Any,
+    value: Any,
+    output: Any,
+    save_kv_cache: bool,
+    layer_id: int,
+    **kwargs: Any,
+) -> None:
+    """The same for ``bcg_unified_attention_with_output`` (breakable CUDA graphs)."""
+    if key is not None or value is not None or kwargs:
+        return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
+    return _calls["breakable"](query, output, save_kv_cache, layer_id)
+
+
+def still_broken() -> bool:
+    """True if the op slices ``key`` whether or not there is one."""
+    body = source(SGLANGS_OP)
+    return "key = key[:" in body and "key is not None" not in body
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooks import Layer
+
+    hooks.before("runner.init_piecewise", Layer.FIX, ID, before_init_graphs)
+    hooks.around("attn.unified_op", Layer.FIX, ID, around_op)
+    hooks.around("attn.unified_op_breakable", Layer.FIX, ID, around_breakable_op)
+
+
+FIX = Fix(
+    id=ID,
+    title="KV-shared layers run under piecewise CUDA graphs",
+    seed="PR #16",
+    upstream="in 0.5.13 (key and value are Optional there)",
+    needs=">=0.5.12,<0.5.13",
+    still_broken=still_broken,
+    apply=apply,
+)
