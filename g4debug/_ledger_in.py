@@ -57,7 +57,7 @@ class TakeBacks:
             "evict" if alone else "free",
             pages,
             holds=False,
-            request=owners.pop() if len(owners) == 1 else f"{len(owners)} requests",
+            request=f"{len(owners)} requests" if len(owners) > 1 else "".join(owners),
             caller=caller(),
         )
         corrected = None

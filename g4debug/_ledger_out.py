@@ -206,13 +206,14 @@ class HandOuts:
         self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.guard(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
-        """HiCache's load-back pairs pages that it allocated one by one."""
+        """Pairs pages that were allocated one by one (HiCache's load-back); 0: no SWA page."""
         pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
         if self.ledger.shadow is not None:
             page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
         self.ledger.settle(wait=True)
         pages, first = np.unique(_host(full) // pool.page_size, return_index=True)
         partner = _host(swa)[first] // pool.page_size
+        pool.partner[pool.inside(pages)] = 0
         pool.pair(pages, swa_pool, partner)
         self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
         self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())

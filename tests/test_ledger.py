@@ -104,6 +104,22 @@ def test_the_request_of_each_page(armed):
     assert ledger.owner("full", 10_000) == "" == ledger.owner("none", 1)
 
 
+def test_an_swa_page_that_moves_to_another_full_page(armed):
+    rig, ledger = armed
+    a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
+    mine, other = (
+        rig.req_to_token.req_to_token[r.req_pool_idx, :PAGE].to(torch.int64) for r in (a, b)
+    )
+    mapping = rig.allocator.full_to_swa_index_mapping
+    rig.allocator.free_swa(other)
+    rig.allocator.set_full_to_swa_mapping(other, mapping[mine])
+    rig.allocator.set_full_to_swa_mapping(mine, torch.zeros_like(mine))
+    agree(rig, ledger)
+    rig.allocator.free(mine)
+    rig.allocator.free(other)
+    agree(rig, ledger)
+
+
 def test_a_deferred_free_is_entered_when_it_happens(armed):
     rig, ledger = armed
     request = rig.admit("a", 2 * PAGE)
