@@ -65,6 +65,14 @@ class Rig:
         self.requests.append(request)
         return request
 
+    def page(self, rid: str, column: int, pool: str = "full") -> int:
+        """The page of a request's tokens from ``column * PAGE`` on, by SGLang's own tables."""
+        request = next(r for r in self.requests if r.rid == rid)
+        token = int(self.req_to_token.req_to_token[request.req_pool_idx, column * PAGE])
+        if pool == "swa":
+            token = int(self.allocator.full_to_swa_index_mapping[token])
+        return token // PAGE
+
     def runner(self, draft: bool = False) -> Any:
         """What a backend's constructor reads from its ModelRunner."""
         return SimpleNamespace(
@@ -81,6 +89,8 @@ class Rig:
                 speculative_eagle_topk=1,
                 speculative_num_draft_tokens=4,
                 speculative_attention_mode="prefill",
+                speculative_algorithm="FROZEN_KV_MTP",
+                disable_overlap_schedule=True,  # as SGLang sets it for FROZEN_KV_MTP
             ),
         )
 

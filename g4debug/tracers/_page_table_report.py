@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
-from g4debug.checks.page_table import check_page_table
-from g4debug.record import Finding, LayerKind, Location, Pool, Table
+from g4debug.checks.page_table import Kind, TableCheck, Truth, check_page_table
+from g4debug.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.recorder import Recorder
+from g4debug.tracers._page_table_facts import Cell, Facts, event_line
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table import Launch
 
+logger = logging.getLogger("g4debug")
+# Kinds that depend on what is held now: by the time of the report a request may have ended.
+_PASSING = (Kind.FREED, Kind.EVICTED)
+
 
 def describe(
     launch: Launch | None, fields: dict[str, int], recorder: Recorder, draft: bool
-) -> tuple[Finding, Table | None]:
-    """The finding, and the table around it if the device can still be read."""
+) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
+    """The finding; the table around it, if the device can still be read; its page's events."""
     if launch is None:
-        return _bare(fields, recorder), None
+        return _bare(fields, recorder), None, ()
     page_size = int(launch.backend.page_size)
     pool = Pool(
         launch.pool_name,
@@ -29,29 +37,25 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    try:
-        table = read_table(launch, pool, recorder)
-    except RuntimeError:  # a dead CUDA context: what the kernel wrote is all there is
-        table = None
-    if table is not None and len(table.bad):
-        row, column, value = (int(x) for x in table.bad[0])
-    else:
-        row, column, value = fields["row"], fields["column"], fields["value"]
-    rid = table.rids[row] if table is not None and row < len(table.rids) else ""
-    facts = Facts(launch, row, column, value)
+    table, cell = None, _cell(fields)
+    with suppress(RuntimeError):  # a dead CUDA context: what the kernel wrote is all there is
+        table, cell = read_table(launch, pool, recorder, cell)
+    _settle(recorder)
+    rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
+    facts = Facts(launch, cell, rid, recorder)
+    events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
     who = "draft" if draft else "target"
     mode = launch.batch.forward_mode.name
-    label = "full-pool page" if facts.untranslated else "page"
+    count = len(table.bad) if table is not None and len(table.bad) else fields["count"]
     finding = Finding(
         check="page-table",
-        kind="out-of-range",
+        kind=facts.kind,
         site="attn.layer_page_table",
         headline=(
             f"g4debug: page-table in {who} {mode.lower().replace('_', '-')}: {kind} layer "
-            f"{layer} gets {label} {value}, its {pool.name.upper()} pool has {pool.pages} pages "
-            f"(request {rid or '?'}, row {row}, column {column})"
+            f"{layer} {facts.what()} (request {rid or '?'}, row {cell.row}, column {cell.column})"
         ),
         location=Location(
             process="scheduler",
@@ -63,34 +67,51 @@ def describe(
             layer=layer,
             layer_kind=kind,
             request=rid,
-            row=row,
-            column=column,
+            row=cell.row,
+            column=cell.column,
             replay=launch.captured,
         ),
-        expected=(f"a page of the {pool.name} pool, 0..{pool.pages - 1}{facts.expected_page()}"),
-        got=f"{value} ({len(table.bad) if table is not None else fields['count']} bad cells)",
-        owner=facts.owner(rid),
+        expected=facts.expected(),
+        got=facts.got(count),
+        owner=facts.owner(),
+        history=tuple(event_line(e) for e in events),
         cause=facts.cause(),
         reference=facts.reference(),
         next_command=facts.next_command(),
     )
-    return finding, table
+    return finding, table, events
 
 
-def read_table(launch: Launch, pool: Pool, recorder: Recorder) -> Table:
-    """Copy the guarded table to the host and check it again, every cell."""
+def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tuple[Table, Cell]:
+    """Copy the guarded table to the host and check it again; the cell to report.
+
+    That is the first one of the kind that the kernel saw, or what the kernel saw, if the table
+    was changed since.
+    """
     rows = launch.table.shape[0]
     q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
     values = launch.table.cpu().to(torch.int64)
     lengths = launch.seq_lens.cpu().to(torch.int64)
-    checked = check_page_table(values, lengths, pool.pages, pool.page_size, launch.window, q_lens)
+    checked = check_page_table(
+        values, lengths, pool.pages, pool.page_size, launch.window, q_lens, _on_host(launch)
+    )
+    cells = [c for c in _cells(checked) if c.kind == seen.kind or c.kind not in _PASSING]
+    if seen.kind is Kind.SHORT:
+        cell = seen
+    elif seen in cells:
+        cell = next(c for c in cells if c.kind == seen.kind)
+    else:
+        cells = [seen, *(c for c in cells if (c.row, c.column) != (seen.row, seen.column))]
+        cell = seen
     used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
     columns = min(values.shape[1], used + 2)  # what lies past every row's end says nothing
-    return Table(
+    table = Table(
         values=values[:, :columns].clone(),
         seq_lens=lengths,
         first_live=checked.first_live,
-        bad=checked.bad,
+        bad=torch.tensor([[c.row, c.column, c.value] for c in cells], dtype=torch.int64).reshape(
+            -1, 3
+        ),
         pool=pool,
         window=launch.window,
         q_len=int(q_lens.max()) if q_lens is not None and len(q_lens) else 1,
@@ -98,6 +119,47 @@ def read_table(launch: Launch, pool: Pool, recorder: Recorder) -> Table:
         columns_total=launch.table.shape[1],
         rids=_rids(launch, rows, recorder),
     )
+    return table, cell
+
+
+def _cells(checked: TableCheck) -> list[Cell]:
+    lists = (checked.bad.tolist(), checked.kinds.tolist(), checked.expected.tolist())
+    return [
+        Cell(row, column, value, Kind(kind), expected)
+        for (row, column, value), kind, expected in zip(*lists, strict=True)
+    ]
+
+
+def _cell(fields: dict[str, int]) -> Cell:
+    kind = Kind(fields["kind"])
+    return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
+
+
+def _on_host(launch: Launch) -> Truth | None:
+    """The launch's truth on the host, cut to the slots of its rows."""
+    truth = launch.truth
+    if truth is None:
+        return None
+    slots = truth.req_to_token.shape[0]
+    slot = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
+    taken = truth.req_to_token[slot.clamp(0, slots - 1)].cpu()
+    theirs = ((slot > 0) & (slot < slots)).cpu()
+    return dataclasses.replace(
+        truth,
+        req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
+        req_pool_indices=torch.where(theirs, torch.arange(1, len(slot) + 1), 0),
+        shadow=None if truth.shadow is None else truth.shadow.cpu(),
+        mapping=None if truth.mapping is None else truth.mapping.cpu(),
+    )
+
+
+def _settle(recorder: Recorder) -> None:
+    if recorder.ledger is None:
+        return
+    try:
+        recorder.ledger.settle(wait=True)
+    except RuntimeError as e:  # a dead CUDA context: the events up to now must do
+        logger.warning("g4debug: page-table: the last allocator events are lost (%s)", e)
 
 
 def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:
@@ -114,89 +176,26 @@ def _used(recorder: Recorder, name: str) -> int:
     return next((p.used_tokens for p in recorder.pools() if p.name == name), -1)
 
 
-class Facts:
-    """What else the process knows about one bad cell. Reads are best effort."""
-
-    def __init__(self, launch: Launch, row: int, column: int, value: int) -> None:
-        self.launch, self.value = launch, value
-        page_size = int(launch.backend.page_size)
-        self.full_page = self.swa_page = -1
-        try:
-            index = int(launch.batch.req_pool_indices[row])
-            token = int(launch.backend.req_to_token[index, column * page_size])
-            self.full_page = token // page_size
-            mapping = self._target_pool().full_to_swa_index_mapping
-            self.swa_page = int(mapping[token]) // page_size
-        except (AttributeError, IndexError, RuntimeError):
-            pass  # the report then says less, and nothing that is not known
-
-    def _target_pool(self) -> Any:
-        pool = getattr(self.launch.batch, "token_to_kv_pool", None)
-        return pool if pool is not None else self.launch.backend.token_to_kv_pool
-
-    @property
-    def untranslated(self) -> bool:
-        """The cell holds the request's own full-pool page where a SWA page belongs."""
-        return self.launch.pool_name == "swa" and self.value == self.full_page != self.swa_page
-
-    def expected_page(self) -> str:
-        if self.launch.pool_name == "swa" and self.swa_page > 0:
-            return f"; for this request and column: {self.swa_page}"
-        if self.launch.pool_name == "full" and self.full_page > 0:
-            return f"; for this request and column: {self.full_page}"
-        return ""
-
-    def owner(self, rid: str) -> str:
-        if self.untranslated:
-            return f"full-pool page {self.value} is held by request {rid or '?'} itself"
-        return f"no pool has a page {self.value}"
-
-    def cause(self) -> str:
-        if self.untranslated:
-            b = self.launch.backend
-            pool = "None" if b._swa_kv_pool is None else "set"
-            return (
-                "full-pool indices reached a sliding layer: the attention backend has "
-                f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool={pool}, "
-                "while the pool it reads is a SWAKVPool, so the table was not translated"
-            )
-        if self.full_page >= 0:
-            return (
-                "the cell differs from what req_to_token says "
-                f"(full page {self.full_page}, SWA page {self.swa_page}): "
-                "the table was overwritten after it was built, or built from stale data"
-            )
-        return ""
-
-    def reference(self) -> str:
-        if self.untranslated:
-            return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it)"
-        return "TRIAGE.md, 'illegal memory access in decode'"
-
-    def next_command(self) -> str:
-        if self.untranslated:
-            return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
-        return "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-
-
 def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
     """From the kernel's own words alone."""
+    cell = _cell(fields)
+    outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
+    what = "is out of range" if outside else f"is wrong ({cell.kind.name.lower()})"
     return Finding(
         check="page-table",
-        kind="out-of-range",
+        kind="out-of-range" if cell.kind is Kind.RANGE else cell.kind.name.lower(),
         site="attn.layer_page_table",
         headline=(
-            f"g4debug: page-table: page {fields['value']} is out of range "
-            f"(row {fields['row']}, column {fields['column']})"
+            f"g4debug: page-table: page {cell.value} {what} (row {cell.row}, column {cell.column})"
         ),
         location=Location(
             process="scheduler",
             pid=os.getpid(),
             rank=recorder.rank,
             step=recorder.step,
-            row=fields["row"],
-            column=fields["column"],
+            row=cell.row,
+            column=cell.column,
         ),
-        expected="a page of the pool that the layer reads",
-        got=str(fields["value"]),
+        expected=f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool",
+        got=str(cell.value),
     )

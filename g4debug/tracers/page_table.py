@@ -1,4 +1,4 @@
-"""page-table: every live cell points into the pool that its layer reads.
+"""page-table: every live cell holds the page that req_to_token and the allocators say.
 
 Sits where the table is handed to the attention kernel (``_get_layer_page_table``): there
 the layer, its pool and its table are known together. Each table is checked once per
@@ -6,6 +6,11 @@ forward and pool: the first layer of a pool in a forward leads, the others of th
 reuse its result; the leader coming round again means a new forward. On CUDA the check is a
 kernel (:mod:`g4debug.kernels.page_guard`), captured into SGLang's CUDA graphs together
 with the attention that it guards, and the host looks at pinned memory after each step.
+
+What ``init_forward_metadata`` built is compared with ``req_to_token`` and the page ledger's
+shadow here, at the hand-over: a table that is never handed over is read by no kernel. Where the
+allocators change while a forward reads (overlap scheduling: they run on another stream) only
+ranges are checked; see :func:`g4debug.tracers._page_table_truth.limits`.
 """
 
 from __future__ import annotations
@@ -18,12 +23,16 @@ import torch
 
 from g4debug.kernels import page_guard
 from g4debug.record import Evidence
+from g4debug.tracers._page_table_truth import Books, pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 
 if TYPE_CHECKING:
-    from g4debug.kernels.page_guard import TrapBuffer
+    from g4debug.checks.page_table import Truth
+    from g4debug.kernels.trap_buffer import TrapBuffer
 
 SITE = "attn.layer_page_table"
+# Cells behind a table's last row that a kernel reads if that row is too short.
+SLACK = 4096
 logger = logging.getLogger("g4debug")
 
 
@@ -41,6 +50,7 @@ class Launch:
     pool_name: str  # "full" or "swa": the inner KV pool that the layer reads
     pages: int
     window: int
+    truth: Truth | None
     site: int
     captured: bool
 
@@ -54,6 +64,7 @@ class PageTableTracer:
         self.lost = False  # a sticky device error: nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
+        self.books = Books(context.recorder)
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_sites: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
@@ -74,6 +85,7 @@ class PageTableTracer:
         self.backends += 1
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(id(backend))
+        self.books.learn(backend, model_runner)
         return result
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +94,8 @@ class PageTableTracer:
                 "g4debug: page-table is armed, but this server has no trtllm_mha attention "
                 "backend: there is nothing that it can check"
             )
+        for limit in sorted(self.books.limits):
+            logger.warning("g4debug: page-table checks ranges only: %s", limit)
         return result
 
     def after_page_table(
@@ -109,6 +123,7 @@ class PageTableTracer:
             site = self._eager_sites.setdefault(key, 0) or self.trap.new_site()
             self._eager_sites[key] = site
         metadata = backend.forward_metadata
+        rows = table.shape[0]
         launch = Launch(
             backend=backend,
             layer=layer,
@@ -120,6 +135,7 @@ class PageTableTracer:
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
             window=-1 if name == "full" else int(layer.sliding_window_size),
+            truth=self.books.truth(backend, batch, name, rows, captured),
             site=site,
             captured=captured,
         )
@@ -135,6 +151,7 @@ class PageTableTracer:
             launch.pages,
             int(backend.page_size),
             launch.window,
+            launch.truth,
         )
         if not table.is_cuda:
             self.poll()
@@ -148,8 +165,9 @@ class PageTableTracer:
         """
         rows, columns = table.shape
         kept = self._buffers.setdefault(key, [])
-        if not kept or kept[-1].numel() < rows * columns:
-            kept.append(torch.zeros(rows * columns, dtype=torch.int32, device=table.device))
+        if not kept or kept[-1].numel() < rows * columns + SLACK:
+            cells = rows * columns + SLACK
+            kept.append(torch.zeros(cells, dtype=torch.int32, device=table.device))
         return kept[-1][: rows * columns].view(rows, columns)
 
     def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -176,10 +194,11 @@ class PageTableTracer:
             except Exception:
                 # Our bug must not swallow the finding: the kernel's table was safe, not right.
                 logger.exception("g4debug: page-table finding could not be described in full")
-                found.append(describe(None, fields, self.context.recorder, draft))
+                bare, _, _ = describe(None, fields, self.context.recorder, draft)
+                found.append((bare, None, ()))
         self._rearm()
-        for finding, table in found:  # in raise mode the first one ends it
-            self.context.trap.report(finding, Evidence(table=table))
+        for finding, table, events in found:  # in raise mode the first one ends it
+            self.context.trap.report(finding, Evidence(table=table, events=events))
 
     def _rearm(self) -> None:
         assert self.trap is not None
@@ -191,36 +210,13 @@ class PageTableTracer:
             self.lost = True
 
 
-def pool_of_layer(backend: Any, layer: Any, forward_batch: Any) -> tuple[Any, str]:
-    """The inner KV pool that ``layer`` reads in this forward, and its name (full or swa).
-
-    SGLang shows the pool on the ForwardBatch up to 0.5.12, on the backend after it.
-    """
-    pool = getattr(forward_batch, "token_to_kv_pool", None)
-    if pool is None:
-        pool = backend.token_to_kv_pool
-    mapping = getattr(pool, "layers_mapping", None)
-    if mapping is None:
-        return pool, "full"
-    is_swa = mapping[layer.layer_id][1]
-    return (pool.swa_kv_pool, "swa") if is_swa else (pool.full_kv_pool, "full")
-
-
-def pages_of(pool: Any, layer: Any, page_size: int) -> int:
-    """Number of valid page indices: rows of the K buffer over the page size."""
-    buffers = getattr(pool, "k_buffer", None)
-    if buffers:
-        return int(buffers[0].shape[0]) // int(page_size)
-    return int(pool.get_key_buffer(layer.layer_id).shape[0]) // int(page_size)
-
-
 def install(context: Context) -> None:
     PageTableTracer(context).install()
 
 
 TRACER = Tracer(
     id="page-table",
-    title="every live cell of a page table points into the pool that its layer reads",
+    title="every live cell of a page table is the page that req_to_token and the allocators say",
     sites=(
         "attn.init",
         SITE,

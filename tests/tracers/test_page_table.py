@@ -9,13 +9,13 @@ import pytest
 import torch
 from real_backend import LAYERS, PAGE, Rig, draft_worker, swa_pool
 
-from g4debug import dump
+from g4debug import dump, plugin
 from g4debug.cpu import fault
-from g4debug.kernels import page_guard
+from g4debug.kernels import page_guard, page_shadow
 from g4debug.trap import TrapError
 
 FAR = 10_000_000
-DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
+DEBUG = {"G4DEBUG_TRACE": "page-table"}
 TABLES = {"full": "page_table", "swa": "swa_page_table"}
 MODES = ("decode", "target_verify", "extend")
 
@@ -156,7 +156,7 @@ def clean_outputs():
     return rig.forward(backend, batch)
 
 
-def test_contain_mode_hands_the_kernel_a_safe_table(arm, caplog):
+def test_contain_mode_hands_the_kernel_the_right_page(arm, caplog):
     clean = clean_outputs()
     dumps = arm(**DEBUG, G4DEBUG_MODE="contain")
     for _ in range(12):
@@ -166,12 +166,42 @@ def test_contain_mode_hands_the_kernel_a_safe_table(arm, caplog):
         torch.manual_seed(1)
         outputs = rig.forward(backend, batch)
         assert fault.pending() is None
-        for layer, output, right in zip(rig.layers, outputs, clean, strict=True):
-            assert torch.equal(output[:2], right[:2])  # the other rows are served right
-            assert torch.equal(output[2], right[2]) is LAYERS[layer.layer_id]
+        for output, right in zip(outputs, clean, strict=True):
+            assert torch.equal(output, right)
     assert len(list(dumps.glob("*.pt"))) == 1
     headlines = [r for r in caplog.records if r.getMessage().startswith("g4debug: page-table")]
     assert [("(seen 10 times)" in r.getMessage()) for r in headlines] == [False, True]
+
+
+def test_contain_mode_has_page_0_where_the_right_page_is_gone(arm):
+    """And where ranges alone are judged: that is all that overlap scheduling leaves."""
+    clean = clean_outputs()
+    arm(**DEBUG, G4DEBUG_MODE="contain")
+    for gone in (True, False):
+        rig = Rig()
+        if not gone:
+            rig.runner = overlapped(rig.runner)
+        backend, batch = prepared(rig)
+        corrupt(backend, "full", 2, 6)
+        if gone:
+            ledger = plugin.in_force.recorder.ledger
+            ledger.shadow[rig.page("r100", 6)] = page_shadow.FREE
+        torch.manual_seed(1)
+        outputs = rig.forward(backend, batch)
+        assert fault.pending() is None
+        for layer, output, right in zip(rig.layers, outputs, clean, strict=True):
+            assert torch.equal(output[:2], right[:2])  # the other rows are served right
+            if not gone:  # else the sliding layers have lost theirs, too
+                assert torch.equal(output[2], right[2]) is LAYERS[layer.layer_id]
+
+
+def overlapped(runner):
+    def make(draft=False):
+        made = runner(draft)
+        made.server_args.disable_overlap_schedule = False
+        return made
+
+    return make
 
 
 def test_log_mode_changes_nothing(arm, caplog):
