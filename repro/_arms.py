@@ -48,12 +48,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Repro:
-    """A script: its title, its arms in order; ``clean`` is the one that others compare with."""
+    """A script: its title, its arms in order; ``clean`` is the one that others compare with.
+
+    elsewhere: what to say on a device that is not in ``devices``.
+    """
 
     title: str
     arms: Mapping[str, Arm]
     devices: Mapping[str, Callable[[int | None], Any]]
     compares: tuple[str, ...] = ()  # arms that are judged by the clean arm's tokens
+    elsewhere: str = ""
 
 
 def same_outputs(run: Outcome, clean: Outcome | None) -> Verdict:
@@ -211,9 +215,7 @@ def default_device() -> str:
 
 def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
-    parser.add_argument(
-        "--device", choices=sorted(repro.devices), help="default: cuda if there is one"
-    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument(
         "--arm", action="append", choices=list(repro.arms), help="only this; repeatable"
     )
@@ -224,10 +226,15 @@ def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
 
 
 def main(repro: Repro, doc: str, requests: str) -> int:
-    """Run the arms that were asked for. 0: all did as they should, 1: one did not, 130: Ctrl-C."""
+    """Run the arms that were asked for. 0: all did as they should, 1: one did not,
+    2: not on this device, 130: Ctrl-C.
+    """
     args = arguments(repro, doc, requests)
     console = Console(stderr=args.json, highlight=False)
     device = args.device or default_device()
+    if device not in repro.devices:
+        console.print(Text(repro.elsewhere), soft_wrap=True)
+        return 2
     names = [n for n in repro.arms if not args.arm or n in args.arm]
     if "clean" not in names and set(names) & set(repro.compares):
         names.insert(0, "clean")

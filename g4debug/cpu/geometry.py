@@ -236,3 +236,25 @@ E4B_256: Final = Geometry(
     dtype="bfloat16",
     max_position=131_072,
 )
+
+# Gemma-4 E2B, but for the MLP of its KV-shared layers, which is twice as wide there.
+E2B: Final = Geometry(
+    vocab=262_144,
+    hidden=1536,
+    intermediate=6144,
+    pattern="ssssf" * 7,
+    kv_shared=20,
+    heads=8,
+    kv_heads=1,
+    head_dim=512,
+    swa_head_dim=256,
+    window=512,
+    ple=256,
+    assistant_hidden=256,
+    assistant_intermediate=1024,
+    assistant_layers=4,
+    centroids=2048,
+    centroid_top_k=32,
+    dtype="bfloat16",
+    max_position=131_072,
+)

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from g4debug.cpu.geometry import E4B_256, SPECIAL_TOKENS, TINY, Geometry
+from g4debug.cpu.geometry import E2B, E4B_256, SPECIAL_TOKENS, TINY, Geometry
 
-__all__ = ["E4B_256", "TINY", "Geometry", "tiny_models", "write"]
+__all__ = ["E2B", "E4B_256", "TINY", "Geometry", "tiny_models", "write"]
 
 CODE_VERSION: Final = 1  # raise it whenever weights.py writes other numbers
 SHARD_BYTES: Final = 4_500_000_000  # a single larger tensor still gets a shard of its own

@@ -1,0 +1,61 @@
+"""The workload of kv_shared_piecewise: E2B's geometry, 20 of 35 layers KV-shared, no MTP."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens."""
+
+    requests: int
+    prompt: tuple[int, int]
+    output: int
+    vocab: int
+    engine: dict[str, Any]
+    limit: float  # seconds that one arm may take, start-up included
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Token ids; the same for the same seed."""
+        rng = random.Random(seed)
+        lengths = [rng.randint(*self.prompt) for _ in range(self.requests)]
+        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
+
+
+def cuda(requests: int | None) -> Workload:
+    """Default arguments; only triton is named, which SGLang takes for the real E2B by itself."""
+    from g4debug.cpu.models import E2B, write
+
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    target, _ = write(E2B, base / "g4debug-e2b", device="cuda")
+    arguments = {
+        "model_path": str(target),
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "mem_fraction_static": 0.6,
+        "context_length": 8192,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "disable_radix_cache": True,
+        "random_seed": 0,
+        "log_level": "info",
+        "decode_log_interval": 1,
+    }
+    return Workload(requests or 8, (300, 900), 32, E2B.vocab, arguments, limit=400)
+
+
+def eager_cuda(requests: int | None) -> Workload:
+    workload = cuda(requests)
+    return replace(workload, engine={**workload.engine, "disable_piecewise_cuda_graph": True})
+
+
+DEVICES = {"cuda": cuda}
+EAGER = {"cuda": eager_cuda}
