@@ -73,16 +73,26 @@ def describe(problem: Problem, at: HandOver, recorder: Recorder) -> Finding:
     )
 
 
+def _off(p: Problem, about: str) -> str:
+    return f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}"
+
+
+def _state(p: Problem, about: str) -> str:
+    return f"batch.spec_info is {_article(p.got)}, not a {p.expected}"
+
+
+def _article(what: str) -> str:
+    return what if what == "None" or what.startswith("another") else f"a {what}"
+
+
 _SAYS = {
-    "verify-input-left": lambda p, about: f"batch.spec_info is a {p.got}, not a {p.expected}",
-    "spec-info-dropped": lambda p, about: f"batch.spec_info is None, not a {p.expected}",
-    "wrong-type": lambda p, about: f"batch.spec_info is a {p.got}, not a {p.expected}",
+    "verify-input-left": _state,
+    "spec-info-dropped": _state,
+    "wrong-type": _state,
     "wrong-shape": lambda p, about: f"{p.got} for {p.expected.removesuffix(' rows')} requests",
-    "accept-length": lambda p, about: (
-        f"{p.got}{about}, possible is {p.expected.rpartition(' ')[2]}"
-    ),
-    "seq-len": lambda p, about: f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}",
-    "bookkeeping": lambda p, about: f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}",
+    "accept-length": _off,
+    "seq-len": _off,
+    "bookkeeping": _off,
     "stale-hidden-state": lambda p, about: f"the hidden states are {p.got}, not {p.expected}",
 }
 

@@ -137,7 +137,7 @@ class SpecLifecycleTracer:
         spec, requests = batch.spec_info, len(batch.reqs)
         problem = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
         if problem is None and self._drafted is not None and self._drafted() is not spec:
-            problem = Problem("wrong-type", "the verify input of this step's draft", "another one")
+            problem = Problem("wrong-type", "verify-input of this step's draft", "another one")
         if problem is None:
             nodes = requests * spec.draft_token_num
             fields = ("draft_token", "positions", "retrieve_index")
@@ -176,7 +176,7 @@ class SpecLifecycleTracer:
         spec = batch.spec_info
         problem = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
         if problem is None and self._extend is not None and self._extend() is not spec:
-            problem = Problem("wrong-type", "the draft-extend input of this verify", "another one")
+            problem = Problem("wrong-type", "draft-extend-input of this verify", "another one")
         self.log.judge("worker.extend_after_decode", batch, problem)
         self.log.note("extend-after-decode", VERIFY, state_of(spec), len(batch.reqs))
 
