@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add
 
 IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
 
@@ -66,7 +67,7 @@ def check_counts(
     kind: str, what: str, expected: Sequence[int], got: Sequence[int]
 ) -> Problem | None:
     """One number for each request; they must be the same."""
-    if list(expected) == list(got):
+    if expected == got or list(expected) == list(got):
         return None
     if len(expected) != len(got):
         return Problem(
@@ -83,4 +84,4 @@ def check_advance(
     """``after`` must be ``before`` plus ``by``, for each request."""
     if len(before) != len(by):
         return check_counts(kind, what, before, after)
-    return check_counts(kind, what, [a + b for a, b in zip(before, by, strict=True)], after)
+    return check_counts(kind, what, list(map(add, before, by)), after)

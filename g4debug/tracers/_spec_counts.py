@@ -15,7 +15,8 @@ class Counting:
 
     def __init__(self) -> None:
         self._before: tuple[Counts, list[int]] | None = None  # as the verify finds them
-        self._counted: dict[str, tuple[int, int, int]] = {}  # by rid, as the verify leaves them
+        self._rids: list[str] = []  # of the requests whose output was not sent yet
+        self._after: Counts = ([], [], [])  # as the verify leaves them
 
     def begin(self, batch: Any) -> None:
         """``batch``: a ScheduleBatch that is about to be verified."""
@@ -35,8 +36,7 @@ class Counting:
         assert self._before is not None
         before, lens = self._before
         after, lens_after = _counts(batch.reqs), batch.seq_lens_cpu.tolist()
-        rids = (r.rid for r in batch.reqs)
-        self._counted = dict(zip(rids, zip(*after, strict=True), strict=True))
+        self._rids, self._after = [r.rid for r in batch.reqs], after
         by = [n + 1 for n in correct]
         once = [1] * len(by)
         for name, old, new, steps in zip(NAMES, before, after, (by, by, once), strict=True):
@@ -50,18 +50,22 @@ class Counting:
 
     def check_since(self, reqs: Any) -> Problem | None:
         """Nobody has counted anything again since the verify."""
-        if not self._counted:
+        if not self._rids:
             return None
-        for row, now in enumerate(zip(*_counts(reqs), strict=True)):
-            then = self._counted.get(reqs[row].rid)
-            if then is not None and then != now:
-                i = next(i for i in range(len(NAMES)) if then[i] != now[i])
-                got = f"{NAMES[i]} = {now[i]} ({now[i] - then[i]:+d} after the verify)"
-                return Problem("bookkeeping", f"{NAMES[i]} = {then[i]}", got, row, NAMES[i])
+        now = _counts(reqs)
+        if now == self._after:
+            return None
+        then = dict(zip(self._rids, zip(*self._after, strict=True), strict=True))
+        for row, (request, counts) in enumerate(zip(reqs, zip(*now, strict=True), strict=True)):
+            was = then.get(request.rid)
+            if was is not None and was != counts:
+                i = next(i for i in range(len(NAMES)) if was[i] != counts[i])
+                got = f"{NAMES[i]} = {counts[i]} ({counts[i] - was[i]:+d} after the verify)"
+                return Problem("bookkeeping", f"{NAMES[i]} = {was[i]}", got, row, NAMES[i])
         return None
 
     def sent(self) -> None:
-        self._counted = {}
+        self._rids = []
 
 
 def _counts(reqs: Any) -> Counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ def _article(what: str) -> str:
     return what if what == "None" or what.startswith("another") else f"a {what}"
 
 
-_SAYS = {
+_SAYS: dict[str, Callable[[Problem, str], str]] = {
     "verify-input-left": _state,
     "spec-info-dropped": _state,
     "wrong-type": _state,
