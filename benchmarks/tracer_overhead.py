@@ -1,11 +1,15 @@
-"""What arming g4debug costs: decode time per output token, debug off against armed.
+"""What debugging costs: decode time per output token, beside what else one could reach for.
 
     python benchmarks/tracer_overhead.py [--device cuda|cpu] [--rounds 7] [--out FILE.csv]
+    python benchmarks/tracer_overhead.py --group eager [--out FILE.csv]
 
-Both servers run at the same time on one device, each in a process of its own, and take
-turns (off, armed, armed, off, …), so that drift hits both alike. Time per output token is
-(time of N tokens - time of 1 token) / (N - 1) per call, both calls in the same turn; the
-ratio is the median over the rounds of armed / off. CUDA graphs on, FROZEN_KV_MTP on.
+The servers of a group run on one device at the same time, each in a process of its own, and
+take turns in changing order, so that drift hits all alike. Time per output token is (time of N
+tokens - time of 1 token) / (N - 1), both calls in the same turn; a variant's overhead is the
+median over the rounds of its time over that of the group's first variant. FROZEN_KV_MTP on.
+
+graphs: CUDA graphs on. off, the flight recorder alone, all tracers, CUDA_LAUNCH_BLOCKING=1.
+eager: CUDA graphs off, as the other two need it: off, seed PR #3's check, compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -13,191 +17,119 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import signal
+import shutil
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "repro"))
+from _servers import HERE, Server, ServerDied, Variant
 
-VARIANTS = {
-    "off": {},
-    "armed": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+# Fixes that this SGLang needs are on in every variant: what is compared is debugging. Without
+# them 0.5.12.post1 dies here, of seed PR #22's crash (requests of equal length end together).
+EAGER = {"disable_cuda_graph": True}
+SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+GROUPS = {
+    "graphs": {
+        "off": Variant(),
+        "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
+        "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
+        "launch-blocking": Variant({"CUDA_LAUNCH_BLOCKING": "1"}),
+    },
+    "eager": {
+        "eager": Variant(engine=EAGER),
+        "max-min check (seed PR #3)": Variant(engine=EAGER, plugin="_max_min_check"),
+    },
+    "sanitizer": {
+        "eager": Variant(engine=EAGER),
+        "compute-sanitizer": Variant(
+            engine=EAGER,
+            wrapper=(SANITIZER, "--tool", "memcheck", "--target-processes", "all"),
+        ),
+    },
 }
-BATCHES = {"cuda": (1, 8, 64), "cpu": (1, 2)}
-SIZES = {"cuda": (500, 400), "cpu": (100, 12)}
+BATCHES = {"graphs": (1, 8, 64), "eager": (1, 8), "sanitizer": (1,)}
+TOKENS = {"graphs": 200, "eager": 60, "sanitizer": 5}
 
 
-def engine_arguments(device: str) -> dict[str, Any]:
-    from _workload import DEVICES
-
-    arguments = dict(DEVICES[device](None).engine)
-    arguments |= {"log_level": "error", "disable_radix_cache": True}
-    arguments.pop("swa_full_tokens_ratio", None)
-    if device == "cuda":
-        arguments |= {
-            "max_running_requests": 64,
-            "cuda_graph_max_bs": 64,
-            "max_total_tokens": 64 * 1600,
-            "chunked_prefill_size": 8192,
-            "mem_fraction_static": 0.35,  # two servers share the device
-        }
-    return arguments
-
-
-def serve(device: str) -> None:
-    """One server: reads [batch, tokens] from stdin, answers with seconds, one line each."""
-    if device == "cpu":
-        from g4debug import cpu
-
-        cpu.prepare()
-    import random
-
-    import sglang
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the server prints must not mix with the answers
-    engine = sglang.Engine(**engine_arguments(device))
-    hello = {"hooks": len(HookRegistry._hooks), "device": device_name()}
-    print(json.dumps(hello), file=answers, flush=True)
-    length = SIZES[device][0]
-    rng = random.Random(0)
-    prompts = [[2, *(rng.randrange(4, 500) for _ in range(length - 1))] for _ in range(64)]
-    for line in sys.stdin:
-        batch, tokens = json.loads(line)
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        begin = time.perf_counter()
-        outputs = engine.generate(input_ids=prompts[:batch], sampling_params=sampling)
-        seconds = time.perf_counter() - begin
-        accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
-        answer = {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
-        print(json.dumps(answer), file=answers, flush=True)
-    engine.shutdown()
-
-
-def device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-
-
-class Server:
-    """A variant's process. ``ask`` blocks until it answered."""
-
-    def __init__(self, variant: str, device: str) -> None:
-        self.variant = variant
-        environment = {**os.environ, **VARIANTS[variant]}
-        if device == "cpu":
-            from g4debug import cpu
-
-            environment = cpu.environment(environment)
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", "--device", device],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def read(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"the {self.variant} server died; see its output above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, batch: int, tokens: int) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        print(json.dumps([batch, tokens]), file=self.process.stdin, flush=True)
-        return self.read()
-
-    def stop(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self.process.wait()
-
-
-def measure(device: str, rounds: int) -> tuple[list[dict[str, Any]], str]:
+def measure(
+    group: str, device: str, rounds: int, batches: tuple[int, ...], folder: Path
+) -> tuple[list[dict[str, Any]], str]:
     """Rows of the CSV, one per round, batch and variant; and what they were measured on."""
-    servers = {name: Server(name, device) for name in VARIANTS}
+    servers: dict[str, Server] = {}
     rows = []
     try:
-        hello = {name: server.read() for name, server in servers.items()}
-        hooks = {name: h["hooks"] for name, h in hello.items()}
-        if hooks["off"] != 0:
-            raise SystemExit(f"debug off, yet {hooks['off']} hooks are registered")
-        tokens = SIZES[device][1]
-        for batch in BATCHES[device]:
+        hello = {}
+        for name, variant in GROUPS[group].items():
+            # One after the other: each measures the free memory before it takes its part.
+            begin = time.perf_counter()
+            servers[name] = Server(name, variant, device, folder)
+            hello[name] = servers[name].read()
+            print(f"{name}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+        first = next(iter(servers))
+        if hello[first]["hooks"]:
+            raise SystemExit(f"debug off, yet tracers are at {hello[first]['hooks']} sites")
+        tokens = TOKENS[group] if device == "cuda" else 12
+        for batch in batches:
             for server in servers.values():  # warm: JIT, graphs of this batch size
-                server.ask(batch, tokens)
+                server.ask(batch, min(tokens, 60))
             for number in range(rounds):
-                order = list(VARIANTS) if number % 2 == 0 else list(VARIANTS)[::-1]
+                order = list(servers) if number % 2 == 0 else list(servers)[::-1]
                 for name in order:
-                    first = servers[name].ask(batch, 1)["seconds"]
-                    whole = servers[name].ask(batch, tokens)
+                    ms, accept = servers[name].ms_per_token(batch, tokens)
                     rows.append(
                         {
+                            "group": group,
                             "round": number,
                             "batch": batch,
                             "variant": name,
-                            "hooks": hooks[name],
-                            "ms_per_token": (whole["seconds"] - first) / (tokens - 1) * 1000,
-                            "accept_length": round(whole["accept_length"], 3),
+                            "hooks": hello[name]["hooks"],
+                            "ms_per_token": ms,
+                            "accept_length": round(accept, 3),
                         }
                     )
+        return rows, hello[first]["device"]
+    except ServerDied as e:
+        raise SystemExit(str(e)) from e
     finally:
         for server in servers.values():
             server.stop()
-    return rows, hello["off"]["device"]
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
-    print("batch  off ms/tok  armed ms/tok  overhead  (range over rounds)   accept length")
+    names = list(dict.fromkeys(r["variant"] for r in rows))
+    print("batch  variant                       ms/token   overhead  (range)      accept  hooks")
     for batch in dict.fromkeys(r["batch"] for r in rows):
-        mine = {
-            name: [r for r in rows if r["batch"] == batch and r["variant"] == name]
-            for name in VARIANTS
-        }
-        times = {n: statistics.median(r["ms_per_token"] for r in rs) for n, rs in mine.items()}
-        ratios = [
-            a["ms_per_token"] / o["ms_per_token"] - 1
-            for o, a in zip(mine["off"], mine["armed"], strict=True)
-        ]
-        accept = {n: rs[0]["accept_length"] for n, rs in mine.items()}
-        print(
-            f"{batch:5d}  {times['off']:10.3f}  {times['armed']:12.3f}  "
-            f"{statistics.median(ratios):+8.2%}  ({min(ratios):+.2%} .. {max(ratios):+.2%})   "
-            f"{accept['off']:.2f} / {accept['armed']:.2f}"
-        )
-    hooks = {r["variant"]: r["hooks"] for r in rows}
-    print(f"hooks registered: off {hooks['off']}, armed {hooks['armed']}")
+        mine = {n: [r for r in rows if (r["batch"], r["variant"]) == (batch, n)] for n in names}
+        base = {r["round"]: r["ms_per_token"] for r in mine[names[0]]}
+        for name, found in mine.items():
+            ratios = [r["ms_per_token"] / base[r["round"]] - 1 for r in found]
+            median = statistics.median(r["ms_per_token"] for r in found)
+            print(
+                f"{batch:5d}  {name:28s}  {median:8.3f}  {statistics.median(ratios):+8.2%}  "
+                f"({min(ratios):+.1%} .. {max(ratios):+.1%})  {found[0]['accept_length']:.2f}  "
+                f"{found[0]['hooks']}"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--group", choices=tuple(GROUPS), default="graphs")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=HERE / "tracer_overhead.csv")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.serve:
-        return serve(args.device)
+    out = args.out or HERE / f"tracer_overhead_{args.group}.csv"
+    batches = BATCHES[args.group] if args.device == "cuda" else (1, 2)
     from g4debug.describe import versions
 
-    rows, device = measure(args.device, args.rounds)
-    with args.out.open("w", newline="") as f:
-        header = {**versions(), "device": device}
-        f.write(f"# {json.dumps(header)}\n")
+    with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
+        rows, device = measure(args.group, args.device, args.rounds, batches, Path(folder))
+    with out.open("w", newline="") as f:
+        f.write(f"# {json.dumps({**versions(), 'device': device})}\n")
         writer = csv.DictWriter(f, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -1,0 +1,166 @@
+"""Servers that a benchmark asks in turns: one process per variant, all on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "repro"))
+PROMPT = {"cuda": 500, "cpu": 100}  # tokens
+
+
+@dataclass(frozen=True)
+class Variant:
+    """environment: on top of ours. engine: arguments of sgl.Engine, on top of the benchmark's.
+    wrapper: the command that the server runs under. plugin: module of this folder whose
+    ``register`` SGLang is to call."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    wrapper: Sequence[str] = ()
+    plugin: str = ""
+
+
+def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    from _workload import DEVICES
+
+    arguments = dict(DEVICES[device](None).engine)
+    arguments |= {"log_level": "error", "disable_radix_cache": True}
+    arguments.pop("swa_full_tokens_ratio", None)
+    if device == "cuda":
+        arguments |= {
+            "max_running_requests": 64,
+            "cuda_graph_max_bs": 64,
+            "max_total_tokens": 64 * 1600,
+            "chunked_prefill_size": 8192,
+        }
+    return {**arguments, **overrides}
+
+
+def serve(device: str, overrides: Mapping[str, Any]) -> None:
+    """Read [batch, tokens] from stdin, answer with seconds, one line each."""
+    if device == "cpu":
+        from g4debug import cpu
+
+        cpu.prepare()
+    import sglang
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the server prints must not mix with the answers
+    engine = sglang.Engine(**engine_arguments(device, overrides))
+    hello = {"hooks": tracer_sites(), "device": device_name()}
+    print(json.dumps(hello), file=answers, flush=True)
+    rng = random.Random(0)
+    length = PROMPT[device]
+    prompts = [[2, *(rng.randrange(4, 500) for _ in range(length - 1))] for _ in range(64)]
+    for line in sys.stdin:
+        batch, tokens = json.loads(line)
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        begin = time.perf_counter()
+        outputs = engine.generate(input_ids=prompts[:batch], sampling_params=sampling)
+        seconds = time.perf_counter() - begin
+        accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
+        answer = {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
+        print(json.dumps(answer), file=answers, flush=True)
+    engine.shutdown()
+
+
+def tracer_sites() -> int:
+    """Sites of SGLang at which a tracer (or what serves tracers) runs; a fix's do not count."""
+    from g4debug import discovery, plugin
+
+    if plugin.in_force is None:
+        return 0
+    hooks, fixes = plugin.in_force.hooks, set(discovery.names("g4debug.fixes"))
+    return sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
+
+
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+class ServerDied(Exception):
+    pass
+
+
+class Server:
+    """A variant's process, in a group of its own. ``ask`` blocks until it answered."""
+
+    def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
+        self.name = name
+        environment = {**os.environ, **variant.environment}
+        if device == "cpu":
+            from g4debug import cpu
+
+            environment = cpu.environment(environment)
+        if variant.plugin:
+            environment["PYTHONPATH"] = os.pathsep.join(
+                [str(_distribution(variant.plugin, folder)), environment.get("PYTHONPATH", "")]
+            )
+        self.log = (folder / f"{name}.log").open("wb")
+        command = [
+            sys.executable,
+            str(HERE / "_serve.py"),
+            device,
+            json.dumps(dict(variant.engine)),
+        ]
+        self.process = subprocess.Popen(
+            [*variant.wrapper, *command],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,
+        )
+
+    def read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            tail = Path(self.log.name).read_text(errors="replace")[-3000:]
+            raise ServerDied(f"the {self.name} server died:\n{tail}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def ask(self, batch: int, tokens: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        print(json.dumps([batch, tokens]), file=self.process.stdin, flush=True)
+        return self.read()
+
+    def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
+        """Decode time per output token, and the accept length: the prefill is taken off."""
+        first = self.ask(batch, 1)["seconds"]
+        whole = self.ask(batch, tokens)
+        return (whole["seconds"] - first) / (tokens - 1) * 1000, whole["accept_length"]
+
+    def stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.log.close()
+
+
+def _distribution(plugin: str, folder: Path) -> Path:
+    """A folder for PYTHONPATH in which SGLang's plugin loader finds ``plugin``."""
+    place = folder / f"site-{plugin}"
+    info = place / f"{plugin}-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {plugin}\nVersion: 0\n")
+    entry = f"[sglang.srt.plugins]\n{plugin} = {plugin}:register\n"
+    (info / "entry_points.txt").write_text(entry)
+    (place / f"{plugin}.py").write_bytes((HERE / f"{plugin}.py").read_bytes())
+    return place
