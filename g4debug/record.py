@@ -3,9 +3,8 @@
 Plain frozen dataclasses: values and CPU tensors only, so that a dump opens with
 ``torch.load(weights_only=True)`` on a machine without SGLang or a GPU.
 
-The order of the fields of :class:`Finding` is the order of the report
-(headline, location, expected and got, owner and history, cause, next command),
-after the report order of Linux' KFENCE.
+The order of the fields of :class:`Finding` is the report's (headline, location, expected and
+got, owner and history, cause, next command), after the report order of Linux' KFENCE.
 """
 
 from __future__ import annotations
@@ -118,12 +117,10 @@ class Step:
     full_used: int = -1  # tokens in use in the full pool
     swa_used: int = -1
     time_ns: int = -1  # Unix time when the step began
-    waiting: int = -1  # requests in the waiting queue
-    # How each request's row of req_to_token is filled, in tokens; () where SGLang has no such
-    # number on the host. The row's live cells are evicted..allocated (SWA) or 0..allocated.
-    rows: tuple[int, ...] = ()  # row of req_to_token, -1 for none
-    committed: tuple[int, ...] = ()
-    allocated: tuple[int, ...] = ()
+    waiting: int = -1  # requests in the queue
+    rows: tuple[int, ...] = ()  # each request's row of req_to_token, -1 for none
+    committed: tuple[int, ...] = ()  # tokens of the row that hold KV
+    allocated: tuple[int, ...] = ()  # tokens of the row that have a slot
     evicted: tuple[int, ...] = ()  # SWA tokens given back from the front
 
 
@@ -208,8 +205,7 @@ def to_plain(record: TrapRecord) -> dict[str, Any]:
     """The record as nested dicts, lists, plain values and tensors.
 
     Subclasses of plain values become the plain value: ``torch.__version__`` is no ``str`` and
-    ``ForwardMode.DECODE`` no ``int`` to a pickle, which would store an object that no reader
-    accepts.
+    ``ForwardMode.DECODE`` no ``int`` to a pickle, which would store an object, unreadable.
     """
     payload = {k: _exact(v) for k, v in dataclasses.asdict(record).items()}
     payload["kind"] = KIND

@@ -85,7 +85,7 @@ def test_an_exception_goes_on_as_it_was_and_leaves_a_dump(make, caplog):
     assert "test_flight_recorder.py" in f.got
     assert "surfaced" not in f.got
     assert f.history[-1].endswith("run_event_loop")
-    assert not any("/work/" in h or h.startswith("g4debug/hooks") for h in f.history)
+    assert not any(h.startswith(("/", "g4debug/hooks")) for h in f.history)
     assert (f.location.step, f.location.forward_mode, f.location.request) == (2, "EXTEND", "")
     assert [s.rids for s in record.steps] == [("a",), ("b", "c")]
     assert (f.cause, f.next_command) == ("", "")  # all tracers were armed, none saw anything
@@ -343,7 +343,7 @@ def test_the_main_threads_place_is_read_from_another_thread():
     [
         ("/x/lib/python3.11/site-packages/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
         ("/sgl-workspace/sglang/python/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
-        ("/home/me/g4debug/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
+        ("/opt/g4debug/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
         ("/usr/lib/python3.11/threading.py", "python3.11/threading.py:7 f"),
         ("<string>", "<string>:7 f"),
     ],
