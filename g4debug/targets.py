@@ -95,6 +95,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
         (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
     ),
+    # 0.5.14 decides per model.
+    "args.piecewise": (
+        ("<0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"),
+        (_ANY, None),
+    ),
     # The allocator of one pool; ".token" is the one for pages of one token.
     "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
     "pool.init.token": _allocator("token", f"{_TOKEN}.__init__"),
