@@ -31,8 +31,14 @@ def main() -> None:
     up = time.perf_counter()
     print("g4debug-repro: engine up", flush=True)
     try:
-        sampling = {"temperature": 0, "max_new_tokens": workload.output, "ignore_eos": True}
-        outputs = engine.generate(input_ids=workload.prompts(), sampling_params=sampling)
+        prompts, lengths = workload.prompts(), workload.output
+        lengths = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
+        outputs = engine.generate(
+            input_ids=prompts,
+            sampling_params=[
+                {"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in lengths
+            ],
+        )
     finally:
         done = time.perf_counter()
         engine.shutdown()
