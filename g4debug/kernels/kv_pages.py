@@ -1,0 +1,132 @@
+"""What is in the pages of one KV pool: stamps on freed pages, digests of complete ones.
+
+Torch operations on the current stream; nothing here waits for the device. A KV pool has, for
+each layer, a K and a V buffer ``[tokens, heads, dim]``; a page is ``page_size`` rows of each.
+"Buffer" b is K (even b) or V (odd b) of the pool's layer b // 2.
+
+A stamp is STAMP in the first WORDS int16 of every row of a page, in all buffers: a KV write
+replaces whole rows. Its bytes are a small finite number in every KV dtype (bf16 1.2e-12, fp16
+0.06, fp32 1.2e-12, fp8 e4m3 0.34 and -0.41): a kernel that loads a masked row and multiplies it
+by zero still gets zero. After KFENCE's canaries and KASAN's poison.
+
+A digest is, for page p and buffer b, with x the page as int64 words::
+
+    digest[b, p] = sum_i (2 i + 1) x[i]   mod 2^64
+
+Odd weights: no single changed word, so no single changed bit, leaves it as it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+STAMP = 0x2BAD
+WORDS = 4  # int16 words of a row that are stamped: 8 bytes
+
+
+class Unsupported(Exception):
+    """The KV pool is not laid out as this module needs it; the text says how it is."""
+
+
+class KvPages:
+    """K and V of one pool, by page.
+
+    kv_pool: SGLang's MHATokenToKVPool (``k_buffer`` and ``v_buffer``, one tensor per layer, and
+    ``dtype``, the dtype that is in them). pages: counts the reserved page 0. Raises Unsupported.
+
+    Page arguments are int64 [n] on the buffers' device, each 0 <= page < pages. Results called
+    "codes" are int64 [2, n] on the device: 0 or 1 + index of the first bad place, and the
+    number of bad places.
+    """
+
+    def __init__(self, kv_pool: Any, pages: int, page_size: int) -> None:
+        keys, values = getattr(kv_pool, "k_buffer", None), getattr(kv_pool, "v_buffer", None)
+        name = type(kv_pool).__name__
+        if not isinstance(keys, list) or not isinstance(values, list) or not keys:
+            raise Unsupported(f"{name} has no k_buffer and v_buffer, one tensor per layer")
+        self.buffers: list[torch.Tensor] = [
+            b for pair in zip(keys, values, strict=True) for b in pair
+        ]
+        self.pages, self.page_size = pages, page_size
+        self.dtype: torch.dtype = kv_pool.dtype
+        self.device = self.buffers[0].device
+        tokens = pages * page_size
+        for b in self.buffers:
+            row = b[0].numel() * b.element_size() if len(b) else 0
+            if len(b) < tokens or not b.is_contiguous() or row % 8:
+                raise Unsupported(
+                    f"{name}: a buffer of shape {tuple(b.shape)}, {b.dtype}; expected at least "
+                    f"{tokens} rows of a multiple of 8 bytes"
+                )
+        # [pages, rows, int16 words] and [pages, int64 words] of the same memory.
+        self._rows = [
+            b[:tokens].view(-1).view(torch.int16).view(pages, page_size, -1) for b in self.buffers
+        ]
+        self._words = [b[:tokens].view(-1).view(torch.int64).view(pages, -1) for b in self.buffers]
+        self._weights: dict[int, torch.Tensor] = {}
+        self.stamped = torch.zeros(pages, dtype=torch.bool, device=self.device)
+        self.digests = torch.zeros(len(self.buffers), pages, dtype=torch.int64, device=self.device)
+
+    def stamp(self, pages: torch.Tensor) -> None:
+        """Write the stamp into freed pages."""
+        for rows in self._rows:
+            rows[pages, :, :WORDS] = STAMP
+        self.stamped[pages] = True
+
+    def written(self, pages: torch.Tensor) -> torch.Tensor:
+        """Codes of places [buffer, row] where the stamp of a stamped page is gone."""
+        bad = torch.stack([(rows[pages, :, :WORDS] != STAMP).any(-1) for rows in self._rows])
+        return _codes(bad & self.stamped[pages, None])
+
+    def unstamp(self, pages: torch.Tensor) -> None:
+        """These pages are somebody's now."""
+        self.stamped[pages] = False
+
+    def seal(self, pages: torch.Tensor) -> None:
+        """Remember what is in these pages."""
+        self.digests[:, pages] = self._digest(pages)
+
+    def changed(self, pages: torch.Tensor) -> torch.Tensor:
+        """Codes of buffers where a page is not what it was when it was sealed."""
+        return _codes((self._digest(pages) != self.digests[:, pages])[:, :, None])
+
+    def not_finite(self, pages: torch.Tensor) -> torch.Tensor:
+        """Codes of places [buffer, row] with NaN or Inf in them."""
+        bad = [~torch.isfinite(self._values(b, pages)).all(-1) for b in range(len(self.buffers))]
+        return _codes(torch.stack(bad))
+
+    @property
+    def has_floats(self) -> bool:
+        """False for a packed dtype (FP4): then not_finite cannot be asked."""
+        return (
+            self.dtype.is_floating_point and self.dtype.itemsize == self.buffers[0].element_size()
+        )
+
+    def place(self, code: int) -> tuple[int, int]:
+        """(buffer, row) of a code of ``written`` or ``not_finite``."""
+        return divmod(code - 1, self.page_size)
+
+    def _values(self, buffer: int, pages: torch.Tensor) -> torch.Tensor:
+        """[n, page_size, elements], as float32 where torch cannot judge the dtype itself."""
+        rows = self._rows[buffer][pages].view(self.dtype)
+        return rows.float() if self.dtype.itemsize == 1 else rows
+
+    def _digest(self, pages: torch.Tensor) -> torch.Tensor:
+        """int64 [buffers, n]."""
+        return torch.stack([(w[pages] * self._weight(w.shape[1])).sum(1) for w in self._words])
+
+    def _weight(self, words: int) -> torch.Tensor:
+        if words not in self._weights:
+            self._weights[words] = 2 * torch.arange(words, device=self.device) + 1
+        return self._weights[words]
+
+
+def _codes(bad: torch.Tensor) -> torch.Tensor:
+    """bad: bool [buffers, n, places of a page]."""
+    flat = bad.permute(1, 0, 2).reshape(bad.shape[1], -1)
+    count = flat.sum(1)
+    # The first of equal maxima; argmax takes no bool on CUDA.
+    first = flat.to(torch.uint8).argmax(1) + 1
+    return torch.stack((torch.where(count > 0, first, 0), count))
