@@ -31,7 +31,7 @@ def describe(
     events = () if ledger is None or ledger.broken else ledger.history(pool, first)
     worst = next(h for h in holdings if h.state == kind)
     count = len(pages)
-    what = f"{count} page{'s' * (count != 1)} of the {pool} pool"
+    what = f"{count} page{'s' * (count != 1)} of the {pool} pool {'is' if count == 1 else 'are'}"
     owner = worst.owner or "a request that is not known"
     finding = Finding(
         check="pool-leak",
@@ -101,12 +101,12 @@ def describe_rows(
 def _worst(census: Census) -> tuple[str, Pages, str]:
     """Kind, pages and words of the worst part: what corrupts comes before what is lost."""
     if len(census.double):
-        return "double", census.double, "are free and in use at once"
+        return "double", census.double, "free and in use at once"
     if len(census.repeated):
-        return "repeated", census.repeated, "are in the free list more than once"
+        return "repeated", census.repeated, "in the free list more than once"
     if len(census.outside):
-        return "outside", census.outside, "are in the free list and do not exist"
-    return "leaked", census.leaked, "are neither free, cached nor owned"
+        return "outside", census.outside, "in the free list and do not exist"
+    return "leaked", census.leaked, "neither free, cached nor owned"
 
 
 def _by_owner(
