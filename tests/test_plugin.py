@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
+TRACERS = ", ".join(discovery.names("g4debug.tracers"))
 NO_FIX = {fix_switch(name): "0" for name in discovery.names("g4debug.fixes")}
 CPU = [sys.executable, "-m", "g4debug.cpu"]
 # What each SGLang process does first.
@@ -96,7 +97,7 @@ def last_line(done) -> str:
     ("case", "names", "valid"),
     [
         ("typo", "G4DEBUG_TRACER", "G4DEBUG_TRACE"),
-        ("fault", "'page-obb'", "page-oob, stale-swa-state"),
+        ("fault", "'page-obb'", ", ".join(discovery.names("g4debug.faults"))),
         ("flag", "SGLANG_TRTLLM_MHA_DEBUG='maybe'", "1 or 0"),
     ],
 )
@@ -115,7 +116,7 @@ def test_a_switch_that_is_not_understood_stops_the_process(outcomes, case, names
     [
         ({"G4DEBUG_FAULTS": "page-oob=1*of"}, "page-oob has no task 'of'; valid: off, on, corrupt"),
         ({"G4DEBUG_FAULTS": "page-oob=corrupt(all)"}, "expected a number of cells, from 1"),
-        ({"G4DEBUG_TRACE": "pages"}, "unknown tracer 'pages'; valid: page-table"),
+        ({"G4DEBUG_TRACE": "pages"}, f"unknown tracer 'pages'; valid: {TRACERS}"),
         ({"G4DEBUG_FIX_SWA_STATE": "1"}, "no such fix; valid: G4DEBUG_FIX_"),
         ({"G4DEBUG_FIX_SWA_STATE_SWAP": "1"}, "written for SGLang"),  # but not for this one
     ],
@@ -151,7 +152,14 @@ def test_debug_arms_and_says_so_in_one_line(outcomes):
     done = outcomes["debug"]
     assert done.returncode == 0, done.stderr
     (line,) = [x for x in done.stderr.splitlines() if "armed:" in x]
-    for part in ("page-table (raise)", "swa-state-swap not-needed", "faults: none", "dumps: /"):
+    for part in (
+        "flight-recorder, ",
+        "page-table",
+        " (raise)",
+        "swa-state-swap not-needed",
+        "faults: none",
+        "dumps: /",
+    ):
         assert part in line
     hooked = line.split(" sites hooked")[0].split()[-1]
     assert f"SERVING ON with {hooked} hooks" in done.stdout
