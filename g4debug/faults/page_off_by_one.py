@@ -1,0 +1,17 @@
+"""Puts the page beside the right one into a live cell: in range, and of whoever holds it."""
+
+from __future__ import annotations
+
+import random
+
+from g4debug.faults import _tables
+
+
+class OffByOne(_tables.Corruption):
+    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+        return cell.value - 1 if cell.value > 1 else cell.value + 1
+
+
+FAULT = _tables.declare(
+    "page-off-by-one", "a live cell of a page table gets the page beside its own", OffByOne
+)

@@ -1,0 +1,24 @@
+"""Puts a full-pool page into the SWA table, or a SWA page into the full table.
+
+The one is what a missing translation leaves (see ``stale-swa-state``), for a single cell.
+"""
+
+from __future__ import annotations
+
+import random
+
+from g4debug.faults import _tables
+
+
+class PoolSwap(_tables.Corruption):
+    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+        other = cell.of.tables.get("swa" if cell.name == "full" else "full")
+        if other is None:
+            return None
+        page = int(other[cell.row, cell.column])
+        return page if page != cell.value else None
+
+
+FAULT = _tables.declare(
+    "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", PoolSwap
+)

@@ -1,0 +1,37 @@
+"""Puts into the last live cell of a row what an earlier owner of the row had there.
+
+As where a row grew and its tail was not written again: static tables and ``req_to_token`` keep
+what was there before.
+"""
+
+from __future__ import annotations
+
+import random
+
+from g4debug.faults import _tables
+
+
+class StaleTail(_tables.Corruption):
+    """Remembers what was in each cell of each table before what is there now."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # (now, before)
+
+    def see(self, of: _tables.Tables) -> None:
+        for name, table in of.tables.items():
+            for row in of.rows:
+                for column, value in enumerate(table[row, : of.columns[row]].tolist()):
+                    key = (id(of.backend), name, row, column)
+                    now, before = self._seen.get(key, (0, 0))
+                    if value != now:
+                        self._seen[key] = (value, now or before)
+
+    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+        key = (id(cell.of.backend), cell.name, cell.row, cell.column)
+        _, before = self._seen.get(key, (0, 0))
+        return before if before not in (0, cell.value) else None
+
+
+FAULT = _tables.declare(
+    "page-stale-tail", "a row's last live cell keeps what an earlier owner had there", StaleTail
+)

@@ -1,0 +1,15 @@
+"""Puts the reserved page 0 into a live cell: what a table has that was never filled."""
+
+from __future__ import annotations
+
+import random
+
+from g4debug.faults import _tables
+
+
+class Zero(_tables.Corruption):
+    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+        return 0 if cell.value else None
+
+
+FAULT = _tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", Zero)
