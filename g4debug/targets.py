@@ -56,9 +56,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
     # The custom op of prefill attention under piecewise CUDA graphs. Only 0.5.12 needs it hooked.
-    "attn.unified_op": (("<0.5.13", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
+    "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (
-        ("<0.5.13", f"{_RADIX}.bcg_unified_attention_with_output"),
+        ("<0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
         (_ANY, None),
     ),
     "runner.init_piecewise": (
@@ -131,7 +131,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
     "tree.swa_insert": (
-        (_ANY, "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        (_ANY, None),
     ),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),

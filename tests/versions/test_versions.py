@@ -7,6 +7,7 @@ missing here fails, so that nobody adds one without looking.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -18,15 +19,20 @@ from g4debug.fixes._source import exists, source
 from g4debug import discovery, targets
 from g4debug.hooks import Hooks
 
-A, N = "applied", "not-needed"
+A, N, OFF = "applied", "not-needed", "off"
 # What a server without any switch says; one column for each release of wheels.RELEASES.
 STATES = {
-    #                    12p1 13p1 0.5.14 15p1 0.5.23
-    "hybrid-pool-swap":  (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
-    "idle-draft-input":  (A, N, N, N, N),  # 0.5.13 has it
-    "spec-batch-guards": (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
-    "swa-ratio":         (A, A, A, A, N),  # not written for 0.5.23
-    "swa-state-swap":    (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
+    #                     12p1 13p1 0.5.14 15p1 0.5.23
+    "force-eagle":        (OFF, OFF, N, N, N),  # a way out of v1's promotion; v2 from 0.5.14 on
+    "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
+    "idle-draft-input":   (A, N, N, N, N),  # 0.5.13 has it
+    "locked-prefix":      (A, A, A, N, N),
+    "mm-piecewise-graph": (OFF, OFF, N, N, N),
+    "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
+    "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
+    "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
+    "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
+    "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
 }  # fmt: skip
 
 
@@ -94,7 +100,8 @@ def test_what_is_declared_absent_is_absent(release):
 def test_a_hook_site_is_a_function(release):
     for site in targets.SITES:
         if (dotted := targets.path(site)) is not None:
-            assert "def " in source(dotted), site
+            # A plain function, or what a decorator made of one: name = decorate(...)(function).
+            assert re.search(r"^\s*(async )?def |^\w+ = \w+\(.*\)\(", source(dotted), re.M), site
 
 
 def test_nothing_of_sglang_is_imported(release):
