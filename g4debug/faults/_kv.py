@@ -1,0 +1,113 @@
+"""What the faults of KV data share: the pools with their buffers, and what is live in them.
+
+They act before a decode step runs, on the tensors that the attention kernels will read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults.base import Arm
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+POOLS = ("full", "swa")
+TASKS = {
+    "on": "in a pool drawn from the seed",
+    "full": "in the full layers' pool",
+    "swa": "in the sliding layers' pool",
+}
+
+
+def inner(allocator: Any, pool: str) -> Any:
+    """The allocator of one pool; of a plain allocator, itself."""
+    return getattr(allocator, f"{pool}_attn_allocator", allocator)
+
+
+def pools_of(allocator: Any) -> tuple[str, ...]:
+    return POOLS if hasattr(allocator, "swa_attn_allocator") else ("full",)
+
+
+def layer_id(allocator: Any, pool: str, index: int) -> int:
+    """The model's number of a pool's layer ``index``."""
+    kvcache = allocator.get_kvcache()
+    mapping = getattr(kvcache, "layers_mapping", None)
+    if mapping is None:
+        return int(kvcache.start_layer) + index
+    return next(int(n) for n, (i, swa) in mapping.items() if i == index and swa == (pool == "swa"))
+
+
+def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
+    """Complete pages of a request that its next token attends to, first one first."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    size = int(allocator.page_size)
+    # The last committed token may be the one that this step writes.
+    written = int(request.kv_committed_len) - 1
+    first = 0
+    row = scheduler.req_to_token_pool.req_to_token[request.req_pool_idx]
+    if pool == "swa":
+        window = int(scheduler.tree_cache.sliding_window_size)
+        first = max(0, -(-(written + 2 - window) // size))
+    tokens = row[first * size : written // size * size : size].long()
+    if pool == "swa":
+        tokens = allocator.full_to_swa_index_mapping[tokens]
+    return [page for page in (tokens // size).tolist() if page > 0]
+
+
+def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
+    """("K" or "V", layer index) of the buffers that somebody wrote this page of.
+
+    Layers that share another one's KV have buffers, too, and never use them.
+    """
+    found = []
+    for name, buffers in (("K", kv_pool.k_buffer), ("V", kv_pool.v_buffer)):
+        for index, buffer in enumerate(buffers):
+            rows = buffer[page * size : (page + 1) * size]
+            if bool((rows != rows[0]).any()):
+                found.append((name, index))
+    return found
+
+
+def spoil(hooks: Hooks, arm: Arm, change: Callable[[torch.Tensor, Arm, Action], str]) -> None:
+    """Have ``change(row, arm, action)`` spoil one token's K or V in a live, complete page.
+
+    row: [heads, dim] of the KV dtype, a view of the pool. Returns what it did, in words.
+    """
+    from g4debug.hooks import Layer
+
+    def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if batch.forward_mode is None or not batch.forward_mode.is_decode():
+            return
+        allocator = scheduler.token_to_kv_pool_allocator
+        pools = pools_of(allocator)
+        live: dict[str, list[tuple[Any, list[int]]]] = {
+            pool: [
+                (request.rid, pages)
+                for request in batch.reqs
+                if not request.finished() and (pages := live_pages(scheduler, request, pool))
+            ]
+            for pool in pools
+        }
+        # Such a page in each pool, so that every task can have what it asks for.
+        action = arm.fire() if all(live.values()) else None
+        if action is None:
+            return
+        pool = arm.random.choice(pools) if action.task not in pools else action.task
+        rid, pages = arm.random.choice(live[pool])
+        page = arm.random.choice(pages)
+        size = int(allocator.page_size)
+        kv_pool = inner(allocator, pool).get_kvcache()
+        name, index = arm.random.choice(used_buffers(kv_pool, page, size))
+        slot = arm.random.randrange(size)
+        buffer = (kv_pool.k_buffer if name == "K" else kv_pool.v_buffer)[index]
+        # An FP8 pool keeps its rows as bytes.
+        what = change(buffer[page * size + slot].view(kv_pool.dtype), arm, action)
+        layer = layer_id(allocator, pool, index)
+        arm.log(f"{what} in {name} of layer {layer}, {pool} page {page} slot {slot}, of {rid}")
+
+    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)

@@ -1,0 +1,63 @@
+"""Flips one bit in a live KV page: silent data corruption.
+
+One element of one token's K or V, of a complete page that the next decode step reads. The
+argument is the bit, 0 the lowest; the two below the sign do most harm (exponent).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from g4debug.faults._kv import TASKS, spoil
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action, GrammarError
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
+
+
+def bit_of(action: Action) -> int | None:
+    """The bit that an action asks for. Raises GrammarError if its argument is no such number."""
+    if not action.argument:
+        return None
+    if not action.argument.isdecimal() or int(action.argument) > 31:
+        raise GrammarError(
+            f"kv-bit-flip: {action.task}({action.argument}): expected a bit, 0 to 31"
+        )
+    return int(action.argument)
+
+
+def flip(row: torch.Tensor, arm: Arm, action: Action) -> str:
+    """Flip one bit of one element of ``row``, [heads, dim]."""
+    width = row.element_size()
+    element, drawn = arm.random.randrange(row.numel()), arm.random.randrange(width * 8)
+    asked = bit_of(action)
+    bit = drawn if asked is None else asked % (width * 8)
+    mask = 1 << bit
+    if width > 1 and bit == width * 8 - 1:
+        mask -= 1 << width * 8  # the sign
+    before = float(row.view(-1)[element])
+    row.view(-1).view(INTEGERS[width])[element] ^= mask
+    after = float(row.view(-1)[element])
+    return f"bit {bit} of element {element} ({before:.4g} is {after:.4g} now)"
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    for action in arm.chain.actions:
+        bit_of(action)  # at start, not when it first fires
+    spoil(hooks, arm, flip)
+
+
+FAULT = Fault(
+    id="kv-bit-flip",
+    title="one bit of a live KV page flips",
+    tasks=TASKS,
+    caught_by=("kv-integrity",),
+    install=install,
+    arguments=("on", "full", "swa"),
+    drills=("1*full(30)", "1*swa(30)", "1*on(0)"),
+)

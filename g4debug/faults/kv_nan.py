@@ -1,0 +1,38 @@
+"""Puts a NaN into a live KV page: what a broken kernel, or a bad sector of memory, leaves.
+
+One element of one token's K or V, of a complete page that the next decode step reads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from g4debug.faults._kv import TASKS, spoil
+from g4debug.faults.base import Arm, Fault
+from g4debug.faults.grammar import Action
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def poison(row: torch.Tensor, arm: Arm, action: Action) -> str:
+    """Set one element of ``row``, [heads, dim], to NaN."""
+    element = arm.random.randrange(row.numel())
+    row.view(-1)[element] = float("nan")
+    return f"NaN at element {element}"
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    spoil(hooks, arm, poison)
+
+
+FAULT = Fault(
+    id="kv-nan",
+    title="an element of a live KV page becomes NaN",
+    tasks=TASKS,
+    caught_by=("kv-integrity",),
+    install=install,
+    drills=("1*full", "1*swa"),
+)

@@ -1,0 +1,69 @@
+"""Writes KV into a freed page, as a forward with a stale table or a stale out_cache_loc does.
+
+One token's K and V in every layer of the pool, into a page that is in the allocator's free list
+and was somebody's before. Between two steps: whoever gets the page next cannot know of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults._allocator import Allocators
+from g4debug.faults._kv import TASKS, inner, pools_of
+from g4debug.faults.base import Arm, Fault
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+
+def install(hooks: Hooks, arm: Arm) -> None:
+    from g4debug.hooks import Layer
+
+    freed: dict[str, set[int]] = {"full": set(), "swa": set()}
+    allocators = Allocators(hooks, arm)
+
+    def before_free(allocator: Any, free_index: torch.Tensor) -> None:
+        pages = torch.unique(free_index // allocator.page_size).tolist()
+        freed[allocators.pool_of(allocator)].update(pages)
+
+    def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        allocator = scheduler.token_to_kv_pool_allocator
+        pools = pools_of(allocator)
+        free = {}
+        for pool in pools:
+            part = inner(allocator, pool)
+            listed = torch.cat((part.free_pages, part.release_pages)).tolist()
+            free[pool] = [page for page in listed if page in freed[pool]]
+        # A free page in each pool, so that every task can have what it asks for.
+        action = arm.fire() if all(free.values()) else None
+        if action is None:
+            return
+        pool = arm.random.choice(pools) if action.task not in pools else action.task
+        page = arm.random.choice(free[pool])
+        slot = arm.random.randrange(int(allocator.page_size))
+        write(inner(allocator, pool).get_kvcache(), page * int(allocator.page_size) + slot, arm)
+        arm.log(f"{pool} page {page} slot {slot}, K and V of every layer")
+
+    hooks.before("pool.free", Layer.FAULT, arm.fault.id, before_free)
+    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+
+
+def write(kv_pool: Any, token: int, arm: Arm) -> None:
+    """One token's K and V, the same for the same seed: finite, and of no token that there is."""
+    generator = torch.Generator().manual_seed(arm.random.randrange(1 << 30))
+    for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer):
+        row = torch.randn(buffer.shape[1:], generator=generator)
+        stored = row.to(kv_pool.dtype).view(buffer.dtype)
+        buffer[token] = stored.to(buffer.device)
+
+
+FAULT = Fault(
+    id="kv-write-freed",
+    title="a token's KV is written into a page that is free",
+    tasks=TASKS,
+    caught_by=("kv-integrity",),
+    install=install,
+    drills=("1*full", "1*swa"),
+)
