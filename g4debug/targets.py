@@ -63,7 +63,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     "runner.init_piecewise": (
         (
-            "<0.5.13",
+            "<0.5.14",
             "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs",
         ),
         (_ANY, None),
