@@ -377,12 +377,14 @@ def test_the_cost_of_a_step_at_batch_64_is_microseconds():
         progress.step_ends(None)
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()  # of this thread alone: others run here, too
         for _ in range(200):
             step()
-        return (time.perf_counter() - begin) / 200
+        return (time.thread_time() - begin) / 200
 
-    assert min(seconds() for _ in range(20)) < 85e-6
+    cheapest = min(seconds() for _ in range(20))
+    print(f"{cheapest * 1e6:.1f} us")
+    assert cheapest < 85e-6
     kept = recorder.current
     assert (len(kept.allocated), kept.rows[:3], kept.waiting) == (64, (0, 1, 2), 3)
 
