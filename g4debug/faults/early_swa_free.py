@@ -24,8 +24,8 @@ def install(hooks: Hooks, arm: Arm) -> None:
         # Not the page that the request goes on in.
         if begin + size <= pre_len // size * size and arm.fire(request=request.rid):
             tokens = batch.req_to_token_pool.req_to_token[request.req_pool_idx]
-            batch.token_to_kv_pool_allocator.free_swa(tokens[begin : begin + size])
             arm.log(f"tokens {begin}..{begin + size - 1} of {request.rid}, at length {pre_len}")
+            batch.token_to_kv_pool_allocator.free_swa(tokens[begin : begin + size])
         return result
 
     hooks.around("batch.evict_swa", Layer.FAULT, arm.fault.id, around)
