@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import Arm, Repro, Verdict, blamed, main, same_outputs
+from _arms import DEBUG, Arm, Repro, Verdict, blamed, dump_of, headline_first, main, same_outputs
 from _run import Outcome
 from _zero_accept import DEVICES
 
@@ -46,6 +46,27 @@ def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
     return Verdict(True, f"dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}")
 
 
+def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
+    record = dump_of(run)
+    if record is None:
+        return Verdict(False, f"no dump (status {run.status}); log: {run.log}")
+    finding = record.finding
+    wanted = {
+        "spec-lifecycle": finding.check == "spec-lifecycle",
+        "the type that was left": "FrozenKVMTPVerifyInput" in finding.headline,
+        "the merge": "merge" in finding.headline,
+        "who left it": "finished in the verify of step" in finding.cause,
+        "the headline before SGLang's own words": headline_first(run, finding.headline),
+        "what happened before": bool(record.transitions),
+    }
+    missing = [name for name, found in wanted.items() if not found]
+    if missing:
+        return Verdict(False, f"the finding does not name {', '.join(missing)}")
+    if ERROR in run.text:
+        return Verdict(False, "the finding came, but SGLang's AttributeError, too")
+    return Verdict(True, f"stops before the merge, at hand-over {hand_overs(run)}: spec-lifecycle")
+
+
 def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
     verdict = same_outputs(run, clean)
     if not verdict.good:
@@ -70,6 +91,13 @@ REPRO = Repro(
             judge_broken,
             WAITING,
             "traceback",
+        ),
+        "diagnosed": Arm(
+            "the same, debug on",
+            {**IDLE_OFF, **GUARDS_OFF, **DEBUG},
+            judge_diagnosed,
+            WAITING,
+            "finding",
         ),
         "guarded": Arm(
             "requests wait, fix spec-batch-guards alone", IDLE_OFF, judge_fixed, WAITING

@@ -7,6 +7,8 @@ answer is replaced, so that the others decide.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, refusals, still_broken
 from published import A4B_26B, folder
 
 from g4debug import targets
+from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import server_arguments
 
 ON = {SWITCH: "1"}
@@ -120,3 +123,28 @@ def test_all_reasons_are_named():
 def test_shipped_off(sglang):
     assert FIX.default is False
     assert still_broken() is True
+
+
+@pytest.mark.parametrize(
+    ("ple", "shared", "refused"), [(0, False, False), (0, True, False), (16, True, True)]
+)
+def test_the_models_of_the_parity_script(arm, tmp_path, monkeypatch, ple, shared, refused):
+    """SGLang reads them as multimodal Gemma-4s, and they are allowed or refused as it expects."""
+    from sglang.srt.server_args import ServerArgs
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "repro"))
+    monkeypatch.setattr("sglang.srt.server_args.is_cpu", lambda: False)
+    import _mm_model
+
+    model = _mm_model.write(replace(TINY, ple=ple), shared, tmp_path / "made", "cpu")
+    arm(**ON)
+    given = server_arguments((model, model), mtp=False, disable_piecewise_cuda_graph=None)
+    if refused:
+        with pytest.raises(SystemExit, match="per-layer inputs of size 16"):
+            ServerArgs(**given)
+        return
+    made = ServerArgs(**given)
+    assert made.disable_piecewise_cuda_graph is False
+    text = made.get_model_config().hf_text_config
+    assert text.num_kv_shared_layers == (TINY.kv_shared if shared else 0)
+    assert (text.head_dim, text.swa_head_dim) == (TINY.head_dim, TINY.swa_head_dim)
