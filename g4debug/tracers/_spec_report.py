@@ -109,6 +109,14 @@ def _explain(problem: Problem, at: HandOver) -> tuple[str, str, str]:
             "fix idle-draft-input (seed PR #22; in sglang 0.5.13)",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
+    if problem.kind == "spec-info-dropped":
+        # The guards repair this at a merge only: a batch without draft state may not have run yet.
+        return (
+            "SGLang sets spec_info of a running batch in the worker only: a fix, a plugin or an "
+            "error path replaced it by None. SGLang's next line is an assertion in draft",
+            "TRIAGE.md, 'speculative decoding'",
+            "g4debug doctor",
+        )
     if problem.kind in _STATE:
         where = f" in step {at.left.step}" if at.left is not None else ""
         # In force, the guards repair such a batch, and serving could go on.
@@ -132,7 +140,6 @@ def _explain(problem: Problem, at: HandOver) -> tuple[str, str, str]:
 _STATE = {
     "verify-input-left": "the worker's forward ended with requests that go on and its verify input "
     "still on the batch: the seed step did not run, or its draft input was overwritten",
-    "spec-info-dropped": "the draft input of requests that go on was dropped",
     "wrong-type": "an object of another stage took the place of the one that belongs here",
     "wrong-shape": "rows of the draft state were lost, kept or merged twice: filter_batch and "
     "merge_batch cut by position, so a request would go on from another one's token",

@@ -120,17 +120,3 @@ def test_faults_that_end_no_server_are_found_in_one_run(tmp_path):
     for record in run.dumps:
         assert record.finding.reference
         assert not record.transitions[-1].ok
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [("spec-info-dropped=1*on", "spec-info-dropped"), ("spec-info-wrong-type=1*on", "wrong-type")],
-)
-def test_a_fault_that_ends_the_server_is_named_first(tmp_path, fault, kind):
-    run = drive(
-        tmp_path / "run", "mixed", G4DEBUG_TRACE="spec-lifecycle", G4DEBUG_FAULTS=f"seed=3;{fault}"
-    )
-    (record,) = run.dumps
-    assert (record.finding.kind, record.finding.site) == (kind, "worker.forward")
-    assert record.faults
-    assert run.log.index(record.finding.headline) < run.log.index("Scheduler hit an exception")
