@@ -31,7 +31,7 @@ def after_page_table(
     table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
 ) -> torch.Tensor:
     """``table``: int32 [rows, columns] as SGLang built it. Returns a clamped copy, same shape."""
-    from g4debug.tracers.page_table import pages_of, pool_of_layer
+    from g4debug.tracers._page_table_truth import pages_of, pool_of_layer
 
     pool, _ = pool_of_layer(backend, layer, forward_batch)
     return table.clamp(0, pages_of(pool, layer, backend.page_size) - 1)

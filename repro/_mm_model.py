@@ -88,7 +88,7 @@ def _config(geometry: Any, kv_shared: bool, text: Path, model: Path) -> None:
 def _rename(text: Path, model: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    where = {}
+    where: dict[str, str] = {}
     for shard in sorted(text.glob("*.safetensors")):
         tensors = {
             f"model.language_model.{name.removeprefix('model.')}": tensor
