@@ -1,0 +1,52 @@
+"""The workload of hybrid_pool_swap: prefill on triton, decode on trtllm_mha; MTP on and off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import _workload
+from _workload import Workload
+
+SPECULATIVE = "speculative_"
+
+
+def cpu(requests: int | None) -> Workload:
+    """Few tokens: Triton is interpreted. Verify on the decode backend keeps it out of the loop."""
+    from g4debug.cpu.server import engine_arguments
+
+    arguments = engine_arguments(
+        log_level="info",
+        skip_tokenizer_init=True,
+        attention_backend=None,
+        prefill_attention_backend="triton",
+        decode_attention_backend="trtllm_mha",
+        speculative_attention_mode="decode",
+    )
+    small = _workload.cpu(requests or 3)
+    return replace(small, prompt=(150, 250), output=30, engine=arguments, limit=240)
+
+
+def cuda(requests: int | None) -> Workload:
+    """As in _workload; with CUDA graphs the draft's first forward is the capture, at start."""
+    workload = _workload.cuda(requests or 8)
+    return replace(workload, engine=known_here(workload.engine))
+
+
+def known_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments as this SGLang calls them; what it does not have any more is left out."""
+    from sglang.srt.server_args import ServerArgs
+
+    names = set(getattr(ServerArgs, "__struct_fields__", ()) or ServerArgs.__annotations__)
+    renamed = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
+    found = {n if n in names else renamed.get(n, n): v for n, v in arguments.items()}
+    return {name: value for name, value in found.items() if name in names}
+
+
+def without_mtp(workload: Workload) -> Workload:
+    kept = {n: v for n, v in workload.engine.items() if not n.startswith(SPECULATIVE)}
+    return replace(workload, engine=kept)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
+PLAIN = {name: (lambda n, make=make: without_mtp(make(n))) for name, make in DEVICES.items()}
