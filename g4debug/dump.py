@@ -1,7 +1,7 @@
 """Dumps: written atomically and within a budget, read without running code.
 
 Imports no sglang. A dump is a ``torch.save`` zip of plain values and CPU tensors
-(:func:`g4debug.record.to_plain`); it is checked by :mod:`g4debug.dump_check` and then read
+(:func:`g4debug.plain.to_plain`); it is checked by :mod:`g4debug.dump_check` and then read
 with ``weights_only=True``. A file that is no such zip is never unpickled at all.
 """
 
@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from g4debug import dump_check
-from g4debug.record import KIND, SCHEMA, TrapRecord, from_plain, to_plain
+from g4debug.plain import from_plain, to_plain
+from g4debug.record import KIND, SCHEMA, TrapRecord
 
 SUFFIX = ".pt"
 TEMPORARY = ".tmp"

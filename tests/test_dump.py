@@ -21,7 +21,8 @@ from sample_trap import sample_record
 from test_record import same
 
 from g4debug import dump
-from g4debug.record import SCHEMA, TrapRecord, to_plain
+from g4debug.plain import to_plain
+from g4debug.record import SCHEMA, TrapRecord
 
 NAME = "g4debug-page-table-20260601T031415Z-4711-1.pt"
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "reporters"))
 from sample_trap import sample_record
 
+from g4debug.plain import from_plain, to_plain
 from g4debug.record import (
     Finding,
     Location,
@@ -23,8 +24,6 @@ from g4debug.record import (
     Step,
     Table,
     TrapRecord,
-    from_plain,
-    to_plain,
 )
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,7 +8,8 @@ from typing import IO, Any
 
 import torch
 
-from g4debug.record import TrapRecord, to_plain
+from g4debug.plain import to_plain
+from g4debug.record import TrapRecord
 
 
 def render(record: TrapRecord, stream: IO[str]) -> None:
