@@ -40,6 +40,7 @@ class Fix:
     code (never of its version). apply: puts the fix's wrappers on the hooks.
     switch: the variable that the seed documents, '' for none; it works beside
     ``G4DEBUG_FIX_<ID>``. default: False ships it off, so that it is applied only when forced on.
+    eligible: of a performance path, where it runs (elsewhere SGLang's own code does); '' for a fix.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Fix:
     apply: Callable[[Hooks], None]
     switch: str = ""
     default: bool = True
+    eligible: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ def _apply(
         except (ImportError, AttributeError, OSError, TypeError) as e:
             return FixState(fix, "target-missing", f"{type(e).__name__}: {e}")
         if not broken:
-            return FixState(fix, "not-needed", "the installed SGLang does not have this bug")
-        why = "the installed SGLang has this bug"
+            lacks = "has such a path itself" if fix.eligible else "does not have this bug"
+            return FixState(fix, "not-needed", f"the installed SGLang {lacks}")
+        why = f"runs {fix.eligible}" if fix.eligible else "the installed SGLang has this bug"
     try:
         fix.apply(hooks)
         _check_sites(fix, hooks)
