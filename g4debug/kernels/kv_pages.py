@@ -125,7 +125,7 @@ class KvPages:
 
 def _codes(bad: torch.Tensor) -> torch.Tensor:
     """bad: bool [buffers, n, places of a page]."""
-    flat = bad.permute(1, 0, 2).reshape(bad.shape[1], -1)
+    flat = bad.permute(1, 0, 2).flatten(1)
     count = flat.sum(1)
     # The first of equal maxima; argmax takes no bool on CUDA.
     first = flat.to(torch.uint8).argmax(1) + 1

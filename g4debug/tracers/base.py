@@ -82,6 +82,10 @@ class Context:
 
         self.hooks.around(site, layer, self.tracer_id, around)
 
+    def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """``hook`` for a place that is no site, isolated; None is its result if it fails."""
+        return self._isolate(hook, None)
+
     def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
         failed = False
 
