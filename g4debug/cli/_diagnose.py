@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug import __version__, discovery, targets
+from g4debug.cli._catalogue import armed, catalogue, opt_in
 from g4debug.cli._common import one_line
 from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings, SettingsError, fix_switch
@@ -37,7 +38,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
     if settings is not None:
         writes = installed is not None
         d.dumps = _dump_directory(d, settings) if writes else "none are written: no SGLang here"
-    _catalogue(d, settings)
+    catalogue(d, settings)
     if installed is None:
         d.viewer = True
         if settings is not None and (settings.asked or settings.cpu):
@@ -141,36 +142,9 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
-    """The tracers and faults that there are, and which of them are asked for."""
-    from g4debug.faults.grammar import parse
-
-    settings = settings or Settings()
-    for name in discovery.names("g4debug.tracers"):
-        tracer = _declared("g4debug.tracers", name, "TRACER")
-        state = f"armed ({settings.mode})" if name in settings.tracers else "off"
-        d.tracers.append(Row(name, state, getattr(tracer, "title", "")))
-    armed = parse(settings.faults).chains
-    for name in discovery.names("g4debug.faults"):
-        fault = _declared("g4debug.faults", name, "FAULT")
-        catchers = tuple(getattr(fault, "caught_by", ()))
-        what = f"{fault.title}; caught by {', '.join(catchers)}" if fault else ""
-        d.faults.append(Row(name, "armed" if name in armed else "off", what))
-        if name in armed and settings.tracers and not set(catchers) & set(settings.tracers):
-            d.notes.append(f"fault {name} is armed, but none of its tracers: {catchers}")
-
-
 def _fixes() -> list[Any]:
     names = discovery.names("g4debug.fixes")
     return [discovery.load("g4debug.fixes", name, "FIX") for name in names]
-
-
-def _declared(package: str, name: str, attribute: str) -> Any:
-    """What an item declares, or None where it cannot be imported (no triton on a laptop)."""
-    try:
-        return discovery.load(package, name, attribute)
-    except ImportError:
-        return None
 
 
 def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
@@ -314,8 +288,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
 
 def _verdict(d: Diagnosis, settings: Settings) -> str:
     if settings.tracers:
-        verdict = f"ready: {', '.join(settings.tracers)} armed, mode {settings.mode}"
+        verdict = f"ready: {', '.join(armed(settings))} armed, mode {settings.mode}"
     else:
-        names = ", ".join(r.name for r in d.tracers)
+        names = ", ".join(r.name for r in d.tracers if not opt_in(r.name))
         verdict = f"ready, nothing armed yet: SGLANG_TRTLLM_MHA_DEBUG=1 will arm {names}"
     return verdict + ("; FAULTS ARMED" if settings.faults else "")

@@ -21,6 +21,7 @@ STYLES = {
     "target-missing": "bold red",
     "FAILED": "bold red",
     "off": "yellow",
+    "opt-in": "yellow",
 }
 
 

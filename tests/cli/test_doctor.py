@@ -77,7 +77,9 @@ def test_all_is_well(tmp_path: Path) -> None:
     data = json.loads(out)
     assert code == 0, data["problems"]
     assert data["ready"]
-    armed = [t["name"] for t in data["tracers"]]
+    armed = [t["name"] for t in data["tracers"] if t["state"] == "armed (raise)"]
+    (opt_in,) = [t["name"] for t in data["tracers"] if t["state"] == "opt-in"]
+    assert opt_in == "kv-integrity"  # SGLANG_TRTLLM_MHA_DEBUG=1 does not arm it
     assert {"flight-recorder", "page-table"} <= set(armed)
     assert data["headline"] == f"ready: {', '.join(armed)} armed, mode raise; FAULTS ARMED"
     sites = {s["name"]: s for s in data["sites"]}
