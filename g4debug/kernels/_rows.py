@@ -1,0 +1,58 @@
+"""How a kernel that works row by row is cut into programs, and its op for compiled graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Cut(NamedTuple):
+    """warps: of one program. per_sm: programs per SM, each taking every n-th row; 0: one program
+    for each row. stages: rows whose loads are in flight in such a loop."""
+
+    warps: int
+    per_sm: int = 0
+    stages: int = 1
+
+    def grid(self, rows: int, device: torch.device) -> int:
+        """Programs for so many rows."""
+        return min(rows, self.per_sm * _sms(device.index or 0)) if self.per_sm else rows
+
+
+@lru_cache
+def _sms(index: int) -> int:
+    if not torch.cuda.is_available():
+        return 2  # the interpreter: enough to go round the loop
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def needs_rows(tensor: torch.Tensor, name: str, rows: int, columns: int) -> None:
+    """Raise ValueError unless ``tensor`` is [rows, columns] with its columns side by side."""
+    if tensor.shape != (rows, columns) or tensor.stride(1) != 1:
+        raise ValueError(
+            f"{name}: got shape {tuple(tensor.shape)} with strides {tensor.stride()}, expected "
+            f"({rows}, {columns}) with adjacent columns; pass a contiguous tensor"
+        )
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{name}: got {tensor.dtype}, expected float16, bfloat16 or float32")
+
+
+def for_graphs(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Makes of a launcher an op ``g4debug::<name>`` that torch.compile does not look into.
+
+    A launcher picks its cut by the number of rows; traced, that choice would become a guard
+    and each batch size a recompilation. Eager code calls the launcher: an op costs microseconds.
+    """
+
+    def make(launcher: Callable[..., Any]) -> Any:
+        name = f"g4debug::{launcher.__name__}"
+        op = torch.library.custom_op(name, launcher, mutates_args=(), schema=schema)
+        op.register_fake(fake)
+        return op
+
+    return make

@@ -1,0 +1,183 @@
+"""The norms between attention and a mixture of experts, in one launch.
+
+For each row, in float32::
+
+    residual'    = round(x * rsqrt(mean(x^2) + eps_x) * w_x + residual)
+    n            = residual' * rsqrt(mean(residual'^2) + eps)
+    dense, router, experts = n * w_dense, n * w_router, n * w_experts
+
+x is the output of attention. ``residual'`` is rounded to its dtype before it is normed: all three
+inputs are norms of the very tensor that the layer carries on. x and residual are read once, each
+of the four outputs is written once. That the three norms share one sum of squares is what vLLM's
+Inductor found for this layer (its ``triton_red_fused_add_moe_forward_mul_rms_norm_0``), says seed
+PR #18.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from g4debug.kernels._rows import Cut, for_graphs, needs_rows
+
+
+class Normed(NamedTuple):
+    """Each [rows, columns], of x's dtype."""
+
+    residual: torch.Tensor
+    dense: torch.Tensor
+    router: torch.Tensor
+    experts: torch.Tensor
+
+
+@triton.jit
+def _row(
+    x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+    row, stride_x, stride_r, eps_x, eps, cols, inside, N,
+):  # fmt: skip
+    x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0).to(tl.float32)
+    r = tl.load(r_ptr + row * stride_r + cols, mask=inside, other=0.0).to(tl.float32)
+    res = x * tl.rsqrt(tl.sum(x * x, axis=0) / N + eps_x) * wx + r
+    kept = res.to(res_ptr.dtype.element_ty)
+    at = row * N + cols
+    tl.store(res_ptr + at, kept, mask=inside)
+    res = kept.to(tl.float32)
+    n = res * tl.rsqrt(tl.sum(res * res, axis=0) / N + eps)
+    tl.store(dense_ptr + at, (n * wd).to(dense_ptr.dtype.element_ty), mask=inside)
+    tl.store(router_ptr + at, (n * wr).to(router_ptr.dtype.element_ty), mask=inside)
+    tl.store(experts_ptr + at, (n * we).to(experts_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _triple_rmsnorm_kernel(
+    x_ptr,
+    r_ptr,
+    wx_ptr,
+    wd_ptr,
+    wr_ptr,
+    we_ptr,
+    res_ptr,
+    dense_ptr,
+    router_ptr,
+    experts_ptr,
+    rows,
+    stride_x,
+    stride_r,
+    eps_x,
+    eps,
+    N: tl.constexpr,
+    LOOP: tl.constexpr,
+    STAGES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    cols = tl.arange(0, BLOCK)
+    inside = cols < N
+    wx = tl.load(wx_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    wd = tl.load(wd_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    wr = tl.load(wr_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    we = tl.load(we_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    first = tl.program_id(0).to(tl.int64)
+    if LOOP:
+        programs = tl.num_programs(0)
+        for step in tl.range(0, tl.cdiv(rows - tl.program_id(0), programs), num_stages=STAGES):
+            row = first + step * programs
+            _row(
+                x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+                row, stride_x, stride_r, eps_x, eps, cols, inside, N,
+            )  # fmt: skip
+    else:
+        _row(
+            x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+            first, stride_x, stride_r, eps_x, eps, cols, inside, N,
+        )  # fmt: skip
+
+
+def cut(rows: int, columns: int) -> Cut:
+    """The fastest of ``benchmarks/triple_rmsnorm.py --tune`` on one H200."""
+    return Cut(warps=4 if columns <= 2048 else 8)
+
+
+def triple_rmsnorm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    w_x: torch.Tensor,
+    w_dense: torch.Tensor,
+    w_router: torch.Tensor,
+    w_experts: torch.Tensor,
+    eps_x: float,
+    eps: float,
+    how: Cut | None = None,
+) -> Normed:
+    """New residual and the inputs of the dense MLP, the router and the experts; new tensors.
+
+    x, residual: [rows, columns], float16, bfloat16 or float32, adjacent columns, any row stride.
+    w_*: [columns]. Raises ValueError for other shapes.
+    """
+    rows, columns = x.shape
+    needs_rows(x, "x", rows, columns)
+    needs_rows(residual, "residual", rows, columns)
+    outs = Normed(*(torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(4)))
+    if rows == 0:
+        return outs
+    how = how or cut(rows, columns)
+    _triple_rmsnorm_kernel[(how.grid(rows, x.device),)](
+        x,
+        residual,
+        w_x,
+        w_dense,
+        w_router,
+        w_experts,
+        *outs,
+        rows,
+        x.stride(0),
+        residual.stride(0),
+        eps_x,
+        eps,
+        N=columns,
+        LOOP=how.per_sm > 0,
+        STAGES=how.stages,
+        BLOCK=triton.next_power_of_2(columns),
+        num_warps=how.warps,
+    )
+    return outs
+
+
+def reference(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    w_x: torch.Tensor,
+    w_dense: torch.Tensor,
+    w_router: torch.Tensor,
+    w_experts: torch.Tensor,
+    eps_x: float,
+    eps: float,
+) -> Normed:
+    """The same in torch."""
+
+    def norm(t: torch.Tensor, e: float) -> torch.Tensor:
+        return t * torch.rsqrt(t.square().mean(-1, keepdim=True) + e)
+
+    kept = (norm(x.float(), eps_x) * w_x.float() + residual.float()).to(x.dtype)
+    n = norm(kept.float(), eps)
+    return Normed(kept, *((n * w.float()).to(x.dtype) for w in (w_dense, w_router, w_experts)))
+
+
+@for_graphs(
+    "(Tensor x, Tensor residual, Tensor w_x, Tensor w_dense, Tensor w_router, Tensor w_experts, "
+    "float eps_x, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda x, *others: tuple(x.new_empty(x.shape) for _ in range(4)),
+)
+def triple_rmsnorm_op(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    w_x: torch.Tensor,
+    w_dense: torch.Tensor,
+    w_router: torch.Tensor,
+    w_experts: torch.Tensor,
+    eps_x: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    return tuple(triple_rmsnorm(x, residual, w_x, w_dense, w_router, w_experts, eps_x, eps))
