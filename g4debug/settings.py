@@ -92,7 +92,7 @@ class Settings:
     """What the environment asks for. ``help`` texts are README's environment table."""
 
     debug: bool = _setting(
-        "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer in its default mode", False
+        "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer that is not opt-in", False
     )
     debug_dir: Path = _setting(  # noqa: RUF009 - a Path is immutable
         "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "where dumps go", DEFAULT_DUMP_DIR
