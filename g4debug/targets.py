@@ -24,6 +24,7 @@ _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWork
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_GEMMA4 = "sglang.srt.models.gemma4_causal"
 _ANY = ""
 
 
@@ -134,6 +135,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
+    "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
+    "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
+    "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),

@@ -24,15 +24,18 @@ A, N, OFF = "applied", "not-needed", "off"
 STATES = {
     #                     12p1 13p1 0.5.14 15p1 0.5.23
     "force-eagle":        (OFF, OFF, N, N, N),  # a way out of v1's promotion; v2 from 0.5.14 on
+    "fused-router":       (A, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, N, N, N, N),  # 0.5.13 has it
     "locked-prefix":      (A, A, A, N, N),
     "mm-piecewise-graph": (OFF, OFF, N, N, N),
     "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
+    "ple-tail":           (A, A, A, A, N),  # not written for 0.5.23, whose layer is another
     "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
+    "triple-rmsnorm":     (A, A, A, A, N),
 }  # fmt: skip
 
 
