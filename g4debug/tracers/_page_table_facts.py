@@ -74,6 +74,13 @@ class Facts:
             and self.value == self.full_page != self.right
         )
 
+    @property
+    def stale_state(self) -> bool:
+        """The backend does not know that its pool is a SWA pool: the upstream regression."""
+        backend = self.launch.backend
+        knows = getattr(backend, "use_sliding_window_kv_pool", True)
+        return self.untranslated and (not knows or backend._swa_kv_pool is None)
+
     def _kind(self) -> str:
         if self.untranslated:
             return "full-index-in-swa-table"
@@ -185,13 +192,18 @@ class Facts:
         return f"tokens {first}..{first + self.page_size - 1}"
 
     def cause(self) -> str:
-        if self.untranslated:
+        if self.stale_state:
             b = self.launch.backend
             pool = "None" if b._swa_kv_pool is None else "set"
             return (
                 "full-pool indices reached a sliding layer: the attention backend has "
                 f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool={pool}, "
                 "while the pool it reads is a SWAKVPool, so the table was not translated"
+            )
+        if self.untranslated:
+            return (
+                "a full-pool index stands where the translated one belongs, though the backend "
+                "translates: the SWA table was overwritten, or this cell of it never translated"
             )
         if self.kind == "row-too-short":
             return (
@@ -219,14 +231,14 @@ class Facts:
         )
 
     def reference(self) -> str:
-        if self.untranslated:
+        if self.stale_state:
             return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it)"
         if self.kind in ("negative", "out-of-range"):
             return "TRIAGE.md, 'illegal memory access in decode'"
         return "TRIAGE.md, 'The trap names another kind of page'"
 
     def next_command(self) -> str:
-        if self.untranslated:
+        if self.stale_state:
             return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
         if self.kind in ("use-after-free", "evicted-in-window", "row-too-short"):
             return ALL  # page 0 in place of what is gone makes wrong answers: not contain

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case
+from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case, truthful
 
+from g4debug.checks.page_table import Kind
 from g4debug.kernels import page_guard
 from g4debug.kernels.page_guard import TrapBuffer
 
@@ -30,14 +31,15 @@ def run(case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
     out = memory[:cells].view(case.table.shape)
     page_guard.launch(
         on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, site,
-        case.pages, case.page_size, case.window,
+        case.pages, case.page_size, case.window, on_gpu.truth,
     )  # fmt: skip
     assert bool((memory[cells:] == POISON).all())  # nothing behind the table is written
     return out
 
 
 def agrees(case: Case, trap: TrapBuffer, site: int) -> None:
-    safe, bad = expected(case)
+    safe, bad, short = expected(case)
+    seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
     out = run(case, trap, site)
     torch.cuda.synchronize()
     want = torch.full(case.table.shape, POISON, dtype=torch.int32)
@@ -45,13 +47,13 @@ def agrees(case: Case, trap: TrapBuffer, site: int) -> None:
         want[row, column] = value
     assert torch.equal(out.cpu(), want)
     fields = trap.fields(site)
-    assert int(trap.claims[site]) == len(bad)
-    assert fields["flag"] == bool(bad)
-    if bad:
+    assert int(trap.claims[site]) == len(seen)
+    assert fields["flag"] == bool(seen)
+    if seen:
         assert trap.tripped
-        assert (fields["row"], fields["column"], fields["value"]) in bad
+        assert tuple(fields[f] for f in ("row", "column", "value", "kind", "expected")) in seen
         assert fields["seq_len"] == int(case.seq_lens[fields["row"]])
-        assert 0 < fields["count"] <= len(bad)
+        assert 0 < fields["count"] <= len(seen)
 
 
 def test_many_random_tables():
@@ -65,6 +67,18 @@ def test_many_random_tables():
         rows, columns = rng.randint(0, 24), rng.choice((0, 1, 7, 255, 256, 257, 700))
         bad = rng.choice((0.0, 0.001, 0.3))
         agrees(random_case(rng, rows, columns, bad), trap, trap.new_site())
+
+
+def test_many_random_tables_with_a_truth():
+    rng = random.Random(5)
+    trap = TrapBuffer(CUDA)
+    for number in range(150):
+        rows, columns = rng.randint(1, 12), rng.choice((1, 7, 40, 256, 300))
+        bad = rng.choice((0.01, 0.1))
+        agrees(truthful(rng, rows, columns, bad), trap, trap.new_site())
+        if number % 50 == 49:
+            torch.cuda.synchronize()
+            trap.clear()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

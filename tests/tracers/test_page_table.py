@@ -243,6 +243,8 @@ def test_a_stale_draft_is_named_as_what_it_is(arm):
     assert full_page > 320 // PAGE  # beyond the SWA pool, and the request's own
     assert "use_sliding_window_kv_pool=False, _swa_kv_pool=None" in finding.cause
     assert "swa-state-swap" in finding.reference
+    assert "SWA_STATE_SWAP" in finding.next_command
+    assert finding.kind == "full-index-in-swa-table"
 
 
 def test_the_request_is_the_one_in_that_row(arm, monkeypatch):

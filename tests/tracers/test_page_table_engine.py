@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,12 +27,23 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
 DRIVER = Path(__file__).with_name("drive_engine.py")
+HEALTHY = Path(__file__).with_name("drive_healthy.py")
 # Several cells of both tables, and twice where there are two forwards: more findings than kinds.
 CHAIN = (
     "1*corrupt(8)@mode=extend@runner=target"
     "->2*corrupt(8)@mode=decode@runner=draft"
     "->2*corrupt(8)@mode=target_verify@runner=target"
 )
+# One firing of each other fault. Stale-tail comes first: it must see the tables before the others.
+EACH = {
+    "page-stale-tail": "1*on@mode=target_verify@step=9",
+    "page-off-by-one": "1*on@mode=extend@runner=target",
+    "page-negative": "1*on@mode=target_verify@step=5",
+    "page-zero": "1*on@mode=target_verify@step=6",
+    "page-alias": "1*on@mode=target_verify@step=7",
+    "page-pool-swap": "1*on@mode=decode@runner=draft@step=8",
+}
+FIRED = re.compile(r"g4debug fault \(seed=4\) (page-[a-z-]+) #1: .* \[step (\d+): ")
 
 
 @dataclass
@@ -41,16 +53,16 @@ class Run:
     dumps: list[TrapRecord]
 
 
-def drive(folder: Path, **environ: str) -> Run:
+def drive(folder: Path, driver: Path = DRIVER, **environ: str) -> Run:
     folder.mkdir()
     log = folder / "log"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", str(DRIVER)],
+            [sys.executable, "-m", "g4debug.cpu", str(driver)],
             env={
                 **clean,
-                "SGLANG_TRTLLM_MHA_DEBUG": "1",
+                "G4DEBUG_TRACE": "page-table",
                 "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
                 **environ,
             },
@@ -59,7 +71,7 @@ def drive(folder: Path, **environ: str) -> Run:
             start_new_session=True,
         )
         try:
-            status = process.wait(120)
+            status = process.wait(240)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -83,6 +95,48 @@ def runs(tmp_path_factory):
             drive, folder / "raise", G4DEBUG_FAULTS="seed=2;page-oob=1*on@mode=target_verify"
         )
         return {"contain": contained.result(), "raise": raised.result()}
+
+
+@pytest.fixture(scope="module")
+def each(tmp_path_factory):
+    faults = ";".join(["seed=4", *(f"{name}={chain}" for name, chain in EACH.items())])
+    folder = tmp_path_factory.mktemp("each") / "run"
+    return drive(folder, G4DEBUG_MODE="contain", G4DEBUG_FAULTS=faults)
+
+
+def test_each_fault_is_found_in_the_step_in_which_it_fires(each):
+    assert each.status == 0, each.log[-3000:]
+    fired = {name: int(step) for name, step in FIRED.findall(each.log)}
+    assert set(fired) == set(EACH)
+    found = {record.finding.location.step: record.finding for record in each.dumps}
+    assert set(found) == set(fired.values())
+    kinds = {name: found[step].kind for name, step in fired.items()}
+    assert kinds["page-negative"] == "negative"
+    assert kinds["page-zero"] == "page-zero"
+    assert kinds["page-alias"] == "other-request"
+    assert kinds["page-stale-tail"] in ("stale", "other-request", "mismatch")
+    assert kinds["page-off-by-one"] in ("stale", "other-request", "mismatch")
+    swapped = found[fired["page-pool-swap"]]
+    assert swapped.kind == "full-index-in-swa-table" or swapped.location.layer_kind == "full"
+    assert "of request len" in found[fired["page-alias"]].headline
+
+
+def test_the_history_of_a_page_is_in_the_dump(each):
+    for record in each.dumps:
+        assert record.finding.history, record.finding
+        assert len(record.finding.history) == len(record.events)
+        assert record.finding.owner
+
+
+def test_a_healthy_server_is_left_alone(tmp_path):
+    """Prefix hits, chunked prefill, retraction through a small pool, aborts."""
+    run = drive(tmp_path / "healthy", HEALTHY)
+    assert run.status == 0, run.log[-3000:]
+    assert "RESULT" in run.log
+    assert run.dumps == []
+    assert "g4debug: page-table" not in run.log
+    assert "g4debug: the page ledger failed" not in run.log
+    assert "Retract requests" in run.log
 
 
 def kind(record: TrapRecord) -> tuple[str, str, str]:

@@ -1,0 +1,165 @@
+"""The guard in a CUDA graph, against req_to_token and the shadow: each kind, only at replay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from g4debug.checks.page_table import Kind, Truth
+from g4debug.kernels import page_guard, page_shadow
+from g4debug.kernels.page_guard import TrapBuffer
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+CUDA = torch.device("cuda")
+
+
+class Books:
+    """Two requests of 10 pages with sound tables, a third of padding; guards in one CUDA graph."""
+
+    PAGES, SWA_PAGES, COLUMNS, SIZE = 64, 40, 12, 16
+
+    def __init__(self) -> None:
+        self.trap = TrapBuffer(CUDA)
+        full = torch.arange(1, 31, dtype=torch.int32, device=CUDA).view(3, 10)
+        self.swa_of = (full + 7) % 37 + 1
+        self.req_to_token = torch.zeros(5, self.COLUMNS * self.SIZE, dtype=torch.int32, device=CUDA)
+        within = torch.arange(self.SIZE, device=CUDA)
+        tokens = (full[:, :, None] * self.SIZE + within).view(3, -1).to(torch.int32)
+        self.req_to_token[1:4, : 10 * self.SIZE] = tokens
+        self.slots = torch.tensor([1, 2, 3], device=CUDA)
+        self.shadow = page_shadow.new(self.PAGES, CUDA)
+        self.tokens = tokens.reshape(-1).to(torch.int64)
+        swa_tokens = (self.swa_of[:, :, None] * self.SIZE + within).reshape(-1)
+        page_shadow.mark(self.shadow, self.tokens, self.SIZE, swa=swa_tokens)
+        self.full = torch.zeros(3, self.COLUMNS, dtype=torch.int32, device=CUDA)
+        self.full[:, :10] = full
+        self.swa = torch.zeros_like(self.full)
+        self.swa[:, :10] = self.swa_of
+        self.out_full, self.out_swa = torch.empty_like(self.full), torch.empty_like(self.full)
+        self.lengths = torch.tensor([160, 155, 1], dtype=torch.int32, device=CUDA)
+        self.sites = self.trap.new_site(), self.trap.new_site()
+        self.guard()
+        torch.cuda.synchronize()
+        assert not self.trap.tripped
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.guard()
+        torch.cuda.synchronize()
+        assert not self.trap.tripped
+
+    def guard(self) -> None:
+        for swa, table, out, site, pages, window in (
+            (False, self.full, self.out_full, self.sites[0], self.PAGES, -1),
+            (True, self.swa, self.out_swa, self.sites[1], self.SWA_PAGES, 40),
+        ):
+            truth = Truth(self.req_to_token, self.slots, swa, self.shadow, padding=1)
+            page_guard.launch(
+                table, out, self.lengths, None, self.trap, site, pages, self.SIZE, window, truth
+            )
+
+    def replay(self) -> dict[str, dict[str, int]]:
+        """What each pool's guard saw in one replay."""
+        self.trap.clear()
+        self.graph.replay()
+        torch.cuda.synchronize()
+        return {
+            name: self.trap.fields(site)
+            for name, site in zip(("full", "swa"), self.sites, strict=True)
+            if site in self.trap.tripped_sites()
+        }
+
+
+@pytest.mark.parametrize(
+    ("pool", "value", "kind"),
+    [
+        ("full", -1, Kind.NEGATIVE),
+        ("full", 64, Kind.RANGE),
+        ("full", 0, Kind.ZERO),
+        ("full", 12, Kind.MISMATCH),  # the other request's
+        ("swa", -1, Kind.NEGATIVE),
+        ("swa", 40, Kind.RANGE),
+        ("swa", 0, Kind.ZERO),
+        ("swa", 10, Kind.MISMATCH),  # the request's own full-pool page
+    ],
+)
+def test_a_wrong_cell_that_appears_only_at_replay_is_named_and_repaired(pool, value, kind):
+    books = Books()
+    assert books.replay() == {}
+    table, out = getattr(books, pool), getattr(books, f"out_{pool}")
+    right = int(table[0, 9])
+    assert right != value
+    table[0, 9] = value
+    seen = books.replay()
+    assert list(seen) == [pool]
+    fields = seen[pool]
+    assert (fields["row"], fields["column"], fields["value"]) == (0, 9, value)
+    assert (fields["kind"], fields["expected"]) == (kind, right)
+    assert int(out[0, 9]) == right
+    table[0, 9] = right
+    assert books.replay() == {}
+
+
+def test_a_page_that_is_freed_between_replays():
+    books = Books()
+    page = int(books.full[1, 9])
+    freed = books.req_to_token[2, 9 * books.SIZE : 10 * books.SIZE].to(torch.int64)
+    page_shadow.mark(books.shadow, freed, books.SIZE, page_shadow.FREE)
+    seen = books.replay()
+    assert {name: f["kind"] for name, f in seen.items()} == {
+        "full": Kind.FREED,
+        "swa": Kind.FREED,
+    }
+    assert seen["full"]["value"] == page
+    assert int(books.out_full[1, 9]) == int(books.out_swa[1, 9]) == 0
+
+
+def test_a_swa_page_that_is_evicted_between_replays():
+    books = Books()
+    for column, seen in ((0, []), (9, ["swa"])):  # behind the window of 40; inside it
+        tokens = books.req_to_token[2, column * books.SIZE : (column + 1) * books.SIZE]
+        page_shadow.mark(books.shadow, tokens.to(torch.int64), books.SIZE, page_shadow.HELD)
+        found = books.replay()
+        assert list(found) == seen
+    assert found["swa"]["kind"] == Kind.EVICTED
+
+
+def test_a_row_that_outgrows_its_table_between_replays():
+    books = Books()
+    books.lengths[1] = 13 * books.SIZE
+    seen = books.replay()
+    assert seen["full"]["row"] == seen["swa"]["row"] == 1
+    # Columns 10 and 11 of the row are zero, too: what is told first is the first bad cell's.
+    assert {f["kind"] for f in seen.values()} <= {Kind.SHORT, Kind.ZERO}
+    assert seen["full"]["count"] == 3  # two cells and the row
+
+
+def test_padding_rows_and_slot_0_are_nobodys():
+    books = Books()
+    books.full[2, 0] = 5  # one token: as long as a graph's padding
+    books.slots[1] = 0
+    books.full[1, 3] = 6
+    assert books.replay() == {}
+    books.full[1, 3] = books.PAGES  # out of range is out of range in any row
+    assert books.replay()["full"]["kind"] == Kind.RANGE
+
+
+def test_a_ledger_that_was_given_up_is_not_believed_at_replay():
+    books = Books()
+    books.shadow[-1] = 0
+    books.shadow[int(books.full[0, 9])] = page_shadow.FREE
+    books.swa[0, 9] = 3
+    assert books.replay() == {}
+    books.full[0, 9] = 3
+    assert books.replay()["full"]["kind"] == Kind.MISMATCH
+
+
+def test_a_launch_with_a_truth_waits_for_nothing():
+    books = Books()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        books.guard()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
