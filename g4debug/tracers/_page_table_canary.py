@@ -1,7 +1,8 @@
-"""Proof that the page-table tracer bites: a real fault on a small table that is made up.
+"""Proof that the page-table tracer bites: real faults on a small table that is made up.
 
-The tracer, the guard, the trap, the fault and the dump are the real ones; only the backend,
-the pool and the batch around them are stand-ins. No SGLang is needed, and no server is touched.
+One page that no pool has, and one that is another request's. The tracer, the guard, the trap, the
+faults and the dump are the real ones; only the backend, the pool and the batch around them are
+stand-ins. No SGLang is needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ import torch
 
 from g4debug import dump
 from g4debug.describe import Describer
-from g4debug.faults import page_oob
+from g4debug.faults import _tables, page_alias, page_oob
 from g4debug.faults.base import Arm
 from g4debug.faults.grammar import Chain, parse
 from g4debug.hooks import Hooks
 from g4debug.recorder import Recorder
 from g4debug.settings import Settings
+from g4debug.tracers._canary import CanaryError
 from g4debug.tracers.base import Context
 from g4debug.tracers.page_table import PageTableTracer
 from g4debug.trap import Trap, TrapError
 
-FAULT = page_oob.FAULT.id
+FAULTS = (
+    (page_oob.FAULT, page_oob.OutOfRange, "out-of-range"),
+    (page_alias.FAULT, page_alias.Alias, "mismatch"),
+)
 PAGE_SIZE = 64
-PAGES = 9
+COLUMNS = 8
 LENGTHS = (130, 1, 512)
-
-
-class CanaryError(Exception):
-    """The tracer did not do what it must; the text says what it did instead."""
+PAGES = len(LENGTHS) * COLUMNS + 1
 
 
 def fire(folder: Path, device: torch.device) -> str:
@@ -40,35 +42,52 @@ def fire(folder: Path, device: torch.device) -> str:
     recorder = Recorder(settings.steps)
     trap = Trap(settings, Describer(recorder))
     tracer = PageTableTracer(Context("page-table", Hooks(), settings, recorder, trap))
-    backend, layer, batch = _serving(device)
-    if _check(tracer, backend, layer, batch) is not None:
-        raise CanaryError("a sound table was reported as broken")
-    arm = Arm(page_oob.FAULT, Chain(parse(f"{FAULT}=1*on").chains[FAULT], 0, FAULT), 0)
-    page_oob.corrupt(backend, arm, "decode", "target")
-    if not arm.schedule:
-        raise CanaryError(f"the fault {FAULT} did not fire")
-    error = _check(tracer, backend, layer, batch)
-    if error is None:
-        raise CanaryError(f"the fault {FAULT} was not found")
-    return _read_back(error, backend)
+    seen = []
+    for fault, corruption, kind in FAULTS:
+        backend, layer, batch = _serving(device)
+        tracer.after_backend_init(None, backend, _RUNNER)
+        if _check(tracer, backend, layer, batch) is not None:
+            raise CanaryError("a sound table was reported as broken")
+        name = fault.id
+        arm = Arm(fault, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
+        tables = _tables.tables_of(backend, None, None)
+        _tables.corrupt(tables, arm, "decode", "target", corruption())
+        if not arm.schedule:
+            raise CanaryError(f"the fault {name} did not fire")
+        error = _check(tracer, backend, layer, batch)
+        if error is None:
+            raise CanaryError(f"the fault {name} was not found")
+        if error.finding.kind != kind:
+            raise CanaryError(f"the fault {name} was found as {error.finding.kind}, not {kind}")
+        seen.append(_read_back(error, backend))
+    return f"found {' and '.join(seen)}; dumps read back"
+
+
+# What the tracer reads of a ModelRunner.
+_RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=True))
 
 
 def _serving(device: torch.device) -> tuple[Any, Any, Any]:
     """A backend with one sound table of three requests, a full-attention layer, a batch."""
     lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
-    columns = torch.arange(PAGES - 1, dtype=torch.int32, device=device)
+    table = torch.arange(1, PAGES, dtype=torch.int32, device=device).view(len(LENGTHS), COLUMNS)
+    req_to_token = torch.zeros(len(LENGTHS) + 1, COLUMNS * PAGE_SIZE, dtype=torch.int32)
+    req_to_token = req_to_token.to(device)
+    req_to_token[1:, ::PAGE_SIZE] = table * PAGE_SIZE
     metadata = SimpleNamespace(
         cache_seqlens_int32=lengths,
         cu_seqlens_q=torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device=device),
-        page_table=(columns + 1).repeat(len(LENGTHS), 1),
+        page_table=table.clone(),
         swa_page_table=None,
     )
     pool = SimpleNamespace(k_buffer=[torch.zeros(PAGES * PAGE_SIZE, 1, device=device)])
-    backend = SimpleNamespace(forward_metadata=metadata, page_size=PAGE_SIZE)
+    backend = SimpleNamespace(
+        forward_metadata=metadata, page_size=PAGE_SIZE, req_to_token=req_to_token
+    )
     batch = SimpleNamespace(
         token_to_kv_pool=pool,
         forward_mode=SimpleNamespace(name="DECODE"),
-        req_pool_indices=torch.arange(len(LENGTHS), device=device),
+        req_pool_indices=torch.arange(1, len(LENGTHS) + 1, device=device),
     )
     return backend, SimpleNamespace(layer_id=0, sliding_window_size=-1), batch
 
@@ -96,6 +115,7 @@ def _read_back(error: TrapError, backend: Any) -> str:
     where = record.finding.location
     if (where.row, where.column) != (row, column):
         raise CanaryError(f"the headline names another cell than the dump: {error.finding}")
-    if int(backend.forward_metadata.page_table[row, column]) != value or value < PAGES:
+    right = 1 + row * COLUMNS + column
+    if int(backend.forward_metadata.page_table[row, column]) != value or value == right:
         raise CanaryError(f"found a cell that is not the bad one: {error.finding.headline}")
-    return f"found page {value} at row {row}, column {column}; dump read back"
+    return f"page {value} at row {row}, column {column}"
