@@ -21,20 +21,20 @@ from g4debug.ledger import SHOWN, Pages, PoolLedger
 _NONE: Pages = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Where in an allocation's tokens the pages are.
 
     new: offset of the first token of each new page; positions: its position in its request;
-    rows: its row of the batch. going_on: offset of the first token of each row that goes on
-    in a page that it has; going_on_rows: that row.
+    groups: (row of the batch, first, last + 1) of its new pages. going_on: offset of the first
+    token of each row that goes on in a page that it has; going_on_rows: that row.
     """
 
     lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator hands the very same to both pools
     tokens: int
     new: Pages
     positions: Pages
-    rows: Pages
+    groups: tuple[tuple[int, int, int], ...]
     going_on: Pages
     going_on_rows: Pages
 
@@ -42,19 +42,37 @@ class Plan:
 def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan:
     """The pages of rows that grow from ``prefix`` to ``lengths`` tokens, int64 [rows]."""
     count = lengths - prefix
-    starts = np.cumsum(count) - count
+    ends = count.cumsum()
+    starts = ends - count
+    tokens = int(ends[-1]) if len(ends) else 0
     into = prefix % size  # tokens that its last page has already
+    filled = into + count
+    if into.all() and count.all() and len(ends) and filled.max() <= size:
+        return Plan(source, tokens, _NONE, _NONE, (), starts, np.arange(len(ends)))
     going_on = ((into > 0) & (count > 0)).nonzero()[0]
+    pages = (filled + (size - 1)) // size - (into > 0)
+    grown = pages.nonzero()[0]
     first = starts + (-prefix) % size
-    pages = -((into + count) // -size) - (into > 0)
-    rows = positions = new = _NONE
-    if pages.any():
-        rows = np.repeat(np.arange(len(pages)), pages)
-        nth = np.arange(len(rows)) - (np.cumsum(pages) - pages)[rows]
-        new = first[rows] + nth * size
-        positions = prefix[rows] + (new - starts[rows])
-    total = int(starts[-1] + count[-1]) if len(count) else 0
-    return Plan(source, total, new, positions, rows, starts[going_on], going_on)
+    groups: list[tuple[int, int, int]] = []
+    new: list[int] = []
+    positions: list[int] = []
+    at = 0
+    for row in grown.tolist():
+        many, begin = int(pages[row]), int(first[row])
+        groups.append((row, at, at + many))
+        new.extend(range(begin, begin + many * size, size))
+        position = int(prefix[row]) + begin - int(starts[row])
+        positions.extend(range(position, position + many * size, size))
+        at += many
+    return Plan(
+        source,
+        tokens,
+        np.array(new, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        tuple(groups),
+        starts[going_on],
+        going_on,
+    )
 
 
 class HandOuts:
@@ -107,16 +125,15 @@ class HandOuts:
             with TrapsLast() as attempt:
                 if check_used(going_on, pool.held) is not None:
                     attempt(self._use, pool, kind, going_on, step)
-                for row in dict.fromkeys(step.rows.tolist()):
-                    mine = step.rows == row
+                for row, first, end in step.groups:
                     attempt(
                         self.ledger.enter,
                         pool,
                         kind,
-                        pages[mine],
+                        pages[first:end],
                         holds=True,
                         request=rids.get(row, ""),
-                        positions=step.positions[mine],
+                        positions=step.positions[first:end],
                         caller=where,
                     )
                 attempt(self._pair, pool, pages, going_on, tokens)
@@ -173,11 +190,14 @@ class HandOuts:
         if len(new) != len(pages) or len(before) != len(going_on):
             full.partner[full.inside(new)] = -1  # SWA pages for a sequence's tail only
             return
-        full.pair(new, pool, pages)
-        known = full.partner[before.clip(0, full.pages - 1)]
-        wrong = (known != going_on) & (known >= 0)
+        if len(new):
+            full.pair(new, pool, pages)
+        known = full.partner.take(before, mode="clip")
+        wrong = known != going_on
         if wrong.any():
-            self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
+            wrong &= known >= 0
+            if wrong.any():
+                self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
 
     def after_swa_alloc(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """Both inner allocations are done: the shadow of the full pages is their SWA page."""
@@ -229,7 +249,7 @@ class HandOuts:
         requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
         if len(requests) != rows:
             return {}
-        return {row: str(requests[row].rid) for row in dict.fromkeys(step.rows.tolist())}
+        return {row: str(requests[row].rid) for row, _, _ in step.groups}
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:

@@ -178,6 +178,91 @@ def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
     assert caplog.text.count("the page ledger failed") == 1
 
 
+class Arrival:
+    """Stands for torch.cuda.Event: a copy arrives when the test says so."""
+
+    here = False
+
+    def query(self):
+        return self.here
+
+    def synchronize(self):
+        self.here = True
+
+
+@pytest.fixture
+def delayed(armed, monkeypatch):
+    """What is handed out reaches the host later, as on CUDA: (rig, ledger, arrivals)."""
+    from g4debug.ledger import _Pending
+
+    rig, ledger = armed
+    arrivals = []
+
+    def post(indices, enter):
+        arrivals.append(Arrival())
+        ledger._pending.append(_Pending(indices.clone(), arrivals[-1], enter))
+
+    monkeypatch.setattr(ledger, "post", post)
+    return rig, ledger, arrivals
+
+
+def test_what_arrives_later_is_entered_in_order(delayed):
+    rig, ledger, arrivals = delayed
+    a = rig.admit("a", 2 * PAGE)
+    full = ledger.pools["full"]
+    assert not full.held[pages_of(rig, a)].any()
+    arrivals[0].here = True
+    ledger.settle()
+    assert full.held[pages_of(rig, a)].all()
+    assert not full.partner[pages_of(rig, a)].any()  # its SWA pages are still on their way
+    tokens = rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens]
+    rig.allocator.free(tokens)  # waits for all of it
+    agree(rig, ledger)
+
+
+def test_what_the_device_had_copied_before_it_died(delayed):
+    from g4debug.ledger import NOT_YET
+
+    rig, ledger, _ = delayed
+    a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
+    late = list(ledger._pending)[3:]  # a's: full, SWA and the mapping
+    for pending in late:
+        pending.words.fill_(NOT_YET)
+    ledger.salvage()
+    full = ledger.pools["full"]
+    assert full.held[pages_of(rig, a)].all()
+    assert not full.held[pages_of(rig, b)].any()
+    ledger.settle(wait=True)  # nothing is left that could be waited for
+    assert not ledger.broken
+
+
+def test_a_finding_leaves_the_ledger_whole(armed):
+    """A hand-out happened and is entered; a free that is stopped is not."""
+    from g4debug.record import Finding, Location
+    from g4debug.trap import TrapError
+
+    rig, ledger = armed
+
+    def listener(pool, event, pages):
+        raise TrapError(Finding("c", "k", "s", "h", Location(), "e", "g"), None, "")
+
+    a = rig.admit("a", PAGE)
+    ledger.listeners.append(listener)
+    with pytest.raises(TrapError):
+        rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, :PAGE])
+    ledger.listeners.clear()
+    agree(rig, ledger)
+    ledger.listeners.append(listener)
+    zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
+    inner = rig.allocator.full_attn_allocator
+    with pytest.raises(TrapError):
+        inner.alloc_extend(zero, zero, lengths, lengths, zero - 1, 3 * PAGE)
+    free = set(inner.free_pages.tolist())
+    held = set(range(1, inner.num_pages + 1)) - free
+    assert set(ledger.pools["full"].held.nonzero()[0].tolist()) == held
+    assert not ledger.broken
+
+
 def test_history_is_bounded():
     ledger = Ledger(Recorder(1))
     pool = ledger.pools["full"] = PoolLedger("full", 4, PAGE)

@@ -68,9 +68,8 @@ def check_used(pages: Pages, held: Flags) -> Violation | None:
     """Pages that a sequence goes on in must be held."""
     if not len(pages):
         return None
-    if pages.min() > 0 and pages.max() < len(held):
-        loose = ~held[pages]
-        return Violation("use-after-free", pages[loose]) if loose.any() else None
+    if held.take(pages, mode="clip").all() and pages.max() < len(held):
+        return None  # page 0 is never held, and stands for the negative ones
     inside = (pages > 0) & (pages < len(held))
     held_inside = np.zeros(len(pages), dtype=np.bool_)
     held_inside[inside] = held[pages[inside]]
