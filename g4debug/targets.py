@@ -24,6 +24,8 @@ _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWork
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
+_MM = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
 _GEMMA4 = "sglang.srt.models.gemma4_causal"
 _ANY = ""
 
@@ -38,6 +40,10 @@ def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
 def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
     """A method of the worker that 0.5.14 dropped for speculative decoding v2."""
     return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
+
+
+def _from_0_5_14(path: str) -> tuple[tuple[str, str | None], ...]:
+    return (("<0.5.14", None), (_ANY, path))
 
 
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
@@ -66,6 +72,20 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         (
             "<0.5.14",
             "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs",
+        ),
+        (_ANY, None),
+    ),
+    "model.capture_eagle3": ((_ANY, f"{_CAUSAL}.set_eagle3_layers_to_capture"),),
+    "model.capture_eagle3_mm": ((_ANY, f"{_MM}.set_eagle3_layers_to_capture"),),
+    "model.capture_dflash": _from_0_5_14(f"{_CAUSAL}.set_dflash_layers_to_capture"),
+    "model.capture_dflash_mm": _from_0_5_14(f"{_MM}.set_dflash_layers_to_capture"),
+    "forward_batch.init_new": (
+        (_ANY, "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"),
+    ),
+    "runner.piecewise_can_run": (
+        (
+            "<0.5.14",
+            "sglang.srt.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
         ),
         (_ANY, None),
     ),
@@ -135,6 +155,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
+    "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
     "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),

@@ -31,6 +31,7 @@ STATES = {
     "mm-piecewise-graph": (OFF, OFF, N, N, N),
     "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
+    "residual-aliasing":  (A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
     "ple-tail":           (A, A, A, A, N),  # not written for 0.5.23, whose layer is another
     "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23

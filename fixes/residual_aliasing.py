@@ -1,0 +1,90 @@
+"""Captured hidden states of Gemma-4 are what they were when captured (from the fork).
+
+``Gemma4DecoderLayer.forward`` takes its input as the residual, and on CUDA the fused
+add-and-norm adds the attention's output to the residual *in place*: the layer overwrites
+its own input. In the chain of layers nobody reads that tensor again. But where the model
+captures hidden states for a draft (EAGLE3; DFLASH from 0.5.14 on), the list holds the same
+tensor, and the draft gets "input + attention" of the next layer instead of the input.
+
+The fix: a captured layer works on a copy of its input. Layers that are not captured, and so
+all of FROZEN_KV_MTP, which reads only the last norm's output, are left as they are and cost
+nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes._source import source
+from g4debug.fixes._spec import Fix
+
+if TYPE_CHECKING:
+    from g4debug.hooks import Hooks
+
+ID = "residual-aliasing"
+LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
+SITES = (
+    "model.capture_eagle3",
+    "model.capture_eagle3_mm",
+    "model.capture_dflash",
+    "model.capture_dflash_mm",
+)
+_KEPT = "_g4debug_kept"
+
+
+def own_input(
+    layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Forward pre-hook: the layer gets a copy of hidden_states ([tokens, hidden])."""
+    if "hidden_states" in kwargs:
+        return args, {**kwargs, "hidden_states": kwargs["hidden_states"].clone()}
+    positions, hidden_states, *others = args
+    return (positions, hidden_states.clone(), *others), kwargs
+
+
+def keep_captured(text_model: Any) -> None:
+    """Let each layer in ``layers_to_capture`` work on a copy; can be called again."""
+    for handle in vars(text_model).pop(_KEPT, ()):
+        handle.remove()
+    layers = text_model.layers
+    # The number of layers itself stands for the last layer's output, which nobody overwrites.
+    captured = sorted({i for i in text_model.layers_to_capture if 0 <= i < len(layers)})
+    vars(text_model)[_KEPT] = [
+        layers[i].register_forward_pre_hook(own_input, with_kwargs=True) for i in captured
+    ]
+
+
+def after_capture(result: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wraps ``set_eagle3_layers_to_capture`` and ``set_dflash_layers_to_capture``."""
+    text_model = getattr(model, "language_model", None) or model.model
+    if not hasattr(text_model, "layers_to_capture"):
+        text_model = text_model.model
+    keep_captured(text_model)
+    return result
+
+
+def still_broken() -> bool:
+    """True if the layer's residual is its input, and is then handed to a norm that writes it."""
+    forward = source(f"{LAYER}.forward")
+    norm = forward.partition("self.pre_feedforward_layernorm(")[2].partition(")")[0]
+    return "residual = hidden_states\n" in forward and "residual" in norm
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug import targets
+    from g4debug.hooks import Layer
+
+    for site in SITES:
+        if targets.path(site) is not None:
+            hooks.after(site, Layer.FIX, ID, after_capture)
+
+
+FIX = Fix(
+    id=ID,
+    title="hidden states that Gemma-4 captures for a draft are not overwritten by the next layer",
+    seed="none: a later fix of the seeds' fork",
+    upstream="none known; gone in 0.5.23, whose layers hand the residual over explicitly",
+    needs=">=0.5.12",
+    still_broken=still_broken,
+    apply=apply,
+)
