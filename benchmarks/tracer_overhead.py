@@ -9,6 +9,7 @@ tokens - time of 1 token) / (N - 1), both calls in the same turn; a variant's ov
 median over the rounds of its time over that of the group's first variant. FROZEN_KV_MTP on.
 
 graphs: CUDA graphs on. off, the flight recorder alone, all tracers, CUDA_LAUNCH_BLOCKING=1.
+each: the same with single tracers.
 eager: CUDA graphs off, as the other two need it: off, seed PR #3's check, compute-sanitizer.
 """
 
@@ -37,6 +38,13 @@ GROUPS = {
         "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
         "launch-blocking": Variant({"CUDA_LAUNCH_BLOCKING": "1"}),
     },
+    "each": {
+        "off": Variant(),
+        **{
+            name: Variant({"G4DEBUG_TRACE": name})
+            for name in ("page-table", "swa-allocator", "spec-lifecycle")
+        },
+    },
     "eager": {
         "eager": Variant(engine=EAGER),
         "max-min check (seed PR #3)": Variant(engine=EAGER, plugin="_max_min_check"),
@@ -49,8 +57,8 @@ GROUPS = {
         ),
     },
 }
-BATCHES = {"graphs": (1, 8, 64), "eager": (1, 8), "sanitizer": (1,)}
-TOKENS = {"graphs": 200, "eager": 60, "sanitizer": 5}
+BATCHES = {"graphs": (1, 8, 64), "each": (1, 8), "eager": (1, 8), "sanitizer": (1,)}
+TOKENS = {"graphs": 200, "each": 200, "eager": 60, "sanitizer": 5}
 
 
 def measure(
