@@ -45,7 +45,7 @@ class Watched:
         self.kv.stamped.zero_()
 
     def on_device(self, pages: Pages) -> torch.Tensor:
-        return torch.from_numpy(pages).to(self.kv.device)
+        return to_device(pages, self.kv.device)
 
     def completed(self, committed: Mapping[str, int]) -> Pages:
         """Pages that have all of their tokens now; they are no longer being filled.
@@ -81,6 +81,11 @@ class Watched:
     def buffer(self, code: int) -> tuple[int, str]:
         """(the model's layer, "K" or "V") of a code of ``KvPages.changed``."""
         return self.layers[(code - 1) // 2], "KV"[(code - 1) % 2]
+
+
+def to_device(indices: Pages, device: torch.device) -> torch.Tensor:
+    # A copy that may block waits for all that is queued on the stream.
+    return torch.from_numpy(indices).to(device, non_blocking=True)
 
 
 def obstacles(server_args: Any) -> list[str]:

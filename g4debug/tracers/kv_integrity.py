@@ -29,7 +29,7 @@ from g4debug.kernels.kv_pages import KvPages, Unsupported
 from g4debug.ledger import Pages, PoolLedger
 from g4debug.record import Evidence, PageEvent
 from g4debug.tracers import _kv_integrity_report as report
-from g4debug.tracers._kv_integrity_pool import Watched, chunks, layers_of, obstacles
+from g4debug.tracers._kv_integrity_pool import Watched, chunks, layers_of, obstacles, to_device
 from g4debug.tracers.base import Context, Tracer
 
 HANDED_OUT = 256  # new pages whose stamps are compared at a time
@@ -155,7 +155,7 @@ class KvIntegrityTracer:
             ends = lengths.numpy().astype(np.int64)
             new = plan(prefix, ends, watched.pool.page_size, lengths).new
             if len(new):
-                self._handed_out(watched, out[torch.from_numpy(new).to(out.device)])
+                self._handed_out(watched, out[to_device(new, out.device)])
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> Any:
         watched = self._of(allocator)
