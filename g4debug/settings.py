@@ -129,6 +129,19 @@ class Settings:
         "busy steps between two counts of all pages (pool-leak), 0 counts at idle only",
         256,
     )
+    yoco_eager_rows: int = _setting(
+        "G4DEBUG_YOCO_EAGER_ROWS",
+        _number(0, 1_000_000),
+        "yoco-fast-prefill runs in place of a piecewise CUDA graph where it spares so many rows; "
+        "0: never",
+        0,
+    )
+    mm_encoder_percent: int = _setting(
+        "G4DEBUG_MM_ENCODER_PERCENT",
+        _number(1, 100),
+        "share of the device's memory that one pass of the vision tower may take, in percent",
+        5,
+    )
     cpu: bool = _setting(
         "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
     )

@@ -9,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from g4debug.cpu import CpuEngineError, draft_tree, experts, flashinfer_init, softcap, verify_greedy
+from g4debug.cpu import (
+    CpuEngineError,
+    draft_tree,
+    experts,
+    flashinfer_init,
+    pinned,
+    softcap,
+    verify_greedy,
+)
 
 log = logging.getLogger("g4debug.cpu")
 
@@ -60,6 +68,12 @@ TABLE: Final[tuple[StandIn, ...]] = (
         "fused_softcap",
         softcap.softcap_in_place,
         "its Triton kernel calls libdevice.tanh, which the interpreter lacks",
+    ),
+    StandIn(
+        f"{_SRT}.layers.logits_processor",
+        "torch",
+        pinned.TORCH,
+        "prompt logprobs ask for pinned memory, which only an accelerator has",
     ),
     StandIn(
         f"{_SRT}.layers.quantization.unquant",

@@ -1,0 +1,184 @@
+"""A prefill cut down to the rows that are read: its batch, its attention metadata, the way back.
+
+To an attention backend the cut rows are a prefill of their own: a request that keeps its last
+k rows has k new tokens behind a prefix of all the others, whose KV the layers before have
+written. So the backend's own ``init_forward_metadata`` builds what is needed, once, before the
+first layer: its host syncs then do not tear a hole between the layers. A request that keeps no
+row is not in the cut batch.
+
+Backends: ``triton`` and ``trtllm_mha``, alone or as the prefill side of a hybrid.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+# Of the triton backend: metadata are views of these, so the cut gets buffers of its own.
+BUFFERS = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
+_ATTENTION = "sglang.srt.layers.attention"
+HYBRID = f"{_ATTENTION}.hybrid_attn_backend.HybridAttnBackend"
+SUPPORTED = (
+    f"{_ATTENTION}.triton_backend.TritonAttnBackend",
+    f"{_ATTENTION}.trtllm_mha_backend.TRTLLMHAAttnBackend",
+)
+WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices")
+
+
+class Cut:
+    """One forward. rows: int64 [kept], of all the batch's rows those that go on.
+
+    batch is None if no row goes on. ``enter`` is for the first KV-shared layer, ``leave`` for
+    the end of the forward, however it ended.
+    """
+
+    def __init__(self, forward_batch: Any, kept: list[int], first: int) -> None:
+        self.first = first
+        self.full = forward_batch
+        self.backend = prefill_backend(forward_batch)
+        self.batch: Any = None
+        self.entered = False
+        self.positions: torch.Tensor | None = None
+        self._before: Any = None
+        if not any(kept):
+            return
+        self.rows, self.batch = cut_batch(forward_batch, kept)
+        self.metadata = cut_metadata(self.backend, self.batch)
+        mask = getattr(self.backend.forward_metadata, "custom_mask", None)
+        # A single row attends to all before it and itself: no mask says anything else.
+        if mask is not None and max(kept) > 1:
+            cut_mask(self.backend.forward_metadata, self.metadata, forward_batch, kept)
+
+    def enter(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Put the cut metadata into force; returns the rows [kept, hidden] that go on."""
+        self.entered = True
+        if self.batch is None:
+            # One row, so that no kernel of the final norm meets an empty tensor.
+            return hidden_states[:1]
+        self._before = self.backend.forward_metadata
+        self.backend.forward_metadata = self.metadata
+        self.positions = positions[self.rows]
+        return hidden_states[self.rows]
+
+    def leave(self) -> None:
+        if self._before is not None:
+            self.backend.forward_metadata, self._before = self._before, None
+
+    def scatter(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[kept, hidden] back to [all rows, hidden]; rows that nobody reads are zero."""
+        whole = hidden_states.new_zeros(len(self.full.positions), *hidden_states.shape[1:])
+        if self.batch is not None:
+            whole[self.rows] = hidden_states
+        return whole
+
+
+def prefill_backend(forward_batch: Any) -> Any:
+    """The backend that runs this prefill's attention."""
+    backend = forward_batch.attn_backend
+    if _class_of(backend) == HYBRID:
+        backend = backend._select_backend(forward_batch.forward_mode)
+    return backend
+
+
+def unsupported(backend: Any) -> str:
+    """Why the metadata of ``backend`` cannot be cut, '' if they can."""
+    if _class_of(backend) not in SUPPORTED:
+        return f"prefill attention is {type(backend).__name__}, not triton or trtllm_mha"
+    if getattr(backend, "enable_deterministic", False):
+        return "deterministic inference"  # its kernel takes the SWA slots of all rows
+    return ""
+
+
+def _class_of(backend: Any) -> str:
+    """By name: on some platforms the module of another backend cannot be imported."""
+    return f"{type(backend).__module__}.{type(backend).__qualname__}"
+
+
+def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
+    """The rows (int64, on the batch's device) and the ForwardBatch of them.
+
+    The ForwardBatch is a shallow copy; the given one is not changed.
+    """
+    b = forward_batch
+    old = [int(n) for n in b.extend_prefix_lens_cpu]
+    new = [int(n) for n in b.extend_seq_lens_cpu]
+    who = [i for i, k in enumerate(kept) if k]
+    rows: list[int] = []
+    end = 0
+    for n, k in zip(new, kept, strict=True):
+        end += n
+        rows += range(end - k, end)
+    extend = [kept[i] for i in who]
+    prefix = [old[i] + new[i] - kept[i] for i in who]
+    starts = [sum(extend[:i]) for i in range(len(extend))]
+    # One copy to the device, and none that the host waits for.
+    packed = torch.tensor(rows + who + extend + prefix + starts, dtype=torch.int64)
+    if b.positions.is_cuda:
+        packed = packed.pin_memory()
+    packed = packed.to(b.positions.device, non_blocking=True)
+    parts = torch.split(packed, [len(rows)] + 4 * [len(who)])  # type: ignore[no-untyped-call]
+    at, index = parts[0], parts[1]
+
+    cut = copy.copy(b)
+    cut.batch_size = len(who)
+    lengths = ("extend_seq_lens", "extend_prefix_lens", "extend_start_loc")
+    for name, values in zip(lengths, parts[2:], strict=True):
+        before = getattr(b, name)
+        setattr(cut, name, values if before is None else values.to(before.dtype))
+    cut.extend_seq_lens_cpu, cut.extend_prefix_lens_cpu = extend, prefix
+    cut.extend_num_tokens = cut.num_token_non_padded_cpu = len(rows)
+    cut.extend_logprob_start_lens_cpu = None
+    cut.return_logprob = False
+    for name in ("input_ids", "positions", "out_cache_loc", "out_cache_loc_swa"):
+        _select(cut, name, at)
+    if len(who) < len(kept):
+        for name in ("req_pool_indices", "seq_lens", "orig_seq_lens"):
+            _select(cut, name, index)
+        _select(cut, "seq_lens_cpu", torch.tensor(who))
+        for name in ("rids", "mm_inputs", "lora_ids"):
+            values = getattr(b, name)
+            setattr(cut, name, None if values is None else [values[i] for i in who])
+    cut.seq_lens_sum = sum(old[i] + new[i] for i in who)
+    return at, cut
+
+
+def _select(batch: Any, name: str, at: torch.Tensor) -> None:
+    tensor = getattr(batch, name)
+    if tensor is not None:
+        setattr(batch, name, tensor[at])
+
+
+def cut_metadata(backend: Any, batch: Any) -> Any:
+    """What ``backend.init_forward_metadata`` builds for ``batch``; the backend stays as it was."""
+    before = {name: getattr(backend, name) for name in WRITTEN if hasattr(backend, name)}
+    try:
+        for name in BUFFERS:
+            if before.get(name) is not None:
+                setattr(backend, name, torch.zeros_like(before[name]))
+        backend.init_forward_metadata(batch)
+        return backend.forward_metadata
+    finally:
+        for name, value in before.items():
+            setattr(backend, name, value)
+
+
+def cut_mask(full: Any, cut: Any, batch: Any, kept: list[int]) -> None:
+    """The kept rows of the mask for image tokens (``prepare_attn_masks`` of gemma4_mm).
+
+    The flat mask has new x (prefix + new) cells per request; its columns stay what they were.
+    """
+    pieces, ends, begin = [], [0], 0
+    lengths = zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, kept, strict=True)
+    for old, new, k in lengths:
+        width = int(old) + int(new)
+        end = begin + int(new) * width
+        if k:
+            pieces.append(full.custom_mask[end - k * width : end])
+            ends.append(ends[-1] + k * width)
+        begin = end
+    cut.custom_mask = torch.cat(pieces)
+    cut.mask_indptr = torch.tensor(
+        ends, dtype=full.mask_indptr.dtype, device=full.mask_indptr.device
+    )

@@ -1,0 +1,99 @@
+"""Which rows of a prefill anybody reads after its last layer, and when that is not known.
+
+A request's rows are its new tokens, in order; what is read is always a tail of them:
+
+* the last row of a request whose prompt ends in this forward: it is sampled from, and
+  FROZEN_KV_MTP seeds its draft with it (``select_last_extend_hidden``);
+* with prompt logprobs, all rows from ``extend_logprob_start_len`` on;
+* none of a chunk that is not the prompt's last: SGLang throws its sample away.
+
+All of it is host data, so that a plan costs no device sync.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+FACTS = "g4debug_yoco_facts"  # of a ForwardBatch, put there when SGLang makes it
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What only the requests know. goes_on: the prompt does not end here, by request."""
+
+    goes_on: tuple[bool, ...]
+    hidden_states: bool  # a request asked for its hidden states
+
+
+def after_init_new(
+    forward_batch: Any, cls: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """After ``ForwardBatch.init_new``: note the facts of a prefill of the target model."""
+    mode = forward_batch.forward_mode
+    if (mode.is_mixed() or mode.name == "EXTEND") and not model_runner.is_draft_worker:
+        ends = zip(batch.extend_prefix_lens, batch.extend_seq_lens, batch.reqs, strict=True)
+        facts = Facts(
+            goes_on=tuple(_goes_on(request, old + new) for old, new, request in ends),
+            hidden_states=any(request.return_hidden_states for request in batch.reqs),
+        )
+        setattr(forward_batch, FACTS, facts)
+    return forward_batch
+
+
+def _goes_on(request: Any, end: int) -> bool:
+    """True if SGLang will not use what is sampled after token ``end`` of the request.
+
+    Both must say so: under overlap scheduling ``is_chunked`` still counts the chunk before.
+    """
+    whole = len(request.origin_input_ids) + len(request.output_ids)
+    return end < whole and request.is_chunked > 0
+
+
+def rows_read(forward_batch: Any, facts: Facts) -> list[int]:
+    """Number of rows, counted from its last one, that are read of each request."""
+    new = [int(n) for n in forward_batch.extend_seq_lens_cpu]
+    kept = [0 if goes_on else 1 for goes_on in facts.goes_on]
+    if forward_batch.return_logprob:
+        starts = forward_batch.extend_logprob_start_lens_cpu
+        wanted = [n - int(start) for n, start in zip(new, starts, strict=True)]
+        kept = [max(k, w) for k, w in zip(kept, wanted, strict=True)]
+    return kept
+
+
+def plan(forward_batch: Any, captured: list[int], first: int) -> list[int] | str:
+    """Rows to keep of each request, or why all must be computed.
+
+    captured: the model's ``layers_to_capture``; ``n`` takes the input of layer n. first: the
+    first KV-shared layer.
+    """
+    facts = getattr(forward_batch, FACTS, None)
+    if facts is None:
+        return "no prefill of the target"
+    spec = forward_batch.spec_algorithm
+    frozen = spec is not None and spec.is_frozen_kv_mtp()
+    # Checked in this order; the first that holds is the reason.
+    reasons = {
+        "speculative decoding other than FROZEN_KV_MTP": not (
+            spec is None or spec.is_none() or frozen
+        ),
+        "hidden states were asked for": facts.hidden_states
+        or (forward_batch.capture_hidden_mode.is_full() and not frozen)
+        or forward_batch.return_pooled_hidden_states
+        or forward_batch.return_hidden_states_before_norm,
+        "hidden states are captured in the KV-shared layers": any(n > first for n in captured),
+        "multi-item scoring": forward_batch.multi_item_delimiter_indices is not None,
+        "attention of DP or CP ranks": forward_batch.global_num_tokens_cpu is not None
+        or forward_batch.attn_cp_metadata is not None,
+        "two-batch overlap": forward_batch.tbo_children is not None
+        or forward_batch.tbo_split_seq_index is not None,
+        "LoRA": any(lora is not None for lora in forward_batch.lora_ids or ()),
+        "cross-attention": forward_batch.encoder_lens is not None,
+        "padded rows": forward_batch.padded_static_len >= 0
+        or sum(forward_batch.extend_seq_lens_cpu) != len(forward_batch.positions),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return reason
+    kept = rows_read(forward_batch, facts)
+    return kept if sum(kept) < len(forward_batch.positions) else "every row is read"
