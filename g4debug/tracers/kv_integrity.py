@@ -33,7 +33,7 @@ from g4debug.tracers._kv_integrity_pool import Watched, chunks, layers_of, obsta
 from g4debug.tracers.base import Context, Tracer
 
 HANDED_OUT = 256  # new pages whose stamps are compared at a time
-SAMPLE = 16  # sealed pages of each pool that are compared after each step
+SAMPLE = 64  # sealed pages of each pool that are compared after each step
 KNOWN = 4096  # requests whose committed length is remembered
 logger = logging.getLogger("g4debug")
 
