@@ -2,11 +2,11 @@
 
 26B-A4B's layers norm the output of attention, add it to the residual, and norm the sum three times:
 for the dense MLP, for the router (times a scale), for the experts. Five kernels in 0.5.12.post1,
-four of which read the same rows; here one (:mod:`g4debug.kernels.triple_rmsnorm`).
+here one (:mod:`g4debug.kernels.triple_rmsnorm`).
 
-Two differences, both on purpose: the dense norm sees the residual as it is stored, rounded (SGLang's
-fused add norms the unrounded sum for the MLP and the rounded one for the others), and the layer's
-input is left alone (SGLang adds into it, so hidden states captured for other uses change later).
+Two differences, both on purpose: the MLP's norm sees the residual as it is stored, rounded, as the
+two others do (SGLang's fused add norms the unrounded sum), and the layer's input is left alone
+(SGLang adds into it).
 """
 
 from __future__ import annotations

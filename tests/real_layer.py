@@ -1,0 +1,90 @@
+"""A real Gemma4DecoderLayer on the CPU engine, outside of a server. Only attention is a stand-in.
+
+It is the layer of a toy geometry, with seeded weights of sensible size; ``RadixAttention`` calls
+the backend of the batch, and :class:`Backend` answers with q, so that no KV pool is needed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+TOKENS = 5
+
+
+class Backend:
+    """Stands in for an attention backend: gives back q."""
+
+    def forward(self, q: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return q.reshape(len(q), -1)
+
+
+class Batch:
+    """Stands in for a ForwardBatch: what RadixAttention reads of it."""
+
+    def __init__(self) -> None:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        self.attn_backend, self.forward_mode = Backend(), ForwardMode.DECODE
+
+
+@contextmanager
+def one_process(model_path: str) -> Iterator[None]:
+    """Process groups of one process, and server arguments, as SGLang's layers ask for them."""
+    from sglang.srt import server_args as module
+    from sglang.srt.distributed import parallel_state
+
+    before = module._global_server_args
+    args = module.ServerArgs(model_path=model_path, device="cpu", skip_tokenizer_init=True)
+    module.set_global_server_args_for_scheduler(args)
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    parallel_state.init_distributed_environment(
+        world_size=1, rank=0, local_rank=0, backend="gloo",
+        distributed_init_method=f"tcp://127.0.0.1:{port}",
+    )  # fmt: skip
+    try:
+        parallel_state.initialize_model_parallel()
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+        module._global_server_args = before
+
+
+def config(geometry: Any, **other: Any) -> Any:
+    """SGLang's config object of a toy geometry, some of whose fields are replaced."""
+    from transformers import Gemma4TextConfig
+
+    return Gemma4TextConfig(**(replace(geometry).target_config() | other))
+
+
+def layer(geometry: Any, number: int = 0, **other: Any) -> Any:
+    """Layer ``number`` in eval mode; call it inside of ``one_process``."""
+    from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
+
+    made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(number)
+    for name, p in made.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
+    made.layer_scalar.fill_(0.75)
+    return made
+
+
+def inputs(geometry: Any, tokens: int = TOKENS) -> dict[str, Any]:
+    """Arguments of the layer's forward, fresh each time: SGLang writes into hidden_states."""
+    generator = torch.Generator().manual_seed(tokens)
+    everyones = torch.randn(tokens, geometry.layers, geometry.ple or 1, generator=generator)
+    return {
+        "positions": torch.arange(tokens),
+        "hidden_states": torch.randn(tokens, geometry.hidden, generator=generator),
+        "per_layer_input": everyones[:, 0] if geometry.ple else None,
+        "forward_batch": Batch(),
+    }
