@@ -1,4 +1,4 @@
-"""Driven by test_page_table_engine.py, in a process of its own: one batch on the CPU engine."""
+"""Driven by test_page_table_engine.py, in a process of its own: two batches on the CPU engine."""
 
 import json
 import random
@@ -14,12 +14,17 @@ def main():
     from g4debug.cpu.server import engine_arguments
 
     rng = random.Random(5)
-    prompts = [[2, *(rng.randrange(4, 512) for _ in range(n - 1))] for n in LENGTHS]
+
+    def prompts():
+        return [[2, *(rng.randrange(4, 512) for _ in range(n - 1))] for n in LENGTHS]
+
     engine = sglang.Engine(**engine_arguments(disable_radix_cache=True))
     sampling = {"temperature": 0, "max_new_tokens": OUTPUT, "ignore_eos": True}
-    outputs = engine.generate(
-        input_ids=prompts, sampling_params=sampling, rid=[f"len{n}" for n in LENGTHS]
-    )
+    outputs = []
+    for _ in range(2):  # the second one's rows of the tables had other owners before
+        outputs += engine.generate(
+            input_ids=prompts(), sampling_params=sampling, rid=[f"len{n}" for n in LENGTHS]
+        )
     print("RESULT", json.dumps([len(o["output_ids"]) for o in outputs]), flush=True)
     engine.shutdown()
 
