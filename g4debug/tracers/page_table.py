@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.kernels import page_guard
+from g4debug.kernels.trap_buffer import TrapBuffer
 from g4debug.record import Evidence
 from g4debug.tracers._page_table_truth import Books, pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 
 if TYPE_CHECKING:
     from g4debug.checks.page_table import Truth
-    from g4debug.kernels.trap_buffer import TrapBuffer
 
 SITE = "attn.layer_page_table"
 # Cells behind a table's last row that a kernel reads if that row is too short.
@@ -114,7 +114,7 @@ class PageTableTracer:
         self, table: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> Launch:
         if self.trap is None:
-            self.trap = page_guard.TrapBuffer(table.device)
+            self.trap = TrapBuffer(table.device)
         key = (id(backend), name)
         captured = table.is_cuda and torch.cuda.is_current_stream_capturing()
         if captured:
