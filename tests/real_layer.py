@@ -71,7 +71,7 @@ def layer(geometry: Any, number: int = 0, **other: Any) -> Any:
 
     made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(number)
-    for name, p in made.named_parameters():
+    for _, p in made.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
     made.layer_scalar.fill_(0.75)

@@ -246,7 +246,7 @@ def test_dynamo_traces_it_into_ops_that_it_does_not_look_into(process, arm, path
             return made
         logits = torch.randn(tokens, geometry.experts, generator=torch.Generator().manual_seed(1))
         torch._dynamo.mark_dynamic(logits, 0)
-        return dict(hidden_states=None, gating_output=logits, topk=2, renormalize=True)
+        return {"hidden_states": None, "gating_output": logits, "topk": 2, "renormalize": True}
 
     with torch._dynamo.config.patch(disable=False):
         torch._dynamo.reset()

@@ -1,0 +1,219 @@
+"""Times of kernels on one GPU: interleaved, in CUDA graphs, beside the measured copy bandwidth.
+
+A variant is a function of a number i, which says which of several sets of inputs to take. Its calls
+for all sets are captured in one CUDA graph, outputs kept apart, so that together they do not fit
+into the L2 cache where one call does not; a small batch's do, as in serving. A round replays each
+variant's graph once, in changing order; a figure is the median over the rounds, a ratio the median
+of the rounds' ratios.
+
+Roofline: bytes that the operation must move, at the bandwidth of a plain copy of 1 GiB on the same
+device; beside it, what a copy of just so many bytes takes in the same harness (a launch costs 1 to
+2 us whatever it does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Variant = Callable[[int], Any]
+GIB = 1 << 30
+
+
+@dataclass
+class Timed:
+    """One variant at one size. us: microseconds per call in a graph, one for each round.
+    eager_us: per call from Python, median."""
+
+    us: list[float]
+    eager_us: float
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.us)
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--rows", help="comma-separated, instead of the benchmark's own")
+    made.add_argument("--rounds", type=int, default=15)
+    made.add_argument("--out", type=Path, help="the CSV (default: beside this script)")
+    made.add_argument("--tune", action="store_true", help="try every cut of our kernel; no CSV")
+    made.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    made.add_argument(
+        "--check", action="store_true", help="on any device: compare the variants' results only"
+    )
+    return made
+
+
+def sets(bytes_per_call: int) -> int:
+    """How many sets of inputs: beyond three L2 caches, but no more than 48."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(4, min(48, -(-3 * cache // max(1, bytes_per_call))))
+
+
+def captured(variant: Variant, count: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """A graph of ``count`` calls, and what keeps their outputs apart."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(min(count, 3)):
+            variant(i)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [variant(i) for i in range(count)]
+    return graph, kept
+
+
+def measure(variants: Mapping[str, Variant], count: int, rounds: int) -> dict[str, Timed]:
+    """Every variant, interleaved; ``count``: sets of inputs."""
+    graphs = {name: captured(v, count) for name, v in variants.items()}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
+    for number in range(rounds + 2):
+        for name in names if number % 2 else names[::-1]:
+            graph = graphs[name][0]
+            graph.replay()  # warms this variant's code, and leaves the caches as it does itself
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if number >= 2:
+                times[name].append(begin.elapsed_time(end) * 1000 / count)
+    eager = {name: _eager(v, count, begin, end) for name, v in variants.items()}
+    return {name: Timed(times[name], eager[name]) for name in variants}
+
+
+def _eager(variant: Variant, count: int, begin: Any, end: Any) -> float:
+    found = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        begin.record()
+        for i in range(count):
+            variant(i)
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1000 / count)
+    return statistics.median(found)
+
+
+def copy_of(moved: int, count: int) -> Variant:
+    """A variant that copies: reads half of ``moved`` bytes and writes the other half."""
+    size = max(16, moved // 2 // 16 * 16)
+    sources = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
+    targets = [torch.empty_like(s) for s in sources]
+    return lambda i: targets[i].copy_(sources[i])
+
+
+def copy_bandwidth() -> float:
+    """Bytes per microsecond, read plus written, of a copy of 1 GiB; median of 20."""
+    source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+    found = []
+    for _ in range(23):
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1000)
+    return 2 * GIB / statistics.median(found[3:])
+
+
+def rows_for(
+    at: Mapping[str, Any], timed: Mapping[str, Timed], moved: int, bandwidth: float
+) -> list[dict[str, Any]]:
+    """CSV rows of one size: all variants but "copy", which is a column. "ours" is the numerator."""
+    ours = timed["ours"].us
+    made = []
+    for name, t in timed.items():
+        if name == "copy":
+            continue
+        ratios = [a / b for a, b in zip(t.us, ours, strict=True)]
+        made.append(
+            {
+                **at,
+                "variant": name,
+                "us": round(t.median, 3),
+                "us_min": round(min(t.us), 3),
+                "us_max": round(max(t.us), 3),
+                "eager_us": round(t.eager_us, 2),
+                "ours_is_faster_by": round(statistics.median(ratios), 3),
+                "bytes": moved,
+                "GB_per_s": round(moved / t.median / 1000, 1),
+                "roofline_us": round(moved / bandwidth, 3),
+                "of_copy_bandwidth": round(moved / bandwidth / t.median, 3),
+                "same_size_copy_us": round(timed["copy"].median, 3),
+            }
+        )
+    return made
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
+    """The CSV: one comment line of JSON (GPU, versions, command), then the rows."""
+    from g4debug.describe import versions
+
+    head = {
+        **versions(),
+        "device": torch.cuda.get_device_name(),
+        "command": shlex.join(["python", *sys.argv]),
+        **facts,
+    }
+    with path.open("w", newline="") as f:
+        f.write(f"# {json.dumps(head)}\n")
+        writer = csv.DictWriter(f, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {path.name}")
+
+
+def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """One line for each size: every variant's us, and ours against the best of the others."""
+    names = list(dict.fromkeys(r["variant"] for r in rows))
+    sizes = list(dict.fromkeys(tuple(r[k] for k in keys) for r in rows))
+    widths = [max(len(n), 8) for n in names]
+    head = "  ".join(f"{k:>14s}" for k in keys)
+    print(head, *(f"{n:>{w}s}" for n, w in zip(names, widths, strict=True)),
+          "ours/next", "of copy BW", "copy us", sep="  ")  # fmt: skip
+    for size in sizes:
+        mine = {r["variant"]: r for r in rows if tuple(r[k] for k in keys) == size}
+        others = [r["ours_is_faster_by"] for n, r in mine.items() if n != "ours"]
+        cells = [
+            f"{mine[n]['us']:{w}.2f}" if n in mine else " " * w
+            for n, w in zip(names, widths, strict=True)
+        ]
+        best = f"{min(others):8.2f}x" if others else " " * 9
+        print(
+            "  ".join(f"{v!s:>14s}" for v in size), *cells, best,
+            f"{mine['ours']['of_copy_bandwidth']:10.0%}",
+            f"{mine['ours']['same_size_copy_us']:7.2f}", sep="  ",
+        )  # fmt: skip
+
+
+def tuned(
+    at: str, candidates: Mapping[str, Variant], count: int, rounds: int, shown: int = 4
+) -> None:
+    """Print the fastest candidates at one size; the first of them is today's choice."""
+    timed = measure(candidates, count, rounds)
+    first, *_ = candidates
+    order = sorted(timed, key=lambda n: timed[n].median)
+    best = "   ".join(f"{n} {timed[n].median:.2f}" for n in order[:shown])
+    print(f"{at:26s} today {timed[first].median:7.2f}   best: {best}", flush=True)
+
+
+def needs_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("this measures kernels and needs a CUDA device; --check runs anywhere")

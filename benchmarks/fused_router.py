@@ -1,0 +1,141 @@
+"""fused-router beside SGLang's torch path, that path compiled, and SGLang 0.5.13.post1's kernel.
+
+    python benchmarks/fused_router.py [--sglang13 FOLDER] [--rows 1,64] [--tune] [--out FILE.csv]
+
+26B-A4B's router: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch path is the
+installed SGLang's own routing function, taken out of its source. FOLDER: an unpacked wheel of
+SGLang 0.5.13.post1 (or its .whl), for its kernel; without it that column is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import tempfile
+import textwrap
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _kernels
+import torch
+
+from g4debug.kernels import fused_router as ours
+
+EXPERTS, TOP_K = 128, 8
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+TUNE_ROWS = (1, 8, 64, 256, 1024, 4096, 16384)
+MODULE = "sglang/srt/layers/gemma4_fused_ops.py"
+Route = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+def torch_path(scale: torch.Tensor) -> Route:
+    """``routing_function`` of the installed SGLang's Gemma4MoE, a closure over ``scale``."""
+    from g4debug.fixes._source import source
+
+    text = textwrap.dedent(source("sglang.srt.models.gemma4_causal.Gemma4MoE.__init__"))
+    found = [n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") == "routing_function"]
+    if not found or "fused_routing(" in text:
+        raise SystemExit("the installed SGLang has no torch routing path; expected 0.5.12.post1")
+    code = compile(ast.Module(body=[found[0]], type_ignores=[]), "routing_function", "exec")
+
+    names: dict[str, Any] = {"torch": torch, "per_expert_scale": scale}
+    exec(code, names)
+    function = names["routing_function"]
+    return lambda logits, scale, top_k: function(None, logits, top_k, True)
+
+
+def sglang13(place: Path | None) -> Route | None:
+    """The kernel of 0.5.13.post1, from an unpacked wheel or a .whl; nothing else is imported."""
+    if place is None:
+        print("SGLang 0.5.13.post1's kernel: left out; give --sglang13 FOLDER_OR_WHEEL")
+        return None
+    file = place / MODULE
+    if place.suffix == ".whl":
+        with zipfile.ZipFile(place) as wheel:
+            file = Path(wheel.extract(MODULE, tempfile.mkdtemp(prefix="g4debug-sglang13-")))
+    if not file.is_file():
+        raise SystemExit(f"--sglang13: {place} has no {MODULE}; expected an unpacked SGLang wheel")
+    spec = importlib.util.spec_from_file_location("sglang13_fused_ops", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Triton reads the kernel's source through it
+    spec.loader.exec_module(module)
+    if not hasattr(module, "gemma4_fused_routing"):
+        raise SystemExit(f"--sglang13: {file} has no gemma4_fused_routing; expected 0.5.13.post1")
+    route: Route = module.gemma4_fused_routing
+    return route
+
+
+def candidates() -> list[ours.Tile]:
+    return [ours.Tile(rows, warps) for rows in (1, 2, 4, 8, 16, 32) for warps in (1, 2, 4, 8)
+            if rows * EXPERTS >= warps * 32 and rows <= 16 * warps]  # fmt: skip
+
+
+def check(routes: dict[str, Route], scale: torch.Tensor) -> None:
+    """All variants choose the same experts; weights within bfloat16's roundings."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.stack([torch.randperm(EXPERTS, generator=generator) for _ in range(9)])
+    logits = (logits / 16).to(scale.device, torch.bfloat16)
+    right = ours.reference(logits, scale, TOP_K)
+    for name, route in routes.items():
+        weights, ids = route(logits, scale, TOP_K)
+        torch.testing.assert_close(weights, right[0], rtol=2**-7, atol=1e-6)
+        if not torch.equal(ids, right[1]):
+            raise SystemExit(f"{name} chooses other experts")
+    print(f"the same experts and weights: {', '.join(routes)}")
+
+
+def main() -> None:
+    parser = _kernels.parser(__doc__)
+    parser.add_argument("--sglang13", type=Path, help="unpacked wheel, or .whl, of 0.5.13.post1")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    scale = torch.rand(EXPERTS, generator=torch.Generator().manual_seed(1)).to(device).bfloat16()
+    sglang = torch_path(scale)
+    routes: dict[str, Route] = {"torch": sglang}
+    if (newer := sglang13(args.sglang13)) is not None:
+        routes["sglang 0.5.13"] = newer
+    if args.check:
+        return check({**routes, "ours": ours.fused_router}, scale)
+    _kernels.needs_gpu()
+    if not args.no_compile:
+        torch._dynamo.config.recompile_limit = 64
+        routes["compiled"] = torch.compile(sglang, mode="max-autotune-no-cudagraphs", dynamic=False)
+    routes["ours"] = ours.fused_router
+    check({n: r for n, r in routes.items() if n != "compiled"}, scale)
+    sizes = [int(r) for r in args.rows.split(",")] if args.rows else ROWS
+    bandwidth = _kernels.copy_bandwidth()
+    found = []
+    for rows in TUNE_ROWS if args.tune and not args.rows else sizes:
+        moved = rows * (EXPERTS * 2 + TOP_K * 8) + EXPERTS * 2
+        count = _kernels.sets(moved)
+        logits = [torch.randn(rows, EXPERTS, device="cuda").bfloat16() for _ in range(count)]
+        if args.tune:
+            tiles = [ours.tile(rows, EXPERTS), *candidates()]
+            tries = {
+                str(tuple(t)): lambda i, t=t, x=logits: ours.fused_router(x[i], scale, TOP_K, t)
+                for t in dict.fromkeys(tiles)
+            }
+            _kernels.tuned(f"rows {rows} (rows, warps)", tries, count, args.rounds)
+            continue
+        variants: dict[str, _kernels.Variant] = {
+            name: lambda i, r=route, x=logits: r(x[i], scale, TOP_K)
+            for name, route in routes.items()
+        }
+        variants["copy"] = _kernels.copy_of(moved, count)
+        timed = _kernels.measure(variants, count, args.rounds)
+        at = {"rows": rows, "experts": EXPERTS, "top_k": TOP_K, "dtype": "bfloat16"}
+        found += _kernels.rows_for(at, timed, moved, bandwidth)
+    if args.tune:
+        return
+    out = args.out or Path(__file__).with_name("fused_router_h200.csv")
+    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    _kernels.table(found, ["rows"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""ple-tail beside eager, torch.compile, SGLang's own layer and SGLang's existing fused ops.
+
+    python benchmarks/ple_tail.py [--part kernels|tail] [--rows 1,4096] [--tune] [--out FILE.csv]
+
+E2B's (1536), E4B's (2560) and 26B-A4B's (2816) widths, bfloat16, per-layer inputs of 256 cut out
+of those of 35, 42 or 30 layers.
+
+kernels: the pointwise work alone, GEMM results given. tail: all of it with both GEMMs
+(torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse into a GEMM.
+"sglang": what 0.5.12.post1's layer runs. "sglang fused": its own fused kernels where they fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import _kernels
+import torch
+from torch.nn.functional import gelu, linear
+
+from g4debug.kernels import gelu_mul as gelu_mul_kernel
+from g4debug.kernels import rmsnorm_add as rmsnorm_add_kernel
+from g4debug.kernels._rows import Cut
+from g4debug.kernels.gelu_mul import Tile, gelu_mul
+from g4debug.kernels.rmsnorm_add import rmsnorm_add
+
+WIDTHS = {"E2B": (1536, 35), "E4B": (2560, 42), "26B-A4B": (2816, 30)}
+PLE, EPS = 256, 1e-6
+ROWS = (1, 8, 64, 512, 4096, 16384)
+TUNE_ROWS = (1, 64, 4096, 16384)
+Chain = Callable[["Inputs", int, bool], Any]
+
+
+class Inputs:
+    """Seeded tensors of one width and number of rows: ``count`` sets, weights once."""
+
+    def __init__(self, width: int, layers: int, rows: int, count: int, device: str = "cuda"):
+        generator = torch.Generator(device).manual_seed(width + rows)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device).bfloat16()
+
+        self.x, self.residual, self.share = (
+            [draw(rows, width) for _ in range(count)] for _ in "xrs"
+        )
+        self.gate = [draw(rows, PLE) for _ in range(count)]
+        # A slice of all layers' inputs, as the model hands it over; few sets: they are large.
+        kept = min(count, max(1, (1 << 30) // (rows * layers * PLE * 2)))
+        every = [draw(rows, layers, PLE) for _ in range(kept)]
+        self.ple = [every[i % kept][:, (7 * i) % layers] for i in range(count)]
+        self.w1, self.w2 = draw(width), draw(width)
+        self.gate_weight, self.back_weight = draw(PLE, width) / width**0.5, draw(width, PLE) / 16
+        self.scalar, self.one = draw(1), torch.ones(1, device=device).bfloat16()
+
+
+def native_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+    return (wide * w.float()).to(x.dtype)
+
+
+# Each stage of the chain: (norm and add), (gelu and multiply), (norm, add and multiply).
+
+
+def eager1(x: Any, w: Any, r: Any) -> Any:
+    return native_norm(x, w) + r
+
+
+def eager2(gate: Any, ple: Any) -> Any:
+    return gelu(gate, approximate="tanh") * ple
+
+
+def eager3(share: Any, w: Any, h: Any, scalar: Any) -> Any:
+    return (h + native_norm(share, w)) * scalar
+
+
+def eager_tail(x: Any, w1: Any, r: Any, gate_w: Any, ple: Any, back_w: Any, w2: Any, s: Any) -> Any:
+    h = eager1(x, w1, r)
+    return eager3(linear(eager2(linear(h, gate_w), ple), back_w), w2, h, s)
+
+
+def stages(kernels: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
+    """name -> the three stages."""
+    made = {"eager": (eager1, eager2, eager3)}
+    if "rmsnorm" in kernels:
+        norm, fused = kernels["rmsnorm"], kernels["fused"]
+
+        def sglang3(share: Any, w: Any, h: Any, scalar: Any) -> Any:
+            return (h + norm(share, w, EPS)) * scalar
+
+        made["sglang"] = (lambda x, w, r: norm(x, w, EPS) + r, eager2, sglang3)
+        one = kernels["one"]
+        made["sglang fused"] = (
+            lambda x, w, r: fused(x, w, r, one, EPS),
+            eager2,
+            lambda share, w, h, scalar: fused(share, w, h, scalar, EPS),
+        )
+    made["ours"] = (
+        lambda x, w, r: rmsnorm_add(x, w, r, EPS),
+        gelu_mul,
+        lambda share, w, h, scalar: rmsnorm_add(share, w, h, EPS, scalar),
+    )
+    return made
+
+
+def sglang_kernels() -> dict[str, Any]:
+    """SGLang's own; empty, with a word, where it is not installed."""
+    try:
+        from sgl_kernel import rmsnorm
+        from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
+    except ImportError as e:
+        print(f"SGLang's kernels: left out; {e}")
+        return {}
+    one = torch.ones(1, device="cuda", dtype=torch.bfloat16)
+    return {"rmsnorm": rmsnorm, "fused": gemma_rmsnorm_residual_scalar, "one": one}
+
+
+def kernel_variants(
+    t: Inputs, made: dict[str, tuple[Any, Any, Any]]
+) -> dict[str, dict[str, _kernels.Variant]]:
+    """stage -> variant -> call. "all" is the three after each other, GEMM results given."""
+
+    def one(f: Any) -> _kernels.Variant:
+        return lambda i: f(t.x[i], t.w1, t.residual[i])
+
+    def two(f: Any) -> _kernels.Variant:
+        return lambda i: f(t.gate[i], t.ple[i])
+
+    def three(f: Any) -> _kernels.Variant:
+        return lambda i: f(t.share[i], t.w2, t.residual[i], t.scalar)
+
+    def whole(fs: Any) -> _kernels.Variant:
+        def call(i: int) -> Any:
+            h = fs[0](t.x[i], t.w1, t.residual[i])
+            g = fs[1](t.gate[i], t.ple[i])
+            return h, g, fs[2](t.share[i], t.w2, h, t.scalar)
+
+        return call
+
+    return {
+        "norm+add": {n: one(f[0]) for n, f in made.items()},
+        "gelu*ple": {n: two(f[1]) for n, f in made.items()},
+        "norm+add*scalar": {n: three(f[2]) for n, f in made.items()},
+        "all": {n: whole(f) for n, f in made.items()},
+    }
+
+
+def tail_variants(t: Inputs, made: dict[str, tuple[Any, Any, Any]]) -> dict[str, _kernels.Variant]:
+    def tail(fs: Any) -> _kernels.Variant:
+        def call(i: int) -> Any:
+            h = fs[0](t.x[i], t.w1, t.residual[i])
+            g = fs[1](linear(h, t.gate_weight), t.ple[i])
+            return fs[2](linear(g, t.back_weight), t.w2, h, t.scalar)
+
+        return call
+
+    return {n: tail(f) for n, f in made.items()}
+
+
+def moved(rows: int, width: int) -> dict[str, int]:
+    """Bytes that each stage must read and write, bfloat16; "tail" with the GEMMs' weights."""
+    norm, gated = 2 * (3 * rows * width + width), 2 * 3 * rows * PLE
+    gemms = 2 * (2 * width * PLE + 2 * rows * (width + PLE))
+    return {
+        "norm+add": norm,
+        "gelu*ple": gated,
+        "norm+add*scalar": norm,
+        "all": 2 * norm + gated,
+        "tail": 2 * norm + gated + gemms,
+    }
+
+
+def cuts(width: int) -> list[Cut]:
+    found = [Cut(w) for w in (1, 2, 4, 8, 16)]
+    found += [Cut(w, n, s) for w in (4, 8, 16) for n in (2, 4, 8) for s in (1, 2, 3)]
+    return found
+
+
+def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
+    count = len(t.x)
+    every = dict.fromkeys([rmsnorm_add_kernel.cut(rows, width), *cuts(width)])
+    _kernels.tuned(
+        f"{at} norm+add",
+        {
+            str(tuple(c)): lambda i, c=c: rmsnorm_add(t.x[i], t.w1, t.residual[i], EPS, t.scalar, c)
+            for c in every
+        },
+        count,
+        rounds,
+    )
+    tiles = [Tile(r, w) for r in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8)]
+    _kernels.tuned(
+        f"{at} gelu*ple",
+        {
+            str(tuple(c)): lambda i, c=c: gelu_mul(t.gate[i], t.ple[i], c)
+            for c in dict.fromkeys([gelu_mul_kernel.tile(rows), *tiles])
+        },
+        count,
+        rounds,
+    )
+
+
+def check(device: str, made: dict[str, tuple[Any, Any, Any]]) -> None:
+    """All variants give the same tail, within bfloat16's roundings."""
+    t = Inputs(1536, 3, 9, 1, device)
+    results = {n: v(0).float() for n, v in tail_variants(t, made).items()}
+    for result in results.values():
+        torch.testing.assert_close(result, results["eager"], rtol=0.05, atol=0.1)
+    print(f"the same tail: {', '.join(results)}")
+
+
+def main() -> None:
+    parser = _kernels.parser(__doc__)
+    parser.add_argument("--part", choices=("kernels", "tail"), default="kernels")
+    parser.add_argument("--widths", default=",".join(WIDTHS))
+    args = parser.parse_args()
+    if args.check:
+        gpu = torch.cuda.is_available()
+        return check("cuda" if gpu else "cpu", stages(sglang_kernels() if gpu else {}))
+    _kernels.needs_gpu()
+    made = stages(sglang_kernels())
+    check("cuda", made)
+    bandwidth = _kernels.copy_bandwidth()
+    sizes = (
+        [int(r) for r in args.rows.split(",")] if args.rows else TUNE_ROWS if args.tune else ROWS
+    )
+    found: list[dict[str, Any]] = []
+    for name in args.widths.split(","):
+        width, layers = WIDTHS[name]
+        for rows in sizes:
+            size = moved(rows, width)
+            count = _kernels.sets(size["norm+add"])
+            t = Inputs(width, layers, rows, count)
+            if args.tune:
+                tune(t, f"{name} {rows}", rows, width, args.rounds)
+                continue
+            torch._dynamo.reset()
+            how = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
+            if args.part == "kernels":
+                now = dict(made)
+                if not args.no_compile:
+                    now["compiled"] = tuple(torch.compile(f, **how) for f in made["eager"])
+                work = kernel_variants(t, now)
+            else:
+                work = {"tail": tail_variants(t, made)}
+                if not args.no_compile:
+                    whole = torch.compile(eager_tail, **how)
+                    work["tail"]["compiled"] = lambda i, t=t, whole=whole: whole(
+                        t.x[i], t.w1, t.residual[i], t.gate_weight, t.ple[i], t.back_weight, t.w2,
+                        t.scalar,
+                    )  # fmt: skip
+            for stage, variants in work.items():
+                variants["copy"] = _kernels.copy_of(size[stage], count)
+                timed = _kernels.measure(variants, count, args.rounds)
+                at = {"width": name, "hidden": width, "rows": rows, "stage": stage}
+                found += _kernels.rows_for(at, timed, size[stage], bandwidth)
+            del t, work, variants
+    if args.tune:
+        return
+    names = {"kernels": "ple_tail_h200.csv", "tail": "ple_tail_gemms_h200.csv"}
+    out = args.out or Path(__file__).with_name(names[args.part])
+    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    _kernels.table(found, ["width", "rows", "stage"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""triple-rmsnorm beside eager, torch.compile, SGLang's own layer and SGLang's existing fused ops.
+
+    python benchmarks/triple_rmsnorm.py [--rows 1,4096] [--tune] [--out FILE.csv]
+
+E2B's (1536), E4B's (2560) and 26B-A4B's (2816) widths, bfloat16. "sglang": the five kernels of
+0.5.12.post1's layer. "sglang fused": its fused norm + add, and one norm kernel for each output,
+the router's scale as that norm's weight.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import _kernels
+import torch
+
+from g4debug.kernels import triple_rmsnorm as ours
+from g4debug.kernels._rows import Cut
+
+WIDTHS = {"E2B": 1536, "E4B": 2560, "26B-A4B": 2816}
+EPS = 1e-6
+ROWS = (1, 8, 64, 512, 4096, 16384)
+TUNE_ROWS = (1, 64, 4096, 16384)
+
+
+class Inputs:
+    """Seeded tensors of one width and number of rows: ``count`` sets, weights once."""
+
+    def __init__(self, width: int, rows: int, count: int, device: str = "cuda"):
+        generator = torch.Generator(device).manual_seed(width + rows)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device).bfloat16()
+
+        self.x, self.residual = ([draw(rows, width) for _ in range(count)] for _ in "xr")
+        self.wx, self.wd, self.wr, self.we = (draw(width) for _ in range(4))
+        self.weights = (self.wx, self.wd, self.wr, self.we)
+        self.one = torch.ones(width, device=device).bfloat16()
+
+
+def eager(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any) -> Any:
+    def norm(t: torch.Tensor) -> torch.Tensor:
+        wide = t.float()
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
+
+    residual = (norm(x) * wx.float()).to(x.dtype) + r
+    n = norm(residual)
+    return residual, *((n * w.float()).to(x.dtype) for w in (wd, wr, we))
+
+
+def sglang_variants() -> dict[str, Any]:
+    """SGLang's own; empty, with a word, where it is not installed."""
+    try:
+        from sgl_kernel import fused_add_rmsnorm, rmsnorm
+        from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
+    except ImportError as e:
+        print(f"SGLang's kernels: left out; {e}")
+        return {}
+    scalar = torch.ones(1, device="cuda", dtype=torch.bfloat16)
+
+    def layer(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any, one: Any) -> Any:
+        dense = rmsnorm(x, wx, EPS)
+        fused_add_rmsnorm(dense, r, wd, EPS)  # both in place
+        return r, dense, rmsnorm(r, one, EPS) * wr, rmsnorm(r, we, EPS)
+
+    def fused(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any, one: Any) -> Any:
+        residual = gemma_rmsnorm_residual_scalar(x, wx, r, scalar, EPS)
+        return residual, *(rmsnorm(residual, w, EPS) for w in (wd, wr, we))
+
+    return {"sglang": layer, "sglang fused": fused}
+
+
+def check(device: str, others: dict[str, Any]) -> None:
+    """All variants give the same four, within bfloat16's roundings."""
+    t = Inputs(1536, 9, 1, device)
+    right = eager(t.x[0], t.residual[0], *t.weights)
+    found = {n: f(t.x[0], t.residual[0].clone(), *t.weights, t.one) for n, f in others.items()}
+    found["ours"] = ours.triple_rmsnorm(t.x[0], t.residual[0], *t.weights, EPS, EPS)
+    for four in found.values():
+        for got, wanted in zip(four, right, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.1)
+    print(f"the same residual and inputs: eager, {', '.join(found)}")
+
+
+def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
+    cuts = [Cut(w) for w in (1, 2, 4, 8, 16)]
+    cuts += [Cut(w, n, s) for w in (4, 8, 16) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
+    tries = {
+        str(tuple(c)): lambda i, c=c: ours.triple_rmsnorm(
+            t.x[i], t.residual[i], *t.weights, EPS, EPS, c
+        )
+        for c in dict.fromkeys([ours.cut(rows, width), *cuts])
+    }
+    _kernels.tuned(f"{at} (warps, per_sm, stages)", tries, len(t.x), rounds)
+
+
+def main() -> None:
+    parser = _kernels.parser(__doc__)
+    parser.add_argument("--widths", default=",".join(WIDTHS))
+    args = parser.parse_args()
+    if args.check:
+        gpu = torch.cuda.is_available()
+        return check("cuda" if gpu else "cpu", sglang_variants() if gpu else {})
+    _kernels.needs_gpu()
+    others = sglang_variants()
+    check("cuda", others)
+    bandwidth = _kernels.copy_bandwidth()
+    sizes = (
+        [int(r) for r in args.rows.split(",")] if args.rows else TUNE_ROWS if args.tune else ROWS
+    )
+    found: list[dict[str, Any]] = []
+    for name in args.widths.split(","):
+        width = WIDTHS[name]
+        for rows in sizes:
+            moved = 2 * (6 * rows * width + 4 * width)
+            count = _kernels.sets(moved)
+            t = Inputs(width, rows, count)
+            if args.tune:
+                tune(t, f"{name} {rows}", rows, width, args.rounds)
+                continue
+            variants: dict[str, _kernels.Variant] = {
+                "eager": lambda i, t=t: eager(t.x[i], t.residual[i], *t.weights)
+            }
+            for key, function in others.items():
+                variants[key] = lambda i, t=t, f=function: f(
+                    t.x[i], t.residual[i], *t.weights, t.one
+                )
+            if not args.no_compile:
+                torch._dynamo.reset()
+                compiled = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False)
+                variants["compiled"] = lambda i, t=t, f=compiled: f(
+                    t.x[i], t.residual[i], *t.weights
+                )
+            variants["ours"] = lambda i, t=t: ours.triple_rmsnorm(
+                t.x[i], t.residual[i], *t.weights, EPS, EPS
+            )
+            variants["copy"] = _kernels.copy_of(moved, count)
+            timed = _kernels.measure(variants, count, args.rounds)
+            at = {"width": name, "hidden": width, "rows": rows}
+            found += _kernels.rows_for(at, timed, moved, bandwidth)
+            del t, variants
+    if args.tune:
+        return
+    out = args.out or Path(__file__).with_name("triple_rmsnorm_h200.csv")
+    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    _kernels.table(found, ["width", "rows"])
+
+
+if __name__ == "__main__":
+    main()
