@@ -118,7 +118,7 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
     if b.positions.is_cuda:
         packed = packed.pin_memory()
     packed = packed.to(b.positions.device, non_blocking=True)
-    parts = torch.split(packed, [len(rows)] + 4 * [len(who)])  # type: ignore[no-untyped-call]
+    parts = torch.split(packed, [len(rows)] + 4 * [len(who)])
     at, index = parts[0], parts[1]
 
     cut = copy.copy(b)
