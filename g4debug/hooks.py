@@ -124,11 +124,17 @@ class Hooks:
         if len(entries) == 1:
             return entries[0].around
 
+        # SGLang calls a hook with the same original each time: the chain is built once.
+        built: tuple[Around | None, Around] = (None, _nothing)
+
         def fan_out(original: Around, *args: Any, **kwargs: Any) -> Any:
-            chain = original
-            for entry in entries:
-                chain = functools.partial(entry.around, chain)
-            return chain(*args, **kwargs)
+            nonlocal built
+            if built[0] is not original:
+                chain = original
+                for entry in entries:
+                    chain = functools.partial(entry.around, chain)
+                built = (original, chain)
+            return built[1](*args, **kwargs)
 
         return fan_out
 
@@ -154,6 +160,10 @@ class Hooks:
         hook = self._installed.get(site)
         wrapped = hook is not None and _runs(function, hook)
         return SiteState(site, dotted, "wrapped" if wrapped else "found", owners)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for a chain that is not built yet."""
 
 
 def _runs(function: Any, hook: Around) -> bool:
