@@ -11,20 +11,20 @@ logger = logging.getLogger("g4debug")
 _said: set[tuple[str, str]] = set()
 
 
-def forced(path: str) -> bool:
-    """True if the environment forces the path on.
+def server_refuses(path: str) -> str:
+    """Why a server with these arguments does not run a path; '' if it does.
 
-    Then it takes CPU tensors, too: Triton's interpreter runs its kernels there, which is slow
-    and for tests. Otherwise the CPU engine stays SGLang's own.
+    On a CPU it does where the environment forces the path on: Triton's interpreter then runs its
+    kernels, which is slow and for tests. Otherwise the CPU engine stays SGLang's own.
     """
-    return Settings.from_environ().fixes.get(path) is True
-
-
-def server_refuses() -> str:
-    """Why a server with these arguments does not run a path; '' if it does."""
+    import torch
     from sglang.srt.server_args import get_global_server_args
 
     args = get_global_server_args()
+    cuda = str(args.device).startswith("cuda") and torch.version.hip is None
+    if not cuda and not (args.device == "cpu" and Settings.from_environ().fixes.get(path)):
+        kind = "ROCm" if torch.version.hip else args.device
+        return f"the device is {kind}, the kernels were measured on CUDA only"
     if getattr(args, "enable_deterministic_inference", False):
         return "--enable-deterministic-inference: sums may be ordered by batch size"
     if getattr(args, "rl_on_policy_target", None):

@@ -29,18 +29,17 @@ def after_init(result: None, moe: Any, *args: Any, **kwargs: Any) -> None:
     """After ``Gemma4MoE.__init__``."""
     from g4debug.fixes import _paths
 
-    why_not = _paths.server_refuses()
+    why_not = _paths.server_refuses(ID)
     config = moe.topk.topk_config
     if not why_not:
         config.custom_routing_function = routing(
-            config.custom_routing_function, moe.per_expert_scale, _paths.forced(ID)
+            config.custom_routing_function, moe.per_expert_scale
         )
     _paths.say(ID, f"layer {moe.layer_id}", why_not)
 
 
-def routing(sglangs: Any, scale: torch.Tensor, on_cpu: bool) -> Any:
-    """A routing function as ``TopK`` calls it. scale: [experts], a parameter. on_cpu: take CPU
-    tensors, too."""
+def routing(sglangs: Any, scale: torch.Tensor) -> Any:
+    """A routing function as ``TopK`` calls it. scale: [experts], a parameter."""
     import torch
 
     from g4debug.kernels.fused_router import fused_router, fused_router_op, ineligible
@@ -49,8 +48,7 @@ def routing(sglangs: Any, scale: torch.Tensor, on_cpu: bool) -> Any:
         hidden_states: torch.Tensor, gating_output: torch.Tensor, topk: int, renormalize: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """gating_output: [tokens, experts]. Returns float32 and int32 [tokens, topk]."""
-        here = gating_output.is_cuda or on_cpu
-        if not here or ineligible(gating_output, scale, topk):
+        if ineligible(gating_output, scale, topk):
             chosen: tuple[torch.Tensor, torch.Tensor] = sglangs(
                 hidden_states, gating_output, topk, renormalize
             )

@@ -32,10 +32,9 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     layer.g4debug_ple_tail = None
     if not layer.has_ple:
         return
-    why_not = _paths.server_refuses() or refusal(layer)
+    why_not = _paths.server_refuses(ID) or refusal(layer)
     if not why_not:
         layer.g4debug_ple_tail = _gemma4_layer.ple_forward
-        layer.g4debug_ple_tail_on_cpu = _paths.forced(ID)
     _paths.say(ID, f"layer {layer.layer_id}", why_not)
 
 
@@ -45,7 +44,8 @@ def refusal(layer: Any) -> str:
 
     if layer.enable_moe_block:
         return "got a layer with experts and a per-layer embedding, expected a dense one"
-    return _paths.norms_refuse(layer, *NORMS)
+    why: str = _paths.norms_refuse(layer, *NORMS)
+    return why
 
 
 def around_forward(
@@ -59,12 +59,7 @@ def around_forward(
 ) -> Any:
     """Wraps ``Gemma4DecoderLayer.forward``; dynamo traces through it."""
     ours = getattr(layer, "g4debug_ple_tail", None)
-    if (
-        ours is None
-        or per_layer_input is None
-        or hidden_states.dim() != 2
-        or not (hidden_states.is_cuda or layer.g4debug_ple_tail_on_cpu)
-    ):
+    if ours is None or per_layer_input is None or hidden_states.dim() != 2:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
     return ours(layer, positions, hidden_states, per_layer_input, forward_batch)
 

@@ -33,10 +33,9 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     layer.g4debug_triple_rmsnorm = None
     if not layer.enable_moe_block:
         return
-    why_not = _paths.server_refuses() or refusal(layer)
+    why_not = _paths.server_refuses(ID) or refusal(layer)
     if not why_not:
         layer.g4debug_triple_rmsnorm = _gemma4_layer.moe_forward
-        layer.g4debug_triple_rmsnorm_on_cpu = _paths.forced(ID)
     _paths.say(ID, f"layer {layer.layer_id}", why_not)
 
 
@@ -52,7 +51,8 @@ def refusal(layer: Any) -> str:
     eps.add(_paths.eps_of(layer.router.norm))
     if len(eps) > 1:
         return f"got norms with epsilons {sorted(eps)}, expected one for all three"
-    return _paths.norms_refuse(layer, *NORMS) or _paths.norms_refuse(layer.router, "norm")
+    why: str = _paths.norms_refuse(layer, *NORMS) or _paths.norms_refuse(layer.router, "norm")
+    return why
 
 
 def around_forward(
@@ -66,11 +66,7 @@ def around_forward(
 ) -> Any:
     """Wraps ``Gemma4DecoderLayer.forward``; dynamo traces through it."""
     ours = getattr(layer, "g4debug_triple_rmsnorm", None)
-    if (
-        ours is None
-        or hidden_states.dim() != 2
-        or not (hidden_states.is_cuda or layer.g4debug_triple_rmsnorm_on_cpu)
-    ):
+    if ours is None or hidden_states.dim() != 2:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
     return ours(layer, positions, hidden_states, forward_batch)
 

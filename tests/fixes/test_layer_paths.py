@@ -100,11 +100,16 @@ def test_both_paths_of_a_layer_with_experts(process, arm, launches):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cpu_server_that_nobody_asked_is_sglangs_own(process, arm, launches, path):
+def test_a_cpu_server_that_nobody_asked_is_sglangs_own(
+    process, arm, launches, monkeypatch, caplog, path
+):
     own = run(GEOMETRY[path])
     arm()
-    assert torch.equal(run(GEOMETRY[path]), own)
+    monkeypatch.setattr(_paths, "_said", set())
+    with caplog.at_level(logging.INFO, "g4debug"):
+        assert torch.equal(run(GEOMETRY[path]), own)
     assert not launches
+    assert f"g4debug: {path}: not used: the device is cpu" in caplog.text
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -195,14 +200,10 @@ def test_the_input_of_a_layer_with_experts_is_left_alone(process, arm):
 
 def test_what_the_router_kernel_does_not_take_is_sglangs(launches):
     calls = []
-    route = fused_router.routing(lambda *a: calls.append(a), torch.ones(8), on_cpu=True)
+    route = fused_router.routing(lambda *a: calls.append(a), torch.ones(8))
     route(None, torch.zeros(2, 8, dtype=torch.float64), 2, True)
     route(None, torch.zeros(2, 2, 8), 2, True)
     assert len(calls) == 2
-    fused_router.routing(lambda *a: calls.append(a), torch.ones(8), on_cpu=False)(
-        None, torch.zeros(2, 8), 2, True
-    )
-    assert len(calls) == 3
     assert not launches
 
 

@@ -1,0 +1,161 @@
+"""Decode time per output token with all performance paths on, and off.
+
+    python benchmarks/decode_paths.py --model E4B|26B-A4B [--rounds 7] [--engine JSON] [--out CSV]
+
+Two servers on one GPU, same arguments, same seeded weights, CUDA graphs on, no speculation; they
+take turns in changing order. 500 tokens in, 200 out, batches of 1, 8 and 64; the time of one token
+is taken off that of 200. Off: the kill switch of each path; fixes are as they are in both. The full
+layers' head_dim is 256, which sm90's decode kernel takes (theirs is 512).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _servers import HERE, Server, ServerDied, Variant
+
+BATCHES = (1, 8, 64)
+TOKENS = 200
+
+
+def geometries() -> dict[str, dict[str, Any]]:
+    """config.json of each model; public numbers, but for head_dim."""
+    from g4debug.cpu.geometry import E4B_256
+
+    e4b = E4B_256.target_config() | {"tie_word_embeddings": True}
+    period = ["sliding_attention"] * 5 + ["full_attention"]
+    moe = e4b | {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "layer_types": period * 5,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "swa_num_key_value_heads": 8,
+        "sliding_window": 1024,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    }
+    return {"E4B": e4b, "26B-A4B": moe}
+
+
+def paths() -> list[str]:
+    """The performance paths of this checkout."""
+    from g4debug import discovery
+
+    names = discovery.names("g4debug.fixes")
+    return [n for n in names if discovery.load("g4debug.fixes", n, "FIX").eligible]
+
+
+def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model_path": str(model),
+        "load_format": "dummy",
+        "speculative_algorithm": None,
+        "speculative_draft_model_path": None,
+        "speculative_num_steps": None,
+        "speculative_eagle_topk": None,
+        "speculative_num_draft_tokens": None,
+        "max_total_tokens": 64 * 800,
+        "mem_fraction_static": 0.85,
+        "log_level": "info",
+        **overrides,
+    }
+
+
+def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> Any:
+    """Rows of the CSV, the device's name, and what the server with paths said about them."""
+    from g4debug.settings import fix_switch
+
+    model = folder / name
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(geometries()[name]))
+    arguments, plugin = engine(model, overrides), "_seeded_weights"
+    variants = {
+        "off": Variant({fix_switch(p): "0" for p in paths()}, arguments, plugin=plugin),
+        "on": Variant({}, arguments, plugin=plugin),
+    }
+    servers: dict[str, Server] = {}
+    rows = []
+    try:
+        for key, variant in variants.items():
+            begin = time.perf_counter()
+            servers[key] = Server(key, variant, "cuda", folder)
+            device = servers[key].read()["device"]
+            print(f"{key}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+        for batch in BATCHES:
+            for server in servers.values():  # warm: JIT, graphs of this batch size
+                server.ask(batch, 40)
+            for number in range(rounds):
+                for key in list(servers) if number % 2 else list(servers)[::-1]:
+                    ms, _ = servers[key].ms_per_token(batch, TOKENS)
+                    at = {"model": name, "round": number, "batch": batch, "paths": key}
+                    rows.append(at | {"ms_per_token": round(ms, 4)})
+        log = Path(servers["on"].log.name).read_text(errors="replace")
+        said = [line for line in log.splitlines() if "g4debug: " in line and "(first" in line]
+        return rows, device, said
+    except ServerDied as e:
+        raise SystemExit(str(e)) from e
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    print("model     batch   off ms/token   on ms/token   on / off (range)")
+    for batch in dict.fromkeys(r["batch"] for r in rows):
+        mine = [r for r in rows if r["batch"] == batch]
+        times = {k: [r["ms_per_token"] for r in mine if r["paths"] == k] for k in ("off", "on")}
+        by_round: dict[int, dict[str, float]] = {}
+        for r in mine:
+            by_round.setdefault(r["round"], {})[r["paths"]] = r["ms_per_token"]
+        ratios = [both["on"] / both["off"] for both in by_round.values()]
+        print(
+            f"{mine[0]['model']:9s} {batch:4d}   {statistics.median(times['off']):12.3f}   "
+            f"{statistics.median(times['on']):11.3f}   {statistics.median(ratios):.3f} "
+            f"({min(ratios):.3f} .. {max(ratios):.3f})"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=("E4B", "26B-A4B"), default="E4B")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--engine", type=json.loads, default={}, help="arguments of sgl.Engine")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("this measures a server's decode and needs a CUDA device")
+    from g4debug.describe import versions
+
+    with tempfile.TemporaryDirectory(prefix="g4debug-decode-") as folder:
+        rows, device, said = measure(args.model, args.rounds, args.engine, Path(folder))
+    out = args.out or HERE / f"decode_paths_{args.model.lower().replace('-', '_')}_h200.csv"
+    facts = {**versions(), "device": device, "paths": paths(), "engine": args.engine}
+    with out.open("w", newline="") as f:
+        f.write(f"# {json.dumps(facts)}\n")
+        writer = csv.DictWriter(f, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    for line in said:
+        print(line[-120:])
+    summarise(rows)
+
+
+if __name__ == "__main__":
+    main()
