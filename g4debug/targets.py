@@ -155,6 +155,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
+    "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
+    "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
     "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
     "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),

@@ -28,6 +28,7 @@ STATES = {
     "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, N, N, N, N),  # 0.5.13 has it
     "locked-prefix":      (A, A, A, N, N),
+    "mm-batched-encoder": (A, A, N, N, N),  # from 0.5.14 on the tower is another
     "mm-piecewise-graph": (OFF, OFF, N, N, N),
     "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
