@@ -318,22 +318,3 @@ def test_a_finding_that_cannot_be_described_is_not_lost(arm, monkeypatch, caplog
     else:
         rig.forward(backend, batch)
     assert any(f"page {FAR} is out of range (row 2, column 6)" in m for m in caplog.messages)
-
-
-def test_the_pool_is_the_layers_own(sglang):
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
-    from g4debug.tracers.page_table import pages_of, pool_of_layer
-
-    rig = Rig()
-    batch = SimpleNamespace(token_to_kv_pool=rig.pool)
-    for layer in rig.layers:
-        pool, name = pool_of_layer(None, layer, batch)
-        k, _ = rig.pool.get_kv_buffer(layer.layer_id)
-        assert name == ("swa" if LAYERS[layer.layer_id] else "full")
-        assert pages_of(pool, layer, PAGE) == k.shape[0] // PAGE
-        later = SimpleNamespace(token_to_kv_pool=rig.pool)  # where 0.5.13 shows it
-        assert pool_of_layer(later, layer, SimpleNamespace()) == (pool, name)
-    plain = MHATokenToKVPool(160, PAGE, torch.float32, 1, 8, 5, "cpu", False)
-    pool, name = pool_of_layer(None, rig.layers[0], SimpleNamespace(token_to_kv_pool=plain))
-    assert (pool, name, pages_of(pool, rig.layers[0], PAGE)) == (plain, "full", 11)
