@@ -1,4 +1,4 @@
-"""A real Gemma4DecoderLayer on the CPU engine, outside of a server. Only attention is a stand-in.
+"""A real Gemma4DecoderLayer outside of a server. Only attention is a stand-in.
 
 It is the layer of a toy geometry, with seeded weights of sensible size; ``RadixAttention`` calls
 the backend of the batch, and :class:`Backend` answers with q, so that no KV pool is needed.
@@ -34,13 +34,13 @@ class Batch:
 
 
 @contextmanager
-def one_process(model_path: str) -> Iterator[None]:
+def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
     """Process groups of one process, and server arguments, as SGLang's layers ask for them."""
     from sglang.srt import server_args as module
     from sglang.srt.distributed import parallel_state
 
     before = module._global_server_args
-    args = module.ServerArgs(model_path=model_path, device="cpu", skip_tokenizer_init=True)
+    args = module.ServerArgs(model_path=model_path, device=device, skip_tokenizer_init=True)
     module.set_global_server_args_for_scheduler(args)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -117,7 +117,7 @@ def _fused_router_kernel(
 
 
 def tile(rows: int, experts: int) -> Tile:
-    """The fastest of ``benchmarks/fused_router.py --tune`` on one H200 for 128 experts."""
+    """Chosen by the number of rows; ``benchmarks/fused_router.py --tune`` tries the others."""
     if experts > 256:
         return Tile(1, 4)
     return Tile(1, 1) if rows <= 1024 else Tile(4, 4)

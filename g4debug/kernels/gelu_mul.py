@@ -51,7 +51,7 @@ def _gelu_mul_kernel(
 
 
 def tile(rows: int) -> Tile:
-    """The fastest of ``benchmarks/ple_tail.py --tune`` on one H200."""
+    """Chosen by the number of rows; ``benchmarks/ple_tail.py --tune`` tries the others."""
     if rows <= 128:
         return Tile(1, 1)
     return Tile(4, 4)

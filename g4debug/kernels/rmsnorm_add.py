@@ -61,7 +61,7 @@ def _rmsnorm_add_kernel(
 
 
 def cut(rows: int, columns: int) -> Cut:
-    """The fastest of ``benchmarks/ple_tail.py --tune`` on one H200."""
+    """Chosen by the number of rows; ``benchmarks/ple_tail.py --tune`` tries the others."""
     return Cut(warps=4 if columns <= 2048 else 8)
 
 

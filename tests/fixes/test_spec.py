@@ -140,10 +140,20 @@ def test_every_fix_has_its_papers():
     for name in discovery.names("g4debug.fixes"):
         declared = discovery.load("g4debug.fixes", name, "FIX")
         papers = dataclasses.asdict(declared)
-        del papers["switch"], papers["default"]  # may be "" and False
+        del papers["switch"], papers["default"], papers["eligible"]  # may be "" and False
         for value in papers.values():
             assert value
         assert SpecifierSet(declared.needs)
+
+
+def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
+    from g4debug.fixes import locked_prefix
+
+    fix = dataclasses.replace(locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0")
+    applied = dataclasses.replace(fix, still_broken=lambda: True, apply=lambda hooks: None)
+    assert str(_spec._apply(applied, Hooks(), {}, {})) == "applied: runs on every third Tuesday"
+    state = _spec._apply(dataclasses.replace(fix, still_broken=lambda: False), Hooks(), {}, {})
+    assert str(state) == "not-needed: the installed SGLang has such a path itself"
 
 
 def test_a_fix_whose_site_is_absent_leaves_nothing_behind(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,3 +169,48 @@ def test_the_ops_declare_what_they_do(op):
     function, arguments = op
     r = draw("r", 9, 1536, dtype=torch.bfloat16, device="cuda")
     torch.library.opcheck(function, arguments(r), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("name", ["ple-tail", "triple-rmsnorm"])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+def test_sglangs_real_layer(tmp_path, name, rows):
+    """bfloat16, width 1536: SGLang's forward and ours on the same weights and inputs."""
+    pytest.importorskip("sglang")
+    import real_layer
+    from g4debug.fixes import ple_tail, triple_rmsnorm
+
+    from g4debug.cpu.geometry import TINY, TINY_MOE
+    from g4debug.cpu.models import write
+
+    path = {"ple-tail": ple_tail, "triple-rmsnorm": triple_rmsnorm}[name]
+    small = TINY if path is ple_tail else TINY_MOE
+    geometry = replace(small, hidden=1536, ple=256 if path is ple_tail else 0)
+
+    class Experts(torch.nn.Module):
+        """Stands in for the experts, which need a server's set-up."""
+
+        def forward(self, x, logits):
+            return x * logits.sigmoid().mean(-1, keepdim=True)
+
+    def given():
+        made = real_layer.inputs(geometry, rows)
+        made["positions"] = made["positions"].cuda()
+        for key in ("hidden_states", "per_layer_input"):
+            if made[key] is not None:
+                made[key] = made[key].to("cuda", torch.bfloat16)
+        return made
+
+    def nobody(*args, **kwargs):
+        raise AssertionError("SGLang's own forward was called")
+
+    target, _ = write(TINY, tmp_path / "tiny")
+    with real_layer.one_process(str(target), "cuda"), torch.no_grad():
+        layer = real_layer.layer(geometry).to("cuda", torch.bfloat16)
+        if path is triple_rmsnorm:
+            layer.moe = Experts()
+        own, _ = layer(**given())
+        path.after_init(None, layer)
+        ours, _ = path.around_forward(nobody, layer, **given())
+    error = (ours.float() - own.float()).square().mean().sqrt() / own.float().square().mean().sqrt()
+    print(f"{name}, {rows} rows: relative error against SGLang's layer {error:.2e}")
+    assert error < 2**-7
