@@ -3,6 +3,8 @@
 Only the first token of a page is news. Of a sequence that goes on in the page that it has,
 the page is looked at once more: it must still be held, in both pools, and its SWA page must be
 the one that was paired with it. Disagreement becomes an event of its own ("use", "mismatch").
+Where that takes a copy from a device it is done every ``LOOK`` steps, or when the page that
+the ledger knows as a sequence's last is not held; in between, that is all that is asked.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from g4debug.checks.allocator import check_used
 from g4debug.kernels import page_shadow
 from g4debug.ledger import SHOWN, Pages, PoolLedger
 
+LOOK = 8
 _NONE: Pages = np.empty(0, dtype=np.int64)
 
 
@@ -82,6 +85,8 @@ class HandOuts:
         self.feed, self.ledger = feed, feed.ledger
         self._out: dict[str, torch.Tensor] = {}  # what the inner allocators handed out last
         self._plan: Plan | None = None
+        self._turn = 0  # of looks at pages that sequences go on in
+        self._skips = False  # this step's look; decided for the full pool, and for both
         # Of the full pool, entered and not yet paired: pages, and those that rows go on in.
         self._full: tuple[Pages, Pages] | None = None
         self._tokens: dict[str, Pages] = {}  # of the pools, as entered last
@@ -113,10 +118,11 @@ class HandOuts:
             self._exhausted(pool, kind, found.tokens)
             return
         self._out[pool.name] = out
-        if not len(found.new) and not len(found.going_on):
+        if not len(found.new) and (not len(found.going_on) or self._may_skip(pool, out, found)):
             return
         rids = self._rids(len(lengths), found)
         where = caller() if len(found.new) else ""
+        tails = self._going_on(found) if self._is_far(out) and not len(found.new) else []
         step = found
 
         def enter(tokens: Pages) -> None:
@@ -137,8 +143,38 @@ class HandOuts:
                         caller=where,
                     )
                 attempt(self._pair, pool, pages, going_on, tokens)
+            for rid, page in zip(tails, going_on.tolist(), strict=False):
+                pool.ends_in(rid, page)
 
         self.ledger.post(out, self.feed.guard(enter))
+
+    @staticmethod
+    def _is_far(indices: torch.Tensor) -> bool:
+        """Reading these indices takes a copy from a device."""
+        return bool(indices.is_cuda)
+
+    def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
+        """True if the pages that the rows go on in need no look this time."""
+        if pool.name != "swa":
+            self._turn += 1
+            full, swa = pool, self.ledger.pools.get("swa")
+            self._skips = (
+                self._is_far(out)
+                and self._turn % LOOK != 0
+                and all(
+                    known.held[known.tails.get(rid, 0)]
+                    for rid in self._going_on(step)
+                    for known in ((full,) if swa is None else (full, swa))
+                )
+            )
+        return self._skips
+
+    def _going_on(self, step: Plan) -> list[str]:
+        """rid of each row that goes on in its page; '' where it is not known."""
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        if len(requests) != len(step.lengths):
+            return [""] * len(step.going_on_rows)
+        return [str(requests[row].rid) for row in step.going_on_rows.tolist()]
 
     def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
         """A row goes on in a page that is not held."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
 KEPT = 16_384  # events kept in all
+TAILS = 4096  # requests whose last page is known
 SHOWN = 8  # pages named in an event
 TAIL = 256  # events of all pages that go into a dump
 NOT_YET = -(1 << 62)  # in a staged word until the device wrote it
@@ -41,7 +42,7 @@ class PoolLedger:
     held: handed out and not yet freed. ever: handed out at least once. owner: rid of the last
     request that it was handed out for, '' if not known. position: first token position of the
     page in that request, -1 if not known. partner: of a full-pool page, its SWA page, and the
-    other way round; 0 for none, -1 if not known.
+    other way round; 0 for none, -1 if not known. tails: rid -> last page of its sequence.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PoolLedger:
     owner: np.ndarray[Any, np.dtype[np.object_]] = field(init=False)
     position: Pages = field(init=False)
     partner: Pages = field(init=False)
+    tails: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.owner = np.full(self.pages, "", dtype=object)
@@ -82,6 +84,13 @@ class PoolLedger:
             full, swa = full[sound], swa[sound]
         self.partner[full] = swa
         swa_pool.partner[swa] = full
+
+    def ends_in(self, request: str, page: int) -> None:
+        """The last page of a request's sequence; the latest ``TAILS`` requests are kept."""
+        self.tails.pop(request, None)
+        self.tails[request] = page
+        if len(self.tails) > TAILS:
+            del self.tails[next(iter(self.tails))]
 
     def serials(self, page: int) -> list[int]:
         """Serial numbers of the page's last events, oldest first."""
@@ -212,6 +221,8 @@ class Ledger:
             self._undo[pool.name].append((not holds, which[pool.held[which] != holds]))
         pool.held[inside] = holds
         if holds:
+            if request and len(pages):
+                pool.ends_in(request, int(pages[-1]))
             pool.ever[inside] = True
             pool.owner[inside] = request
             pool.position[inside] = known

@@ -293,3 +293,41 @@ def test_the_shadows_kernel_and_its_reference_agree(with_swa):
     assert int(one[0]) == page_shadow.FREE
     assert int(one[-1]) == 1
     page_shadow.mark(one, indices[:0], PAGE)
+
+
+def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monkeypatch):
+    """As on CUDA: one look in LOOK steps, and at once where the last page known is not held."""
+    from types import SimpleNamespace
+
+    from g4debug._ledger_out import LOOK, HandOuts
+
+    rig, ledger = armed
+    monkeypatch.setattr(HandOuts, "_is_far", staticmethod(lambda indices: True))
+    posted = []
+    post = ledger.post
+    monkeypatch.setattr(ledger, "post", lambda i, enter: (posted.append(1), post(i, enter)))
+    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
+    request = rig.admit("a", 1)
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    last = row[:1].to(torch.int64)
+    posted.clear()
+    looks = []
+    for length in range(2, PAGE + 1):  # within the page
+        lengths = torch.tensor([length])
+        last = rig.allocator.alloc_decode(lengths, lengths, last)
+        looks.append(len(posted))
+        posted.clear()
+    assert sum(n > 0 for n in looks) == (PAGE - 1) // LOOK
+    assert set(looks) == {0, 2}  # both pools, or none
+    # The next page is allocated and given back, as verify does with what was rejected.
+    lengths = torch.tensor([PAGE + 1])
+    spare = rig.allocator.alloc_decode(lengths, lengths, last)
+    rig.allocator.free(spare)
+    posted.clear()
+    lengths = torch.tensor([PAGE])
+    rig.allocator.alloc_decode(lengths, lengths, last - 1)
+    assert posted  # a look, no finding: it goes on in the page before
+    posted.clear()
+    rig.allocator.alloc_decode(lengths, lengths, last - 1)
+    assert not posted  # and that is known now
+    assert not [e for e in ledger.last_events() if e.kind in ("use", "mismatch")]
