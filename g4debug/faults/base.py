@@ -112,10 +112,6 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
     """Install the plan's faults. Raises GrammarError for what a fault cannot do."""
     arms = []
     clock = Clock()
-    if plan.chains:
-        from g4debug.hooks import Layer
-
-        hooks.before("scheduler.run_batch", Layer.FAULT, "clock", clock.tick)
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
         for action in actions:
@@ -123,6 +119,11 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
         arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
         fault.install(hooks, arm)
         arms.append(arm)
+    if arms:
+        from g4debug.hooks import Layer
+
+        # Last, so outermost: a fault that acts before a step is already in that step.
+        hooks.before("scheduler.run_batch", Layer.FAULT, "clock", clock.tick)
     return tuple(arms)
 
 
