@@ -7,12 +7,12 @@ pool (``use_sliding_window_kv_pool=False, _swa_kv_pool=None``) then hands *full-
 indices to the sliding layers, whose pool is smaller: an illegal memory access.
 
 The fix: inside both views the two attributes follow the pool that the view shows, and are
-put back afterwards, on exceptions too; the SWA page-table buffer of the CUDA graphs is
-allocated even where the backend's own pool is not a SWA pool. The draft's graph capture
-and replay run inside the same views, so they need nothing of their own.
+put back afterwards, on exceptions too; what the CUDA graphs bind later (the SWA page-table
+buffer, and more in 0.5.13) is allocated as the *target's* pool needs it. The draft's graph
+capture and replay run inside the same views, so they need nothing of their own.
 
-0.5.13 has only ``_swa_kv_pool``, and resolves it rightly: there, the fix is for the demo's
-fault, which puts the old state back.
+0.5.13 resolves the pool rightly: there, the fix is for the demo's fault, which puts the old
+state back.
 """
 
 from __future__ import annotations
@@ -105,11 +105,25 @@ def around_alloc_swa_page_table(
     return buffer
 
 
+def around_init_graph_state(
+    call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Allocate what the graphs will bind inside the views (0.5.13: more than the page table).
+
+    SGLang calls this outside of them, when the draft's backend knows only its dummy pool.
+    """
+    if not getattr(backend, "_g4debug_target_is_swa", False):
+        return call_next(backend, *args, **kwargs)
+    with swa_state_of(backend, backend._g4debug_target_pool):
+        return call_next(backend, *args, **kwargs)
+
+
 def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
     """Remember whether the allocator, which is the target's for a draft, has a SWA pool."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     kv_pool = getattr(model_runner.token_to_kv_pool_allocator, "get_kvcache", lambda: None)()
+    backend._g4debug_target_pool = kv_pool
     backend._g4debug_target_is_swa = isinstance(kv_pool, SWAKVPool)
     return result
 
@@ -129,6 +143,7 @@ def apply(hooks: Hooks) -> None:
     hooks.around("worker.frozen_view", Layer.FIX, ID, around_view)
     hooks.around("worker.pool_view", Layer.FIX, ID, around_view)
     hooks.around("attn.alloc_swa_page_table", Layer.FIX, ID, around_alloc_swa_page_table)
+    hooks.around("attn.init_graph_state", Layer.FIX, ID, around_init_graph_state)
     hooks.after("attn.init", Layer.FIX, ID, after_init)
 
 

@@ -8,6 +8,8 @@ a SWA pool smaller than the full one, a draft that owns a dummy pool and reads t
 
 from __future__ import annotations
 
+import dataclasses
+import pkgutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +27,13 @@ class Rig:
     def __init__(self) -> None:
         from sglang.srt.layers.radix_attention import RadixAttention
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-        from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
+
+        from g4debug import targets
+
+        # 0.5.13 moved it; the table of hook sites knows where to.
+        SWATokenToKVPoolAllocator = pkgutil.resolve_name(
+            targets.path("swa.init").rpartition(".")[0]
+        )
 
         torch.manual_seed(0)
         self.req_to_token = ReqToTokenPool(12, CONTEXT, "cpu", False)
@@ -85,6 +93,7 @@ class Rig:
             req_to_token_pool=self.req_to_token,
             token_to_kv_pool=swa_pool(64, 64) if draft else self.pool,
             token_to_kv_pool_allocator=self.allocator,  # the target's, for a draft, too
+            spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
             server_args=SimpleNamespace(
                 speculative_eagle_topk=1,
                 speculative_num_draft_tokens=4,
@@ -112,7 +121,15 @@ class Rig:
         slots = torch.cat(
             [table[r.req_pool_idx, r.tokens - new : r.tokens] for r in requests]
         ).long()
+        known = {f.name for f in dataclasses.fields(ForwardBatch)}
+        # From 0.5.13 on the pools are the backend's, which a view may have swapped.
+        at_backend = {
+            "req_to_token_pool": self.req_to_token,
+            "token_to_kv_pool": pool or self.pool,
+            "attn_backend": backend,
+        }
         return ForwardBatch(
+            **{name: value for name, value in at_backend.items() if name in known},
             forward_mode=ForwardMode[mode.upper()],
             batch_size=len(requests),
             input_ids=torch.zeros(len(slots), dtype=torch.int64),
@@ -121,16 +138,18 @@ class Rig:
             seq_lens_cpu=lengths,
             seq_lens_sum=int(lengths.sum()),
             out_cache_loc=slots,
-            req_to_token_pool=self.req_to_token,
-            token_to_kv_pool=pool or self.pool,
-            attn_backend=backend,
             extend_seq_lens=torch.full_like(lengths, new),
             extend_seq_lens_cpu=[new] * len(requests),
             extend_prefix_lens_cpu=[int(n) - new for n in lengths],
         )
 
-    def forward(self, backend: Any, batch: Any, layers: list[Any] | None = None) -> list[Any]:
-        """The attention of one forward, layer by layer; metadata must be ready."""
+    def forward(
+        self, backend: Any, batch: Any, layers: list[Any] | None = None, save: bool = True
+    ) -> list[Any]:
+        """The attention of one forward, layer by layer; metadata must be ready.
+
+        save: write this forward's KV; a FROZEN_KV_MTP draft does not.
+        """
         outputs = []
         for layer in self.layers if layers is None else layers:
             q = torch.randn(len(batch.out_cache_loc), HEADS * DIM)
@@ -138,7 +157,7 @@ class Rig:
             call = backend.forward_extend
             if batch.forward_mode.is_decode_or_idle():
                 call = backend.forward_decode
-            outputs.append(call(q, k, v, layer, batch))
+            outputs.append(call(q, k, v, layer, batch, save_kv_cache=save))
         return outputs
 
     def step(self, backend: Any, mode: str, requests: list[Any]) -> list[Any]:

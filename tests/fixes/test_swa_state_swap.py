@@ -144,7 +144,7 @@ def test_the_drafts_forward(arm, fixed, hybrid):
     assert state(backend) == (False, None)
     with worker._target_kv_pool_view(batch):
         assert state(backend) == ((True, rig.pool) if fixed else (False, None))
-        rig.forward(backend, batch)
+        rig.forward(backend, batch, save=False)
     assert state(backend) == (False, None)
     assert (device.pending() is None) is fixed
     device.clear()
@@ -200,7 +200,8 @@ def test_only_a_target_with_a_window_gets_a_swa_buffer(arm, fixed):
     assert (draft._alloc_swa_page_table(2, 3) is not None) is fixed
     assert target._alloc_swa_page_table(2, 3).shape == (2, 3)
     plain = rig.runner()
-    plain.token_to_kv_pool_allocator = SimpleNamespace()  # a model without sliding layers
+    plain.token_to_kv_pool = None  # a model without sliding layers
+    plain.token_to_kv_pool_allocator = SimpleNamespace(get_kvcache=lambda: None)
     assert type(target)(plain)._alloc_swa_page_table(2, 3) is None
     if fixed:
         buffer = draft._alloc_swa_page_table(2, 3)
@@ -222,10 +223,10 @@ def test_a_view_that_fails_leaves_the_state(arm):
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({}, r"swa-state-swap not-needed;"),
-        (STALE, r"swa-state-swap applied;"),
-        ({**STALE, **OFF}, r"swa-state-swap off;"),
-        ({"G4DEBUG_FIX_SWA_STATE_SWAP": "1"}, r"swa-state-swap applied;"),
+        ({}, r"swa-state-swap not-needed[;,]"),
+        (STALE, r"swa-state-swap applied[;,]"),
+        ({**STALE, **OFF}, r"swa-state-swap off[;,]"),
+        ({"G4DEBUG_FIX_SWA_STATE_SWAP": "1"}, r"swa-state-swap applied[;,]"),
     ],
 )
 def test_states_are_announced(arm, capsys, environ, says):

@@ -68,7 +68,7 @@ def test_verified_releases() -> None:
 @pytest.mark.parametrize("text", [README, TRIAGE], ids=["README", "TRIAGE"])
 def test_links_lead_somewhere(text: str) -> None:
     anchors = {
-        re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-")
+        re.sub(r"[^a-z0-9_ -]", "", h.lower()).replace(" ", "-")
         for h in re.findall(r"^#+ (.*)$", text, re.M)
     }
     for target in re.findall(r"\]\(([^)]+)\)", text):
