@@ -23,6 +23,9 @@ VALID = {
     "G4DEBUG_STEPS": ("1", "steps", 1),
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CPU": ("off", "cpu", False),
+    "G4DEBUG_LEAK_STEPS": ("0", "leak_steps", 0),
+    "G4DEBUG_MM_ENCODER_PERCENT": ("7", "mm_encoder_percent", 7),
+    "G4DEBUG_YOCO_EAGER_ROWS": ("9", "yoco_eager_rows", 9),
 }
 
 
@@ -81,7 +84,7 @@ def test_flags(text, value):
         ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 1024"),
         ("G4DEBUG_STEPS", "0", "1 to 100000"),
         ("G4DEBUG_HANG_SECONDS", "1", "2 to 86400"),
-        ("G4DEBUG_FAULTS", "page-obb=1*on", "page-oob, stale-swa-state"),
+        ("G4DEBUG_FAULTS", "page-obb=1*on", " page-oob, "),
         ("G4DEBUG_FAULTS", "page-oob", "name=action"),
         ("G4DEBUG_TRACER", "page-table", "G4DEBUG_TRACE"),
         ("G4DEBUG_", "1", "G4DEBUG_MODE"),
