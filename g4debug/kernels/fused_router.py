@@ -42,23 +42,23 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def _take(key, order, picked, picked_id, e, i, WIDE: tl.constexpr):
-    """One round: the greatest of what is left goes to column i."""
+def _take(key, order, picked, picked_id, e, j, i, WIDE: tl.constexpr):
+    """One round: the greatest of what is left goes to column i. e: experts, j: columns."""
     LEAST: tl.constexpr = -2147483648
     if WIDE:
         best = tl.max(order, axis=1)[:, None]
         first = tl.min(tl.where(order == best, e, 2147483647), axis=1)[:, None]
-        picked = tl.where(e == i, best, picked)
-        picked_id = tl.where(e == i, first, picked_id)
+        picked = tl.where(j == i, best, picked)
+        picked_id = tl.where(j == i, first, picked_id)
         order = tl.where(e == first, LEAST, order)
     else:
         best = tl.max(key, axis=1)[:, None]
-        picked = tl.where(e == i, best, picked)
+        picked = tl.where(j == i, best, picked)
         key = tl.where(key == best, LEAST, key)
     return key, order, picked, picked_id
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
 def _fused_router_kernel(
     logits_ptr,
     scale_ptr,
@@ -72,6 +72,7 @@ def _fused_router_kernel(
     UNROLLED: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PICKED: tl.constexpr,
 ):
     LEAST: tl.constexpr = -2147483648
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
@@ -80,8 +81,9 @@ def _fused_router_kernel(
     x = tl.load(logits_ptr + row * stride + e, mask=inside & (e < E), other=0.0)
     wide = x.to(tl.float32)
     nan = wide != wide
-    picked = tl.zeros([ROWS, BLOCK], tl.int32)
-    picked_id = tl.zeros([ROWS, BLOCK], tl.int32)
+    j = tl.arange(0, PICKED)[None, :]
+    picked = tl.zeros([ROWS, PICKED], tl.int32)
+    picked_id = tl.zeros([ROWS, PICKED], tl.int32)
     if WIDE:
         bits = x.to(tl.int32, bitcast=True)
         order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -94,10 +96,10 @@ def _fused_router_kernel(
         key = tl.where(e < E, (order << 16) | (0xFFFF - e), LEAST)
     if UNROLLED:
         for i in tl.static_range(K):
-            key, order, picked, picked_id = _take(key, order, picked, picked_id, e, i, WIDE)
+            key, order, picked, picked_id = _take(key, order, picked, picked_id, e, j, i, WIDE)
     else:
         for i in range(K):
-            key, order, picked, picked_id = _take(key, order, picked, picked_id, e, i, WIDE)
+            key, order, picked, picked_id = _take(key, order, picked, picked_id, e, j, i, WIDE)
     if WIDE:
         back = picked ^ ((picked >> 31) & 0x7FFFFFFF)
         value = back.to(tl.float32, bitcast=True)
@@ -106,14 +108,14 @@ def _fused_router_kernel(
         half = picked >> 16
         half = half ^ ((half >> 15) & 0x7FFF)
         value = half.to(tl.int16).to(logits_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-    chosen = e < K
+    chosen = j < K
     top = tl.max(tl.where(chosen, value, float("-inf")), axis=1)[:, None]
     p = tl.where(chosen, tl.exp(value - top), 0.0)
     p = p / tl.sum(p, axis=1)[:, None]
     out = inside & chosen
     scale = tl.load(scale_ptr + picked_id, mask=out, other=0.0).to(tl.float32)
-    tl.store(weights_ptr + row * K + e, p * scale, mask=out)
-    tl.store(ids_ptr + row * K + e, picked_id, mask=out)
+    tl.store(weights_ptr + row * K + j, p * scale, mask=out)
+    tl.store(ids_ptr + row * K + j, picked_id, mask=out)
 
 
 def tile(rows: int, experts: int) -> Tile:
@@ -154,6 +156,7 @@ def fused_router(
         UNROLLED=top_k <= UNROLL,
         ROWS=how.rows,
         BLOCK=triton.next_power_of_2(experts),
+        PICKED=max(32, triton.next_power_of_2(top_k)),  # a warp's lanes: one choice each
         num_warps=how.warps,
     )
     return weights, ids

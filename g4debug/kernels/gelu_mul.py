@@ -27,7 +27,7 @@ class Tile(NamedTuple):
     warps: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
 def _gelu_mul_kernel(
     gate_ptr,
     x_ptr,

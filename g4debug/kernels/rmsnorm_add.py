@@ -27,7 +27,7 @@ def _row(x_ptr, r_ptr, out_ptr, w, scale, row, stride_x, stride_r, eps, cols, in
     tl.store(out_ptr + row * N + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
 def _rmsnorm_add_kernel(
     x_ptr,
     w_ptr,

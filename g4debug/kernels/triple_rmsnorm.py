@@ -51,7 +51,7 @@ def _row(
     tl.store(experts_ptr + at, (n * we).to(experts_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
 def _triple_rmsnorm_kernel(
     x_ptr,
     r_ptr,

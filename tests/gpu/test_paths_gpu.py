@@ -213,4 +213,4 @@ def test_sglangs_real_layer(tmp_path, name, rows):
         ours, _ = path.around_forward(nobody, layer, **given())
     error = (ours.float() - own.float()).square().mean().sqrt() / own.float().square().mean().sqrt()
     print(f"{name}, {rows} rows: relative error against SGLang's layer {error:.2e}")
-    assert error < 2**-7
+    assert error < 2**-6  # both round to bfloat16 at several places, but not at the same
