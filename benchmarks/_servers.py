@@ -24,12 +24,13 @@ PROMPT = {"cuda": 500, "cpu": 100}  # tokens
 class Variant:
     """environment: on top of ours. engine: arguments of sgl.Engine, on top of the benchmark's.
     wrapper: the command that the server runs under. plugin: module of this folder whose
-    ``register`` SGLang is to call."""
+    ``register`` SGLang is to call. script: what to run in place of ``_serve.py``."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     wrapper: Sequence[str] = ()
     plugin: str = ""
+    script: str = "_serve.py"
 
 
 def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class Server:
         self.log = (folder / f"{name}.log").open("wb")
         command = [
             sys.executable,
-            str(HERE / "_serve.py"),
+            str(HERE / variant.script),
             device,
             json.dumps(dict(variant.engine)),
         ]
@@ -136,10 +137,14 @@ class Server:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def ask(self, batch: int, tokens: int) -> dict[str, Any]:
+    def put(self, question: Any) -> dict[str, Any]:
+        """The script's answer to one line of JSON."""
         assert self.process.stdin is not None
-        print(json.dumps([batch, tokens]), file=self.process.stdin, flush=True)
+        print(json.dumps(question), file=self.process.stdin, flush=True)
         return self.read()
+
+    def ask(self, batch: int, tokens: int) -> dict[str, Any]:
+        return self.put([batch, tokens])
 
     def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
         """Decode time per output token, and the accept length: the prefill is taken off."""

@@ -1,0 +1,13 @@
+"""SGLang plugin: no row of a prefill enters the KV-shared layers. Wrong answers, on purpose.
+
+What is left is what yoco-fast-prefill cannot save: the time of the layers before them, and of
+everything else. Beside it, seeded weights.
+"""
+
+
+def register() -> None:
+    import _seeded_weights
+    from g4debug.fixes import _yoco_plan
+
+    _yoco_plan.rows_read = lambda forward_batch, facts: [0] * len(facts.goes_on)
+    _seeded_weights.register()

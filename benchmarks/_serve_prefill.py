@@ -1,0 +1,42 @@
+"""One server: ``python _serve_prefill.py DEVICE ENGINE_JSON``, all of its arguments in the JSON.
+
+Reads [lengths of the prompts, tokens to make, seed] from stdin; answers with the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from typing import Any
+
+
+def serve(device: str, arguments: dict[str, Any]) -> None:
+    if device == "cpu":
+        from g4debug import cpu
+
+        cpu.prepare()
+    import sglang
+    from _servers import device_name
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the server prints must not mix with the answers
+    engine = sglang.Engine(**arguments)
+    print(json.dumps({"device": device_name()}), file=answers, flush=True)
+    for line in sys.stdin:
+        lengths, tokens, seed = json.loads(line)
+        rng = random.Random(seed)
+        prompts = [[2, *(rng.randrange(4, 500) for _ in range(n - 1))] for n in lengths]
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        begin = time.perf_counter()
+        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        seconds = time.perf_counter() - begin
+        made = [o["output_ids"] for o in outputs]
+        print(json.dumps({"seconds": seconds, "tokens": made}), file=answers, flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":  # spawned children import this module, too
+    serve(sys.argv[1], json.loads(sys.argv[2]))

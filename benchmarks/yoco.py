@@ -1,0 +1,205 @@
+"""yoco-fast-prefill: 30 requests of 7000 tokens in, 10 out, with the path on and off.
+
+    python benchmarks/yoco.py --model E2B|E4B [--rounds 5] [--out FILE.csv]
+    python benchmarks/yoco.py --model E2B --sweep [--out FILE.csv]
+
+Servers of one GPU take turns in changing order: triton attention, radix cache off, CUDA graphs for
+decode, the geometry of the published model with seeded weights.
+
+off: SGLANG_GEMMA4_YOCO=0. on: the default. limit: no row enters the KV-shared layers in a prefill,
+so its answers are wrong and its time is what no such path can go below: the self-decoder's share.
+
+--sweep is about piecewise CUDA graphs: one prompt at a time, 1 token out, of 32 to 8192 tokens,
+the graphs with the path off beside the path without graphs, and neither. It says from how many
+spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from _servers import HERE, Server, ServerDied, Variant
+
+OFF = {"SGLANG_GEMMA4_YOCO": "0"}
+EAGER = {"disable_piecewise_cuda_graph": True}
+LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192)
+
+
+def config(name: str) -> dict[str, Any]:
+    """config.json with the published sizes; the MLP of E2B is twice as wide in KV-shared layers."""
+    from g4debug.cpu.geometry import E2B, E4B_256, TINY
+
+    geometry = {"E2B": E2B, "E4B": replace(E4B_256, head_dim=512), "tiny": TINY}[name]
+    wide = {"use_double_wide_mlp": name == "E2B", "tie_word_embeddings": True}
+    return geometry.target_config() | wide
+
+
+def arguments(model: Path, device: str, tokens: int) -> dict[str, Any]:
+    common = {
+        "model_path": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "disable_radix_cache": True,
+        "grammar_backend": "none",
+        "random_seed": 0,
+        "log_level": "info",
+        "max_total_tokens": tokens,
+    }
+    if device == "cpu":
+        from g4debug.cpu.server import BASE
+
+        return {**BASE, **common}
+    return common | {
+        "dtype": "bfloat16",
+        "attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "context_length": 16_384,
+        "chunked_prefill_size": 8192,
+        "max_running_requests": 32,
+        "cuda_graph_max_bs": 32,
+        "mem_fraction_static": 0.85,
+    }
+
+
+def variants(sweep: bool, base: dict[str, Any]) -> dict[str, Variant]:
+    def variant(environment: dict[str, str], engine: dict[str, Any], plugin: str) -> Variant:
+        return Variant(environment, base | engine, plugin=plugin, script="_serve_prefill.py")
+
+    if sweep:
+        return {
+            "graphs": variant(OFF, {}, "_seeded_weights"),
+            "off": variant(OFF, EAGER, "_seeded_weights"),
+            "on": variant({}, EAGER, "_seeded_weights"),
+        }
+    return {
+        "off": variant(OFF, EAGER, "_seeded_weights"),
+        "on": variant({}, EAGER, "_seeded_weights"),
+        "limit": variant({}, EAGER, "_no_cross_decoder"),
+    }
+
+
+def measure(
+    name: str, device: str, sweep: bool, rounds: int, count: int, length: int, folder: Path
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows of the CSV, one per round, prompt length and variant; and the device."""
+    model = folder / name
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config(name)))
+    base = arguments(model, device, 16_384 if sweep else count * (length + 64))
+    lengths = [n for n in LENGTHS if n <= length or device == "cuda"] if sweep else [length]
+    batch, tokens = (1, 1) if sweep else (count, 10)
+    servers: dict[str, Server] = {}
+    rows: list[dict[str, Any]] = []
+    try:
+        for key, variant in variants(sweep, base).items():
+            # One after the other: each measures the free memory before it takes its part.
+            begin = time.perf_counter()
+            servers[key] = Server(key, variant, device, folder)
+            where = servers[key].read()["device"]
+            print(f"{key}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+        for n in lengths:
+            for server in servers.values():  # warm: JIT, allocator
+                server.put([[n] * min(batch, 2), tokens, 1])
+            for number in range(rounds):
+                made = {}
+                for key in list(servers) if number % 2 else list(servers)[::-1]:
+                    answer = servers[key].put([[n] * batch, tokens, 100 + number])
+                    made[key] = answer["tokens"]
+                    rows.append(
+                        {
+                            "model": name,
+                            "round": number,
+                            "requests": batch,
+                            "input": n,
+                            "output": tokens,
+                            "variant": key,
+                            "seconds": round(answer["seconds"], 5),
+                        }
+                    )
+                pairs = zip(made["off"], made["on"], strict=True)
+                rows[-1]["first_tokens_equal"] = sum(a[0] == b[0] for a, b in pairs)
+        check(servers)
+        return rows, where
+    except ServerDied as e:
+        raise SystemExit(str(e)) from e
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def check(servers: dict[str, Server]) -> None:
+    """The path ran where it should, and only there."""
+    for key, server in servers.items():
+        server.log.flush()
+        ran = "yoco-fast-prefill: on" in Path(server.log.name).read_text(errors="replace")
+        if ran != (key in ("on", "limit")):
+            raise SystemExit(f"{key}: the path {'ran' if ran else 'did not run'}; log: see above")
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    names = sorted({r["variant"] for r in rows}, key=("graphs", "off", "on", "limit").index)
+    print("model  input  variant   median s   speed-up over", names[0], "(range)")
+    for n in dict.fromkeys(r["input"] for r in rows):
+        at = [r for r in rows if r["input"] == n]
+        by_round: dict[int, dict[str, float]] = {}
+        for r in at:
+            by_round.setdefault(r["round"], {})[r["variant"]] = r["seconds"]
+        for name in names:
+            ratios = [t[names[0]] / t[name] for t in by_round.values()]
+            print(
+                f"{at[0]['model']:5s}  {n:5d}  {name:8s}  "
+                f"{statistics.median(t[name] for t in by_round.values()):8.4f}   "
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})"
+            )
+        if "limit" in names:
+            share = statistics.median(t["limit"] / t["off"] for t in by_round.values())
+            reached = statistics.median(t["limit"] / t["on"] for t in by_round.values())
+            print(
+                f"limit: {share:.1%} of the time off is left; on is at {reached:.1%} of the limit"
+            )
+        equal = [r["first_tokens_equal"] for r in at if r.get("first_tokens_equal") is not None]
+        print(f"first token the same on and off: {sum(equal)} of {len(equal) * at[0]['requests']}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=("E2B", "E4B", "tiny"), default="E2B")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=30)
+    parser.add_argument("--input", type=int, default=7000)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    what = "yoco_sweep" if args.sweep else "yoco"
+    out = args.out or HERE / f"{what}_{args.model}.csv"
+    from g4debug.describe import versions
+
+    with tempfile.TemporaryDirectory(prefix="g4debug-yoco-") as folder:
+        rows, device = measure(
+            args.model, args.device, args.sweep, args.rounds, args.requests, args.input,
+            Path(folder),
+        )  # fmt: skip
+    about = {**versions(), "device": device, "command": " ".join(["python", *sys.argv])}
+    with out.open("w", newline="") as f:
+        f.write(f"# {json.dumps(about)}\n")
+        writer = csv.DictWriter(f, fieldnames=[*dict.fromkeys(k for r in rows for k in r)])
+        writer.writeheader()
+        writer.writerows(rows)
+    summarise(rows)
+
+
+if __name__ == "__main__":
+    main()
