@@ -34,9 +34,12 @@ class Variant:
 
 
 def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    from _workload import DEVICES
+    from _workload import DEVICES, cuda
 
-    arguments = dict(DEVICES[device](None).engine)
+    if device == "cuda" and "model_path" in overrides:  # writes no model
+        arguments = dict(cuda(None, (overrides["model_path"], None)).engine)
+    else:
+        arguments = dict(DEVICES[device](None).engine)
     arguments |= {"log_level": "error", "disable_radix_cache": True}
     arguments.pop("swa_full_tokens_ratio", None)
     if device == "cuda":

@@ -67,8 +67,12 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
         "speculative_num_steps": None,
         "speculative_eagle_topk": None,
         "speculative_num_draft_tokens": None,
-        "max_total_tokens": 64 * 800,
-        "mem_fraction_static": 0.85,
+        # Both pools hold 64 requests; two servers of 26B-A4B just fit on a H200.
+        "max_total_tokens": 64 * 768,
+        "swa_full_tokens_ratio": 1.0,
+        "mem_fraction_static": 0.92,
+        "disable_overlap_schedule": False,
+        "decode_log_interval": 40,
         "log_level": "info",
         **overrides,
     }

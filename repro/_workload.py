@@ -48,8 +48,9 @@ def cpu(requests: int | None) -> Workload:
     return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, limit=150)
 
 
-def cuda(requests: int | None) -> Workload:
-    """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights.
+def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workload:
+    """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights; or ``models``,
+    a target and a draft.
 
     The pools are sized so that a stale page is *fatal*. Measured on a H200 (driver 580):
     cudaMalloc puts large blocks 32 MiB apart, so a layer's K buffer of 373 pages x 64 KiB
@@ -61,7 +62,7 @@ def cuda(requests: int | None) -> Workload:
 
     memory = Path("/dev/shm")
     base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    target, assistant = write(E4B_256, base / "g4debug-e4b256", device="cuda")
+    target, assistant = models or write(E4B_256, base / "g4debug-e4b256", device="cuda")
     count = requests or 32
     arguments = {
         "model_path": str(target),
