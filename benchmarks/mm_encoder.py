@@ -1,0 +1,294 @@
+"""mm-batched-encoder: 6 images of 480 x 480 in a request, image by image and together.
+
+    python benchmarks/mm_encoder.py --tower E2B|26B-A4B [--rounds 20] [--out FILE.csv]
+
+One process, SGLang's own ModelRunner and Gemma4ForConditionalGeneration with seeded weights of the
+published sizes (towers: 768 wide, 16 layers; 1152 wide, 27 layers). Both ways take turns.
+
+encoder: get_image_feature of the 6 images. end to end: the whole prefill of a prompt of 1670 tokens
+that holds them, up to the logits. Pictures are not decoded or cut into patches here: that is the
+tokenizer process's work, and the same both ways. peak: bytes of device memory that the encoder
+takes on top of what was allocated before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+IMAGES, PROMPT = 6, 1670
+SIDE, PATCHES = 48, 2520  # a square picture is 48 x 48 of at most 2520 patches, the rest is padding
+TOWERS = {
+    "E2B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16,
+            "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64},
+    "26B-A4B": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
+                "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 72},
+    "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16},
+}  # fmt: skip
+_SWA_NAMES = ("architectures", "swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads")
+TOKENS = {"image_token_id": 5, "video_token_id": 6, "audio_token_id": 7}
+
+
+def config(tower: str) -> dict[str, Any]:
+    """config.json of the multimodal model, in its own convention: ``head_dim`` is the window's."""
+    from decode_paths import geometries
+
+    from g4debug.cpu.geometry import E2B, TINY
+
+    text = {"E2B": E2B, "tiny": TINY}[tower].target_config() if tower != "26B-A4B" else None
+    text = text or geometries()["26B-A4B"]
+    inner = {k: v for k, v in text.items() if k not in (*_SWA_NAMES, "v_head_dim")}
+    inner |= {
+        "head_dim": text["swa_head_dim"],
+        "num_key_value_heads": text["swa_num_key_value_heads"],
+        "num_global_key_value_heads": text["num_key_value_heads"],
+        "tie_word_embeddings": True,
+    }
+    return {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "dtype": text["dtype"],
+        "text_config": inner,
+        "vision_config": {"model_type": "gemma4_vision", **TOWERS[tower]},
+        "audio_config": None,
+        "tie_word_embeddings": True,
+        **TOKENS,
+    }
+
+
+def runner(model: Path, device: str) -> Any:
+    """A ModelRunner of the model, with g4debug's hooks put on as in a server."""
+    import _seeded_weights
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import (
+        PortArgs,
+        ServerArgs,
+        set_global_server_args_for_scheduler,
+    )
+
+    _seeded_weights.register()
+    load_plugins()
+    arguments: dict[str, Any] = {
+        "model_path": str(model),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": True,
+        "disable_cuda_graph": True,
+        "disable_piecewise_cuda_graph": True,
+        "max_total_tokens": 16_384,
+        "grammar_backend": "none",
+        "random_seed": 0,
+    }
+    if device == "cpu":
+        from g4debug.cpu.server import BASE
+
+        arguments = {**BASE, **arguments, "mm_attention_backend": "triton_attn"}
+    else:
+        arguments |= {"dtype": "bfloat16", "attention_backend": "triton"}
+    args = ServerArgs(**arguments)
+    set_global_server_args_for_scheduler(args)
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    return ModelRunner(
+        model_config=ModelConfig.from_server_args(args),
+        mem_fraction_static=args.mem_fraction_static or 0.8, gpu_id=0, tp_rank=0, tp_size=1,
+        moe_ep_rank=0, moe_ep_size=1, pp_rank=0, pp_size=1,
+        nccl_port=PortArgs.init_new(args).nccl_port, server_args=args,
+    )  # fmt: skip
+
+
+def pictures(count: int, side: int, patches: int, device: Any, seed: int) -> list[Any]:
+    """MultimodalDataItems as the processor makes them, each with a hash of its own."""
+    import torch
+    from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+
+    generator = torch.Generator().manual_seed(seed)
+    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    at = torch.full((patches, 2), -1)
+    at[: side * side] = torch.stack([x.reshape(-1), y.reshape(-1)], dim=-1)
+    items = []
+    for i in range(count):
+        pixels = torch.rand(1, patches, 768, generator=generator)
+        item = MultimodalDataItem(modality=Modality.IMAGE, feature=pixels.to(device))
+        item.set("image_position_ids", at[None].to(device))
+        item.hash = 1 + seed * 1000 + i
+        item.set_pad_value()
+        items.append(item)
+    return items
+
+
+class Prefill:
+    """Prefills a prompt with pictures, again and again: the same pages, other hashes."""
+
+    def __init__(self, runner: Any, side: int, patches: int, length: int) -> None:
+        self.runner, self.side, self.patches, self.length = runner, side, patches, length
+        self.soft = (side // 3) ** 2
+
+    def batch(self, items: list[Any]) -> Any:
+        import torch
+        from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ScheduleBatch
+        from sglang.srt.sampling.sampling_params import SamplingParams
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        runner = self.runner
+        runner.req_to_token_pool.clear()
+        runner.token_to_kv_pool_allocator.clear()
+        ids: list[int] = [2]
+        for item in items:
+            item.offsets = [(len(ids), len(ids) + self.soft - 1)]
+            ids += [item.pad_value] * self.soft
+        ids += [10] * (self.length - len(ids))
+        request = Req("r", "", ids, SamplingParams(temperature=0, max_new_tokens=1))
+        request.multimodal_inputs = MultimodalInputs(mm_items=items)
+        request.multimodal_inputs.im_token_id = TOKENS["image_token_id"]
+        request.prefix_indices = torch.empty(0, dtype=torch.int64)
+        request.fill_ids = ids
+        request.logprob_start_len = -1
+        request.set_extend_input_len(len(ids))
+        tree = SimpleNamespace(
+            page_size=runner.server_args.page_size, device=runner.device,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator,
+            is_chunk_cache=lambda: True, is_tree_cache=lambda: False,
+            supports_swa=lambda: False, supports_mamba=lambda: False, evict=lambda *a: None,
+        )  # fmt: skip
+        batch = ScheduleBatch.init_new(
+            reqs=[request], req_to_token_pool=runner.req_to_token_pool,
+            token_to_kv_pool_allocator=runner.token_to_kv_pool_allocator, tree_cache=tree,
+            model_config=runner.model_config, enable_overlap=False,
+            spec_algorithm=SpeculativeAlgorithm.NONE,
+        )  # fmt: skip
+        batch.prepare_for_extend()
+        return batch.get_model_worker_batch()
+
+    def run(self, items: list[Any]) -> Any:
+        from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+
+        batch = self.batch(items)
+        forward_batch = ForwardBatch.init_new(batch, self.runner)
+        return self.runner.forward(forward_batch).logits_output.next_token_logits
+
+
+def measure(tower: str, device: str, rounds: int, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    import torch
+    from _servers import device_name
+    from g4debug.fixes import mm_batched_encoder
+    from sglang.srt.managers.mm_utils import init_mm_embedding_cache
+
+    (folder / "config.json").write_text(json.dumps(config(tower)))
+    made = runner(folder, device)
+    init_mm_embedding_cache(0)
+    side, patches, length = (SIDE, PATCHES, PROMPT) if device == "cuda" else (6, 45, 60)
+    prefill, model = Prefill(made, side, patches, length), made.model
+    model_class = type(model)
+    together = model_class.get_image_feature
+    ways = {"alone": together.__wrapped__, "together": together}
+    cuda = device == "cuda"
+
+    def wait() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+
+    rows: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for number in range(-2, rounds):  # two to warm up
+            outputs = {}
+            for way in list(ways) if number % 2 else list(ways)[::-1]:
+                model_class.get_image_feature = ways[way]
+                seed = 100 + number  # the cache forgets: its size is 0
+                items = pictures(IMAGES, side, patches, made.device, seed)
+                wait()
+                before = torch.cuda.memory_allocated() if cuda else 0
+                if cuda:
+                    torch.cuda.reset_peak_memory_stats()
+                begin = time.perf_counter()
+                found = model.get_image_feature(items)
+                wait()
+                encoder = time.perf_counter() - begin
+                peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+                begin = time.perf_counter()
+                logits = prefill.run(items)
+                wait()
+                whole = time.perf_counter() - begin
+                outputs[way] = found, logits
+                if number >= 0:
+                    rows.append(
+                        {
+                            "tower": tower,
+                            "round": number,
+                            "way": way,
+                            "encoder_s": round(encoder, 6),
+                            "end_to_end_s": round(whole, 6),
+                            "peak_bytes": peak,
+                            "budget_bytes": mm_batched_encoder.budget(torch.device(made.device)),
+                        }
+                    )
+            a, b = outputs["alone"], outputs["together"]
+            error = (a[0].float() - b[0].float()).norm() / a[0].float().norm()
+            same = bool(torch.equal(a[1].argmax(-1), b[1].argmax(-1)))
+            if number >= 0:
+                rows[-1] |= {"relative_error": f"{float(error):.2e}", "same_token": same}
+    model_class.get_image_feature = together
+    return rows, device_name()
+
+
+def summarise(rows: list[dict[str, Any]]) -> None:
+    print("tower     way       encoder ms   end to end ms   peak MiB")
+    for way in ("alone", "together"):
+        mine = [r for r in rows if r["way"] == way]
+        ms = [statistics.median(r[n] for r in mine) * 1000 for n in ("encoder_s", "end_to_end_s")]
+        peak = max(r["peak_bytes"] for r in mine) / 2**20
+        print(f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:10.2f}   {ms[1]:13.2f}   {peak:8.0f}")
+    rounds = {r["round"] for r in rows}
+    for name in ("encoder_s", "end_to_end_s"):
+        at = {(r["round"], r["way"]): r[name] for r in rows}
+        ratios = [at[n, "alone"] / at[n, "together"] for n in rounds]
+        what = name.removesuffix("_s").replace("_", " ")
+        span = f"({min(ratios):.3f} .. {max(ratios):.3f})"
+        print(f"speed-up, {what}: {statistics.median(ratios):.3f} {span}")
+    said = [r for r in rows if "relative_error" in r]
+    print(
+        f"budget {rows[0]['budget_bytes'] / 2**20:.0f} MiB; largest relative error of the "
+        f"embeddings {max(float(r['relative_error']) for r in said):.1e}; next token the same in "
+        f"{sum(r['same_token'] for r in said)} of {len(said)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tower", choices=tuple(TOWERS), default="E2B")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.device == "cpu":
+        from g4debug import cpu
+
+        cpu.prepare()
+    from g4debug.describe import versions
+
+    with tempfile.TemporaryDirectory(prefix="g4debug-mm-") as folder:
+        rows, device = measure(args.tower, args.device, args.rounds, Path(folder))
+    about = {**versions(), "device": device, "command": " ".join(["python", *sys.argv])}
+    with (args.out or HERE / f"mm_encoder_{args.tower}.csv").open("w", newline="") as f:
+        f.write(f"# {json.dumps(about)}\n")
+        writer = csv.DictWriter(f, fieldnames=[*dict.fromkeys(k for r in rows for k in r)])
+        writer.writeheader()
+        writer.writerows(rows)
+    summarise(rows)
+
+
+if __name__ == "__main__":
+    main()
