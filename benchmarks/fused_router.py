@@ -71,8 +71,8 @@ def sglang13(place: Path | None) -> Route | None:
 
 
 def candidates() -> list[ours.Tile]:
-    return [ours.Tile(rows, warps) for rows in (1, 2, 4, 8, 16, 32) for warps in (1, 2, 4, 8)
-            if rows * EXPERTS >= warps * 32 and rows <= 16 * warps]  # fmt: skip
+    shapes = [(r, w) for r in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8) if w <= 4 * r <= 16 * w]
+    return [ours.Tile(r, w, pdl) for r, w in shapes for pdl in (False, True)]
 
 
 def check(routes: dict[str, Route], scale: torch.Tensor) -> None:
@@ -120,7 +120,7 @@ def main() -> None:
                 str(tuple(t)): lambda i, t=t, x=logits: ours.fused_router(x[i], scale, TOP_K, t)
                 for t in dict.fromkeys(tiles)
             }
-            _kernels.tuned(f"rows {rows} (rows, warps)", tries, count, args.rounds)
+            _kernels.tuned(f"rows {rows} (rows, warps, pdl)", tries, count, args.rounds)
             continue
         variants: dict[str, _kernels.Variant] = {
             name: lambda i, r=route, x=logits: r(x[i], scale, TOP_K)

@@ -172,15 +172,14 @@ def moved(rows: int, width: int) -> dict[str, int]:
     }
 
 
-def cuts(width: int) -> list[Cut]:
-    found = [Cut(w) for w in (1, 2, 4, 8, 16)]
-    found += [Cut(w, n, s) for w in (4, 8, 16) for n in (2, 4, 8) for s in (1, 2, 3)]
-    return found
+def cuts() -> list[Cut]:
+    found = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
+    return found + [Cut(w, n, s) for w in (4, 8, 16) for n in (2, 4, 8) for s in (1, 2, 3)]
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
     count = len(t.x)
-    every = dict.fromkeys([rmsnorm_add_kernel.cut(rows, width), *cuts(width)])
+    every = dict.fromkeys([rmsnorm_add_kernel.cut(rows, width), *cuts()])
     _kernels.tuned(
         f"{at} norm+add",
         {
@@ -190,7 +189,7 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
         count,
         rounds,
     )
-    tiles = [Tile(r, w) for r in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8)]
+    tiles = [Tile(r, w, pdl) for r in (1, 2, 4, 8) for w in (1, 2, 4, 8) for pdl in (False, True)]
     _kernels.tuned(
         f"{at} gelu*ple",
         {

@@ -84,7 +84,7 @@ def check(device: str, others: dict[str, Any]) -> None:
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
-    cuts = [Cut(w) for w in (1, 2, 4, 8, 16)]
+    cuts = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
     cuts += [Cut(w, n, s) for w in (4, 8, 16) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
     tries = {
         str(tuple(c)): lambda i, c=c: ours.triple_rmsnorm(
@@ -92,7 +92,7 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
         )
         for c in dict.fromkeys([ours.cut(rows, width), *cuts])
     }
-    _kernels.tuned(f"{at} (warps, per_sm, stages)", tries, len(t.x), rounds)
+    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl)", tries, len(t.x), rounds)
 
 
 def main() -> None:

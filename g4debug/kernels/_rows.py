@@ -13,15 +13,39 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 class Cut(NamedTuple):
     """warps: of one program. per_sm: programs per SM, each taking every n-th row; 0: one program
-    for each row. stages: rows whose loads are in flight in such a loop."""
+    for each row. stages: rows whose loads are in flight in such a loop. pdl: see options()."""
 
     warps: int
     per_sm: int = 0
     stages: int = 1
+    pdl: bool = False
 
     def grid(self, rows: int, device: torch.device) -> int:
         """Programs for so many rows."""
         return min(rows, self.per_sm * _sms(device.index or 0)) if self.per_sm else rows
+
+
+class Tile(NamedTuple):
+    """rows and warps of one program. pdl: see options()."""
+
+    rows: int
+    warps: int
+    pdl: bool = False
+
+
+def options(how: Cut | Tile, device: torch.device) -> dict[str, Any]:
+    """Launch options. With pdl, on sm90 and later, a kernel is launched while the one before it
+    still runs, and waits for its end before it reads anything (CUDA's programmatic dependent
+    launch); it allows the next one the same."""
+    pdl = how.pdl and _takes_pdl(device.index or 0)
+    return {"num_warps": how.warps, "PDL": pdl} | ({"launch_pdl": True} if pdl else {})
+
+
+@lru_cache
+def _takes_pdl(index: int) -> bool:
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(index)[0] >= 9
 
 
 @lru_cache

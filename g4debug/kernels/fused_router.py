@@ -22,23 +22,14 @@ and id at once; K such maxima are cheaper than sorting E logits. One of 32 bits 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import DTYPES, for_graphs
+from g4debug.kernels._rows import DTYPES, Tile, for_graphs, options
 
 MAX_EXPERTS = 1024  # a row is held in registers
 UNROLL = 16  # rounds that are unrolled
-
-
-class Tile(NamedTuple):
-    """rows and warps of one program."""
-
-    rows: int
-    warps: int
 
 
 @triton.jit
@@ -73,7 +64,11 @@ def _fused_router_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PICKED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     LEAST: tl.constexpr = -2147483648
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     e = tl.arange(0, BLOCK)[None, :]
@@ -157,7 +152,7 @@ def fused_router(
         ROWS=how.rows,
         BLOCK=triton.next_power_of_2(experts),
         PICKED=max(32, triton.next_power_of_2(top_k)),  # a warp's lanes: one choice each
-        num_warps=how.warps,
+        **options(how, logits.device),
     )
     return weights, ids
 

@@ -11,20 +11,11 @@ gelu, too.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import for_graphs, needs_rows
-
-
-class Tile(NamedTuple):
-    """rows and warps of one program."""
-
-    rows: int
-    warps: int
+from g4debug.kernels._rows import Tile, for_graphs, needs_rows, options
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -38,7 +29,11 @@ def _gelu_mul_kernel(
     N: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (cols < N)
@@ -80,7 +75,7 @@ def gelu_mul(gate: torch.Tensor, x: torch.Tensor, how: Tile | None = None) -> to
         N=columns,
         ROWS=how.rows,
         BLOCK=triton.next_power_of_2(columns),
-        num_warps=how.warps,
+        **options(how, gate.device),
     )
     return out
 

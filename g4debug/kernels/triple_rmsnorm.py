@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Cut, for_graphs, needs_rows
+from g4debug.kernels._rows import Cut, for_graphs, needs_rows, options
 
 
 class Normed(NamedTuple):
@@ -72,7 +72,11 @@ def _triple_rmsnorm_kernel(
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     cols = tl.arange(0, BLOCK)
     inside = cols < N
     wx = tl.load(wx_ptr + cols, mask=inside, other=0.0).to(tl.float32)
@@ -140,7 +144,7 @@ def triple_rmsnorm(
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
         BLOCK=triton.next_power_of_2(columns),
-        num_warps=how.warps,
+        **options(how, x.device),
     )
     return outs
 

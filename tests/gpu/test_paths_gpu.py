@@ -14,15 +14,21 @@ from norm_cases import DTYPES, EPS, close, draw, gelu, normed
 from router_cases import SHAPES, SPECIAL, check, logits, scale
 
 from g4debug.kernels import fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm
-from g4debug.kernels._rows import Cut
-from g4debug.kernels.fused_router import Tile
+from g4debug.kernels._rows import Cut, Tile
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-TILES = [None, Tile(1, 1), Tile(4, 4), Tile(16, 4), Tile(8, 1)]
-CUTS = [None, Cut(4), Cut(8), Cut(4, per_sm=4, stages=2), Cut(8, per_sm=2, stages=3)]
+TILES = [None, Tile(1, 1), Tile(4, 4), Tile(16, 4), Tile(8, 1), Tile(1, 1, True)]
+CUTS = [
+    None,
+    Cut(4),
+    Cut(8),
+    Cut(4, per_sm=4, stages=2),
+    Cut(8, per_sm=2, stages=3),
+    Cut(4, pdl=True),
+]
 MODEL_WIDTHS = (64, 1536, 2560, 2816)
 
 
@@ -102,7 +108,7 @@ def test_norms(dtype, width, how):
             close(got, normed(out.residual, weight, EPS))
 
 
-@pytest.mark.parametrize("how", [None, gelu_mul.Tile(1, 2), gelu_mul.Tile(8, 4)], ids=str)
+@pytest.mark.parametrize("how", [None, Tile(1, 2), Tile(8, 4), Tile(1, 1, True)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gelu_mul(dtype, how):
     for rows in (1, 37, 1500):
@@ -133,6 +139,29 @@ def test_captured_in_a_cuda_graph_and_replayed_on_other_values():
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(kept, work(), strict=True))
+
+
+def test_a_chain_that_is_launched_ahead_reads_what_came_before():
+    """Each kernel of the chain reads what the one before it wrote, a thousand times over."""
+    w = draw("w", 1536, dtype=torch.float32, device="cuda").abs() + 0.5
+    start = draw("x", 64, 1536, dtype=torch.float32, device="cuda")
+
+    def chain(pdl):
+        x = start.clone()
+        for _ in range(250):
+            x = rmsnorm_add.rmsnorm_add(x, w, start, EPS, how=Cut(4, pdl=pdl))
+            four = triple_rmsnorm.triple_rmsnorm(x, start, w, w, w, w, EPS, EPS, Cut(4, pdl=pdl))
+            x = gelu_mul.gelu_mul(four.dense, four.experts, Tile(1, 4, pdl))
+        return fused_router.fused_router(x[:, :128], w[:128], 8, Tile(1, 1, pdl))
+
+    chain(True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = chain(True)
+    graph.replay()
+    for got, also, right in zip(kept, chain(True), chain(False), strict=True):
+        assert torch.equal(got, right)
+        assert torch.equal(also, right)
 
 
 def test_the_ops_that_a_compiled_model_calls():
