@@ -134,6 +134,8 @@ class Server:
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
+        while line and not line.startswith("{"):  # what a wrapper prints
+            line = self.process.stdout.readline()
         if not line:
             tail = Path(self.log.name).read_text(errors="replace")[-3000:]
             raise ServerDied(f"the {self.name} server died:\n{tail}")

@@ -72,8 +72,8 @@ class KvPages:
     def stamp(self, pages: torch.Tensor) -> None:
         """Write the stamp into freed pages."""
         for rows in self._rows:
-            rows[pages, :, :WORDS] = STAMP
-        self.stamped[pages] = True
+            rows[:, :, :WORDS].index_fill_(0, pages, STAMP)  # an assignment would wait
+        self.stamped.index_fill_(0, pages, True)
 
     def written(self, pages: torch.Tensor) -> torch.Tensor:
         """Codes of places [buffer, row] where the stamp of a stamped page is gone."""
@@ -82,7 +82,7 @@ class KvPages:
 
     def unstamp(self, pages: torch.Tensor) -> None:
         """These pages are somebody's now."""
-        self.stamped[pages] = False
+        self.stamped.index_fill_(0, pages, False)
 
     def seal(self, pages: torch.Tensor) -> None:
         """Remember what is in these pages."""
