@@ -88,7 +88,7 @@ def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> 
     arguments, plugin = engine(model, overrides), "_seeded_weights"
     variants = {
         "off": Variant({fix_switch(p): "0" for p in paths()}, arguments, plugin=plugin),
-        "on": Variant({}, arguments, plugin=plugin),
+        "on": Variant({fix_switch(p): "1" for p in paths()}, arguments, plugin=plugin),
     }
     servers: dict[str, Server] = {}
     rows = []

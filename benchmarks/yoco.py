@@ -6,7 +6,7 @@
 Servers of one GPU take turns in changing order: triton attention, radix cache off, CUDA graphs for
 decode, the geometry of the published model with seeded weights.
 
-off: SGLANG_GEMMA4_YOCO=0. on: the default. limit: no row enters the KV-shared layers in a prefill,
+off: SGLANG_GEMMA4_YOCO=0. on: =1. limit: no row enters the KV-shared layers in a prefill,
 so its answers are wrong and its time is what no such path can go below: the self-decoder's share.
 
 --sweep is about piecewise CUDA graphs: one prompt at a time, 1 token out, of 32 to 8192 tokens,
@@ -29,7 +29,7 @@ from typing import Any
 
 from _servers import HERE, Server, ServerDied, Variant
 
-OFF = {"SGLANG_GEMMA4_YOCO": "0"}
+OFF, ON = {"SGLANG_GEMMA4_YOCO": "0"}, {"SGLANG_GEMMA4_YOCO": "1"}
 EAGER = {"disable_piecewise_cuda_graph": True}
 LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192)
 
@@ -79,12 +79,12 @@ def variants(sweep: bool, base: dict[str, Any]) -> dict[str, Variant]:
         return {
             "graphs": variant(OFF, {}, "_seeded_weights"),
             "off": variant(OFF, EAGER, "_seeded_weights"),
-            "on": variant({}, EAGER, "_seeded_weights"),
+            "on": variant(ON, EAGER, "_seeded_weights"),
         }
     return {
         "off": variant(OFF, EAGER, "_seeded_weights"),
-        "on": variant({}, EAGER, "_seeded_weights"),
-        "limit": variant({}, EAGER, "_no_cross_decoder"),
+        "on": variant(ON, EAGER, "_seeded_weights"),
+        "limit": variant(ON, EAGER, "_no_cross_decoder"),
     }
 
 

@@ -100,16 +100,11 @@ def test_both_paths_of_a_layer_with_experts(process, arm, launches):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_cpu_server_that_nobody_asked_is_sglangs_own(
-    process, arm, launches, monkeypatch, caplog, path
-):
+def test_a_server_that_nobody_asked_is_sglangs_own(process, arm, launches, path):
     own = run(GEOMETRY[path])
     arm()
-    monkeypatch.setattr(_paths, "_said", set())
-    with caplog.at_level(logging.INFO, "g4debug"):
-        assert torch.equal(run(GEOMETRY[path]), own)
+    assert torch.equal(run(GEOMETRY[path]), own)
     assert not launches
-    assert f"g4debug: {path}: not used: the device is cpu" in caplog.text
 
 
 @pytest.mark.parametrize("path", PATHS)

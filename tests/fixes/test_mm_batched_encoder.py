@@ -74,7 +74,7 @@ def calls(model, arm, monkeypatch):
     spy(model.vision_tower, seen.tower, lambda pixels, positions: len(pixels))
     spy(model.embed_vision, seen.embedder, lambda inputs_embeds: inputs_embeds.shape[1])
     monkeypatch.setattr(mm_batched_encoder, "_said", set())
-    arm()
+    arm(G4DEBUG_FIX_MM_BATCHED_ENCODER="1")
     return seen
 
 

@@ -60,6 +60,7 @@ def test_the_same_answers_and_no_tracer_fires(tmp_path, arguments):
     on = drive(
         tmp_path / "on.log",
         arguments,
+        SGLANG_GEMMA4_YOCO="1",
         SGLANG_TRTLLM_MHA_DEBUG="1",
         SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "dumps"),
     )

@@ -59,7 +59,7 @@ def rows(model, arm, monkeypatch):
     layer.forward = spy  # innermost; the fixture `sglang` puts SGLang's own back
     monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
     monkeypatch.setattr(yoco_fast_prefill, "_said", set())
-    arm()
+    arm(**{SWITCH: "1"})
     yield seen
     layer.forward = real
     model.clear()
@@ -408,7 +408,7 @@ def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch
     from g4debug.trap import TrapError
 
     monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
-    arm(SGLANG_TRTLLM_MHA_DEBUG="1")
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", **{SWITCH: "1"})
     model.backend.__init__(model.runner)
     tables = []
     real = trtllm_mha_backend.flashinfer.prefill.trtllm_batch_context_with_kv_cache
@@ -477,8 +477,7 @@ def test_dynamo_traces_through_the_wrappers_and_sees_no_cut():
         lambda x: yoco_fast_prefill.around_model(text, self, x, x, batch),
         fullgraph=True, backend=backend,
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch._dynamo.config, "disable", False)
+    with torch._dynamo.config.patch(disable=False):
         assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
     assert len(calls) == 1
 
@@ -504,5 +503,7 @@ def test_it_is_around_the_other_paths_of_a_layer():
     from g4debug.hooks import Hooks
 
     hooks = Hooks()
-    _spec.apply_all(hooks, {}, {})
+    paths = ("ple-tail", "triple-rmsnorm", yoco_fast_prefill.ID)
+    _spec.apply_all(hooks, dict.fromkeys(paths, True), {})
+    assert set(hooks.owners("gemma4.layer")) >= set(paths)
     assert hooks.owners("gemma4.layer")[-1] == yoco_fast_prefill.ID
