@@ -1,7 +1,8 @@
 """One run of the mixed workload, in a process of its own.
 
-``python repro/_mixed_arm.py RESULT.json REQUESTS WAVES ENGINE_JSON``: WAVES times REQUESTS
-requests; between two waves the server is idle. Writes what came out of every request.
+``python repro/_mixed_arm.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
+REQUESTS requests; between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
+of :func:`_mixed.requests`. Writes what came out of every request.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ IDLE_SECONDS = 0.5
 def main() -> None:
     result, count, waves = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     overrides: dict[str, Any] = json.loads(sys.argv[4])
+    shape: dict[str, Any] = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
     from g4debug import cpu
 
     cpu.prepare()
@@ -32,7 +34,7 @@ def main() -> None:
     begin = time.perf_counter()
     try:
         for wave in range(waves):
-            wanted = requests(count, seed=wave)
+            wanted = requests(count, seed=wave, **shape)
             outputs = server.generate(
                 input_ids=[list(r.prompt) for r in wanted],
                 rid=[r.rid for r in wanted],

@@ -22,6 +22,9 @@ from rich.console import Console
 from g4debug import discovery
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
+# Short requests, many of them, in pools for a third of those that run.
+ENGINE = {"max_running_requests": 12, "max_total_tokens": 1024}
+SHAPE = {"longest": 160, "output": [2, 14]}
 LIMIT = 3600.0
 
 
@@ -35,14 +38,8 @@ def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> O
         }
     result = folder / f"{name}.json"
     script = str(HERE / "_mixed_arm.py")
-    command = [
-        sys.executable,
-        script,
-        str(result),
-        str(count),
-        "1",
-        json.dumps({"max_running_requests": 12}),
-    ]
+    shapes = (json.dumps(ENGINE), json.dumps(SHAPE))
+    command = [sys.executable, script, str(result), str(count), "1", *shapes]
     with console.status(name):
         return run_command(name, command, result, env, folder, LIMIT)
 

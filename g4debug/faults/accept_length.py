@@ -51,4 +51,5 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
+    drills=("1*zero", "1*too-long"),
 )

@@ -32,7 +32,7 @@ FAULT = Fault(
     id="alloc-exhausted",
     title="an allocation finds no room",
     tasks={"on": "refuse one allocation"},
-    caught_by=(),
+    caught_by=("flight-recorder",),  # of SGLang's own error; no other tracer has a say
     install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode",),

@@ -66,4 +66,5 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
+    drills=("1*on", "1*kv", "1*output", "1*verify-ct"),
 )

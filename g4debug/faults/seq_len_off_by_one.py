@@ -39,4 +39,5 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
+    drills=("1*plus", "1*minus"),
 )

@@ -69,4 +69,5 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
+    drills=("1*on", "1*draft"),
 )

@@ -55,4 +55,5 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
+    drills=("1*on", "1*finished"),
 )
