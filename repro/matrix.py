@@ -48,7 +48,7 @@ def main() -> int:
         rows: list[Row] = []
         with ThreadPoolExecutor(args.jobs) as pool:
             drills = [(f, d) for f in faults for d in f.drills]
-            for row in pool.map(lambda fd: run_drill(*fd, clean, folder), drills):
+            for row in pool.map(lambda fd: run_drill(fd[0], fd[1], clean, folder), drills):
                 rows.append(row)
                 console.print(f"[{len(rows)}/{len(drills)}] {row.fault}={row.drill}: {row.verdict}")
         render(clean, rows, console)
