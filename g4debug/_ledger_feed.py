@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from g4debug.kernels import page_shadow
-from g4debug.ledger import Ledger, PoolLedger
+from g4debug.ledger import Ledger, Pages, PoolLedger
 from g4debug.trap import TrapError
 
 logger = logging.getLogger("g4debug")
@@ -107,3 +109,9 @@ def caller() -> str:
             return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def on_host(indices: torch.Tensor) -> Pages:
+    """An index tensor's values; waits for its device."""
+    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
+    return found

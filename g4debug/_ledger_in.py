@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from g4debug._ledger_feed import Feed, caller
+from g4debug._ledger_feed import Feed, caller, on_host
 from g4debug.kernels import page_shadow
 from g4debug.kernels.page_shadow import FREE, HELD
 from g4debug.ledger import Pages, PoolLedger
@@ -47,7 +47,7 @@ class TakeBacks:
         if free_index.numel() == 0 and (expected is None or not len(expected)):
             return None
         self.ledger.settle(wait=True)
-        tokens = _host(free_index)
+        tokens = on_host(free_index)
         # Where a page is one token, SGLang puts the same index twice into its free list.
         pages = np.unique(tokens // pool.page_size) if pool.page_size > 1 else np.sort(tokens)
         alone = pool.name == "swa" and not self._freeing
@@ -99,7 +99,7 @@ class TakeBacks:
         if free_index.numel() == 0:
             return
         pool = self.ledger.pools["full"]
-        pages = np.unique(_host(free_index) // pool.page_size)
+        pages = np.unique(on_host(free_index) // pool.page_size)
         self.ledger.settle(wait=True)
         self._unpaired = pool.inside(pages)
         partners = pool.partner[self._unpaired]
@@ -135,11 +135,6 @@ class TakeBacks:
         pool = self.feed.pools.get(id(allocator))
         if pool is not None:
             self.ledger.restore(pool)
-
-
-def _host(indices: torch.Tensor) -> Pages:
-    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
-    return found
 
 
 def _only(indices: torch.Tensor, tokens: Pages, pages: Pages, pool: PoolLedger) -> torch.Tensor:

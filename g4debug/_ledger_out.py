@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from g4debug._ledger_feed import Feed, TrapsLast, caller
+from g4debug._ledger_feed import Feed, TrapsLast, caller, on_host
 from g4debug.checks.allocator import check_used
 from g4debug.kernels import page_shadow
 from g4debug.ledger import SHOWN, Pages, PoolLedger
@@ -267,8 +267,8 @@ class HandOuts:
         if self.ledger.shadow is not None:
             page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
         self.ledger.settle(wait=True)
-        pages, first = np.unique(_host(full) // pool.page_size, return_index=True)
-        partner = _host(swa)[first] // pool.page_size
+        pages, first = np.unique(on_host(full) // pool.page_size, return_index=True)
+        partner = on_host(swa)[first] // pool.page_size
         pool.partner[pool.inside(pages)] = 0
         pool.pair(pages, swa_pool, partner)
         self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
@@ -290,8 +290,3 @@ class HandOuts:
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
     return args[index] if index < len(args) else kwargs[name]
-
-
-def _host(indices: torch.Tensor) -> Pages:
-    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
-    return found

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-
-@dataclass(frozen=True)
-class Workload:
-    """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens."""
-
-    requests: int
-    prompt: tuple[int, int]
-    output: int
-    vocab: int
-    engine: dict[str, Any]
-    limit: float  # seconds that one arm may take, start-up included
-
-    def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Token ids; the same for the same seed."""
-        rng = random.Random(seed)
-        lengths = [rng.randint(*self.prompt) for _ in range(self.requests)]
-        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
+from _workload import Workload
 
 
 def cuda(requests: int | None) -> Workload:

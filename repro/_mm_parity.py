@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import _mm_model
-from _kv_shared import Workload
+from _workload import Workload
 
 # name -> (per-layer inputs?, KV-shared layers?)
 GEOMETRIES = {"dense": (False, False), "kv-shared": (False, True), "per-layer-inputs": (True, True)}

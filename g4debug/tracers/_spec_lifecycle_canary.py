@@ -20,6 +20,7 @@ from g4debug.faults.grammar import Chain, parse
 from g4debug.hooks import Hooks
 from g4debug.recorder import Recorder
 from g4debug.settings import Settings
+from g4debug.tracers._canary import CanaryError
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import SpecLifecycleTracer
 from g4debug.trap import Trap, TrapError
@@ -28,10 +29,6 @@ FAULT = verify_input_left.FAULT.id
 LENGTHS = (130, 1, 512)
 ACCEPTED = (1, 4, 2)  # tokens, with the bonus token
 STEPS, HIDDEN = 3, 8
-
-
-class CanaryError(Exception):
-    """The tracer did not do what it must; the text says what it did instead."""
 
 
 class _Spec(SimpleNamespace):
