@@ -55,7 +55,7 @@ def test_the_same_answers_as_on_the_cpu_without_a_sync(dtype):
             kv.unstamp(some[:1])
             for buffer, row in ((0, 7 * SIZE + 5), (4, 8 * SIZE), (3, 20 * SIZE + 1)):
                 kv.buffers[buffer][row] += 1
-            kv.buffers[5].view(torch.int16)[30 * SIZE + 9, 1, 3] = -1  # NaN in all three
+            kv.buffers[5].view(torch.int16)[30 * SIZE + 9, 1, 3].fill_(-1)  # NaN in all three
             found = [kv.written(pages), kv.changed(pages), kv.not_finite(pages)]
         finally:
             torch.cuda.set_sync_debug_mode("default")
