@@ -1,6 +1,7 @@
 """One server: ``python _serve_prefill.py DEVICE ENGINE_JSON``, all of its arguments in the JSON.
 
-Reads [lengths of the prompts, tokens to make, seed] from stdin; answers with the seconds.
+Reads [lengths of the prompts, tokens to make, seed, together?] from stdin, all prompts in one call
+or one after the other; answers with the seconds and the tokens.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ def serve(device: str, arguments: dict[str, Any]) -> None:
     engine = sglang.Engine(**arguments)
     print(json.dumps({"device": device_name()}), file=answers, flush=True)
     for line in sys.stdin:
-        lengths, tokens, seed = json.loads(line)
+        lengths, tokens, seed, together = json.loads(line)
         rng = random.Random(seed)
         prompts = [[2, *(rng.randrange(4, 500) for _ in range(n - 1))] for n in lengths]
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         begin = time.perf_counter()
-        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        calls = [prompts] if together else [[prompt] for prompt in prompts]
+        outputs = [o for c in calls for o in engine.generate(input_ids=c, sampling_params=sampling)]
         seconds = time.perf_counter() - begin
         made = [o["output_ids"] for o in outputs]
         print(json.dumps({"seconds": seconds, "tokens": made}), file=answers, flush=True)

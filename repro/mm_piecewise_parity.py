@@ -3,8 +3,8 @@
     python repro/mm_piecewise_parity.py [--requests N] [--keep]
 
 Needs a GPU. Text prompts on Gemma4ForConditionalGeneration, three geometries. Exit code 0 only if
-the allowed geometries are equal, token by token, and the refused one is refused and really
-differs; 1 if not; 2 without a GPU.
+the allowed geometries are equal, token by token, and the refused one is refused and, enforced,
+dies of an illegal memory access or differs; 1 if not; 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from _run import Outcome, run_arm
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
+ILLEGAL = "an illegal memory access was encountered"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
 MODULE = "_mm_parity"
 
@@ -36,6 +37,8 @@ def equal(graphs: Outcome, eager: Outcome) -> tuple[int, int]:
 
 def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> tuple[bool, str]:
     """As it should?, and one line; ``wanted``: the outputs should be equal."""
+    if not wanted and eager.completed and ILLEGAL in graphs.text and CAPTURED in graphs.text:
+        return True, f"captures, then dies: {ILLEGAL}: reason enough to refuse it"
     for run, captured in ((eager, False), (graphs, True)):
         if not run.completed:
             return False, f"{run.arm} did not complete (status {run.status}); log: {run.log}"

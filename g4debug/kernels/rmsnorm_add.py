@@ -65,8 +65,10 @@ def _rmsnorm_add_kernel(
 
 
 def cut(rows: int, columns: int) -> Cut:
-    """Chosen by the number of rows; ``benchmarks/ple_tail.py --tune`` tries the others."""
-    return Cut(warps=4 if columns <= 2048 else 8)
+    """The fastest on a H200; ``benchmarks/ple_tail.py --tune`` tries the others."""
+    if rows <= 256:
+        return Cut(8 if columns <= 2048 else 16, pdl=True)
+    return Cut(4, pdl=True)
 
 
 def rmsnorm_add(

@@ -240,6 +240,8 @@ def test_sglangs_real_layer(tmp_path, name, rows):
     target, _ = write(TINY, tmp_path / "tiny")
     with real_layer.one_process(str(target), "cuda"), torch.no_grad():
         layer = real_layer.layer(geometry).to("cuda", torch.bfloat16)
+        rotary = layer.self_attn.rotary_emb
+        rotary.cos_sin_cache = rotary.cos_sin_cache.float()  # a server's is float32, too
         if path is triple_rmsnorm:
             layer.moe = Experts()
         own, _ = layer(**given())
