@@ -20,11 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _run import Outcome, run_arm
+from _run import ILLEGAL, Outcome, run_arm
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
-ILLEGAL = "an illegal memory access was encountered"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
 MODULE = "_mm_parity"
 
@@ -37,7 +36,7 @@ def equal(graphs: Outcome, eager: Outcome) -> tuple[int, int]:
 
 def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> tuple[bool, str]:
     """As it should?, and one line; ``wanted``: the outputs should be equal."""
-    if not wanted and eager.completed and ILLEGAL in graphs.text and CAPTURED in graphs.text:
+    if not wanted and eager.completed and graphs.illegal_access and CAPTURED in graphs.text:
         return True, f"captures, then dies: {ILLEGAL}: reason enough to refuse it"
     for run, captured in ((eager, False), (graphs, True)):
         if not run.completed:
