@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -69,6 +70,7 @@ def config(tower: str) -> dict[str, Any]:
 def runner(model: Path, device: str) -> Any:
     """A ModelRunner of the model, with g4debug's hooks put on as in a server."""
     import _seeded_weights
+    from g4debug.settings import fix_switch
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import (
         PortArgs,
@@ -76,6 +78,7 @@ def runner(model: Path, device: str) -> Any:
         set_global_server_args_for_scheduler,
     )
 
+    os.environ[fix_switch("mm-batched-encoder")] = "1"
     _seeded_weights.register()
     load_plugins()
     arguments: dict[str, Any] = {

@@ -29,7 +29,7 @@ from g4debug.kernels.rmsnorm_add import rmsnorm_add
 WIDTHS = {"E2B": (1536, 35), "E4B": (2560, 42), "26B-A4B": (2816, 30)}
 PLE, EPS = 256, 1e-6
 ROWS = (1, 8, 64, 512, 4096, 16384)
-TUNE_ROWS = (1, 64, 4096, 16384)
+TUNE_ROWS = (1, 64, 512, 4096, 16384)
 Chain = Callable[["Inputs", int, bool], Any]
 
 
@@ -173,8 +173,10 @@ def moved(rows: int, width: int) -> dict[str, int]:
 
 
 def cuts() -> list[Cut]:
-    found = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
-    return found + [Cut(w, n, s) for w in (4, 8, 16) for n in (2, 4, 8) for s in (1, 2, 3)]
+    shapes = [(w, split) for w in (1, 2, 4, 8, 16) for split in (False, True)]
+    found = [Cut(w, pdl=True, split=split) for w, split in shapes]
+    loops = [(n, s) for n in (2, 4, 8) for s in (1, 2, 3)]
+    return found + [Cut(w, n, s, True, split) for w, split in shapes if w > 2 for n, s in loops]
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:

@@ -21,7 +21,7 @@ from g4debug.kernels._rows import Cut
 WIDTHS = {"E2B": 1536, "E4B": 2560, "26B-A4B": 2816}
 EPS = 1e-6
 ROWS = (1, 8, 64, 512, 4096, 16384)
-TUNE_ROWS = (1, 64, 4096, 16384)
+TUNE_ROWS = (1, 64, 512, 4096, 16384)
 
 
 class Inputs:
@@ -84,15 +84,17 @@ def check(device: str, others: dict[str, Any]) -> None:
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
-    cuts = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
-    cuts += [Cut(w, n, s) for w in (4, 8, 16) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
+    shapes = [(w, split) for w in (1, 2, 4, 8, 16) for split in (False, True)]
+    cuts = [Cut(w, pdl=True, split=split) for w, split in shapes]
+    loops = [(n, s) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
+    cuts += [Cut(w, n, s, True, split) for w, split in shapes if w > 2 for n, s in loops]
     tries = {
         str(tuple(c)): lambda i, c=c: ours.triple_rmsnorm(
             t.x[i], t.residual[i], *t.weights, EPS, EPS, c
         )
         for c in dict.fromkeys([ours.cut(rows, width), *cuts])
     }
-    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl)", tries, len(t.x), rounds)
+    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl, split)", tries, len(t.x), rounds)
 
 
 def main() -> None:

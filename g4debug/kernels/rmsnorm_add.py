@@ -15,16 +15,30 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Cut, for_graphs, needs_rows, options
+from g4debug.kernels._rows import (
+    Cut,
+    for_graphs,
+    load_part,
+    needs_rows,
+    options,
+    store_part,
+)
 
 
 @triton.jit
-def _row(x_ptr, r_ptr, out_ptr, w, scale, row, stride_x, stride_r, eps, cols, inside, N):
-    x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0).to(tl.float32)
-    r = tl.load(r_ptr + row * stride_r + cols, mask=inside, other=0.0).to(tl.float32)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps)
-    out = (x * rstd * w + r) * scale
-    tl.store(out_ptr + row * N + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
+def _row(
+    x_ptr, r_ptr, out_ptr, wa, wb, scale, eps, a, b,
+    N: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    xa, ra = load_part(x_ptr, a, N, A), load_part(r_ptr, a, N, A)
+    square = tl.sum(xa * xa, axis=0)
+    if B > 0:
+        xb, rb = load_part(x_ptr, b, N, A + B), load_part(r_ptr, b, N, A + B)
+        square += tl.sum(xb * xb, axis=0)
+    rstd = tl.rsqrt(square / N + eps)
+    store_part(out_ptr, a, (xa * rstd * wa + ra) * scale, N, A)
+    if B > 0:
+        store_part(out_ptr, b, (xb * rstd * wb + rb) * scale, N, A + B)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -42,26 +56,34 @@ def _rmsnorm_add_kernel(
     HAS_SCALAR: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    cols = tl.arange(0, BLOCK)
-    inside = cols < N
-    w = tl.load(w_ptr + cols, mask=inside, other=0.0).to(tl.float32)
+    a = tl.arange(0, A)
+    b = A + tl.arange(0, B) if B > 0 else a
+    wa = load_part(w_ptr, a, N, A)
+    wb = load_part(w_ptr, b, N, A + B) if B > 0 else wa
     scale = 1.0
     if HAS_SCALAR:
         scale = tl.load(scalar_ptr).to(tl.float32)
-    first = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     if LOOP:
         programs = tl.num_programs(0)
         for step in tl.range(0, tl.cdiv(rows - tl.program_id(0), programs), num_stages=STAGES):
-            row = first + step * programs
-            _row(x_ptr, r_ptr, out_ptr, w, scale, row, stride_x, stride_r, eps, cols, inside, N)
+            at = row + step * programs
+            _row(
+                x_ptr + at * stride_x, r_ptr + at * stride_r, out_ptr + at * N,
+                wa, wb, scale, eps, a, b, N, A, B,
+            )  # fmt: skip
     else:
-        _row(x_ptr, r_ptr, out_ptr, w, scale, first, stride_x, stride_r, eps, cols, inside, N)
+        _row(
+            x_ptr + row * stride_x, r_ptr + row * stride_r, out_ptr + row * N,
+            wa, wb, scale, eps, a, b, N, A, B,
+        )  # fmt: skip
 
 
 def cut(rows: int, columns: int) -> Cut:
@@ -91,6 +113,7 @@ def rmsnorm_add(
     if rows == 0:
         return out
     how = how or cut(rows, columns)
+    first, second = how.parts(columns)
     _rmsnorm_add_kernel[(how.grid(rows, x.device),)](
         x,
         weight,
@@ -105,7 +128,8 @@ def rmsnorm_add(
         HAS_SCALAR=scalar is not None,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        BLOCK=triton.next_power_of_2(columns),
+        A=first,
+        B=second,
         **options(how, x.device),
     )
     return out

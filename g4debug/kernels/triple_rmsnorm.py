@@ -21,7 +21,14 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Cut, for_graphs, needs_rows, options
+from g4debug.kernels._rows import (
+    Cut,
+    for_graphs,
+    load_part,
+    needs_rows,
+    options,
+    store_part,
+)
 
 
 class Normed(NamedTuple):
@@ -34,21 +41,45 @@ class Normed(NamedTuple):
 
 
 @triton.jit
-def _row(
-    x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-    row, stride_x, stride_r, eps_x, eps, cols, inside, N,
+def _outs(
+    res, rstd, dense_ptr, router_ptr, experts_ptr, wd, wr, we, cols,
+    N: tl.constexpr, END: tl.constexpr,
 ):  # fmt: skip
-    x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0).to(tl.float32)
-    r = tl.load(r_ptr + row * stride_r + cols, mask=inside, other=0.0).to(tl.float32)
-    res = x * tl.rsqrt(tl.sum(x * x, axis=0) / N + eps_x) * wx + r
-    kept = res.to(res_ptr.dtype.element_ty)
-    at = row * N + cols
-    tl.store(res_ptr + at, kept, mask=inside)
-    res = kept.to(tl.float32)
-    n = res * tl.rsqrt(tl.sum(res * res, axis=0) / N + eps)
-    tl.store(dense_ptr + at, (n * wd).to(dense_ptr.dtype.element_ty), mask=inside)
-    tl.store(router_ptr + at, (n * wr).to(router_ptr.dtype.element_ty), mask=inside)
-    tl.store(experts_ptr + at, (n * we).to(experts_ptr.dtype.element_ty), mask=inside)
+    n = res * rstd
+    store_part(dense_ptr, cols, n * wd, N, END)
+    store_part(router_ptr, cols, n * wr, N, END)
+    store_part(experts_ptr, cols, n * we, N, END)
+
+
+@triton.jit
+def _row(
+    x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
+    wxa, wda, wra, wea, wxb, wdb, wrb, web, row, stride_x, stride_r, eps_x, eps, a, b,
+    N: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    x_ptr += row * stride_x
+    r_ptr += row * stride_r
+    res_ptr += row * N
+    dense_ptr += row * N
+    router_ptr += row * N
+    experts_ptr += row * N
+    xa, ra = load_part(x_ptr, a, N, A), load_part(r_ptr, a, N, A)
+    square = tl.sum(xa * xa, axis=0)
+    if B > 0:
+        xb, rb = load_part(x_ptr, b, N, A + B), load_part(r_ptr, b, N, A + B)
+        square += tl.sum(xb * xb, axis=0)
+    rstd = tl.rsqrt(square / N + eps_x)
+    kept = (xa * rstd * wxa + ra).to(res_ptr.dtype.element_ty).to(tl.float32)
+    store_part(res_ptr, a, kept, N, A)
+    square = tl.sum(kept * kept, axis=0)
+    if B > 0:
+        kept_b = (xb * rstd * wxb + rb).to(res_ptr.dtype.element_ty).to(tl.float32)
+        store_part(res_ptr, b, kept_b, N, A + B)
+        square += tl.sum(kept_b * kept_b, axis=0)
+    rstd = tl.rsqrt(square / N + eps)
+    _outs(kept, rstd, dense_ptr, router_ptr, experts_ptr, wda, wra, wea, a, N, A)
+    if B > 0:
+        _outs(kept_b, rstd, dense_ptr, router_ptr, experts_ptr, wdb, wrb, web, b, N, A + B)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -71,31 +102,35 @@ def _triple_rmsnorm_kernel(
     N: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    A: tl.constexpr,
+    B: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    cols = tl.arange(0, BLOCK)
-    inside = cols < N
-    wx = tl.load(wx_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    wd = tl.load(wd_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    wr = tl.load(wr_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    we = tl.load(we_ptr + cols, mask=inside, other=0.0).to(tl.float32)
-    first = tl.program_id(0).to(tl.int64)
+    a = tl.arange(0, A)
+    wxa, wda = load_part(wx_ptr, a, N, A), load_part(wd_ptr, a, N, A)
+    wra, wea = load_part(wr_ptr, a, N, A), load_part(we_ptr, a, N, A)
+    b, wxb, wdb, wrb, web = a, wxa, wda, wra, wea
+    if B > 0:
+        b = A + tl.arange(0, B)
+        wxb, wdb = load_part(wx_ptr, b, N, A + B), load_part(wd_ptr, b, N, A + B)
+        wrb, web = load_part(wr_ptr, b, N, A + B), load_part(we_ptr, b, N, A + B)
+    row = tl.program_id(0).to(tl.int64)
     if LOOP:
         programs = tl.num_programs(0)
         for step in tl.range(0, tl.cdiv(rows - tl.program_id(0), programs), num_stages=STAGES):
-            row = first + step * programs
             _row(
-                x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-                row, stride_x, stride_r, eps_x, eps, cols, inside, N,
+                x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
+                wxa, wda, wra, wea, wxb, wdb, wrb, web,
+                row + step * programs, stride_x, stride_r, eps_x, eps, a, b, N, A, B,
             )  # fmt: skip
     else:
         _row(
-            x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-            first, stride_x, stride_r, eps_x, eps, cols, inside, N,
+            x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
+            wxa, wda, wra, wea, wxb, wdb, wrb, web,
+            row, stride_x, stride_r, eps_x, eps, a, b, N, A, B,
         )  # fmt: skip
 
 
@@ -131,6 +166,7 @@ def triple_rmsnorm(
     if rows == 0:
         return outs
     how = how or cut(rows, columns)
+    first, second = how.parts(columns)
     _triple_rmsnorm_kernel[(how.grid(rows, x.device),)](
         x,
         residual,
@@ -147,7 +183,8 @@ def triple_rmsnorm(
         N=columns,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        BLOCK=triton.next_power_of_2(columns),
+        A=first,
+        B=second,
         **options(how, x.device),
     )
     return outs
