@@ -70,13 +70,14 @@ def config(tower: str) -> dict[str, Any]:
 def runner(model: Path, device: str) -> Any:
     """A ModelRunner of the model, with g4debug's hooks put on as in a server."""
     import _seeded_weights
-    from g4debug.settings import fix_switch
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import (
         PortArgs,
         ServerArgs,
         set_global_server_args_for_scheduler,
     )
+
+    from g4debug.settings import fix_switch
 
     os.environ[fix_switch("mm-batched-encoder")] = "1"
     _seeded_weights.register()
