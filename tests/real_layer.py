@@ -6,9 +6,10 @@ the backend of the batch, and :class:`Backend` answers with q, so that no KV poo
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +41,12 @@ def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
     from sglang.srt.distributed import parallel_state
 
     before = module._global_server_args
-    args = module.ServerArgs(model_path=model_path, device=device, skip_tokenizer_init=True)
+    args = module.ServerArgs(
+        model_path=model_path,
+        device=device,
+        skip_tokenizer_init=True,
+        attention_backend="triton",  # for a CPU SGLang chooses one that 0.5.13 refuses
+    )
     module.set_global_server_args_for_scheduler(args)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -51,11 +57,22 @@ def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
     )  # fmt: skip
     try:
         parallel_state.initialize_model_parallel()
-        yield
+        with forward_context():
+            yield
     finally:
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
         module._global_server_args = before
+
+
+def forward_context() -> AbstractContextManager[Any]:
+    """From 0.5.13 on RadixAttention asks the forward's context for the backend, not the batch."""
+    if importlib.util.find_spec("sglang.srt.model_executor.forward_context") is None:
+        return nullcontext()
+    from sglang.srt.model_executor import forward_context as module
+
+    context: AbstractContextManager[Any] = module.forward_context(module.ForwardContext(Backend()))
+    return context
 
 
 def config(geometry: Any, **other: Any) -> Any:
@@ -75,7 +92,21 @@ def layer(geometry: Any, number: int = 0, **other: Any) -> Any:
         noise = torch.randn(p.shape, generator=generator)
         p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
     made.layer_scalar.fill_(0.75)
+    if made.enable_moe_block:
+        _scale_on_cpu(made.router.norm)
     return made
+
+
+def _scale_on_cpu(norm: Any) -> None:
+    """0.5.13 folds the router's scale into its norm's weight; on a CPU that norm ignores it, on
+    CUDA it does not. In 0.5.12 the weight is ones."""
+    sglangs = norm.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = sglangs(x)
+        return normed if x.is_cuda else normed * norm.weight
+
+    norm.forward = forward
 
 
 def inputs(geometry: Any, tokens: int = TOKENS) -> dict[str, Any]:

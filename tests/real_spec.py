@@ -34,7 +34,7 @@ def batch(*requests: Any, spec: Any = None) -> Any:
 
     lens = torch.tensor([r.kv_committed_len for r in requests])
     live = sum(not r.finished() for r in requests)
-    return ScheduleBatch(
+    made = ScheduleBatch(
         reqs=list(requests),
         model_config=SimpleNamespace(is_encoder_decoder=False),
         forward_mode=ForwardMode.DECODE,
@@ -50,6 +50,8 @@ def batch(*requests: Any, spec: Any = None) -> Any:
         orig_seq_lens=lens.clone(),
         seq_lens_sum=int(lens.sum()),
     )
+    made.req_pool_indices_cpu = made.req_pool_indices.clone()  # read from 0.5.13 on
+    return made
 
 
 def draft_input(rows: int) -> Any:

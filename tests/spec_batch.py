@@ -55,6 +55,7 @@ def batch(args: Any, requests: list[Any], rows: Any = "one each", mode: str = "D
         orig_seq_lens=torch.full((count,), 4),
         seq_lens_sum=4 * count,
     )
+    made.req_pool_indices_cpu = made.req_pool_indices.clone()  # read from 0.5.13 on
     made.sampling_info = SamplingBatchInfo.from_schedule_batch(made, 512)
     made.spec_info = draft_input(requests) if isinstance(rows, str) else rows
     return made
