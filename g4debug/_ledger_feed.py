@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from g4debug import targets
 from g4debug.kernels import page_shadow
 from g4debug.ledger import Ledger, Pages, PoolLedger
 from g4debug.trap import TrapError
@@ -40,7 +42,15 @@ class Feed:
         pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
         self.pools[id(allocator)] = self.ledger.pools[name] = pool
         if name == "full":
-            self.ledger.shadow = page_shadow.new(pool.pages, allocator.device)
+            self.ledger.shadow = None
+            if _is_sglangs(allocator):
+                self.ledger.shadow = page_shadow.new(pool.pages, allocator.device)
+            else:
+                logger.warning(
+                    "g4debug: %s is not an allocator that the page ledger knows: in page tables "
+                    "it cannot tell pages that are free from pages that are held",
+                    type(allocator).__qualname__,
+                )
 
     def guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook``, or None once the ledger is given up; a bug in it gives it up."""
@@ -72,6 +82,13 @@ class Feed:
             return result
 
         return after
+
+
+def _is_sglangs(allocator: Any) -> bool:
+    """Whether all of its methods are hooked: a subclass may hand out pages by other ones."""
+    paths = (targets.path(site) for site in ("pool.init", "pool.init.token"))
+    known = [pkgutil.resolve_name(p.rpartition(".")[0]) for p in paths if p is not None]
+    return type(allocator) in known
 
 
 class TrapsLast:

@@ -18,6 +18,7 @@ import torch
 from g4debug._ledger_feed import Feed, TrapsLast, caller, on_host
 from g4debug.checks.allocator import check_used
 from g4debug.kernels import page_shadow
+from g4debug.kernels.page_shadow import HELD
 from g4debug.ledger import SHOWN, Pages, PoolLedger
 
 LOOK = 8
@@ -118,7 +119,9 @@ class HandOuts:
             self._exhausted(pool, kind, found.tokens)
             return
         self._out[pool.name] = out
-        if not len(found.new) and (not len(found.going_on) or self._may_skip(pool, out, found)):
+        if len(found.new):
+            self._hold(pool, out)
+        elif not len(found.going_on) or self._may_skip(pool, out, found):
             return
         rids = self._rids(len(lengths), found)
         where = caller() if len(found.new) else ""
@@ -197,6 +200,7 @@ class HandOuts:
             self._exhausted(pool, "alloc", int(need_size))
             return
         self._out[pool.name] = out
+        self._hold(pool, out)
         where = caller()
 
         def enter(tokens: Pages) -> None:
@@ -206,6 +210,11 @@ class HandOuts:
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
         self.ledger.post(out, self.feed.guard(enter))
+
+    def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
+        """Without a SWA pool no pairing follows that marks the new pages in the shadow."""
+        if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
+            page_shadow.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)

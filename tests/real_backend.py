@@ -4,6 +4,7 @@ Only the model runner is a plain namespace: it is what the backend reads its siz
 pools, the allocator, the request table, the layers, the ForwardBatch, the FROZEN_KV_MTP
 worker's views and the backend are SGLang's own. The shape is E4B's: sliding and full layers,
 a SWA pool smaller than the full one, a draft that owns a dummy pool and reads the target's.
+``PlainRig`` is a model without sliding layers: one pool, and the paged allocator alone.
 """
 
 from __future__ import annotations
@@ -21,37 +22,42 @@ LAYERS = {0: True, 1: True, 2: False, 3: True, 4: False}  # layer id -> sliding?
 HEADS, DIM = 2, 8
 
 
+def allocator_class(site: str) -> Any:
+    """0.5.13 moved the allocators; the table of hook sites knows where to."""
+    from g4debug import targets
+
+    return pkgutil.resolve_name(targets.path(site).rpartition(".")[0])
+
+
 class Rig:
     """Pools of one process, and requests with KV in them."""
+
+    sliding = LAYERS
 
     def __init__(self) -> None:
         from sglang.srt.layers.radix_attention import RadixAttention
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
-        from g4debug import targets
-
-        # 0.5.13 moved it; the table of hook sites knows where to.
-        SWATokenToKVPoolAllocator = pkgutil.resolve_name(
-            targets.path("swa.init").rpartition(".")[0]
-        )
-
         torch.manual_seed(0)
         self.req_to_token = ReqToTokenPool(12, CONTEXT, "cpu", False)
-        self.pool = swa_pool(FULL, SWA)
-        self.allocator = SWATokenToKVPoolAllocator(
-            FULL, SWA, PAGE, torch.float32, "cpu", self.pool, False
-        )
+        self.pool, self.allocator = self.pools()
         self.layers = [
             RadixAttention(
                 HEADS, DIM, DIM**-0.5, 1, i, sliding_window_size=WINDOW - 1 if sliding else -1
             )
-            for i, sliding in LAYERS.items()
+            for i, sliding in self.sliding.items()
         ]
         self.requests: list[Any] = []
         # The low pages of the full pool are somebody else's, who has left his window:
         # every full-pool page that a test gets lies beyond the SWA pool.
         self.admit("other", FULL - 16 * PAGE)
         assert FULL - 16 * PAGE > SWA
+
+    def pools(self) -> tuple[Any, Any]:
+        """The KV pool and its allocator."""
+        pool = swa_pool(FULL, SWA)
+        new = allocator_class("swa.init")
+        return pool, new(FULL, SWA, PAGE, torch.float32, "cpu", pool, False)
 
     def admit(self, rid: str, tokens: int) -> Any:
         """A request with KV for ``tokens`` tokens, allocated by SGLang's allocator."""
@@ -67,7 +73,7 @@ class Rig:
             assert found is not None, f"{rid}: the pool is full"
             at = torch.arange(begin, end) % CONTEXT
             row[at] = found.to(torch.int32)
-            if tokens > CONTEXT:  # keeps none of its SWA pages
+            if tokens > CONTEXT and any(self.sliding.values()):  # keeps none of its SWA pages
                 self.allocator.free_swa(found)
             begin = end
         self.requests.append(request)
@@ -165,6 +171,17 @@ class Rig:
         batch = self.batch(mode, requests, backend)
         backend.init_forward_metadata(batch)
         return self.forward(backend, batch)
+
+
+class PlainRig(Rig):
+    sliding = dict.fromkeys(LAYERS, False)
+
+    def pools(self) -> tuple[Any, Any]:
+        from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+        size = 2 * FULL  # room is left
+        pool = MHATokenToKVPool(size, PAGE, torch.float32, 1, DIM, len(LAYERS), "cpu", False)
+        return pool, allocator_class("pool.init")(size, PAGE, torch.float32, "cpu", pool, False)
 
 
 def swa_pool(full: int, swa: int) -> Any:

@@ -275,8 +275,9 @@ def test_history_is_bounded():
     assert ledger.history("full", 1) == ledger.history("full", 2) == ()  # forgotten, not wrong
 
 
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("with_swa", [False, True])
-def test_the_shadows_kernel_and_its_reference_agree(with_swa):
+def test_the_shadows_kernel_and_its_reference_agree(with_swa, begins):
     """Indices outside the pool, page 0 and negative ones are skipped, never written."""
     generator = torch.Generator().manual_seed(3)
     indices = torch.randint(-40, 40 * PAGE, (2500,), generator=generator)
@@ -284,12 +285,18 @@ def test_the_shadows_kernel_and_its_reference_agree(with_swa):
     if swa is not None:  # one SWA page for each page, as allocators have it
         swa = (indices // PAGE) * 7 % 9 * PAGE
     one, two = page_shadow.new(30, "cpu"), page_shadow.new(30, "cpu")
-    page_shadow.reference(one, indices, PAGE, page_shadow.HELD, swa)
+    page_shadow.reference(one, indices, PAGE, page_shadow.HELD, swa, begins)
     page_shadow._mark_kernel[(3,)](
         two, indices, indices if swa is None else swa, len(indices), PAGE, 30, page_shadow.HELD,
-        HAS_SWA=swa is not None, BLOCK=page_shadow.BLOCK,
+        HAS_SWA=swa is not None, BEGINS=begins, BLOCK=page_shadow.BLOCK,
     )  # fmt: skip
     assert torch.equal(one, two)
+    assert (one[1:-1] != page_shadow.FREE).any()
+    if begins:
+        first = {t // PAGE for t in indices.tolist() if t % PAGE == 0}
+        assert {p for p in range(1, 30) if int(one[p]) != page_shadow.FREE} == first & {
+            *range(1, 30)
+        }
     assert int(one[0]) == page_shadow.FREE
     assert int(one[-1]) == 1
     page_shadow.mark(one, indices[:0], PAGE)

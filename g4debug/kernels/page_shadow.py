@@ -5,6 +5,9 @@ For each token index t of an event, with page p = t // page_size, if 0 < p < pag
     shadow[p] = value                         (FREE = -1, HELD = 0), or
     shadow[p] = swa[i] // page_size           the SWA page that goes with it
 
+With ``begins`` only where t is the first token of its page: a sequence that goes on in a page
+that was freed does not make it look held.
+
 ``shadow`` is int32 [pages + 1]; its last word is 1 while the ledger is sound, else 0, and a
 reader then concludes nothing. Index tensors come from an allocator that may be broken: an
 index outside the pool is skipped, never written. After KASAN's shadow memory.
@@ -22,11 +25,23 @@ BLOCK = 1024
 
 @triton.jit(do_not_specialize=["count", "page_size", "pages", "value"])
 def _mark_kernel(
-    shadow, indices, swa, count, page_size, pages, value, HAS_SWA: tl.constexpr, BLOCK: tl.constexpr
+    shadow,
+    indices,
+    swa,
+    count,
+    page_size,
+    pages,
+    value,
+    HAS_SWA: tl.constexpr,
+    BEGINS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
-    page = tl.load(indices + i, mask=inside, other=0).to(tl.int64) // page_size
+    token = tl.load(indices + i, mask=inside, other=0).to(tl.int64)
+    page = token // page_size
+    if BEGINS:
+        inside = inside & (token == page * page_size)
     word = tl.zeros([BLOCK], tl.int32) + value
     if HAS_SWA:
         word = (tl.load(swa + i, mask=inside, other=0).to(tl.int64) // page_size).to(tl.int32)
@@ -46,17 +61,19 @@ def mark(
     page_size: int,
     value: int = HELD,
     swa: torch.Tensor | None = None,
+    begins: bool = False,
 ) -> None:
     """Set the words of the pages of ``indices``, on the current stream; never waits.
 
     indices: int32/int64 [n], token indices of the full pool, contiguous. value: FREE or HELD.
-    swa: int32/int64 [n], the token indices in the SWA pool that go with them.
+    swa: int32/int64 [n], the token indices in the SWA pool that go with them. begins: only of
+    pages whose first token is among the indices.
     """
     count, pages = indices.numel(), shadow.numel() - 1
     if count == 0:
         return
     if not shadow.is_cuda:
-        reference(shadow, indices, page_size, value, swa)
+        reference(shadow, indices, page_size, value, swa, begins)
         return
     _mark_kernel[(triton.cdiv(count, BLOCK),)](
         shadow,
@@ -67,6 +84,7 @@ def mark(
         pages,
         value,
         HAS_SWA=swa is not None,
+        BEGINS=begins,
         BLOCK=BLOCK,
     )
 
@@ -77,9 +95,12 @@ def reference(
     page_size: int,
     value: int = HELD,
     swa: torch.Tensor | None = None,
+    begins: bool = False,
 ) -> None:
     """The same in torch."""
     page = indices.to(torch.int64) // page_size
     word = torch.full_like(page, value) if swa is None else swa.to(torch.int64) // page_size
     inside = (page > 0) & (page < shadow.numel() - 1)
+    if begins:
+        inside &= indices == page * page_size
     shadow[page[inside]] = word[inside].to(torch.int32)

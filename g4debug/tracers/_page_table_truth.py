@@ -66,8 +66,7 @@ class Books:
         ledger = self.recorder.ledger
         swa = pool_name == "swa"
         shadow = mapping = None
-        # Without a SWA pool nobody marks held pages in the shadow.
-        if with_shadow and ledger is not None and "swa" in ledger.pools:
+        if with_shadow and ledger is not None:
             shadow = ledger.shadow
         if swa and shadow is None:
             mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)

@@ -10,7 +10,9 @@ with the attention that it guards, and the host looks at pinned memory after eac
 What ``init_forward_metadata`` built is compared with ``req_to_token`` and the page ledger's
 shadow here, at the hand-over: a table that is never handed over is read by no kernel. Where the
 allocators change while a forward reads (overlap scheduling: they run on another stream) only
-ranges are checked; see :func:`g4debug.tracers._page_table_truth.limits`.
+ranges are checked; see :func:`g4debug.tracers._page_table_truth.limits`. With and without a SWA
+pool; only of an allocator whose class is not SGLang's own nothing is known of free pages
+(:mod:`g4debug._ledger_feed`).
 """
 
 from __future__ import annotations
