@@ -6,6 +6,7 @@ KV is written by the pool's own ``set_kv_buffer``; only the batch is a plain nam
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -48,11 +49,14 @@ class Serving:
 
     def write(self, tokens, value=None):
         """One forward's KV of these tokens, in every layer."""
+        pool, swa = self.rig.pool, {}
+        if "swa_loc" in inspect.signature(type(pool).set_kv_buffer).parameters:
+            swa["swa_loc"] = pool.translate_loc_from_full_to_swa(tokens)  # 0.5.13: the caller's
         for layer in self.rig.layers:
             k, v = (torch.randn(len(tokens), 1, DIM) for _ in "kv")
             if value is not None:
                 k.fill_(value)
-            self.rig.pool.set_kv_buffer(layer, tokens, k, v)
+            pool.set_kv_buffer(layer, tokens, k, v, **swa)
 
     def admit(self, rid, tokens=TOKENS, value=None):
         self.recorder.step += 1

@@ -234,7 +234,7 @@ def test_a_stale_draft_is_named_as_what_it_is(arm):
     assert draft.forward_metadata.swa_page_table is None  # not translated: that is the bug
     full_page = int(draft.forward_metadata.page_table[0, 1])
     with worker._target_kv_pool_view(batch), pytest.raises(TrapError) as error:
-        rig.forward(draft, batch)
+        rig.forward(draft, batch, save=False)
     finding = error.value.finding
     assert finding.location.runner == "draft"
     assert finding.location.layer_kind == "sliding"
