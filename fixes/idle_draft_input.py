@@ -5,7 +5,8 @@ input only if a request goes on (``frozen_kv_mtp_worker.py:473``). When every re
 the ``FrozenKVMTPVerifyInput`` stays. The next prefill is merged into that batch before anything
 filters it, and a verify input has no ``merge_batch``: AttributeError, the server dies.
 Under DP attention the branch is taken, but stores the idle input on a *copy* of the batch
-(``:542``); a ``FrozenKVMTPDraftExtendInput`` stays, which cannot be merged either.
+(``:542``); a ``FrozenKVMTPDraftExtendInput`` stays, which cannot be merged either. 0.5.13 mended
+the first, not the second (``:522``).
 
 The fix: after the worker's forward, if every request of the batch is finished and no draft
 input is there, an idle one (0 rows) takes its place, as the worker itself does where it seeds.
@@ -54,14 +55,15 @@ def idle_input(worker: Any, batch: Any) -> Any:
 
 
 def still_broken() -> bool:
-    """True if the branch that looks for survivors of a verify has no other side."""
+    """True if nothing is put there for want of survivors, or only on a copy of the batch."""
     forward = source(f"{WORKER}.forward_batch_generation")
     branches = [
         node
         for node in ast.walk(ast.parse(textwrap.dedent(forward)))
         if isinstance(node, ast.If) and "draft_extend_input" in ast.unparse(node.test)
     ]
-    return any(not node.orelse for node in branches)
+    extend = source(f"{WORKER}.forward_draft_extend_after_decode")
+    return any(not node.orelse for node in branches) or "batch = batch.copy()" in extend
 
 
 def apply(hooks: Hooks) -> None:
@@ -74,7 +76,7 @@ FIX = Fix(
     id=ID,
     title="an idle draft input replaces what a verify leaves behind when every request finished",
     seed="PR #22",
-    upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle)",
+    upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,

@@ -14,10 +14,6 @@ from g4debug import targets
 
 OFF = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 ALONE = {"G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
-ONLY_12 = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.13"),
-    reason="SGLang has it from 0.5.13 on, whose worker's verify returns something else",
-)
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def worker(args, dp_attention=False, survivors=False):
             )
             if survivors:
                 output.draft_extend_input.input_ids = torch.zeros(1, dtype=torch.long)
-            return None, output, False
+            return (None, output, False) if targets.matches("<0.5.13") else output
 
     made = Worker.__new__(Worker)
     made.device, made.topk = "cpu", spec_batch.TOPK
@@ -61,15 +57,17 @@ def worker(args, dp_attention=False, survivors=False):
     return made
 
 
-@ONLY_12
 @pytest.mark.parametrize("environ", [OFF, {}, ALONE])
 def test_every_request_finished(arm, args, environ):
-    """Off: the verify input stays, and the merge is the AttributeError of the real crash."""
+    """Off: the verify input stays, and the merge is the AttributeError of the real crash.
+
+    0.5.13 puts an idle input there itself.
+    """
     arm(**environ)
     drained = spec_batch.batch(args, [spec_batch.request("a", 7, done=True)])
     worker(args).forward_batch_generation(drained)
     waiting = spec_batch.batch(args, [spec_batch.request("b", 8), spec_batch.request("c", 9)])
-    if environ is OFF:
+    if environ is OFF and targets.matches("<0.5.13"):
         with pytest.raises(AttributeError, match=r"'FrozenKVMTPVerifyInput' .* 'merge_batch'"):
             drained.merge_batch(waiting)
         return
@@ -83,7 +81,6 @@ def test_every_request_finished(arm, args, environ):
     assert drained.spec_info.bonus_tokens.tolist() == [8, 9]
 
 
-@ONLY_12
 @pytest.mark.parametrize("fixed", [False, True])
 def test_dp_attention_stores_it_on_a_copy(arm, args, monkeypatch, fixed):
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -99,7 +96,6 @@ def test_dp_attention_stores_it_on_a_copy(arm, args, monkeypatch, fixed):
         drained.merge_batch(waiting)
 
 
-@ONLY_12
 def test_a_batch_that_goes_on_keeps_what_the_worker_seeded(arm, args, monkeypatch):
     arm()
     seeded = spec_batch.draft_input([spec_batch.request("b", 8)])
@@ -113,7 +109,6 @@ def test_a_batch_that_goes_on_keeps_what_the_worker_seeded(arm, args, monkeypatc
     assert running.spec_info is seeded
 
 
-@ONLY_12
 def test_a_live_request_without_draft_state_is_not_hidden(arm, args, monkeypatch):
     """An idle input would be wrong there; that is what the guards are for."""
     arm()
@@ -125,4 +120,35 @@ def test_a_live_request_without_draft_state_is_not_hidden(arm, args, monkeypatch
 
 
 def test_the_probe(sglang):
-    assert still_broken() is targets.matches("<0.5.13")
+    """0.5.13 has the other side of the branch, and under DP attention still only a copy has it."""
+    assert still_broken() is targets.matches("<0.5.14")
+
+
+WORKER = """
+class FrozenKVMTPWorker:
+    def forward_batch_generation(self, batch):
+        if enable_dp_attention or draft_extend_input.input_ids.shape[0] > 0:
+            self.forward_draft_extend_after_decode(batch)
+        {other_side}
+
+    def forward_draft_extend_after_decode(self, batch):
+        {batch}
+        batch.spec_info = FrozenKVMTPDraftInput.create_idle_input()
+"""
+
+
+@pytest.mark.parametrize(
+    ("other_side", "batch", "broken"),
+    [
+        ("", "batch = batch.copy()", True),
+        ("else: self._draft_preprocess_idle(batch)", "batch = batch.copy()", True),
+        ("", "pass", True),
+        ("else: self._draft_preprocess_idle(batch)", "pass", False),
+    ],
+)
+def test_the_probe_sees_both_halves(tmp_path, other_side, batch, broken):
+    at = tmp_path / "sglang/srt/speculative/frozen_kv_mtp_worker.py"
+    at.parent.mkdir(parents=True)
+    at.write_text(WORKER.format(other_side=other_side, batch=batch))
+    with targets.looking_at(tmp_path):
+        assert still_broken() is broken
