@@ -67,7 +67,7 @@ def config(tower: str) -> dict[str, Any]:
     }
 
 
-def runner(model: Path, device: str) -> Any:
+def runner(model: Path, device: str, attention: str | None) -> Any:
     """A ModelRunner of the model, with g4debug's hooks put on as in a server."""
     import _seeded_weights
     from sglang.srt.plugins import load_plugins
@@ -99,6 +99,7 @@ def runner(model: Path, device: str) -> Any:
         arguments = {**BASE, **arguments, "mm_attention_backend": "triton_attn"}
     else:
         arguments |= {"dtype": "bfloat16", "attention_backend": "triton"}
+        arguments |= {"mm_attention_backend": attention}
     args = ServerArgs(**arguments)
     set_global_server_args_for_scheduler(args)
     from sglang.srt.configs.model_config import ModelConfig
@@ -183,14 +184,16 @@ class Prefill:
         return self.runner.forward(forward_batch).logits_output.next_token_logits
 
 
-def measure(tower: str, device: str, rounds: int, folder: Path) -> tuple[list[dict[str, Any]], str]:
+def measure(
+    tower: str, device: str, rounds: int, folder: Path, attention: str | None
+) -> tuple[list[dict[str, Any]], str]:
     import torch
     from _servers import device_name
     from g4debug.fixes import mm_batched_encoder
     from sglang.srt.managers.mm_utils import init_mm_embedding_cache
 
     (folder / "config.json").write_text(json.dumps(config(tower)))
-    made = runner(folder, device)
+    made = runner(folder, device, attention)
     init_mm_embedding_cache(0)
     side, patches, length = (SIDE, PATCHES, PROMPT) if device == "cuda" else (6, 45, 60)
     prefill, model = Prefill(made, side, patches, length), made.model
@@ -275,6 +278,7 @@ def main() -> None:
     parser.add_argument("--tower", choices=tuple(TOWERS), default="E2B")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--mm-attention-backend", help="default: SGLang's own (fa3 on sm90)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.device == "cpu":
@@ -284,7 +288,9 @@ def main() -> None:
     from g4debug.describe import versions
 
     with tempfile.TemporaryDirectory(prefix="g4debug-mm-") as folder:
-        rows, device = measure(args.tower, args.device, args.rounds, Path(folder))
+        rows, device = measure(
+            args.tower, args.device, args.rounds, Path(folder), args.mm_attention_backend
+        )
     about = {**versions(), "device": device, "command": " ".join(["python", *sys.argv])}
     with (args.out or HERE / f"mm_encoder_{args.tower}.csv").open("w", newline="") as f:
         f.write(f"# {json.dumps(about)}\n")

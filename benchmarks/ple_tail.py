@@ -173,10 +173,10 @@ def moved(rows: int, width: int) -> dict[str, int]:
 
 
 def cuts() -> list[Cut]:
-    shapes = [(w, split) for w in (1, 2, 4, 8, 16) for split in (False, True)]
-    found = [Cut(w, pdl=True, split=split) for w, split in shapes]
+    shapes = [(w, stream) for w in (1, 2, 4, 8, 16) for stream in (False, True)]
+    found = [Cut(w, pdl=True, stream=stream) for w, stream in shapes]
     loops = [(n, s) for n in (2, 4, 8) for s in (1, 2, 3)]
-    return found + [Cut(w, n, s, True, split) for w, split in shapes if w > 2 for n, s in loops]
+    return found + [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:

@@ -84,17 +84,17 @@ def check(device: str, others: dict[str, Any]) -> None:
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
-    shapes = [(w, split) for w in (1, 2, 4, 8, 16) for split in (False, True)]
-    cuts = [Cut(w, pdl=True, split=split) for w, split in shapes]
+    shapes = [(w, stream) for w in (1, 2, 4, 8, 16) for stream in (False, True)]
+    cuts = [Cut(w, pdl=True, stream=stream) for w, stream in shapes]
     loops = [(n, s) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
-    cuts += [Cut(w, n, s, True, split) for w, split in shapes if w > 2 for n, s in loops]
+    cuts += [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
     tries = {
         str(tuple(c)): lambda i, c=c: ours.triple_rmsnorm(
             t.x[i], t.residual[i], *t.weights, EPS, EPS, c
         )
         for c in dict.fromkeys([ours.cut(rows, width), *cuts])
     }
-    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl, split)", tries, len(t.x), rounds)
+    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl, stream)", tries, len(t.x), rounds)
 
 
 def main() -> None:

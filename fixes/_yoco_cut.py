@@ -6,6 +6,11 @@ written. So the backend's own ``init_forward_metadata`` builds what is needed, o
 first layer: its host syncs then do not tear a hole between the layers. A request that keeps no
 row is not in the cut batch.
 
+If every request keeps one row, ``triton`` gets a decode batch instead: one new token behind all
+others is what a decode step is, and its decode kernel spreads a request's KV over the GPU, where
+its prefill kernel walks through it in one program. (E2B on a H200, 4 prompts of 7000 tokens: 30 of
+278 ms were that walk.)
+
 Backends: ``triton`` and ``trtllm_mha``, alone or as the prefill side of a hybrid.
 """
 
@@ -20,11 +25,9 @@ import torch
 BUFFERS = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
 _ATTENTION = "sglang.srt.layers.attention"
 HYBRID = f"{_ATTENTION}.hybrid_attn_backend.HybridAttnBackend"
-SUPPORTED = (
-    f"{_ATTENTION}.triton_backend.TritonAttnBackend",
-    f"{_ATTENTION}.trtllm_mha_backend.TRTLLMHAAttnBackend",
-)
-WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices")
+TRITON = f"{_ATTENTION}.triton_backend.TritonAttnBackend"
+SUPPORTED = (TRITON, f"{_ATTENTION}.trtllm_mha_backend.TRTLLMHAAttnBackend")
+WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices", "sliding_window_size")
 
 
 class Cut:
@@ -45,6 +48,8 @@ class Cut:
         if not any(kept):
             return
         self.rows, self.batch = cut_batch(forward_batch, kept)
+        if max(kept) == 1 and _class_of(self.backend) == TRITON:
+            as_decode(self.batch, self.backend)
         self.metadata = cut_metadata(self.backend, self.batch)
         mask = getattr(self.backend.forward_metadata, "custom_mask", None)
         # A single row attends to all before it and itself: no mask says anything else.
@@ -144,6 +149,14 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
     return at, cut
 
 
+def as_decode(batch: Any, backend: Any) -> None:
+    """Make of a cut batch of single rows a decode step on ``backend``."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
+    batch.attn_backend = backend  # a hybrid would send a decode step to its other side
+
+
 def _select(batch: Any, name: str, at: torch.Tensor) -> None:
     tensor = getattr(batch, name)
     if tensor is not None:
@@ -157,6 +170,10 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
         for name in BUFFERS:
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
+        if batch.forward_mode.is_decode() and (backend.sliding_window_size or 0) > 0:
+            # SGLang's triton decode sees one key less of a window than
+            # its prefill, whose answer we owe: itself and sliding_window_size before it.
+            backend.sliding_window_size += 1
         backend.init_forward_metadata(batch)
         return backend.forward_metadata
     finally:

@@ -18,27 +18,21 @@ import triton.language as tl
 from g4debug.kernels._rows import (
     Cut,
     for_graphs,
-    load_part,
+    load_row,
     needs_rows,
     options,
-    store_part,
+    store_row,
 )
 
 
 @triton.jit
 def _row(
-    x_ptr, r_ptr, out_ptr, wa, wb, scale, eps, a, b,
-    N: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+    x_ptr, r_ptr, out_ptr, w, scale, eps, cols, N: tl.constexpr, STREAM: tl.constexpr
 ):  # fmt: skip
-    xa, ra = load_part(x_ptr, a, N, A), load_part(r_ptr, a, N, A)
-    square = tl.sum(xa * xa, axis=0)
-    if B > 0:
-        xb, rb = load_part(x_ptr, b, N, A + B), load_part(r_ptr, b, N, A + B)
-        square += tl.sum(xb * xb, axis=0)
-    rstd = tl.rsqrt(square / N + eps)
-    store_part(out_ptr, a, (xa * rstd * wa + ra) * scale, N, A)
-    if B > 0:
-        store_part(out_ptr, b, (xb * rstd * wb + rb) * scale, N, A + B)
+    x = load_row(x_ptr, cols, N, STREAM)
+    r = load_row(r_ptr, cols, N, STREAM)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps)
+    store_row(out_ptr, cols, (x * rstd * w + r) * scale, N, STREAM)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -56,17 +50,15 @@ def _rmsnorm_add_kernel(
     HAS_SCALAR: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
+    STREAM: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    a = tl.arange(0, A)
-    b = A + tl.arange(0, B) if B > 0 else a
-    wa = load_part(w_ptr, a, N, A)
-    wb = load_part(w_ptr, b, N, A + B) if B > 0 else wa
+    cols = tl.arange(0, BLOCK)
+    w = load_row(w_ptr, cols, N, False)
     scale = 1.0
     if HAS_SCALAR:
         scale = tl.load(scalar_ptr).to(tl.float32)
@@ -77,12 +69,12 @@ def _rmsnorm_add_kernel(
             at = row + step * programs
             _row(
                 x_ptr + at * stride_x, r_ptr + at * stride_r, out_ptr + at * N,
-                wa, wb, scale, eps, a, b, N, A, B,
+                w, scale, eps, cols, N, STREAM,
             )  # fmt: skip
     else:
         _row(
             x_ptr + row * stride_x, r_ptr + row * stride_r, out_ptr + row * N,
-            wa, wb, scale, eps, a, b, N, A, B,
+            w, scale, eps, cols, N, STREAM,
         )  # fmt: skip
 
 
@@ -113,7 +105,6 @@ def rmsnorm_add(
     if rows == 0:
         return out
     how = how or cut(rows, columns)
-    first, second = how.parts(columns)
     _rmsnorm_add_kernel[(how.grid(rows, x.device),)](
         x,
         weight,
@@ -128,8 +119,8 @@ def rmsnorm_add(
         HAS_SCALAR=scalar is not None,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        A=first,
-        B=second,
+        STREAM=how.stream,
+        BLOCK=triton.next_power_of_2(columns),
         **options(how, x.device),
     )
     return out

@@ -24,10 +24,10 @@ import triton.language as tl
 from g4debug.kernels._rows import (
     Cut,
     for_graphs,
-    load_part,
+    load_row,
     needs_rows,
     options,
-    store_part,
+    store_row,
 )
 
 
@@ -41,45 +41,19 @@ class Normed(NamedTuple):
 
 
 @triton.jit
-def _outs(
-    res, rstd, dense_ptr, router_ptr, experts_ptr, wd, wr, we, cols,
-    N: tl.constexpr, END: tl.constexpr,
-):  # fmt: skip
-    n = res * rstd
-    store_part(dense_ptr, cols, n * wd, N, END)
-    store_part(router_ptr, cols, n * wr, N, END)
-    store_part(experts_ptr, cols, n * we, N, END)
-
-
-@triton.jit
 def _row(
-    x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
-    wxa, wda, wra, wea, wxb, wdb, wrb, web, row, stride_x, stride_r, eps_x, eps, a, b,
-    N: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+    x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+    row, stride_x, stride_r, eps_x, eps, cols, N: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
-    x_ptr += row * stride_x
-    r_ptr += row * stride_r
-    res_ptr += row * N
-    dense_ptr += row * N
-    router_ptr += row * N
-    experts_ptr += row * N
-    xa, ra = load_part(x_ptr, a, N, A), load_part(r_ptr, a, N, A)
-    square = tl.sum(xa * xa, axis=0)
-    if B > 0:
-        xb, rb = load_part(x_ptr, b, N, A + B), load_part(r_ptr, b, N, A + B)
-        square += tl.sum(xb * xb, axis=0)
-    rstd = tl.rsqrt(square / N + eps_x)
-    kept = (xa * rstd * wxa + ra).to(res_ptr.dtype.element_ty).to(tl.float32)
-    store_part(res_ptr, a, kept, N, A)
-    square = tl.sum(kept * kept, axis=0)
-    if B > 0:
-        kept_b = (xb * rstd * wxb + rb).to(res_ptr.dtype.element_ty).to(tl.float32)
-        store_part(res_ptr, b, kept_b, N, A + B)
-        square += tl.sum(kept_b * kept_b, axis=0)
-    rstd = tl.rsqrt(square / N + eps)
-    _outs(kept, rstd, dense_ptr, router_ptr, experts_ptr, wda, wra, wea, a, N, A)
-    if B > 0:
-        _outs(kept_b, rstd, dense_ptr, router_ptr, experts_ptr, wdb, wrb, web, b, N, A + B)
+    x = load_row(x_ptr + row * stride_x, cols, N, STREAM)
+    r = load_row(r_ptr + row * stride_r, cols, N, STREAM)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps_x)
+    kept = (x * rstd * wx + r).to(res_ptr.dtype.element_ty).to(tl.float32)
+    store_row(res_ptr + row * N, cols, kept, N, STREAM)
+    n = kept * tl.rsqrt(tl.sum(kept * kept, axis=0) / N + eps)
+    store_row(dense_ptr + row * N, cols, n * wd, N, STREAM)
+    store_row(router_ptr + row * N, cols, n * wr, N, STREAM)
+    store_row(experts_ptr + row * N, cols, n * we, N, STREAM)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -102,45 +76,38 @@ def _triple_rmsnorm_kernel(
     N: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    A: tl.constexpr,
-    B: tl.constexpr,
+    STREAM: tl.constexpr,
+    BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    a = tl.arange(0, A)
-    wxa, wda = load_part(wx_ptr, a, N, A), load_part(wd_ptr, a, N, A)
-    wra, wea = load_part(wr_ptr, a, N, A), load_part(we_ptr, a, N, A)
-    b, wxb, wdb, wrb, web = a, wxa, wda, wra, wea
-    if B > 0:
-        b = A + tl.arange(0, B)
-        wxb, wdb = load_part(wx_ptr, b, N, A + B), load_part(wd_ptr, b, N, A + B)
-        wrb, web = load_part(wr_ptr, b, N, A + B), load_part(we_ptr, b, N, A + B)
+    cols = tl.arange(0, BLOCK)
+    wx = load_row(wx_ptr, cols, N, False)
+    wd = load_row(wd_ptr, cols, N, False)
+    wr = load_row(wr_ptr, cols, N, False)
+    we = load_row(we_ptr, cols, N, False)
     row = tl.program_id(0).to(tl.int64)
     if LOOP:
         programs = tl.num_programs(0)
         for step in tl.range(0, tl.cdiv(rows - tl.program_id(0), programs), num_stages=STAGES):
             _row(
-                x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
-                wxa, wda, wra, wea, wxb, wdb, wrb, web,
-                row + step * programs, stride_x, stride_r, eps_x, eps, a, b, N, A, B,
+                x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+                row + step * programs, stride_x, stride_r, eps_x, eps, cols, N, STREAM,
             )  # fmt: skip
     else:
         _row(
-            x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr,
-            wxa, wda, wra, wea, wxb, wdb, wrb, web,
-            row, stride_x, stride_r, eps_x, eps, a, b, N, A, B,
+            x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
+            row, stride_x, stride_r, eps_x, eps, cols, N, STREAM,
         )  # fmt: skip
 
 
 def cut(rows: int, columns: int) -> Cut:
     """The fastest on a H200; ``benchmarks/triple_rmsnorm.py --tune`` tries the others."""
-    if columns <= 2048:
-        return Cut(8, pdl=True)
-    if rows <= 256:
-        return Cut(4 if rows <= 16 else 16, pdl=True)
-    return Cut(2 if columns <= 2560 else 16, pdl=True)
+    if columns > 2048:
+        return Cut(4, pdl=True)
+    return Cut(8 if rows <= 1024 else 2, pdl=True)
 
 
 def triple_rmsnorm(
@@ -166,7 +133,6 @@ def triple_rmsnorm(
     if rows == 0:
         return outs
     how = how or cut(rows, columns)
-    first, second = how.parts(columns)
     _triple_rmsnorm_kernel[(how.grid(rows, x.device),)](
         x,
         residual,
@@ -183,8 +149,8 @@ def triple_rmsnorm(
         N=columns,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        A=first,
-        B=second,
+        STREAM=how.stream,
+        BLOCK=triton.next_power_of_2(columns),
         **options(how, x.device),
     )
     return outs

@@ -103,3 +103,52 @@ def test_the_mask_of_image_tokens_is_cut_with_the_rows(model, rows, monkeypatch)
     without = hidden(model.forward_batch(batch))
     assert (without[18:22] - wanted[18:22]).abs().max() > 0.05
     torch.testing.assert_close(without[43], wanted[43], rtol=0, atol=5e-3)
+
+
+def modes(model, monkeypatch):
+    """Which of the backend's forwards are called, one entry for each layer, in order."""
+    called = []
+    for name in ("forward_decode", "forward_extend"):
+        real = getattr(model.backend, name)
+
+        def seen(*args, real=real, name=name, **kwargs):
+            called.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(model.backend, name, seen)
+    return called
+
+
+def test_single_rows_are_a_decode_step(model, rows, monkeypatch):
+    """A window, a chunk, a prefix of the cache, and a prompt of one token: the last rows of all."""
+    first, chunked = model.request(tokens(150)), model.request(tokens(60))
+    chunked.fill_ids = []
+    batch = model.batch([first, model.take(chunked, 20), model.request(tokens(1))])
+    wanted = plain(model, batch)
+    called = modes(model, monkeypatch)
+    forward_batch = model.prepare(model.forward_batch(batch))
+    mode, before, metadata = (
+        forward_batch.forward_mode,
+        metadata_of(model.backend),
+        model.backend.forward_metadata,
+    )
+    with torch.no_grad():
+        model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    shared = len(model.text.layers) - FIRST
+    assert called == ["forward_extend"] * FIRST + ["forward_decode"] * shared
+    assert forward_batch.forward_mode is mode
+    assert forward_batch.attn_backend is model.backend
+    assert model.backend.forward_metadata is metadata
+    after = metadata_of(model.backend)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    same(model.forward(model.forward_batch(batch)), wanted, [0, 2])
+
+
+def test_with_prompt_logprobs_the_rows_stay_a_prefill(model, rows, monkeypatch):
+    batch = model.batch(
+        [model.request(tokens(33), return_logprob=True, logprob_start=30), model.request([7, 8])]
+    )
+    called = modes(model, monkeypatch)
+    got = model.forward(model.forward_batch(batch))
+    assert called == ["forward_extend"] * len(model.text.layers)
+    same(got, plain(model, batch), [0, 1])
