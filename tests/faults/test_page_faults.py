@@ -62,6 +62,14 @@ def test_pool_swap_puts_the_other_pools_page(spoilt, seed):
     assert wrong == rig.page(f"r{TOKENS[row]}", column, other)
 
 
+@pytest.mark.parametrize("fault", ["page-pool-swap", "page-alias"])
+@pytest.mark.parametrize("seed", range(4))
+def test_where_an_earlier_cell_left_nothing_to_swap_the_server_lives(spoilt, fault, seed):
+    """Both tables have the same page by then."""
+    _, cells = spoilt(f"{fault}=1*corrupt(30)", requests=2, seed=seed)
+    assert len(cells) > 1
+
+
 def test_stale_tail_has_what_an_earlier_owner_left(spoilt):
     """The rows change places between two forwards: what the cell had was another request's."""
     rig, cells = spoilt("page-stale-tail=1*on", forwards=2)
