@@ -25,19 +25,19 @@ head per mirrored layer attends to the last dozens of tokens and votes *against*
 **The assistant** is the target's last layers in R^r, reading the target's KV. It misses what the
 draft cannot have: the newest tokens' KV, the other layers' small contributions (`self_mix`), the
 per-layer embeddings. So it is right most of the time, not always, and wrong on a wrong page.
+
+Their names in a checkpoint, lifted into B: :mod:`g4debug.cpu._checkpoint`.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from g4debug.cpu import experts
-from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry, MoEGeometry
+from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry
 
 LOW_SHARE = 0.35  # the part of |u|^2 in low frequencies: clusters against single tokens
 LOGIT_SIZE = 24.0  # logit of a token that the stream points at exactly
@@ -47,7 +47,6 @@ CONSTANT_SHARE = 0.04  # the part that all tokens have in common, for heads that
 RECENCY_SHARE = 0.5  # the part of a key that says "recent", whatever the token
 INHIBITION = 2.0  # the inhibiting head, relative to the strongest vote
 MLP_SHARE = 0.1  # the mirrored layers' MLP contribution
-Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 @dataclass
@@ -234,78 +233,3 @@ class Weights:
         slow = self._rotary_speed(layer) < FASTEST
         weight = torch.where(slow, g.sharpness / math.sqrt(int(slow.sum())), 0.0)
         return weight.float().to(self.device)
-
-    def layer_tensors(self, layer: int, prefix: str, core: Core, assistant: bool) -> Tensors:
-        """One decoder layer's tensors, lifted into B, or in R^r for the assistant."""
-        g = self.geometry
-        inner = g.assistant_intermediate if assistant else g.intermediate
-        width = g.assistant_hidden if assistant else g.hidden
-        one = math.sqrt(g.hidden / width)  # 1, or sqrt(d/r) for the same vector in R^r
-
-        def reads(matrix: torch.Tensor) -> torch.Tensor:
-            return matrix if assistant else matrix @ self.basis
-
-        def writes(matrix: torch.Tensor) -> torch.Tensor:
-            return matrix if assistant else self.basis.T @ matrix
-
-        def constant(size: int, value: float) -> torch.Tensor:
-            return torch.full((size,), value, device=self.device)
-
-        yield f"{prefix}.self_attn.q_proj.weight", reads(core.q)
-        yield f"{prefix}.self_attn.k_proj.weight", reads(core.k)
-        yield f"{prefix}.self_attn.v_proj.weight", reads(core.v)
-        yield f"{prefix}.self_attn.o_proj.weight", writes(core.o)
-        yield f"{prefix}.self_attn.q_norm.weight", core.q_norm
-        yield f"{prefix}.self_attn.k_norm.weight", constant(g.dim(layer), 1.0)
-        yield f"{prefix}.mlp.gate_proj.weight", reads(core.gate[:inner])
-        yield f"{prefix}.mlp.up_proj.weight", reads(core.up[:inner])
-        yield f"{prefix}.mlp.down_proj.weight", writes(core.down[:, :inner])
-        yield f"{prefix}.input_layernorm.weight", constant(width, one)
-        yield f"{prefix}.pre_feedforward_layernorm.weight", constant(width, one)
-        yield (
-            f"{prefix}.post_attention_layernorm.weight",
-            constant(width, one * core.attention_size),
-        )
-        yield f"{prefix}.post_feedforward_layernorm.weight", constant(width, one * core.mlp_size)
-        yield f"{prefix}.layer_scalar", constant(1, 1.0)
-        if not assistant and g.ple:
-            small = core.mlp_size * (0.5 if layer in g.mirrored else 1.0)
-            name = f"layer{layer}"
-            gate = self._normal(f"{name}/ple_gate", g.ple, g.assistant_hidden)
-            back = self._normal(f"{name}/ple_back", g.assistant_hidden, g.ple)
-            yield f"{prefix}.per_layer_input_gate.weight", reads(gate / math.sqrt(g.hidden))
-            yield f"{prefix}.per_layer_projection.weight", writes(back / math.sqrt(g.ple))
-            yield f"{prefix}.post_per_layer_input_norm.weight", constant(width, small)
-
-
-def target_tensors(w: Weights) -> Tensors:
-    g = w.geometry
-    yield "model.embed_tokens.weight", w.embedding_core() @ w.basis
-    yield "lm_head.weight", w.head_core() @ w.basis
-    yield "model.norm.weight", torch.ones(g.hidden, device=w.device)
-    if g.ple:
-        rows = g.layers * g.ple
-        table = torch.empty(g.vocab, rows, dtype=getattr(torch, g.dtype), device=w.device)
-        table.normal_(0, 1 / math.sqrt(g.ple), generator=w._generator("ple"))
-        yield "model.embed_tokens_per_layer.weight", table
-        yield "model.per_layer_model_projection.weight", w._normal("ple_model", rows, g.hidden)
-        yield "model.per_layer_projection_norm.weight", torch.ones(g.ple, device=w.device)
-    for layer in range(g.layers):
-        yield from w.layer_tensors(layer, f"model.layers.{layer}", w.core(layer), False)
-        if isinstance(g, MoEGeometry):
-            yield from experts.tensors(w, g, layer, f"model.layers.{layer}")
-
-
-def assistant_tensors(w: Weights) -> Tensors:
-    g = w.geometry
-    head = w.head_core()
-    blocks = head[w.token_ordering()].view(g.centroids, -1, g.assistant_hidden).mean(1)
-    yield "model.embed_tokens.weight", head  # the assistant's lm_head is tied to its own table
-    yield "masked_embedding.centroids.weight", torch.nn.functional.normalize(blocks, dim=1)
-    yield "masked_embedding.token_ordering", w.token_ordering()
-    yield "pre_projection.weight", torch.cat([w.basis, g.coupling * w.basis], 1)
-    yield "post_projection.weight", w.basis.T
-    norm = torch.full((g.assistant_hidden,), math.sqrt(g.hidden / g.assistant_hidden))
-    yield "model.norm.weight", norm
-    for i, layer in enumerate(g.mirrored):
-        yield from w.layer_tensors(layer, f"model.layers.{i}", w.core(layer), True)
