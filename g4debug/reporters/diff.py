@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.record import TrapRecord
-from g4debug.reporters._compare import Change, Part
+from g4debug.reporters._compare_parts import Change, Part
 from g4debug.reporters._text import Symbols, fit, symbols_for
 
 SHOWN = 12  # differences of one part
