@@ -128,6 +128,11 @@ def caller() -> str:
     return ""
 
 
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
+    """An argument of a hooked call, given by place or by name."""
+    return args[index] if index < len(args) else kwargs[name]
+
+
 def on_host(indices: torch.Tensor) -> Pages:
     """An index tensor's values; waits for its device."""
     found: Pages = indices.detach().cpu().to(torch.int64).numpy()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from g4debug._ledger_feed import Feed, TrapsLast, caller, on_host
+from g4debug._ledger_feed import Feed, TrapsLast, argument, caller, on_host
 from g4debug.checks.allocator import check_used
 from g4debug.kernels import page_shadow
 from g4debug.kernels.page_shadow import HELD
@@ -94,14 +94,14 @@ class HandOuts:
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
-        prefix = _argument(args, kwargs, 1, "prefix_lens_cpu")
+        prefix = argument(args, kwargs, 1, "prefix_lens_cpu")
         self._handed_out(
-            out, allocator, "extend", _argument(args, kwargs, 3, "seq_lens_cpu"), prefix
+            out, allocator, "extend", argument(args, kwargs, 3, "seq_lens_cpu"), prefix
         )
 
     def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``: one token per request."""
-        self._handed_out(out, allocator, "decode", _argument(args, kwargs, 1, "seq_lens_cpu"))
+        self._handed_out(out, allocator, "decode", argument(args, kwargs, 1, "seq_lens_cpu"))
 
     def _handed_out(
         self, out: Any, allocator: Any, kind: str, lengths: torch.Tensor, prefix: Any = None
@@ -295,7 +295,3 @@ class HandOuts:
         if len(requests) != rows:
             return {}
         return {row: str(requests[row].rid) for row, _, _ in step.groups}
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
-    return args[index] if index < len(args) else kwargs[name]

@@ -11,6 +11,7 @@ import torch
 
 from g4debug.kernels.kv_pages import KvPages
 from g4debug.ledger import Pages, PoolLedger
+from g4debug.record import PageEvent
 from g4debug.tracers._page_table_truth import limits
 
 CHUNK = 64  # pages read at a time: the device needs scratch of that many pages of one buffer
@@ -37,6 +38,30 @@ class Watched:
         self.sealed = np.zeros(self.pool.pages, dtype=np.bool_)
         self.sealed_at = np.zeros(self.pool.pages, dtype=np.int64)
         self.checked_at = np.zeros(self.pool.pages, dtype=np.int64)
+
+    def enter(self, event: PageEvent, pages: Pages) -> None:
+        """An event of these pages, before the ledger enters it."""
+        inside = self.pool.inside(pages)
+        if event.kind in ("extend", "decode", "alloc"):
+            self.stamped[inside] = False
+            if event.request:
+                self.filling.update(dict.fromkeys(inside.tolist(), event.request))
+        elif event.kind in ("free", "evict"):
+            # Only what is held: a page that is freed twice is somebody else's by now.
+            self.leaving = np.unique(inside[self.pool.held[inside]])
+        elif event.kind == "clear":
+            self.forget()
+
+    def gone(self) -> tuple[Pages, Pages]:
+        """(pages that the last free took, those of them that were sealed): to be stamped now."""
+        leaving, self.leaving = self.leaving, np.empty(0, dtype=np.int64)
+        gone = leaving[~self.pool.held[leaving]]  # a tracer may have kept some
+        sealed = gone[self.sealed[gone]]
+        self.sealed[gone] = False
+        self.stamped[gone] = True
+        for page in gone.tolist():
+            self.filling.pop(page, None)
+        return gone, sealed
 
     def forget(self) -> None:
         """The allocator was cleared; the memory may even have been given back."""

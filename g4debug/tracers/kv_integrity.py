@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from g4debug._ledger_feed import argument
 from g4debug._ledger_out import plan
 from g4debug.kernels.kv_pages import KvPages, Unsupported
 from g4debug.ledger import Pages, PoolLedger
@@ -108,29 +109,14 @@ class KvIntegrityTracer:
         watched = self.pools.get(pool.name)
         if watched is None or watched.pool is not pool:
             return
-        inside = pool.inside(pages)
-        if event.kind in ("extend", "decode", "alloc"):
-            watched.stamped[inside] = False
-            if event.request:
-                watched.filling.update(dict.fromkeys(inside.tolist(), event.request))
-        elif event.kind in ("free", "evict"):
-            # Only what is held: a page that is freed twice is somebody else's by now.
-            watched.leaving = np.unique(inside[pool.held[inside]])
-        elif event.kind == "clear":
-            watched.forget()
+        watched.enter(event, pages)
 
     def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
         watched = self._of(allocator)
         if watched is None or not allocator.is_not_in_free_group:
             return result
-        leaving, watched.leaving = watched.leaving, np.empty(0, dtype=np.int64)
-        gone = leaving[~watched.pool.held[leaving]]  # a tracer may have kept some
-        sealed = gone[watched.sealed[gone]]
+        gone, sealed = watched.gone()
         compared = [self._compare(watched, part) for part in chunks(sealed)]
-        watched.sealed[gone] = False
-        watched.stamped[gone] = True
-        for page in gone.tolist():
-            watched.filling.pop(page, None)
         if len(gone):
             watched.kv.stamp(watched.on_device(gone))
         for post in compared:
@@ -139,13 +125,13 @@ class KvIntegrityTracer:
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
-        prefix = _argument(args, kwargs, 1, "prefix_lens_cpu").numpy().astype(np.int64)
-        self._grown(out, allocator, prefix, _argument(args, kwargs, 3, "seq_lens_cpu"))
+        prefix = argument(args, kwargs, 1, "prefix_lens_cpu").numpy().astype(np.int64)
+        self._grown(out, allocator, prefix, argument(args, kwargs, 3, "seq_lens_cpu"))
         return out
 
     def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``."""
-        lengths = _argument(args, kwargs, 1, "seq_lens_cpu")
+        lengths = argument(args, kwargs, 1, "seq_lens_cpu")
         self._grown(out, allocator, lengths.numpy().astype(np.int64) - 1, lengths)
         return out
 
@@ -279,10 +265,6 @@ class KvIntegrityTracer:
         if self.ledger.broken:
             return None
         return self.pools.get(self._names.get(id(allocator), ""))
-
-
-def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
-    return args[index] if index < len(args) else kwargs[name]
 
 
 def install(context: Context) -> None:
