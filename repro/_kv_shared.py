@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-from _workload import Workload
+from _workload import Workload, in_memory
 
 
 def cuda(requests: int | None) -> Workload:
     """Default arguments; only triton is named, which SGLang takes for the real E2B by itself."""
     from g4debug.cpu.models import E2B, write
 
-    memory = Path("/dev/shm")
-    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    target, _ = write(E2B, base / "g4debug-e2b", device="cuda")
+    target, _ = write(E2B, in_memory("g4debug-e2b"), device="cuda")
     arguments = {
         "model_path": str(target),
         "dtype": "bfloat16",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import _mm_model
-from _workload import Workload
+from _workload import Workload, in_memory
 
 # name -> (per-layer inputs?, KV-shared layers?)
 GEOMETRIES = {"dense": (False, False), "kv-shared": (False, True), "per-layer-inputs": (True, True)}
@@ -34,9 +32,7 @@ def _workload(name: str, **arguments: Any) -> Callable[[int | None], Workload]:
     def cuda(requests: int | None) -> Workload:
         ple, kv_shared = GEOMETRIES[name]
         geometry = _geometry(ple)
-        memory = Path("/dev/shm")
-        base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-        folder = base / f"g4debug-mm-{name}"
+        folder = in_memory(f"g4debug-mm-{name}")
         model = folder / "mm"
         if not (model / "model.safetensors.index.json").is_file():
             model = _mm_model.write(geometry, kv_shared, folder, "cuda")

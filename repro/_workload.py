@@ -48,6 +48,12 @@ def cpu(requests: int | None) -> Workload:
     return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, limit=150)
 
 
+def in_memory(name: str) -> Path:
+    """A folder for gigabytes of weights: in memory, where there is such a file system."""
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / name
+
+
 def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workload:
     """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights; or ``models``,
     a target and a draft.
@@ -60,9 +66,7 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     from g4debug.cpu.models import E4B_256, write
     from g4debug.cpu.server import MTP
 
-    memory = Path("/dev/shm")
-    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    target, assistant = models or write(E4B_256, base / "g4debug-e4b256", device="cuda")
+    target, assistant = models or write(E4B_256, in_memory("g4debug-e4b256"), device="cuda")
     count = requests or 32
     arguments = {
         "model_path": str(target),
