@@ -2,67 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import os
-import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from real_engine import ENGINE, drive, side_by_side
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    # Not importorskip: importing SGLang here is what the CPU engine's environment is for.
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
-]
+pytestmark = ENGINE
 HERE = Path(__file__).parent
 
 
-def drive(mode: str, folder: Path, timeout: float = 80) -> tuple[dict[str, dict], str]:
+def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str]:
     """Run drive_engine.py; returns its result lines by stage, and all that it printed."""
-    flags = folder / "flags"
-    flags.mkdir(exist_ok=True)
-    info = folder / "meddler-0.dist-info"
-    info.mkdir(exist_ok=True)
+    flags, info = folder / "flags", folder / "meddler-0.dist-info"
+    flags.mkdir(parents=True)
+    info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: meddler\nVersion: 0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nmeddler = meddler:register\n")
     path = [str(folder), str(HERE), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
+    environ = {
         "PYTHONPATH": os.pathsep.join(p for p in path if p),
         "MEDDLER_FLAGS": str(flags),
     }
-    log = folder / f"{mode}.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", str(HERE / "drive_engine.py"), mode],
-            env=environment,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"still running after {timeout} s:\n{log.read_text()[-3000:]}")
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # nothing of it is left
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-    text = log.read_text(errors="replace")
-    lines = [json.loads(s.split(" ", 1)[1]) for s in text.splitlines() if s.startswith("RESULT ")]
-    return {line["stage"]: line for line in lines}, text
+    run = drive(folder, str(HERE / "drive_engine.py"), mode, seconds=120, **environ)
+    return {line["stage"]: line for line in run.results}, run.log
 
 
 @pytest.fixture(scope="module")
-def mtp(tmp_path_factory):
-    return drive("mtp", tmp_path_factory.mktemp("mtp"))
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engine")
+    return side_by_side(
+        mtp=lambda: staged("mtp", folder / "mtp"), plain=lambda: staged("plain", folder / "plain")
+    )
+
+
+@pytest.fixture
+def mtp(runs):
+    return runs["mtp"]
 
 
 def test_mtp_drafts_are_accepted_and_reproducible(mtp):
@@ -79,8 +57,8 @@ def test_mtp_drafts_are_accepted_and_reproducible(mtp):
         assert min(t) > 3
 
 
-def test_outputs_with_and_without_mtp_are_equal(mtp, tmp_path):
-    results, text = drive("plain", tmp_path)
+def test_outputs_with_and_without_mtp_are_equal(mtp, runs):
+    results, text = runs["plain"]
     assert "first" in results, text[-3000:]
     assert results["first"]["tokens"] == mtp[0]["first"]["tokens"]
 

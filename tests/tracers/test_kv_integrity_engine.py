@@ -2,60 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
+from real_engine import ENGINE, drive, side_by_side
 
-from g4debug import dump
-
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
-]
+pytestmark = ENGINE
 DRIVER = Path(__file__).with_name("drive_kv_engine.py")
 FAULTS = "seed=2;kv-nan=1*full;kv-bit-flip=1*swa(3)@step=8;kv-write-freed=1*full"
 FIRED = re.compile(r"g4debug fault \(seed=2\) (kv-[a-z-]+) #1: (.*) \[step (\d+): ")
 
 
-def drive(folder, **environ):
-    """(tokens, log, findings) of one run."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "g4debug.cpu", str(DRIVER)],
-        env={**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder), **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-        start_new_session=True,
+TRACE = {"G4DEBUG_TRACE": "kv-integrity"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """All engines, two at a time."""
+    folder = tmp_path_factory.mktemp("engine")
+    log = {**TRACE, "G4DEBUG_MODE": "log", "G4DEBUG_FAULTS": FAULTS}
+    return side_by_side(
+        plain=lambda: drive(folder / "plain", str(DRIVER)),
+        armed=lambda: drive(folder / "armed", str(DRIVER), **TRACE),
+        faults=lambda: drive(folder / "faults", str(DRIVER), **log),
     )
-    assert done.returncode == 0, done.stdout[-4000:]
-    tokens = json.loads(re.search(r"^RESULT (.*)$", done.stdout, re.M)[1])
-    return tokens, done.stdout, [dump.read(p).finding for p in sorted(folder.glob("*.pt"))]
 
 
-def test_a_sound_server_gives_the_same_tokens_and_no_finding(tmp_path):
-    plain, _, _ = drive(tmp_path / "plain")
-    armed, log, findings = drive(tmp_path / "armed", G4DEBUG_TRACE="kv-integrity")
-    assert "armed: kv-integrity (raise)" in log
-    assert "checks nothing" not in log
-    assert not findings
-    assert armed == plain
+def test_a_sound_server_gives_the_same_tokens_and_no_finding(runs):
+    plain, armed = runs["plain"], runs["armed"]
+    assert (plain.status, armed.status) == (0, 0), armed.log[-4000:]
+    assert "armed: kv-integrity (raise)" in armed.log
+    assert "checks nothing" not in armed.log
+    assert not armed.dumps
+    assert armed.result == plain.result
 
 
-def test_every_data_fault_is_found(tmp_path):
-    _, log, findings = drive(
-        tmp_path, G4DEBUG_TRACE="kv-integrity", G4DEBUG_MODE="log", G4DEBUG_FAULTS=FAULTS
-    )
+def test_every_data_fault_is_found(runs):
+    run = runs["faults"]
+    assert run.status == 0, run.log[-4000:]
+    assert run.result
+    log, findings = run.log, [record.finding for record in run.dumps]
     fired = {name: (what, int(step)) for name, what, step in FIRED.findall(log)}
     assert set(fired) == {"kv-nan", "kv-bit-flip", "kv-write-freed"}
 

@@ -2,86 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
+from real_engine import ENGINE, drive, side_by_side
 
-from g4debug import dump
-from g4debug.record import TrapRecord
-
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
-]
+pytestmark = ENGINE
 DRIVER = Path(__file__).with_name("drive_swa_engine.py")
-
-
-@dataclass
-class Run:
-    status: int
-    log: str
-    outputs: dict[str, list[list[int]]]
-    dumps: list[TrapRecord]
-
-
-def drive(folder: Path, waves: int, **environ: str) -> Run:
-    folder.mkdir()
-    log = folder / "log"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", str(DRIVER), str(waves), '{"log_level": "info"}'],
-            env={**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ},
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(240)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-    text = log.read_text(errors="replace")
-    results = [x for x in text.splitlines() if x.startswith("RESULT")]
-    outputs = json.loads(results[0].split(" ", 1)[1]) if results else {}
-    found = sorted((folder / "dumps").glob("*"), key=lambda p: p.stat().st_mtime_ns)
-    return Run(status, text, outputs, [dump.read(p) for p in found])
+TRACE = {"G4DEBUG_TRACE": "swa-allocator"}
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
-    return drive(tmp_path_factory.mktemp("plain") / "run", 4)
+def runs(tmp_path_factory):
+    """All engines, two at a time."""
+    folder = tmp_path_factory.mktemp("engine")
+
+    def run(name, waves, **environ):
+        command = (str(DRIVER), str(waves), '{"log_level": "info"}')
+        return lambda: drive(folder / name, *command, **environ)
+
+    contain = "seed=4;double-free=5%6*on;free-unallocated=5%3*on"
+    return side_by_side(
+        plain=run("plain", 4),
+        healthy=run("healthy", 4, **TRACE),
+        contain=run("contain", 1, **TRACE, G4DEBUG_MODE="contain", G4DEBUG_FAULTS=contain),
+        early=run("early", 1, **TRACE, G4DEBUG_FAULTS="early-swa-free=1*on"),
+    )
 
 
-def test_a_healthy_workload_is_silent_and_its_tokens_are_the_same(plain, tmp_path):
-    run = drive(tmp_path / "run", 4, G4DEBUG_TRACE="swa-allocator")
+def test_a_healthy_workload_is_silent_and_its_tokens_are_the_same(runs):
+    run, plain = runs["healthy"], runs["plain"]
     assert run.status == plain.status == 0, run.log[-3000:]
     assert "KV cache pool is full. Retract requests" in run.log  # it was hard enough
     assert run.dumps == []
     assert "the page ledger failed" not in run.log
-    assert run.outputs == plain.outputs
-    assert set(run.outputs) == {"first", "again", "last"}
+    assert run.result == plain.result
+    assert set(run.result) == {"first", "again", "last"}
 
 
-def test_contain_serves_on_as_if_the_frees_had_been_right(plain, tmp_path):
-    faults = "seed=4;double-free=5%6*on;free-unallocated=5%3*on"
-    run = drive(
-        tmp_path / "run", 1, G4DEBUG_TRACE="swa-allocator", G4DEBUG_MODE="contain",
-        G4DEBUG_FAULTS=faults,
-    )  # fmt: skip
+def test_contain_serves_on_as_if_the_frees_had_been_right(runs):
+    run = runs["contain"]
     assert run.status == 0, run.log[-3000:]
-    assert run.outputs["first"] == plain.outputs["first"]
+    assert run.result["first"] == runs["plain"].result["first"]
     assert "leak detected" not in run.log  # SGLang's own count of its pages
     kinds = {d.finding.kind for d in run.dumps}
     assert kinds == {"double-free", "free-unallocated"}
@@ -90,12 +52,10 @@ def test_contain_serves_on_as_if_the_frees_had_been_right(plain, tmp_path):
         assert record.finding.headline in run.log
 
 
-def test_an_early_eviction_stops_the_server_and_names_the_request(tmp_path):
-    run = drive(
-        tmp_path / "run", 1, G4DEBUG_TRACE="swa-allocator", G4DEBUG_FAULTS="early-swa-free=1*on"
-    )
+def test_an_early_eviction_stops_the_server_and_names_the_request(runs):
+    run = runs["early"]
     assert run.status != 0
-    assert not run.outputs
+    assert not run.results
     (record,) = run.dumps
     finding = record.finding
     assert finding.kind == "evicted-in-window"
