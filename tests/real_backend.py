@@ -97,7 +97,7 @@ class Rig:
             device="cpu",
             is_draft_worker=draft,
             req_to_token_pool=self.req_to_token,
-            token_to_kv_pool=swa_pool(64, 64) if draft else self.pool,
+            token_to_kv_pool=dummy_pool() if draft else self.pool,
             token_to_kv_pool_allocator=self.allocator,  # the target's, for a draft, too
             spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
             server_args=SimpleNamespace(
@@ -173,6 +173,29 @@ class Rig:
         return self.forward(backend, batch)
 
 
+def capture_graph(backend: Any, batch: Any) -> None:
+    """The metadata of a CUDA graph's capture, as its runner asks the backend for them."""
+    if hasattr(backend, "init_forward_metadata_out_graph"):  # from 0.5.13 on
+        batch.positions = torch.zeros(len(batch.out_cache_loc), dtype=torch.int64)
+        backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        return
+    backend.init_forward_metadata_capture_cuda_graph(
+        batch.batch_size, len(batch.out_cache_loc), batch.req_pool_indices, batch.seq_lens,
+        None, batch.forward_mode, batch.spec_info,
+    )  # fmt: skip
+
+
+def replay_graph(backend: Any, batch: Any) -> None:
+    """The same before a replay."""
+    if hasattr(backend, "init_forward_metadata_out_graph"):
+        backend.init_forward_metadata_out_graph(batch)
+        return
+    backend.init_forward_metadata_replay_cuda_graph(
+        batch.batch_size, batch.req_pool_indices, batch.seq_lens, int(batch.seq_lens.sum()),
+        None, batch.forward_mode, batch.spec_info, batch.seq_lens_cpu,
+    )  # fmt: skip
+
+
 class PlainRig(Rig):
     sliding = dict.fromkeys(LAYERS, False)
 
@@ -182,6 +205,13 @@ class PlainRig(Rig):
         size = 2 * FULL  # room is left
         pool = MHATokenToKVPool(size, PAGE, torch.float32, 1, DIM, len(LAYERS), "cpu", False)
         return pool, allocator_class("pool.init")(size, PAGE, torch.float32, "cpu", pool, False)
+
+
+def dummy_pool() -> Any:
+    """The draft's own: no SWA pool, since the assistant is no hybrid model to SGLang."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    return MHATokenToKVPool(64, PAGE, torch.float32, 1, DIM, len(LAYERS), "cpu", False)
 
 
 def swa_pool(full: int, swa: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from real_backend import Rig, draft_worker, swa_pool
+from real_backend import Rig, capture_graph, draft_worker, dummy_pool, replay_graph
 
 from g4debug import discovery
 from g4debug.cpu import fault as device
@@ -142,18 +142,12 @@ def test_corrupt_takes_a_number_of_cells(rig_with, caplog):
 
 def test_page_oob_at_graph_replay(rig_with):
     """The static tables that a CUDA graph reads, right before it is replayed."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     rig, backend = rig_with("page-oob=1*on@mode=replay")
     batch = rig.batch("decode", rig.requests[1:], backend)
     backend.init_cuda_graph_state(4, 4)
-    arguments = (None, ForwardMode.DECODE, None)
-    lengths, rows = batch.seq_lens, batch.req_pool_indices
-    backend.init_forward_metadata_capture_cuda_graph(3, 3, rows, lengths, *arguments)
+    capture_graph(backend, batch)
     assert bad_cells(backend) == set()
-    backend.init_forward_metadata_replay_cuda_graph(
-        3, rows, lengths, int(lengths.sum()), *arguments, lengths
-    )
+    replay_graph(backend, batch)
     assert len(bad_cells(backend)) == 1
 
 
@@ -171,10 +165,10 @@ def test_stale_swa_state_is_what_breaks_the_device(rig_with, broken):
     rig, _ = rig_with(plan, G4DEBUG_FIX_SWA_STATE_SWAP="0")
     draft = rig.backend(draft=True)
     worker = draft_worker(rig, draft)
-    batch = rig.batch("decode", rig.requests[1:], draft, pool=swa_pool(64, 64))
+    batch = rig.batch("decode", rig.requests[1:], draft, pool=dummy_pool())
     worker._init_frozen_kv_metadata(batch)
     with worker._target_kv_pool_view(batch):
-        rig.forward(draft, batch)
+        rig.forward(draft, batch, save=False)
     assert (device.pending() is not None) is broken
     if broken:
         assert device.pending().page > 320 // 16  # a full-pool page in a SWA layer

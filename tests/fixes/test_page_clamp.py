@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from g4debug.fixes.page_clamp import FIX, still_broken
-from real_backend import PAGE, SWA, Rig, draft_worker, swa_pool
+from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
 from g4debug.cpu import fault as device
 
@@ -26,7 +26,7 @@ def test_it_survives_on_somebody_elses_page(arm, clamped):
     for tokens in (50, 100, 61):
         rig.admit(f"r{tokens}", tokens)
     worker, requests = draft_worker(rig, backend), rig.requests[1:]
-    batch = rig.batch("decode", requests, backend, pool=swa_pool(64, 64))
+    batch = rig.batch("decode", requests, backend, pool=dummy_pool())
     worker._init_frozen_kv_metadata(batch)
     with worker._target_kv_pool_view(batch):
         rig.forward(backend, batch, save=False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from g4debug.fixes import swa_state_swap
 from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
-from real_backend import Rig, draft_worker, swa_pool
+from real_backend import Rig, draft_worker, dummy_pool, swa_pool
 
 from g4debug import targets
 from g4debug.cpu import fault as device
@@ -139,7 +139,7 @@ def test_the_drafts_forward(arm, fixed, hybrid):
         worker.draft_attn_backend = HybridAttnBackend(
             rig.runner(draft=True), SimpleNamespace(), backend
         )
-    batch = rig.batch("decode", requests, backend, pool=swa_pool(64, 64))
+    batch = rig.batch("decode", requests, backend, pool=dummy_pool())
     worker._init_frozen_kv_metadata(batch)
     assert state(backend) == (False, None)
     with worker._target_kv_pool_view(batch):

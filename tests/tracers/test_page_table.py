@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from real_backend import LAYERS, PAGE, Rig, draft_worker, swa_pool
+from real_backend import LAYERS, PAGE, Rig, draft_worker, dummy_pool
 
 from g4debug import dump, plugin
 from g4debug.cpu import fault
@@ -61,7 +61,10 @@ def test_each_table_is_checked_once_per_forward_and_pool(arm, guarded):
         rig.step(backend, mode, rig.requests[-3:])
     assert guarded == [swa, full] * 5
     draft = rig.backend(draft=True)
-    rig.step(draft, "decode", rig.requests[-3:])
+    worker, batch = draft_worker(rig, draft), rig.batch("decode", rig.requests[-3:], draft)
+    worker._init_frozen_kv_metadata(batch)
+    with worker._target_kv_pool_view(batch):
+        rig.forward(draft, batch, save=False)
     rig.step(backend, "decode", rig.requests[-3:])
     assert guarded == [swa, full] * 7
 
@@ -229,7 +232,7 @@ def test_a_stale_draft_is_named_as_what_it_is(arm):
     draft = rig.backend(draft=True)
     request = rig.admit("r50", 50)
     worker = draft_worker(rig, draft)
-    batch = rig.batch("decode", [request], draft, pool=swa_pool(64, 64))
+    batch = rig.batch("decode", [request], draft, pool=dummy_pool())
     worker._init_frozen_kv_metadata(batch)
     assert draft.forward_metadata.swa_page_table is None  # not translated: that is the bug
     full_page = int(draft.forward_metadata.page_table[0, 1])

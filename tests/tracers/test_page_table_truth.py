@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from real_backend import LAYERS, PAGE, Rig
+from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
 from g4debug.recorder import Recorder
 from g4debug.tracers._page_table_truth import Books, limits, pages_of, pool_of_layer
@@ -41,8 +41,6 @@ def test_the_pool_is_the_layers_own(sglang):
 )
 def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, spec):
     """Against the lengths that SGLang's own capture and replay give rows of the fill value."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     if draft and mode == "target_verify":
         return  # a draft verifies nothing
     rig = Rig()
@@ -62,20 +60,11 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     # FROZEN_KV_MTP shows the backend no spec_info: frozen_kv_mtp_worker.py,
     # _init_frozen_kv_metadata_replay_cuda_graph.
     seen = None if algorithm == "FROZEN_KV_MTP" else batch.spec_info
-    if hasattr(backend, "init_forward_metadata_out_graph"):  # from 0.5.13 on
-        captured = rig.batch(mode, [rig.requests[-1]], backend)
-        captured.seq_lens = captured.seq_lens_cpu = lengths
-        captured.spec_info, captured.positions = seen, torch.zeros(4, dtype=torch.int64)
-        backend.init_forward_metadata_out_graph(captured, in_capture=True)
-        backend.init_forward_metadata_out_graph(captured)
-    else:
-        rest = (None, ForwardMode[mode.upper()], seen)
-        backend.init_forward_metadata_capture_cuda_graph(
-            1, 4, batch.req_pool_indices, lengths, *rest
-        )
-        backend.init_forward_metadata_replay_cuda_graph(
-            1, batch.req_pool_indices, lengths, fill, *rest, lengths
-        )
+    graph = rig.batch(mode, [rig.requests[-1]], backend)
+    graph.seq_lens = graph.seq_lens_cpu = lengths
+    graph.spec_info = seen
+    capture_graph(backend, graph)
+    replay_graph(backend, graph)
     assert truth.padding == int(backend.forward_metadata.cache_seqlens_int32[0])
     assert books.truth(backend, batch, "full", 1, captured=False).padding == 0
     assert books.truth(backend, batch, "full", 2, captured=True) is None  # rows without a slot
