@@ -1,9 +1,15 @@
-"""Driven by test_page_table_engine.py: prefix hits, chunks, retraction, aborts, and no alarm."""
+"""Driven by test_page_table_engine.py: prefix hits, chunks, retraction, aborts, and no alarm.
+
+``drive_healthy.py [FOLDER]``: with a folder for its models, one KV pool for all layers, and no
+SWA allocator.
+"""
 
 import json
 import random
 import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 RID = "h{}-{}"
 
@@ -11,19 +17,26 @@ RID = "h{}-{}"
 def main():
     import sglang
 
-    from g4debug.cpu.server import engine_arguments
+    from g4debug.cpu.geometry import TINY
+    from g4debug.cpu.models import write
+    from g4debug.cpu.server import engine_arguments, server_arguments
 
     rng = random.Random(11)
     prefix = [2, *(rng.randrange(4, 512) for _ in range(200))]
-    engine = sglang.Engine(
-        **engine_arguments(
-            max_total_tokens=1024,
-            swa_full_tokens_ratio=0.9,
-            max_running_requests=6,
-            chunked_prefill_size=128,
-            schedule_conservativeness=0.01,  # admits more than fits: requests are retracted
-        )
-    )
+    settings = {
+        "max_total_tokens": 1024,
+        "swa_full_tokens_ratio": 0.9,
+        "max_running_requests": 6,
+        "chunked_prefill_size": 128,
+        "schedule_conservativeness": 0.01,  # admits more than fits: requests are retracted
+    }
+    if len(sys.argv) > 1:
+        # Layers of one pool have one head_dim.
+        models = write(replace(TINY, head_dim=TINY.swa_head_dim), Path(sys.argv[1]))
+        one_pool = {"disable_hybrid_swa_memory": True, "log_level": "warning"}
+        engine = sglang.Engine(**server_arguments(models, **settings, **one_pool))
+    else:
+        engine = sglang.Engine(**engine_arguments(**settings))
 
     def wave(number, count, output):
         prompts = []
