@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
+from real_engine import ENGINE, dumps_in, side_by_side, started
 
-from g4debug import dump
 from g4debug.record import TrapRecord
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
-    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
-]
+pytestmark = ENGINE
 DRIVER = Path(__file__).with_name("drive_engine.py")
 REPRO = Path(__file__).resolve().parents[2] / "repro"
 HANG = 2  # G4DEBUG_HANG_SECONDS
@@ -36,14 +28,13 @@ class Run:
     process: subprocess.Popen[bytes]
     log: Path
     folder: Path
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
     def dumps(self) -> list[TrapRecord]:
-        return [dump.read(p) for p in sorted((self.folder / "dumps").glob("*"))]
+        return dumps_in(self.folder)
 
     def wait_for(self, text: str, count: int = 1) -> None:
         deadline = time.monotonic() + LIMIT
@@ -69,34 +60,38 @@ class Run:
 
 @contextlib.contextmanager
 def engine(folder: Path, *command: str, **environ: str) -> Iterator[Run]:
-    folder.mkdir(exist_ok=True)
-    log = folder / "log"
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", *(command or (str(DRIVER),))],
-            env={
-                **clean,
-                "G4DEBUG_TRACE": "flight-recorder",
-                "G4DEBUG_HANG_SECONDS": str(HANG),
-                "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
-                **environ,
-            },
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield Run(process, log, folder)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+    environ = {
+        "G4DEBUG_TRACE": "flight-recorder",
+        "G4DEBUG_HANG_SECONDS": str(HANG),
+        **environ,
+    }
+    with started(folder, *(command or (str(DRIVER),)), **environ) as (process, log):
+        yield Run(process, log, folder)
 
 
-def test_a_dead_device_leaves_the_last_steps(tmp_path):
-    with engine(tmp_path, G4DEBUG_FAULTS="seed=1;page-oob=1*on@mode=target_verify") as run:
-        assert run.process.wait(LIMIT) != 0
+def ended(folder: Path, *command: str, **environ: str) -> Run:
+    with engine(folder, *command, **environ) as run:
+        run.process.wait(LIMIT)
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Those that end by themselves, two at a time."""
+    folder = tmp_path_factory.mktemp("engine")
+    dead = {"G4DEBUG_FAULTS": "seed=1;page-oob=1*on@mode=target_verify"}
+    crash = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
+    off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
+    return side_by_side(
+        dead=lambda: ended(folder / "dead", **dead),
+        healthy=lambda: ended(folder / "healthy"),
+        crash=lambda: ended(folder / "crash", *crash, **off),
+    )
+
+
+def test_a_dead_device_leaves_the_last_steps(runs):
+    run = runs["dead"]
+    assert run.process.returncode != 0
     (record,) = run.dumps()
     f = record.finding
     assert (f.check, f.kind) == ("flight-recorder", "cuda-error")
@@ -117,12 +112,10 @@ def test_a_dead_device_leaves_the_last_steps(tmp_path):
     assert "TrapError" not in run.text
 
 
-def test_sglangs_own_crash_is_dumped_and_goes_on(tmp_path):
+def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
     """Seed PR #22's AttributeError, of SGLang as it is installed."""
-    command = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(tmp_path / "result"))
-    off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
-    with engine(tmp_path, *command, **off) as run:
-        assert run.process.wait(LIMIT) != 0
+    run = runs["crash"]
+    assert run.process.returncode != 0
     (record,) = run.dumps()
     f = record.finding
     assert f.kind == "exception"
@@ -164,9 +157,9 @@ def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_pat
     assert "exit code -15" in run.text
 
 
-def test_a_run_without_a_fault_leaves_nothing(tmp_path):
-    with engine(tmp_path) as run:
-        assert run.process.wait(LIMIT) == 0, run.text[-3000:]
+def test_a_run_without_a_fault_leaves_nothing(runs):
+    run = runs["healthy"]
+    assert run.process.returncode == 0, run.text[-3000:]
     assert "RESULT" in run.text
     assert run.dumps() == []
     assert "g4debug: flight-recorder" not in run.text
