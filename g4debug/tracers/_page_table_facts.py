@@ -76,10 +76,12 @@ class Facts:
 
     @property
     def stale_state(self) -> bool:
-        """The backend does not know that its pool is a SWA pool: the upstream regression."""
-        backend = self.launch.backend
-        knows = getattr(backend, "use_sliding_window_kv_pool", True)
-        return self.untranslated and (not knows or backend._swa_kv_pool is None)
+        """The backend does not know that its pool is a SWA pool: the upstream regression.
+
+        Not by use_sliding_window_kv_pool: in 0.5.13 it is False for every sound draft, whose own
+        pool is the dummy.
+        """
+        return self.untranslated and self.launch.backend._swa_kv_pool is None
 
     def _kind(self) -> str:
         if self.untranslated:
@@ -194,10 +196,9 @@ class Facts:
     def cause(self) -> str:
         if self.stale_state:
             b = self.launch.backend
-            pool = "None" if b._swa_kv_pool is None else "set"
             return (
                 "full-pool indices reached a sliding layer: the attention backend has "
-                f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool={pool}, "
+                f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool=None, "
                 "while the pool it reads is a SWAKVPool, so the table was not translated"
             )
         if self.untranslated:
