@@ -103,7 +103,7 @@ def session(folder: Path, *flags: str) -> Iterator[Session]:
 
 def test_all_four_arms_do_as_they_should(tmp_path):
     with session(tmp_path, "--json") as run:
-        status = run.wait(300)
+        status = run.wait(450)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
         assert len(run.sessions) == 5  # its own, and one for each arm

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +13,11 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-REPRO = Path(__file__).parents[2] / "repro" / "swa_ratio.py"
+SCRIPT = ("swa_ratio.py", "--arm", "broken", "--arm", "fixed", "--json")
 
 
-def test_half_of_the_requests_wait_without_the_fix_and_none_with_it() -> None:
-    arms = ["--arm", "broken", "--arm", "fixed", "--json"]
-    done = subprocess.run(
-        [sys.executable, str(REPRO), *arms],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+def test_half_of_the_requests_wait_without_the_fix_and_none_with_it(script):
+    done = script()
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)["arms"]
     assert set(found) == {"clean", "broken", "fixed"}

@@ -25,11 +25,11 @@ pytestmark = [
 ]
 
 
-def test_all_arms_do_as_they_should():
-    command = [sys.executable, str(REPRO / "zero_accept_merge.py"), "--device", "cpu", "--json"]
-    done = subprocess.run(
-        [*command, "--requests", "9"], capture_output=True, text=True, timeout=400, check=False
-    )
+SCRIPT = ("zero_accept_merge.py", "--device", "cpu", "--json", "--requests", "9")
+
+
+def test_all_arms_do_as_they_should(script):
+    done = script()
     assert done.returncode == 0, done.stderr[-4000:]
     arms = json.loads(done.stdout)["arms"]
     assert list(arms) == ["clean", "broken", "diagnosed", "guarded", "fixed"]
