@@ -103,7 +103,7 @@ def _apply(
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
         return FixState(fix, "not-needed", text)
     if forced:
-        why = f"{switch}=1"
+        why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")
     elif not fix.default:
         return FixState(fix, "off", f"shipped off; {own}=1 turns it on")
     elif fix.id in recreated:
@@ -111,7 +111,7 @@ def _apply(
     else:
         try:
             broken = fix.still_broken()
-        except (ImportError, AttributeError, OSError, TypeError) as e:
+        except Exception as e:  # an unknown SGLang: what a probe stumbles over is its business
             return FixState(fix, "target-missing", f"{type(e).__name__}: {e}")
         if not broken:
             lacks = "has such a path itself" if fix.eligible else "does not have this bug"

@@ -64,6 +64,7 @@ FAULT = {"swa-state-swap": "stale-swa-state"}
         (ImportError("gone"), ">=0.5", {}, {}, "target-missing", "ImportError: gone"),
         (TypeError("other"), ">=0.5", {}, {}, "target-missing", "TypeError: other"),
         (OSError("no source"), ">=0.5", {}, {}, "target-missing", "OSError: no source"),
+        (IndentationError("odd"), ">=0.5", {}, {}, "target-missing", "IndentationError: odd"),
     ],
 )
 def test_states(only, broken, needs, switches, recreated, state, why):
@@ -152,6 +153,8 @@ def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
     fix = dataclasses.replace(locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0")
     applied = dataclasses.replace(fix, still_broken=lambda: True, apply=lambda hooks: None)
     assert str(_spec._apply(applied, Hooks(), {}, {})) == "applied: runs on every third Tuesday"
+    forced = _spec._apply(applied, Hooks(), {fix.id: True}, {})
+    assert str(forced).endswith("=1; runs on every third Tuesday")
     state = _spec._apply(dataclasses.replace(fix, still_broken=lambda: False), Hooks(), {}, {})
     assert str(state) == "not-needed: the installed SGLang has such a path itself"
 

@@ -48,6 +48,13 @@ def test_ties_and_what_is_no_number(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_top_k_up_to_all_experts(dtype):
+    x = logits((2, 11, 0), dtype, ties=True)
+    for top_k in range(1, 12):
+        both(x, scale(11), top_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_many_ties(dtype):
     both(logits((9, 128, 8), dtype, ties=True), scale(128), 8)
 
