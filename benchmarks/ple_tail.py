@@ -173,8 +173,7 @@ def moved(rows: int, width: int) -> dict[str, int]:
 
 
 def cuts() -> list[Cut]:
-    shapes = [(w, stream) for w in (1, 2, 4, 8, 16) for stream in (False, True)]
-    found = [Cut(w, pdl=True, stream=stream) for w, stream in shapes]
+    found = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
     loops = [(n, s) for n in (2, 4, 8) for s in (1, 2, 3)]
     return found + [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
 

@@ -84,8 +84,7 @@ def check(device: str, others: dict[str, Any]) -> None:
 
 
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
-    shapes = [(w, stream) for w in (1, 2, 4, 8, 16) for stream in (False, True)]
-    cuts = [Cut(w, pdl=True, stream=stream) for w, stream in shapes]
+    cuts = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
     loops = [(n, s) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
     cuts += [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
     tries = {
@@ -94,7 +93,7 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
         )
         for c in dict.fromkeys([ours.cut(rows, width), *cuts])
     }
-    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl, stream)", tries, len(t.x), rounds)
+    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl)", tries, len(t.x), rounds)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """How a kernel that works row by row is cut into programs, and its op for compiled graphs.
 
 A program holds a row in a block of a power of two, which no model's width is: a row of 2560 leaves
-1536 of 4096 lanes idle. Measured, they cost nothing: in two parts, 2048 and 512, none is idle, and
-it is slower on a H200.
+1536 of 4096 lanes idle. They cost nothing: held in two parts, 2048 and 512, it is slower, says a
+H200. So it says of marking what is read and written as first to leave the L2 cache.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 class Cut(NamedTuple):
     """warps: of one program. per_sm: programs per SM, each taking every n-th row; 0: one program
-    for each row. stages: rows whose loads are in flight in such a loop. pdl: see options().
-    stream: inputs and outputs are marked as first to leave the L2 cache."""
+    for each row. stages: rows whose loads are in flight in such a loop. pdl: see options()."""
 
     warps: int
     per_sm: int = 0
     stages: int = 1
     pdl: bool = False
-    stream: bool = False
 
     def grid(self, rows: int, device: torch.device) -> int:
         """Programs for so many rows."""
@@ -65,23 +63,15 @@ def _sms(index: int) -> int:
 
 
 @triton.jit
-def load_row(ptr, cols, N: tl.constexpr, STREAM: tl.constexpr):
+def load_row(ptr, cols, N: tl.constexpr):
     """float32 of the N columns of a row, 0 beyond them."""
-    if STREAM:
-        x = tl.load(ptr + cols, mask=cols < N, other=0.0, eviction_policy="evict_first")
-    else:
-        x = tl.load(ptr + cols, mask=cols < N, other=0.0)
-    return x.to(tl.float32)
+    return tl.load(ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_row(ptr, cols, values, N: tl.constexpr, STREAM: tl.constexpr):
+def store_row(ptr, cols, values, N: tl.constexpr):
     """Rounds to ptr's dtype."""
-    values = values.to(ptr.dtype.element_ty)
-    if STREAM:
-        tl.store(ptr + cols, values, mask=cols < N, eviction_policy="evict_first")
-    else:
-        tl.store(ptr + cols, values, mask=cols < N)
+    tl.store(ptr + cols, values.to(ptr.dtype.element_ty), mask=cols < N)
 
 
 def needs_rows(tensor: torch.Tensor, name: str, rows: int, columns: int) -> None:

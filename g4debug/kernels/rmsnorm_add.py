@@ -27,12 +27,12 @@ from g4debug.kernels._rows import (
 
 @triton.jit
 def _row(
-    x_ptr, r_ptr, out_ptr, w, scale, eps, cols, N: tl.constexpr, STREAM: tl.constexpr
+    x_ptr, r_ptr, out_ptr, w, scale, eps, cols, N: tl.constexpr
 ):  # fmt: skip
-    x = load_row(x_ptr, cols, N, STREAM)
-    r = load_row(r_ptr, cols, N, STREAM)
+    x = load_row(x_ptr, cols, N)
+    r = load_row(r_ptr, cols, N)
     rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps)
-    store_row(out_ptr, cols, (x * rstd * w + r) * scale, N, STREAM)
+    store_row(out_ptr, cols, (x * rstd * w + r) * scale, N)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -50,7 +50,6 @@ def _rmsnorm_add_kernel(
     HAS_SCALAR: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    STREAM: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -58,7 +57,7 @@ def _rmsnorm_add_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     cols = tl.arange(0, BLOCK)
-    w = load_row(w_ptr, cols, N, False)
+    w = load_row(w_ptr, cols, N)
     scale = 1.0
     if HAS_SCALAR:
         scale = tl.load(scalar_ptr).to(tl.float32)
@@ -69,12 +68,12 @@ def _rmsnorm_add_kernel(
             at = row + step * programs
             _row(
                 x_ptr + at * stride_x, r_ptr + at * stride_r, out_ptr + at * N,
-                w, scale, eps, cols, N, STREAM,
+                w, scale, eps, cols, N,
             )  # fmt: skip
     else:
         _row(
             x_ptr + row * stride_x, r_ptr + row * stride_r, out_ptr + row * N,
-            w, scale, eps, cols, N, STREAM,
+            w, scale, eps, cols, N,
         )  # fmt: skip
 
 
@@ -119,7 +118,6 @@ def rmsnorm_add(
         HAS_SCALAR=scalar is not None,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        STREAM=how.stream,
         BLOCK=triton.next_power_of_2(columns),
         **options(how, x.device),
     )

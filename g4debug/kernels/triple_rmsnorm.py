@@ -43,17 +43,17 @@ class Normed(NamedTuple):
 @triton.jit
 def _row(
     x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-    row, stride_x, stride_r, eps_x, eps, cols, N: tl.constexpr, STREAM: tl.constexpr,
+    row, stride_x, stride_r, eps_x, eps, cols, N: tl.constexpr,
 ):  # fmt: skip
-    x = load_row(x_ptr + row * stride_x, cols, N, STREAM)
-    r = load_row(r_ptr + row * stride_r, cols, N, STREAM)
+    x = load_row(x_ptr + row * stride_x, cols, N)
+    r = load_row(r_ptr + row * stride_r, cols, N)
     rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps_x)
     kept = (x * rstd * wx + r).to(res_ptr.dtype.element_ty).to(tl.float32)
-    store_row(res_ptr + row * N, cols, kept, N, STREAM)
+    store_row(res_ptr + row * N, cols, kept, N)
     n = kept * tl.rsqrt(tl.sum(kept * kept, axis=0) / N + eps)
-    store_row(dense_ptr + row * N, cols, n * wd, N, STREAM)
-    store_row(router_ptr + row * N, cols, n * wr, N, STREAM)
-    store_row(experts_ptr + row * N, cols, n * we, N, STREAM)
+    store_row(dense_ptr + row * N, cols, n * wd, N)
+    store_row(router_ptr + row * N, cols, n * wr, N)
+    store_row(experts_ptr + row * N, cols, n * we, N)
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -76,7 +76,6 @@ def _triple_rmsnorm_kernel(
     N: tl.constexpr,
     LOOP: tl.constexpr,
     STAGES: tl.constexpr,
-    STREAM: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -84,29 +83,29 @@ def _triple_rmsnorm_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     cols = tl.arange(0, BLOCK)
-    wx = load_row(wx_ptr, cols, N, False)
-    wd = load_row(wd_ptr, cols, N, False)
-    wr = load_row(wr_ptr, cols, N, False)
-    we = load_row(we_ptr, cols, N, False)
+    wx = load_row(wx_ptr, cols, N)
+    wd = load_row(wd_ptr, cols, N)
+    wr = load_row(wr_ptr, cols, N)
+    we = load_row(we_ptr, cols, N)
     row = tl.program_id(0).to(tl.int64)
     if LOOP:
         programs = tl.num_programs(0)
         for step in tl.range(0, tl.cdiv(rows - tl.program_id(0), programs), num_stages=STAGES):
             _row(
                 x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-                row + step * programs, stride_x, stride_r, eps_x, eps, cols, N, STREAM,
+                row + step * programs, stride_x, stride_r, eps_x, eps, cols, N,
             )  # fmt: skip
     else:
         _row(
             x_ptr, r_ptr, res_ptr, dense_ptr, router_ptr, experts_ptr, wx, wd, wr, we,
-            row, stride_x, stride_r, eps_x, eps, cols, N, STREAM,
+            row, stride_x, stride_r, eps_x, eps, cols, N,
         )  # fmt: skip
 
 
 def cut(rows: int, columns: int) -> Cut:
     """The fastest on a H200; ``benchmarks/triple_rmsnorm.py --tune`` tries the others."""
     if columns > 2048:
-        return Cut(4, pdl=True)
+        return Cut(2 if columns <= 2560 and rows > 1024 else 4, pdl=True)
     return Cut(8 if rows <= 1024 else 2, pdl=True)
 
 
@@ -149,7 +148,6 @@ def triple_rmsnorm(
         N=columns,
         LOOP=how.per_sm > 0,
         STAGES=how.stages,
-        STREAM=how.stream,
         BLOCK=triton.next_power_of_2(columns),
         **options(how, x.device),
     )

@@ -28,7 +28,6 @@ CUTS = [
     Cut(4, per_sm=4, stages=2),
     Cut(8, per_sm=2, stages=3),
     Cut(4, pdl=True),
-    Cut(8, pdl=True, stream=True),
 ]
 MODEL_WIDTHS = (64, 1536, 2560, 2816)
 

@@ -21,7 +21,7 @@ pytestmark = [
     ),
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter"),
 ]
-CUTS = [None, Cut(4), Cut(4, per_sm=1, stages=2), Cut(4, stream=True)]
+CUTS = [None, Cut(4), Cut(4, per_sm=1, stages=2), Cut(4, pdl=True)]
 
 
 def test_the_interpreter_really_runs_the_kernels():
