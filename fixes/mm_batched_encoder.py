@@ -91,6 +91,13 @@ def budget(device: torch.device) -> int:
 
 def refusal(model: Any) -> str:
     """Why SGLang goes image by image, '' if it need not."""
+    from sglang.srt.server_args import get_global_server_args
+
+    args = get_global_server_args()
+    if args.enable_deterministic_inference:
+        return "--enable-deterministic-inference: sums may be ordered by batch size"
+    if args.rl_on_policy_target:
+        return "--rl-on-policy-target asks for exactly SGLang's own numbers"
     layers = model.vision_tower.encoder.layers
     backend = type(layers[0].self_attn.qkv_backend).__name__
     # Asserts a batch of one.
@@ -126,5 +133,5 @@ FIX = Fix(
     apply=apply,
     default=False,  # until its speed and exactness are measured on a GPU
     eligible="for two or more images or frames of a request; not where the vision tower's "
-    "attention is sdpa",
+    "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",
 )

@@ -256,6 +256,22 @@ def test_sdpa_takes_one_image_at_a_time(model, calls, monkeypatch):
     assert "sdpa" in mm_batched_encoder.refusal(model)
 
 
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("enable_deterministic_inference", True), ("rl_on_policy_target", "fsdp")],
+)
+def test_servers_whose_numbers_must_not_depend_on_the_batch(
+    model, calls, monkeypatch, caplog, argument, value
+):
+    from sglang.srt.server_args import get_global_server_args
+
+    items = [image(4, 4, seed) for seed in range(3)]
+    monkeypatch.setattr(get_global_server_args(), argument, value)
+    assert torch.equal(batched(model, "image", items), alone(model, "image", items))
+    assert calls.tower == [1] * 6
+    assert f"not used: --{argument.replace('_', '-')}" in caplog.text
+
+
 def test_the_budget_is_a_share_of_the_device(sglang, monkeypatch):
     monkeypatch.setattr(_mm_batches, "device_memory", lambda device: 1000)
     assert mm_batched_encoder.budget(torch.device("cpu")) == 50
