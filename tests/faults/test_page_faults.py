@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_backend import PAGE, Rig
+from real_backend import PAGE, Rig, capture_graph, replay_graph
 
 TABLES = {"full": "page_table", "swa": "swa_page_table"}
 TOKENS = (50, 100, 61)
@@ -89,20 +89,21 @@ def test_where_there_is_no_such_page_the_fault_waits(spoilt, fault, requests, ca
 
 def test_padding_rows_are_left_alone(arm):
     """A CUDA graph's padding rows: SGLang resets their length, not their slot."""
-    from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
     arm(G4DEBUG_FAULTS="page-zero=on@mode=replay")
     rig = Rig()
     requests = [rig.admit(f"r{n}", n) for n in TOKENS]
     backend = rig.backend()
     batch = rig.batch("decode", requests, backend)
     backend.init_cuda_graph_state(4, 4)
-    rows, arguments = batch.req_pool_indices, (None, ForwardMode.DECODE, None)
-    lengths = torch.tensor([50, 1, 1])
-    backend.init_forward_metadata_capture_cuda_graph(3, 3, rows, lengths, *arguments)
+    batch.seq_lens = batch.seq_lens_cpu = torch.tensor([50, 1, 1])
+    capture_graph(backend, batch)
+    hit = 0
     for _ in range(8):
-        backend.init_forward_metadata_replay_cuda_graph(3, rows, lengths, 52, *arguments, lengths)
+        replay_graph(backend, batch)
+        metadata = backend.forward_metadata
+        hit += sum(int((getattr(metadata, n)[0, :4] == 0).any()) for n in TABLES.values())
         for pool, name in TABLES.items():
             for row in (1, 2):
-                page = int(getattr(backend.forward_metadata, name)[row, 0])
+                page = int(getattr(metadata, name)[row, 0])
                 assert page == rig.page(f"r{TOKENS[row]}", 0, pool)
+    assert hit >= 8  # the live row is not
