@@ -20,8 +20,9 @@ help: ## This list
 demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU needed
 	@"$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
 
+# A file's tests share their engines, so a file stays with one worker; each takes some 3 GB.
 test: env ## Run the tests (ARGS="-k name" goes to pytest)
-	@"$(RUN)" -m pytest $(ARGS)
+	@"$(RUN)" -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 versions: env ## Check every fix and hook site on each SGLang release that is supported
 	@"$(RUN)" -m pytest tests/versions --versions $(ARGS)

@@ -102,20 +102,23 @@ def _apply(
         if forced:
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
         return FixState(fix, "not-needed", text)
+    off = FixState(fix, "off", f"shipped off; {own}=1 turns it on")
     if forced:
         why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")
-    elif not fix.default:
-        return FixState(fix, "off", f"shipped off; {own}=1 turns it on")
-    elif fix.id in recreated:
+    elif fix.id in recreated and fix.default:
         why = f"fault {recreated[fix.id]} puts the bug back"
     else:
         try:
             broken = fix.still_broken()
         except Exception as e:  # an unknown SGLang: what a probe stumbles over is its business
+            if not fix.default:
+                return off
             return FixState(fix, "target-missing", f"{type(e).__name__}: {e}")
         if not broken:
             lacks = "has such a path itself" if fix.eligible else "does not have this bug"
             return FixState(fix, "not-needed", f"the installed SGLang {lacks}")
+        if not fix.default:
+            return off
         why = f"runs {fix.eligible}" if fix.eligible else "the installed SGLang has this bug"
     try:
         fix.apply(hooks)

@@ -131,7 +131,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # until its speed and exactness are measured on a GPU
     eligible="for two or more images or frames of a request; not where the vision tower's "
     "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",
 )

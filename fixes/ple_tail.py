@@ -85,7 +85,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # until its speed and exactness are measured on a GPU
     eligible=(
         "in dense layers with a per-layer embedding on CUDA; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

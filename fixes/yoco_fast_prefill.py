@@ -228,7 +228,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.13",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # until its speed and exactness are measured on a GPU
     switch="SGLANG_GEMMA4_YOCO",
     eligible="where a model has KV-shared layers (E2B, E4B): prefill on triton or trtllm_mha, one "
     "pipeline stage, outside of piecewise CUDA graphs",

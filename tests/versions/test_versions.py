@@ -26,19 +26,19 @@ STATES = {
     "force-eagle":        (OFF, OFF, N, N, N),  # a way out of v1's promotion; v2 from 0.5.14 on
     "fused-router":       (OFF, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
-    "idle-draft-input":   (A, N, N, N, N),  # 0.5.13 has it
+    "idle-draft-input":   (A, A, N, N, N),  # 0.5.13 has it, but not under DP attention
     "locked-prefix":      (A, A, A, N, N),
-    "mm-batched-encoder": (OFF, OFF, N, N, N),  # from 0.5.14 on the tower is another
+    "mm-batched-encoder": (A, A, N, N, N),  # from 0.5.14 on the tower is another
     "mm-piecewise-graph": (OFF, OFF, N, N, N),
     "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
     "residual-aliasing":  (A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
-    "ple-tail":           (OFF, OFF, OFF, OFF, N),  # not written for 0.5.23, whose layer is another
+    "ple-tail":           (A, A, A, A, N),  # not written for 0.5.23, whose layer is another
     "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
     "triple-rmsnorm":     (OFF, OFF, OFF, OFF, N),
-    "yoco-fast-prefill":  (OFF, N, N, N, N),  # written for 0.5.12 only
+    "yoco-fast-prefill":  (A, N, N, N, N),  # written for 0.5.12 only
 }  # fmt: skip
 
 
