@@ -14,16 +14,13 @@ device; beside it, what a copy of just so many bytes takes in the same harness (
 from __future__ import annotations
 
 import argparse
-import csv
-import json
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _results
 import torch
 
 Variant = Callable[[int], Any]
@@ -162,22 +159,10 @@ def rows_for(
     return made
 
 
-def write(path: Path, rows: Sequence[Mapping[str, Any]], **facts: Any) -> None:
-    """The CSV: one comment line of JSON (GPU, versions, command), then the rows."""
-    from g4debug.describe import versions
-
-    head = {
-        **versions(),
-        "device": torch.cuda.get_device_name(),
-        "command": shlex.join(["python", *sys.argv]),
-        **facts,
-    }
-    with path.open("w", newline="") as f:
-        f.write(f"# {json.dumps(head)}\n")
-        writer = csv.DictWriter(f, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {path.name}")
+def write(stem: str, rows: Sequence[Mapping[str, Any]], out: Path | None, bandwidth: float) -> None:
+    """The CSV; ``bandwidth``: of the copy, bytes per microsecond."""
+    copied = round(bandwidth / 1000, 1)
+    _results.write(stem, rows, torch.cuda.get_device_name(), out, copy_GB_per_s=copied)
 
 
 def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ layers' head_dim is 256, which sm90's decode kernel takes (theirs is 512).
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
 import tempfile
@@ -19,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _servers import HERE, Server, ServerDied, Variant
+import _results
+from _servers import Server, ServerDied, Variant
 
 BATCHES = (1, 8, 64)
 TOKENS = 200
@@ -145,17 +145,10 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         raise SystemExit("this measures a server's decode and needs a CUDA device")
-    from g4debug.describe import versions
-
     with tempfile.TemporaryDirectory(prefix="g4debug-decode-") as folder:
         rows, device, said = measure(args.model, args.rounds, args.engine, Path(folder))
-    out = args.out or HERE / f"decode_paths_{args.model.lower().replace('-', '_')}_h200.csv"
-    facts = {**versions(), "device": device, "paths": paths(), "engine": args.engine}
-    with out.open("w", newline="") as f:
-        f.write(f"# {json.dumps(facts)}\n")
-        writer = csv.DictWriter(f, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    stem = f"decode_paths_{args.model}"
+    _results.write(stem, rows, device, args.out, paths=paths(), engine=args.engine)
     for line in said:
         print(line[-120:])
     summarise(rows)

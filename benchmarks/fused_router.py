@@ -132,8 +132,7 @@ def main() -> None:
         found += _kernels.rows_for(at, timed, moved, bandwidth)
     if args.tune:
         return
-    out = args.out or Path(__file__).with_name("fused_router_h200.csv")
-    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    _kernels.write("fused_router", found, args.out, bandwidth)
     _kernels.table(found, ["rows"])
 
 

@@ -14,18 +14,17 @@ takes on top of what was allocated before.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import _results
+
 IMAGES, PROMPT = 6, 1670
 SIDE, PATCHES = 48, 2520  # a square picture is 48 x 48 of at most 2520 patches, the rest is padding
 TOWERS = {
@@ -285,18 +284,11 @@ def main() -> None:
         from g4debug import cpu
 
         cpu.prepare()
-    from g4debug.describe import versions
-
     with tempfile.TemporaryDirectory(prefix="g4debug-mm-") as folder:
         rows, device = measure(
             args.tower, args.device, args.rounds, Path(folder), args.mm_attention_backend
         )
-    about = {**versions(), "device": device, "command": " ".join(["python", *sys.argv])}
-    with (args.out or HERE / f"mm_encoder_{args.tower}.csv").open("w", newline="") as f:
-        f.write(f"# {json.dumps(about)}\n")
-        writer = csv.DictWriter(f, fieldnames=[*dict.fromkeys(k for r in rows for k in r)])
-        writer.writeheader()
-        writer.writerows(rows)
+    _results.write(f"mm_encoder_{args.tower}", rows, device, args.out)
     summarise(rows)
 
 

@@ -13,7 +13,6 @@ kernels: the pointwise work alone, GEMM results given. tail: all of it with both
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import _kernels
@@ -259,9 +258,8 @@ def main() -> None:
             del t, work, variants
     if args.tune:
         return
-    names = {"kernels": "ple_tail_h200.csv", "tail": "ple_tail_gemms_h200.csv"}
-    out = args.out or Path(__file__).with_name(names[args.part])
-    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    names = {"kernels": "ple_tail", "tail": "ple_tail_gemms"}
+    _kernels.write(names[args.part], found, args.out, bandwidth)
     _kernels.table(found, ["width", "rows", "stage"])
 
 

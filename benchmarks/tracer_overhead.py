@@ -16,8 +16,6 @@ eager: CUDA graphs off, as the other two need it: off, seed PR #3's check, compu
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import shutil
 import statistics
 import tempfile
@@ -25,7 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _servers import HERE, Server, ServerDied, Variant
+import _results
+from _servers import Server, ServerDied, Variant
 
 # Fixes that this SGLang needs are on in every variant: what is compared is debugging. Without
 # them 0.5.12.post1 dies here, of seed PR #22's crash (requests of equal length end together).
@@ -130,17 +129,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out = args.out or HERE / f"tracer_overhead_{args.group}.csv"
     batches = BATCHES[args.group] if args.device == "cuda" else (1, 2)
-    from g4debug.describe import versions
-
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
         rows, device = measure(args.group, args.device, args.rounds, batches, Path(folder))
-    with out.open("w", newline="") as f:
-        f.write(f"# {json.dumps({**versions(), 'device': device})}\n")
-        writer = csv.DictWriter(f, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    _results.write(f"tracer_overhead_{args.group}", rows, device, args.out)
     summarise(rows)
 
 

@@ -9,7 +9,6 @@ the router's scale as that norm's weight.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import _kernels
@@ -143,8 +142,7 @@ def main() -> None:
             del t, variants
     if args.tune:
         return
-    out = args.out or Path(__file__).with_name("triple_rmsnorm_h200.csv")
-    _kernels.write(out, found, copy_GB_per_s=round(bandwidth / 1000, 1))
+    _kernels.write("triple_rmsnorm", found, args.out, bandwidth)
     _kernels.table(found, ["width", "rows"])
 
 

@@ -20,17 +20,16 @@ spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from _servers import HERE, Server, ServerDied, Variant
+import _results
+from _servers import Server, ServerDied, Variant
 
 OFF, ON = {"SGLANG_GEMMA4_YOCO": "0"}, {"SGLANG_GEMMA4_YOCO": "1"}
 EAGER = {"disable_piecewise_cuda_graph": True}
@@ -196,21 +195,13 @@ def main() -> None:
     parser.add_argument("--input", type=int, default=7000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    what = "yoco_sweep" if args.sweep else "yoco"
-    out = args.out or HERE / f"{what}_{args.model}.csv"
-    from g4debug.describe import versions
-
     with tempfile.TemporaryDirectory(prefix="g4debug-yoco-") as folder:
         rows, device = measure(
             args.model, args.device, args.sweep, args.rounds, args.requests, args.input,
             Path(folder),
         )  # fmt: skip
-    about = {**versions(), "device": device, "command": " ".join(["python", *sys.argv])}
-    with out.open("w", newline="") as f:
-        f.write(f"# {json.dumps(about)}\n")
-        writer = csv.DictWriter(f, fieldnames=[*dict.fromkeys(k for r in rows for k in r)])
-        writer.writeheader()
-        writer.writerows(rows)
+    what = "yoco_sweep" if args.sweep else "yoco"
+    _results.write(f"{what}_{args.model}", rows, device, args.out)
     summarise(rows)
 
 

@@ -82,7 +82,7 @@ FIX = Fix(
     title="the tail of E2B's and E4B's layers in three launches around two GEMMs",
     seed="PR #16",
     upstream="none",
-    needs=">=0.5.12,<0.5.16",
+    needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
     eligible=(

@@ -33,7 +33,7 @@ STATES = {
     "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
     "residual-aliasing":  (A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
-    "ple-tail":           (A, A, A, A, N),  # not written for 0.5.23, whose layer is another
+    "ple-tail":           (A, A, N, N, N),  # later layers were not run with it
     "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966

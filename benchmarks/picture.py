@@ -1,0 +1,118 @@
+"""docs/paths.svg, the speed-ups of the performance paths, from the CSVs beside this script.
+
+    python benchmarks/picture.py
+
+What was measured in whole requests and by output token is above, kernels alone are below.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+import _results
+
+from g4debug.reporters.pools_svg import STYLE
+
+OUT = _results.HERE.parent / "docs" / "paths.svg"
+WIDTH, LEFT, RIGHT, LINE = 900, 400, 70, 26
+Bar = tuple[str, float]
+
+
+def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str) -> Iterator[float]:
+    """Median over the rounds of slow / fast, where both are in the same round of ``path``."""
+    file = _results.HERE / path
+    if not file.is_file():
+        return
+    rounds: dict[str, dict[str, float]] = {}
+    for row in _results.read(file)[1]:
+        if all(row[name] == value for name, value in where.items()):
+            rounds.setdefault(row["round"], {})[row[key]] = float(row[figure])
+    yield statistics.median(r[slow] / r[fast] for r in rounds.values())
+
+
+def kernel(path: str, variant: str, **where: str) -> Iterator[float]:
+    """How much faster ours is than ``variant``."""
+    file = _results.HERE / path
+    if not file.is_file():
+        return
+    for row in _results.read(file)[1]:
+        if row["variant"] == variant and all(row[n] == value for n, value in where.items()):
+            yield float(row["ours_is_faster_by"])
+
+
+def requests() -> Iterator[Bar]:
+    for model in ("E2B", "E4B"):
+        for x in paired(f"yoco_{model}_h200.csv", "variant", "seconds", "off", "on"):
+            yield f"yoco-fast-prefill, {model}, 30 x (7000 in, 10 out)", x
+    for tower in ("E2B", "26B-A4B"):
+        for note in ("", "_triton_attn"):
+            path = f"mm_encoder_{tower}{note}_h200.csv"
+            for x in paired(path, "way", "end_to_end_s", "alone", "together"):
+                how = " (triton)" if note else ""
+                yield f"mm-batched-encoder, {tower}, 6 images{how}", x
+    for model in ("E4B", "26B-A4B"):
+        for batch in ("1", "8", "64"):
+            path, figure = f"decode_paths_{model}_h200.csv", "ms_per_token"
+            for x in paired(path, "paths", figure, "off", "on", batch=batch):
+                yield f"output token, {model}, batch {batch}, all paths", x
+
+
+def kernels() -> Iterator[Bar]:
+    for rows in ("1", "64", "4096"):
+        for x in kernel("fused_router_h200.csv", "torch", rows=rows):
+            yield f"fused-router, {rows} rows", x
+    for rows in ("1", "64", "4096"):
+        for x in kernel("ple_tail_h200.csv", "sglang", rows=rows, width="E4B", stage="all"):
+            yield f"ple-tail, E4B, {rows} rows", x
+    for rows in ("1", "64", "4096"):
+        for x in kernel("triple_rmsnorm_h200.csv", "sglang", rows=rows, width="26B-A4B"):
+            yield f"triple-rmsnorm, 26B-A4B, {rows} rows", x
+
+
+def text(x: float, y: float, words: str, css: str, anchor: str = "start") -> str:
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" class="{css}" text-anchor="{anchor}">{escape(words)}</text>'
+    )
+
+
+def panel(title: str, bars: list[Bar], y: float) -> tuple[list[str], float]:
+    """Bars from 1, which is no change, on a scale of their own; and where the next panel begins."""
+    top = max(1.0, *(x for _, x in bars))
+    unit = (WIDTH - LEFT - RIGHT) / (top - 1)
+    parts = [text(20, y, title, "title")]
+    for number, (label, x) in enumerate(bars):
+        at = y + 16 + number * LINE
+        width = max(1.0, (x - 1) * unit)
+        parts += [
+            text(LEFT - 12, at + 13, label, "", "end"),
+            f'<rect x="{LEFT}" y="{at}" width="{width:.0f}" height="{LINE - 8}" class="bar"/>',
+            text(LEFT + width + 8, at + 13, f"{x:.2f} x", "t-best"),
+        ]
+    return parts, y + 16 + len(bars) * LINE + 30
+
+
+def main() -> None:
+    body, y = panel("Whole requests and output tokens: path off / path on", [*requests()], 34)
+    more, y = panel("Kernels alone: SGLang 0.5.12.post1's own / ours", [*kernels()], y + 6)
+    device = _results.read(_results.HERE / "fused_router_h200.csv")[0]["device"]
+    note = (
+        f"{device}, seeded weights, medians of interleaved rounds; a bar begins at 1 x: no change"
+    )
+    height = round(y + 6)
+    bar = ".bar { fill: var(--best); opacity: 0.75; }"
+    OUT.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" role="img"><title>Speed-up of each performance path</title>'
+        f"<style>{STYLE} {bar}</style>\n"
+        f'<rect width="{WIDTH}" height="{height}" fill="var(--paper)"/>\n'
+        + "\n".join([*body, *more, text(20, y - 8, note, "soft")])
+        + "\n</svg>\n"
+    )
+    print(f"wrote {Path(OUT).name}")
+
+
+if __name__ == "__main__":
+    main()
