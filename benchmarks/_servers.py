@@ -104,7 +104,9 @@ class Server:
     """A variant's process, in a group of its own. ``ask`` blocks until it answered."""
 
     def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
-        self.name = name
+        # A benchmark that is told to end (timeout) must not leave servers on the GPU.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
+        self.name, self.up = name, False
         environment = {**os.environ, **variant.environment}
         if device == "cpu":
             from g4debug import cpu
@@ -137,10 +139,14 @@ class Server:
         while line and not line.startswith("{"):  # what a wrapper prints
             line = self.process.stdout.readline()
         if not line:
-            tail = Path(self.log.name).read_text(errors="replace")[-3000:]
-            raise ServerDied(f"the {self.name} server died:\n{tail}")
+            raise ServerDied(f"the {self.name} server died:\n{self.tail()}")
+        self.up = True
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def tail(self) -> str:
+        """The end of its log."""
+        return Path(self.log.name).read_text(errors="replace")[-3000:]
 
     def put(self, question: Any) -> dict[str, Any]:
         """The script's answer to one line of JSON."""
@@ -158,6 +164,8 @@ class Server:
         return (whole["seconds"] - first) / (tokens - 1) * 1000, whole["accept_length"]
 
     def stop(self) -> None:
+        if not self.up and self.process.poll() is None:
+            print(f"the {self.name} server is not up yet:\n{self.tail()}", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
