@@ -138,7 +138,6 @@ def test_a_real_scheduler_is_killed_as_soon_as_it_writes(tmp_path):
     environ = {"G4DEBUG_TRACE": "page-table,flight-recorder", "G4DEBUG_MODE": "contain"}
     with engine(tmp_path, G4DEBUG_FAULTS=faults, **environ) as run:
         run.wait_for("stand-ins for CUDA kernels in force", count=2)
-        time.sleep(2)  # it takes its title right after
         scheduler = run.scheduler()
         deadline = time.monotonic() + LIMIT
         while not os.listdir(folder):

