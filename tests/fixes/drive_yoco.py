@@ -1,6 +1,7 @@
 """Driven by test_yoco_engine.py, in a process of its own: mixed prefills on the CPU engine.
 
-Chunked prefill, prefix hits, one-token prompts, prompt logprobs beside none, MTP on.
+Chunked prefill, prefix hits, one-token prompts, prompt logprobs beside none. Arguments: mtp,
+overlap, and split for prefill on triton, which Triton interprets, so with shorter answers.
 """
 
 import json
@@ -8,6 +9,12 @@ import random
 import sys
 
 OUTPUT = 12
+SPLIT = {
+    "attention_backend": None,
+    "prefill_attention_backend": "triton",
+    "decode_attention_backend": "trtllm_mha",
+    "speculative_attention_mode": "decode",  # verify not on triton
+}
 
 
 def main():
@@ -33,9 +40,11 @@ def main():
             chunked_prefill_size=128,
             disable_overlap_schedule="overlap" not in sys.argv,
             log_level="info",
+            **(SPLIT if "split" in sys.argv else {}),
         )
     )
-    sampling = {"temperature": 0, "max_new_tokens": OUTPUT, "ignore_eos": True}
+    output = OUTPUT // 3 if "split" in sys.argv else OUTPUT
+    sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
     for name, (prompts, starts) in rounds.items():
         more = {} if starts is None else {"return_logprob": True, "logprob_start_len": starts}
         outputs = engine.generate(input_ids=prompts, sampling_params=sampling, **more)

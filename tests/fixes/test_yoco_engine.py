@@ -19,7 +19,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [["mtp"], ["overlap"]], ids=["mtp", "overlap, no MTP"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["mtp"], ["mtp", "split"], ["overlap"]],
+    ids=["mtp", "mtp, prefill on triton", "overlap, no MTP"],
+)
 def test_the_same_answers_and_no_tracer_fires(tmp_path, arguments):
     def run(name, **environ):
         return drive(tmp_path / name, str(DRIVER), *arguments, **environ)
