@@ -171,8 +171,8 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
         if batch.forward_mode.is_decode() and (backend.sliding_window_size or 0) > 0:
-            # SGLang's triton decode sees one key less of a window than
-            # its prefill, whose answer we owe: itself and sliding_window_size before it.
+            # SGLang's triton decode sees one key less of a window than its prefill, whose answer
+            # we owe: itself and sliding_window_size before it (TRIAGE 17).
             backend.sliding_window_size += 1
         backend.init_forward_metadata(batch)
         return backend.forward_metadata

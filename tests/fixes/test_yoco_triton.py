@@ -9,6 +9,7 @@ from real_model import Model
 from test_yoco_fast_prefill import FIRST, cut_rows, plain, rows, same, tokens
 
 from g4debug import targets
+from g4debug.cpu.geometry import TINY
 
 __all__ = ["rows"]  # a fixture
 pytestmark = pytest.mark.skipif(
@@ -152,3 +153,15 @@ def test_with_prompt_logprobs_the_rows_stay_a_prefill(model, rows, monkeypatch):
     got = model.forward(model.forward_batch(batch))
     assert called == ["forward_extend"] * len(model.text.layers)
     same(got, plain(model, batch), [0, 1])
+
+
+def test_the_decode_step_sees_the_whole_window_and_sglangs_own_one_key_less(model, rows):
+    """TRIAGE 17: SGLang's sliding_window_size is the window less one."""
+    forward_batch = model.prepare(model.forward_batch(model.batch([model.request(tokens(150))])))
+    _, step = _yoco_cut.cut_batch(forward_batch, [1])
+    _yoco_cut.as_decode(step, model.backend)
+    metadata = _yoco_cut.cut_metadata(model.backend, step)
+    assert int(metadata.window_kv_indptr[1]) == TINY.window
+    assert model.backend.sliding_window_size == TINY.window - 1
+    model.backend.init_forward_metadata(step)
+    assert int(model.backend.forward_metadata.window_kv_indptr[1]) == TINY.window - 1
