@@ -10,8 +10,9 @@ It stops at start, with the reason, for geometries where it is not known to be r
 * per-layer inputs (``hidden_size_per_layer_input > 0``: E2B, E4B). ``gemma4_mm.py:561`` makes them
   outside of the graph, anew for each prefill, and the graph's static buffers
   (``piecewise_cuda_graph_runner.py:276``) have no place for them, so a replay reads what lies
-  where they were at capture. This was read, not run; the fork reported 0 of 20 outputs equal for
-  one configuration that it did not name. ``repro/mm_piecewise_parity.py`` measures it.
+  where they were at capture (read). Run on a H200, ``repro/mm_piecewise_parity.py``: enforced, it
+  captures and then dies of an illegal memory access. The fork reported 0 of 20 outputs equal for
+  one configuration that it did not name.
 """
 
 from __future__ import annotations
