@@ -48,21 +48,24 @@ def _batched(
 
     why = refusal(model)
     if why:
-        _say(f"not used: {why}")
+        _say("not used", why)
         return call_next(model, items)
     pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
     if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
         return call_next(model, items)  # nothing to put together, or SGLang's error to raise
     try:
-        return embeddings(model, pieces)
+        return embeddings(model, pieces, "frames" if video else "images")
     except torch.OutOfMemoryError:
-        _say("out of device memory, so image by image; lower G4DEBUG_MM_ENCODER_PERCENT or "
-             "--mem-fraction-static")  # fmt: skip
+        _say("out of device memory", "image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT "
+             "or --mem-fraction-static", logging.WARNING)  # fmt: skip
     return call_next(model, items)
 
 
-def embeddings(model: Any, pieces: list[Any]) -> torch.Tensor:
-    """[tokens, hidden] of all pieces, in order: tower calls by the budget, one embedder call."""
+def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
+    """[tokens, hidden] of all pieces, in order: tower calls by the budget, one embedder call.
+
+    what: "images" or "frames", for the log.
+    """
     import torch
     from g4debug.fixes._mm_batches import Entry, bytes_of_patches, encode, passes
 
@@ -72,6 +75,8 @@ def embeddings(model: Any, pieces: list[Any]) -> torch.Tensor:
     batches = passes(entries, cost, budget(model.vision_tower.device))
     tokens = encode(model.vision_tower, entries, batches, dtype)
     embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)
+    count = f"{len(batches)} pass" + ("" if len(batches) == 1 else "es")
+    _say("on", f"{len(entries)} {what} in {count} of the vision tower (first request)")
     if len(entries) == len(pieces):
         return embedded  # type: ignore[no-any-return]
     own = iter(torch.split(embedded, [len(t) for t in tokens]))
@@ -104,10 +109,11 @@ def refusal(model: Any) -> str:
     return "the vision tower's attention is sdpa" if backend == "VisionSdpaAttention" else ""
 
 
-def _say(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning("g4debug: %s: %s", ID, text)
+def _say(state: str, text: str, level: int = logging.INFO) -> None:
+    """Each state once."""
+    if state not in _said:
+        _said.add(state)
+        logger.log(level, "g4debug: %s: %s: %s", ID, state, text)
 
 
 def still_broken() -> bool:

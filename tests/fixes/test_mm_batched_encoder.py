@@ -5,6 +5,7 @@ The tower's attention is SGLang's Triton kernel, in Triton's interpreter.
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -58,7 +59,7 @@ def model(_sglang_imported, tmp_path_factory):
 
 
 @pytest.fixture
-def calls(model, arm, monkeypatch):
+def calls(model, arm, monkeypatch, caplog):
     """Armed; the batch sizes of the tower's calls, and the tokens of the embedder's."""
     seen = SimpleNamespace(tower=[], embedder=[])
 
@@ -74,6 +75,7 @@ def calls(model, arm, monkeypatch):
     spy(model.vision_tower, seen.tower, lambda pixels, positions: len(pixels))
     spy(model.embed_vision, seen.embedder, lambda inputs_embeds: inputs_embeds.shape[1])
     monkeypatch.setattr(mm_batched_encoder, "_said", set())
+    caplog.set_level(logging.INFO, "g4debug")
     arm(G4DEBUG_FIX_MM_BATCHED_ENCODER="1")
     return seen
 
@@ -138,6 +140,17 @@ def test_mixed_resolutions_keep_their_order(model, calls):
     assert sorted(calls.tower) == [1, 2, 3]
     assert len(calls.embedder) == 1
     same(got, alone(model, "image", items))
+
+
+def test_it_says_once_that_it_is_on(model, calls, caplog):
+    batched(model, "image", [image(4, 4, 1)])  # alone: SGLang's way
+    assert not mm_batched_encoder._said
+    for count in (3, 2):
+        batched(model, "image", [image(4, 4, seed) for seed in range(count)] + [image(6, 4, 9)])
+    batched(model, "video", [item("video", *grid(4, 4, 1, frames=3))])
+    (said,) = [r for r in caplog.records if mm_batched_encoder.ID in r.getMessage()]
+    assert said.levelno == logging.INFO
+    assert "on: 4 images in 2 passes of the vision tower" in said.getMessage()
 
 
 def test_padding_patches_give_no_tokens(model, calls):
@@ -243,6 +256,7 @@ def test_out_of_memory_goes_image_by_image(model, calls, monkeypatch, caplog):
     for _ in range(2):
         assert torch.equal(batched(model, "image", items), wanted)
     assert caplog.text.count("G4DEBUG_MM_ENCODER_PERCENT") == 1
+    assert ": on: " not in caplog.text
 
 
 def test_sdpa_takes_one_image_at_a_time(model, calls, monkeypatch):
