@@ -253,7 +253,8 @@ class HandOuts:
         if step is not None and not len(step.new):  # its pages are there already
             return
         pool = self.ledger.pools["full"]
-        page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
+        # Not the pages that rows go on in: one that was freed must not look held.
+        page_shadow.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
 
         def written(mapped: Pages) -> None:
             """What SGLang wrote into its mapping, and what it was given to write."""

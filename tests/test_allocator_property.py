@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 
 from g4debug import plugin
+from g4debug.kernels.page_shadow import FREE
 from g4debug.trap import TrapError
 
 pytestmark = [
@@ -89,6 +90,11 @@ class Machine(RuleBasedStateMachine):
             assert set(ledger.pools["swa"].held.nonzero()[0].tolist()) == swa
             partner = ledger.pools["full"].partner
             assert all(partner[page] in (s, -1) for page, s in model.held.items())
+        words = ledger.shadow.tolist()
+        assert words.pop() == 1  # sound
+        wrong = {page: words[page] for page, s in model.held.items() if words[page] not in (s, 0)}
+        assert not wrong
+        assert {p for p, word in enumerate(words) if word != FREE} == set(model.held)
 
     def teardown(self):
         done["operations"] += self.model.operations

@@ -90,6 +90,22 @@ def test_only_the_first_token_of_a_page_is_news(armed):
     agree(rig, ledger)
 
 
+def test_a_request_that_goes_on_in_a_free_page_does_not_make_it_look_held(armed):
+    """In the same allocation another row gets a page, and that one is held."""
+    rig, ledger = armed
+    going_on, growing = rig.admit("a", 3 * PAGE + 2), rig.admit("b", 3 * PAGE)
+    rows = [rig.req_to_token.req_to_token[r.req_pool_idx].to(torch.int64) for r in rig.requests[1:]]
+    rig.allocator.free(rows[0][3 * PAGE : going_on.tokens])
+    inner = rig.allocator.full_attn_allocator
+    inner.free_pages = inner.free_pages.roll(-1)  # b does not get this one
+    lengths = torch.tensor([going_on.tokens + 1, growing.tokens + 1])
+    last = torch.stack([rows[0][going_on.tokens - 1], rows[1][growing.tokens - 1]])
+    found = rig.allocator.alloc_decode(lengths, lengths, last)
+    agree(rig, ledger)
+    assert not ledger.pools["full"].held[int(found[0]) // PAGE]
+    assert ledger.pools["full"].held[int(found[1]) // PAGE]
+
+
 def test_the_request_of_each_page(armed):
     from types import SimpleNamespace
 
