@@ -1,21 +1,26 @@
-"""Writes a multimodal Gemma-4: a seeded language model, and towers without weights.
+"""Writes a multimodal Gemma-4: a seeded language model, and a vision tower if one is asked for.
 
 The language model is g4debug's text-only one (see ``g4debug.cpu.weights``) under the multimodal
-names; its output head is the embedding, as SGLang's multimodal Gemma-4 has it. Vision weights are
-left out: SGLang says so and goes on, and a prompt without an image does not reach them.
+names; its output head is the embedding, as SGLang's multimodal Gemma-4 has it. Without a vision
+tower its weights are left out: SGLang says so and goes on, and a prompt without an image does not
+reach them.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# What SGLang's processor asks of the tokenizer and the config; no prompt of ours holds them.
-_TOKENS = ("image", "video", "audio", "boi", "eoi", "boa", "eoa")
+# What SGLang's processor asks of the tokenizer and the config: ids 5 and up, each with a word of
+# its own, which stands in no other word.
+_TOKENS = {"image": "<|image|>", "video": "<|video|>", "audio": "<|audio|>", "boi": "<|image>",
+           "eoi": "<image|>", "boa": "<|audio>", "eoa": "<audio|>"}  # fmt: skip
+FIRST_WORD = 5 + len(_TOKENS)  # the first id of a plain word
 _SWA_NAMES = ("swa_head_dim", "swa_v_head_dim", "swa_num_key_value_heads", "v_head_dim")
-_PROCESSOR = {
+_PROCESSOR: dict[str, Any] = {
     "processor_class": "Gemma4Processor",
     "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
     "image_processor": {"image_processor_type": "Gemma4ImageProcessor"},
@@ -32,10 +37,18 @@ _VISION = {
 }
 
 
-def write(geometry: Any, kv_shared: bool, folder: Path, device: str) -> Path:
+def write(
+    geometry: Any,
+    kv_shared: bool,
+    folder: Path,
+    device: str,
+    tower: Mapping[str, Any] | None = None,
+) -> Path:
     """Write ``folder/mm`` for a Geometry; ``kv_shared=False``: each layer has KV of its own.
 
-    Returns the model's path. ``device`` draws the numbers, "cpu" or "cuda".
+    Returns the model's path; the assistant is ``folder/text/assistant``. ``device`` draws the
+    numbers, "cpu" or "cuda". tower: a Gemma4VisionConfig's values; its weights are written, too,
+    and images can be given, which become at most 70 tokens each.
     """
     from g4debug.cpu.models import write as write_text
 
@@ -43,24 +56,44 @@ def write(geometry: Any, kv_shared: bool, folder: Path, device: str) -> Path:
     model = folder / "mm"
     shutil.rmtree(model, ignore_errors=True)
     model.mkdir(parents=True)
-    shutil.copy(text / "tokenizer.json", model)
     shutil.copy(text / "generation_config.json", model)
+    vision = _VISION | dict(tower or {})
     _tokens(text, model)
-    _config(geometry, kv_shared, text, model)
-    _rename(text, model)
+    _processor(vision, model)
+    _config(geometry, kv_shared, vision, text, model)
+    where = _rename(text, model)
+    if tower is not None:
+        where |= _vision_weights(geometry.hidden, vision, model)
+    index = {"metadata": {}, "weight_map": where}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
     return model
 
 
 def _tokens(text: Path, model: Path) -> None:
     settings = json.loads((text / "tokenizer_config.json").read_text())
-    settings["extra_special_tokens"] = {f"{n}_token": f"w{i}" for i, n in enumerate(_TOKENS, 5)}
+    settings["extra_special_tokens"] = {f"{n}_token": word for n, word in _TOKENS.items()}
     (model / "tokenizer_config.json").write_text(json.dumps(settings))
-    extractors = _PROCESSOR["feature_extractor"] | _PROCESSOR["image_processor"]  # type: ignore[operator]
-    (model / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR | extractors))
-    (model / "processor_config.json").write_text(json.dumps(_PROCESSOR))
+    tokenizer = json.loads((text / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for i, word in enumerate(_TOKENS.values(), 5):
+        del vocabulary[f"w{i}"]
+        vocabulary[word] = i
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def _config(geometry: Any, kv_shared: bool, text: Path, model: Path) -> None:
+def _processor(vision: dict[str, Any], model: Path) -> None:
+    """A picture has at most 70 x 9 patches, the fewest that Gemma-4's processor knows."""
+    given = {name: vision[name] for name in ("patch_size", "pooling_kernel_size") if name in vision}
+    image = _PROCESSOR["image_processor"] | given | {"max_soft_tokens": 70}
+    whole = _PROCESSOR | {"image_processor": image}
+    flat = _PROCESSOR["feature_extractor"] | image
+    (model / "preprocessor_config.json").write_text(json.dumps(whole | flat))
+    (model / "processor_config.json").write_text(json.dumps(whole))
+
+
+def _config(
+    geometry: Any, kv_shared: bool, vision: dict[str, Any], text: Path, model: Path
+) -> None:
     """For ``gemma4`` SGLang swaps the head dimensions itself: here ``head_dim`` is the window's."""
     inner = json.loads((text / "config.json").read_text())
     for name in ("architectures", *_SWA_NAMES):
@@ -77,7 +110,7 @@ def _config(geometry: Any, kv_shared: bool, text: Path, model: Path) -> None:
         "model_type": "gemma4",
         "dtype": geometry.dtype,
         "text_config": inner,
-        "vision_config": _VISION,
+        "vision_config": vision,
         "audio_config": None,
         "tie_word_embeddings": True,
         **{f"{name}_token_id": i for i, name in enumerate(_TOKENS, 5)},
@@ -85,7 +118,8 @@ def _config(geometry: Any, kv_shared: bool, text: Path, model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def _rename(text: Path, model: Path) -> None:
+def _rename(text: Path, model: Path) -> dict[str, str]:
+    """Write the language model's tensors; the file of each."""
     from safetensors.torch import load_file, save_file
 
     where: dict[str, str] = {}
@@ -98,5 +132,26 @@ def _rename(text: Path, model: Path) -> None:
         if tensors:
             save_file(tensors, model / shard.name, {"format": "pt"})
             where |= dict.fromkeys(tensors, shard.name)
-    index = {"metadata": {}, "weight_map": where}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    return where
+
+
+def _vision_weights(hidden: int, vision: dict[str, Any], model: Path) -> dict[str, str]:
+    """Seeded, under the names of transformers' own tower: norms near 1, the rest keeps sizes."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import Gemma4VisionConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4VisionModel
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        f"model.vision_tower.{name}": tuple(tensor.shape)
+        for name, tensor in Gemma4VisionModel(Gemma4VisionConfig(**vision)).state_dict().items()
+        if tensor.is_floating_point() and tensor.dim()
+    }
+    shapes["model.embed_vision.embedding_projection.weight"] = (hidden, vision["hidden_size"])
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.1 * noise if len(shape) == 1 else noise / shape[-1] ** 0.5
+    save_file(tensors, model / "vision.safetensors", {"format": "pt"})
+    return dict.fromkeys(tensors, "vision.safetensors")
