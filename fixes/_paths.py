@@ -61,9 +61,15 @@ def eps_of(norm: Any) -> float:
     return eps
 
 
-def say(path: str, where: str, why_not: str) -> None:
-    """Log that a path is active at ``where``, or why it is not. Each of the two once."""
+def say(path: str, where: str, why_not: str, alone: bool = False) -> None:
+    """Log that a path is active at ``where``, or why it is not. Each of the two once.
+
+    alone: only if nothing was said of the path before. A draft's layers come after the target's,
+    and are of another kind.
+    """
     text = f"not used: {why_not}" if why_not else "active"
+    if alone and any(path == of for of, _ in _said):
+        return
     if (path, text) not in _said:
         _said.add((path, text))
         logger.info("g4debug: %s: %s (first: %s)", path, text, where)

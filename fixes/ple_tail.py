@@ -31,6 +31,8 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
     layer.g4debug_ple_tail = None
     if not layer.has_ple:
+        why_not = "this model has no per-layer embedding"
+        _paths.say(ID, f"layer {layer.layer_id}", why_not, alone=True)
         return
     why_not = _paths.server_refuses(ID) or refusal(layer)
     if not why_not:

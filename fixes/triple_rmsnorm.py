@@ -32,6 +32,7 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
     layer.g4debug_triple_rmsnorm = None
     if not layer.enable_moe_block:
+        _paths.say(ID, f"layer {layer.layer_id}", "this model has no experts", alone=True)
         return
     why_not = _paths.server_refuses(ID) or refusal(layer)
     if not why_not:

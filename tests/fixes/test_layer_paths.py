@@ -153,6 +153,24 @@ def test_layers_that_are_not_theirs(process, arm, launches):
     assert not launches
 
 
+@pytest.mark.parametrize(
+    ("path", "what"), [("ple-tail", "per-layer embedding"), ("triple-rmsnorm", "experts")]
+)
+def test_a_model_that_has_nothing_for_a_path_says_so(process, arm, monkeypatch, caplog, path, what):
+    arm(**on(path))
+    theirs, without = GEOMETRY[path], {"ple-tail": TINY_MOE, "triple-rmsnorm": TINY}[path]
+    caplog.set_level(logging.INFO, "g4debug")
+    for models, said in (
+        ((without, without), f"not used: this model has no {what} (first: layer 0)"),
+        ((theirs, without), "active (first: layer 0)"),  # the second one is a draft
+    ):
+        monkeypatch.setattr(_paths, "_said", set())
+        caplog.clear()
+        for geometry in models:
+            real_layer.layer(geometry)
+        assert caplog.messages == [f"g4debug: {path}: {said}"]
+
+
 def test_no_per_layer_input_is_sglangs_way(process, arm, launches):
     arm(**on("ple-tail"))
     layer = real_layer.layer(TINY)
