@@ -1,4 +1,8 @@
-"""A repro script runs beside the tests that need nothing of it: one engine keeps one core busy."""
+"""A repro script runs beside the tests that need nothing of it: one engine keeps one core busy.
+
+Under pytest-xdist the other workers do that. There a worker knows all items, not which are its
+own, so a script starts when its test asks for it, and never twice.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +24,34 @@ def _run(command: tuple[str, ...]) -> Done:
     return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+Start = Callable[[tuple[str, ...]], Future[Done]]
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _scripts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Done]]]:
-    """The SCRIPT of each module whose tests are about to run, one after the other."""
+def _start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Runs scripts one after the other, each once; those that tests will ask for, ahead."""
     wanted = {
-        item.module.__name__: item.module.SCRIPT
+        item.module.SCRIPT: None
         for item in request.session.items
         if isinstance(item, pytest.Function)
-        and hasattr(item.module, "SCRIPT")
+        and "script" in item.fixturenames
         and not any(mark.args[0] for mark in item.iter_markers("skipif"))
     }
+    futures: dict[tuple[str, ...], Future[Done]] = {}
     with ThreadPoolExecutor(1) as pool:
-        futures = {name: pool.submit(_run, command) for name, command in wanted.items()}
-        yield futures
+
+        def start(command: tuple[str, ...]) -> Future[Done]:
+            return futures.get(command) or futures.setdefault(command, pool.submit(_run, command))
+
+        if not hasattr(request.config, "workerinput"):
+            for command in wanted:
+                start(command)
+        yield start
         for future in futures.values():  # where the tests were stopped before
             future.cancel()
 
 
 @pytest.fixture
-def script(request: pytest.FixtureRequest, _scripts: dict[str, Future[Done]]) -> Callable[[], Done]:
+def script(request: pytest.FixtureRequest, _start: Start) -> Callable[[], Done]:
     """Waits for the module's SCRIPT."""
-    return lambda: _scripts[request.module.__name__].result()
+    return lambda: _start(request.module.SCRIPT).result()
