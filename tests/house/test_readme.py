@@ -54,6 +54,12 @@ def test_every_fault_is_there() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)`", section, re.M)) == faults
 
 
+def test_every_repro_script_is_there() -> None:
+    scripts = {path.name for path in (ROOT / "repro").glob("[a-z]*.py")}
+    assert {name for name in scripts if name not in README} <= {"matrix.py", "soak.py"}  # make's
+    assert not [n for n in re.findall(r"repro/(\w+\.py)", README + TRIAGE) if n not in scripts]
+
+
 def test_ci_runs_the_readmes_test_command() -> None:
     command = README.partition("## Tests\n\n```\n")[2].partition("\n```")[0]
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == f"exec {command}"
