@@ -18,7 +18,9 @@ from typing import Any
 HERE = Path(__file__).parent
 UP = "g4debug-repro: engine up"
 ILLEGAL = "an illegal memory access was encountered"
-_SWITCH = re.compile(r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG)")
+_SWITCH = re.compile(
+    r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG|SGLANG_GEMMA4_|SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM)"
+)
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 
 

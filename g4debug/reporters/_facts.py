@@ -159,7 +159,7 @@ def environment(record: TrapRecord, source: str = "") -> list[Block]:
         Entry("VERSIONS", _items(record.versions, " ")),
         Pools("POOLS", record.pools[:MAX_ITEMS]),
         Entry("GEOMETRY", _items(record.geometry, "=")),
-        Entry("FIXES", _states(record.fixes)),
+        Entry("FIXES", _fixes(record.fixes)),
         Entry("TRACERS", _states(record.tracers)),
         Entry("FAULTS", _faults(record.faults)),
         Entry("SETTINGS", _items(record.environment, "=")),
@@ -206,6 +206,25 @@ def _states(values: Mapping[str, str]) -> tuple[Line, ...]:
         for name, state in _some(values)
     )
     return (items,) if items else _none()
+
+
+def _fixes(values: Mapping[str, str]) -> tuple[Line, ...]:
+    """One line a state: the reasons are the same for most, and ``--json`` has them.
+
+    What somebody switched off and what could not be put on keep a line and a reason of their own.
+    """
+    groups: dict[str, list[str]] = {}
+    alone: list[Line] = []
+    for name, text in _some(values):
+        state, _, why = text.partition(": ")
+        if why.startswith("shipped off") or state in ("applied", "not-needed"):
+            groups.setdefault("shipped off" if state == "off" else state, []).append(name)
+        else:
+            alone.append(((Span(name), Span(text, "warn")),))
+    for state, (first, *more) in groups.items():
+        tone = "good" if state == "applied" else "dim"
+        alone.append(((Span(f"{state}:", tone), Span(first)), *((Span(name),) for name in more)))
+    return tuple(alone) or _none()
 
 
 def _items(values: Mapping[str, Plain], joint: str) -> tuple[Line, ...]:
