@@ -118,5 +118,5 @@ def _entry(console: Console, label: str, *lines: Text) -> None:
 
 
 def _section(console: Console, label: str, note: str) -> None:
-    text = Text.assemble((f"{label:<{LABEL}} ", "bold cyan"), (note, "dim"))
+    text = Text.assemble((f"{label} ", "bold cyan"), (note, "dim"))
     console.print(text, no_wrap=True, overflow="crop")
