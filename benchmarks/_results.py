@@ -34,7 +34,9 @@ def write(
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """The first line and the rows of such a file."""
+    """The first line and the rows of such a file; nothing of one that was not measured yet."""
+    if not path.is_file():
+        return {}, []
     with path.open(newline="") as f:
         head = json.loads(f.readline().removeprefix("# "))
         return head, list(csv.DictReader(f))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from html import escape
 from pathlib import Path
 
 import _results
 
-from g4debug.reporters.pools_svg import STYLE
+from g4debug.reporters.pools_svg import STYLE, text
 
 OUT = _results.HERE.parent / "docs" / "paths.svg"
 WIDTH, LEFT, RIGHT, LINE = 900, 400, 70, 26
@@ -23,22 +22,17 @@ Bar = tuple[str, float]
 
 def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str) -> Iterator[float]:
     """Median over the rounds of slow / fast, where both are in the same round of ``path``."""
-    file = _results.HERE / path
-    if not file.is_file():
-        return
     rounds: dict[str, dict[str, float]] = {}
-    for row in _results.read(file)[1]:
+    for row in _results.read(_results.HERE / path)[1]:
         if all(row[name] == value for name, value in where.items()):
             rounds.setdefault(row["round"], {})[row[key]] = float(row[figure])
-    yield statistics.median(r[slow] / r[fast] for r in rounds.values())
+    if rounds:
+        yield statistics.median(r[slow] / r[fast] for r in rounds.values())
 
 
 def kernel(path: str, variant: str, **where: str) -> Iterator[float]:
     """How much faster ours is than ``variant``."""
-    file = _results.HERE / path
-    if not file.is_file():
-        return
-    for row in _results.read(file)[1]:
+    for row in _results.read(_results.HERE / path)[1]:
         if row["variant"] == variant and all(row[n] == value for n, value in where.items()):
             yield float(row["ours_is_faster_by"])
 
@@ -61,21 +55,14 @@ def requests() -> Iterator[Bar]:
 
 
 def kernels() -> Iterator[Bar]:
-    for rows in ("1", "64", "4096"):
-        for x in kernel("fused_router_h200.csv", "torch", rows=rows):
-            yield f"fused-router, {rows} rows", x
-    for rows in ("1", "64", "4096"):
-        for x in kernel("ple_tail_h200.csv", "sglang", rows=rows, width="E4B", stage="all"):
-            yield f"ple-tail, E4B, {rows} rows", x
-    for rows in ("1", "64", "4096"):
-        for x in kernel("triple_rmsnorm_h200.csv", "sglang", rows=rows, width="26B-A4B"):
-            yield f"triple-rmsnorm, 26B-A4B, {rows} rows", x
-
-
-def text(x: float, y: float, words: str, css: str, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.0f}" y="{y:.0f}" class="{css}" text-anchor="{anchor}">{escape(words)}</text>'
-    )
+    for label, path, variant, where in (
+        ("fused-router", "fused_router_h200.csv", "torch", {}),
+        ("ple-tail, E4B", "ple_tail_h200.csv", "sglang", {"width": "E4B", "stage": "all"}),
+        ("triple-rmsnorm, 26B-A4B", "triple_rmsnorm_h200.csv", "sglang", {"width": "26B-A4B"}),
+    ):
+        for rows in ("1", "64", "4096"):
+            for x in kernel(path, variant, rows=rows, **where):
+                yield f"{label}, {rows} rows", x
 
 
 def panel(title: str, bars: list[Bar], y: float) -> tuple[list[str], float]:

@@ -25,14 +25,21 @@ def server_refuses(path: str) -> str:
     if not cuda and not (args.device == "cpu" and Settings.from_environ().fixes.get(path)):
         kind = "ROCm" if torch.version.hip else args.device
         return f"the device is {kind}, the kernels were measured on CUDA only"
-    if getattr(args, "enable_deterministic_inference", False):
-        return "--enable-deterministic-inference: sums may be ordered by batch size"
-    if getattr(args, "rl_on_policy_target", None):
-        return "--rl-on-policy-target asks for exactly SGLang's own numbers"
+    if why := other_numbers_refused(args):
+        return why
     if getattr(args, "enable_torch_compile", False):
         return "--enable-torch-compile fuses these operations itself"
     if getattr(args, "debug_tensor_dump_output_folder", None):
         return "--debug-tensor-dump-output-folder wants every module to be called"
+    return ""
+
+
+def other_numbers_refused(args: Any) -> str:
+    """Why a server with these ServerArgs takes no sums in another order; '' if it does."""
+    if getattr(args, "enable_deterministic_inference", False):
+        return "--enable-deterministic-inference: sums may be ordered by batch size"
+    if getattr(args, "rl_on_policy_target", None):
+        return "--rl-on-policy-target asks for exactly SGLang's own numbers"
     return ""
 
 

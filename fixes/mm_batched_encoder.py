@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from g4debug.fixes import _paths
 from g4debug.fixes._source import source
 from g4debug.fixes._spec import Fix
 
@@ -98,11 +99,9 @@ def refusal(model: Any) -> str:
     """Why SGLang goes image by image, '' if it need not."""
     from sglang.srt.server_args import get_global_server_args
 
-    args = get_global_server_args()
-    if args.enable_deterministic_inference:
-        return "--enable-deterministic-inference: sums may be ordered by batch size"
-    if args.rl_on_policy_target:
-        return "--rl-on-policy-target asks for exactly SGLang's own numbers"
+    why: str = _paths.other_numbers_refused(get_global_server_args())
+    if why:
+        return why
     layers = model.vision_tower.encoder.layers
     backend = type(layers[0].self_attn.qkv_backend).__name__
     # Asserts a batch of one.

@@ -60,12 +60,20 @@ class Repro:
     elsewhere: str = ""
 
 
+def not_comparable(run: Outcome, clean: Outcome | None) -> str:
+    """Why nothing can be said of this run beside the clean one; empty: it can."""
+    if not run.completed:
+        return f"did not complete (status {run.status}); log: {run.log}"
+    if clean is None or not clean.completed:
+        return "completes, but there is no clean run to compare with"
+    return ""
+
+
 def same_outputs(run: Outcome, clean: Outcome | None) -> Verdict:
     """Completed, and every output equals the clean arm's, token by token."""
-    if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
-    if clean is None or not clean.completed:
-        return Verdict(False, "completes, but there is no clean run to compare with")
+    reason = not_comparable(run, clean)
+    if reason or clean is None:
+        return Verdict(False, reason)
     pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
     same = sum(a == b for a, b in pairs)
     if same < len(pairs):

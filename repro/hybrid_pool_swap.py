@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import Arm, Repro, Verdict, main
+from _arms import Arm, Repro, Verdict, main, not_comparable
 from _hybrid import DEVICES
 from _run import Outcome
 
@@ -45,10 +45,9 @@ def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
 
 def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
     """On a GPU verify and decode round differently, so the draft's acceptance is the proof."""
-    if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
-    if clean is None or not clean.completed:
-        return Verdict(False, "completes, but there is no clean run to compare with")
+    reason = not_comparable(run, clean)
+    if reason or clean is None:
+        return Verdict(False, reason)
     pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
     same, accepted = sum(a == b for a, b in pairs), run.result["accept_length"]
     exact = "float32" in run.text and "device='cpu'" in run.text

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import Arm, Repro, Verdict, main, same_outputs
+from _arms import Arm, Repro, Verdict, main, not_comparable, same_outputs
 from _run import Outcome
 from _workload import DEVICES
 from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
@@ -37,20 +37,16 @@ def lost(run: Outcome, clean: Outcome) -> str:
     return ", ".join(found)
 
 
-def not_comparable(run: Outcome, clean: Outcome | None) -> str:
+def proves_nothing(run: Outcome, clean: Outcome | None) -> str:
     """Why nothing can be said of this run; empty: it can."""
-    if not run.completed:
-        return f"did not complete (status {run.status}); log: {run.log}"
-    if FIRED not in run.text:
+    if run.completed and FIRED not in run.text:
         return f"the fault did not fire; log: {run.log}"
-    if clean is None or not clean.completed:
-        return "completes, but there is no clean run to compare with"
-    return ""
+    return not_comparable(run, clean)
 
 
 def judge_clamped(run: Outcome, clean: Outcome | None) -> Verdict:
     """Survives, silently, and something is worse."""
-    reason = not_comparable(run, clean)
+    reason = proves_nothing(run, clean)
     if reason or clean is None:
         return Verdict(False, reason)
     if _TOLD.search(run.text):
@@ -62,7 +58,7 @@ def judge_clamped(run: Outcome, clean: Outcome | None) -> Verdict:
 
 
 def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
-    reason = not_comparable(run, clean)
+    reason = proves_nothing(run, clean)
     if reason or clean is None:
         return Verdict(False, reason)
     worse = lost(run, clean)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug import targets
+from g4debug._ledger_feed import argument
 from g4debug.faults.base import Arm
 
 if TYPE_CHECKING:
@@ -85,15 +86,12 @@ class Allocators:
 
 def takes_a_page(method: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True if an allocation with these arguments (after self) needs a new page."""
-
-    def argument(index: int, name: str) -> Any:
-        return args[index] if index < len(args) else kwargs[name]
-
     if method == "alloc":
-        return bool(argument(0, "need_size") >= size)
+        return bool(argument(args, kwargs, 0, "need_size") >= size)
     if method == "alloc_decode":
-        return bool(((argument(1, "seq_lens_cpu") - 1) % size == 0).any())
-    prefix, lengths = argument(1, "prefix_lens_cpu"), argument(3, "seq_lens_cpu")
+        return bool(((argument(args, kwargs, 1, "seq_lens_cpu") - 1) % size == 0).any())
+    prefix = argument(args, kwargs, 1, "prefix_lens_cpu")
+    lengths = argument(args, kwargs, 3, "seq_lens_cpu")
     return bool(((lengths + size - 1) // size > (prefix + size - 1) // size).any())
 
 

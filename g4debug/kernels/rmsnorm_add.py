@@ -26,9 +26,7 @@ from g4debug.kernels._rows import (
 
 
 @triton.jit
-def _row(
-    x_ptr, r_ptr, out_ptr, w, scale, eps, cols, N: tl.constexpr
-):  # fmt: skip
+def _row(x_ptr, r_ptr, out_ptr, w, scale, eps, cols, N: tl.constexpr):
     x = load_row(x_ptr, cols, N)
     r = load_row(r_ptr, cols, N)
     rstd = tl.rsqrt(tl.sum(x * x, axis=0) / N + eps)

@@ -41,13 +41,13 @@ def draw(plan: Plan) -> str:
     chart = _Chart(plan, rows)
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="var(--paper)"/>',
-        _text(LEFT, 28, shorten(plan.geometry.name, 80), "title"),
-        _text(LEFT, 50, model_line(plan), "soft"),
-        _text(LEFT, 70, load_line(plan), "soft"),
+        text(LEFT, 28, shorten(plan.geometry.name, 80), "title"),
+        text(LEFT, 50, model_line(plan), "soft"),
+        text(LEFT, 70, load_line(plan), "soft"),
         *chart.grid(),
         *chart.curves(),
         *chart.marks(),
-        _text(LEFT, HEIGHT - 16, "swa_full_tokens_ratio", "soft"),
+        text(LEFT, HEIGHT - 16, "swa_full_tokens_ratio", "soft"),
         *_legend(HEIGHT - 16),
     ]
     summary = escape(f"{shorten(plan.geometry.name, 80)}: {plan.reason}")
@@ -78,11 +78,11 @@ class _Chart:
         step = _step(self.top)
         for n in range(0, int(self.top) + 1, step):
             parts.append(_line(LEFT, self.y(n), WIDTH - RIGHT, self.y(n), "grid"))
-            parts.append(_text(LEFT - 10, self.y(n) + 4, str(n), "soft", "end"))
+            parts.append(text(LEFT - 10, self.y(n) + 4, str(n), "soft", "end"))
         for tenth in range(0, 11, 2):
             at = self.x(tenth / 10)
-            parts.append(_text(at, HEIGHT - BOTTOM + 20, f"{tenth / 10:g}", "soft", "middle"))
-        parts.append(_text(14, TOP - 12, "requests at a time", "soft"))
+            parts.append(text(at, HEIGHT - BOTTOM + 20, f"{tenth / 10:g}", "soft", "middle"))
+        parts.append(text(14, TOP - 12, "requests at a time", "soft"))
         return parts
 
     def curves(self) -> list[str]:
@@ -102,7 +102,7 @@ class _Chart:
         plan, floor = self.plan, HEIGHT - BOTTOM
         wanted = plan.workload.concurrency
         parts = [_line(LEFT, self.y(wanted), WIDTH - RIGHT, self.y(wanted), "want")]
-        parts.append(_text(WIDTH - RIGHT + 6, self.y(wanted) + 4, f"{wanted} wanted", ""))
+        parts.append(text(WIDTH - RIGHT + 6, self.y(wanted) + 4, f"{wanted} wanted", ""))
         served, best = plan.served, plan.best
         if served.ratio != best.ratio:
             at = self.x(served.ratio)
@@ -120,7 +120,7 @@ def _legend(y: float) -> list[str]:
     parts = []
     for x, css, label in ((520, "full", "full pool holds"), (670, "swa", "SWA pool holds")):
         parts.append(_line(x, y - 4, x + 24, y - 4, css))
-        parts.append(_text(x + 30, y, label, f"t-{css}"))
+        parts.append(text(x + 30, y, label, f"t-{css}"))
     return parts
 
 
@@ -132,14 +132,15 @@ def _step(top: float) -> int:
     return step
 
 
-def _beside(x: float, y: float, text: str, css: str) -> str:
+def _beside(x: float, y: float, words: str, css: str) -> str:
     """A label at the side of a vertical line that has room for it."""
-    return _text(x + 6, y, text, css) if x < WIDTH * 0.7 else _text(x - 6, y, text, css, "end")
+    return text(x + 6, y, words, css) if x < WIDTH * 0.7 else text(x - 6, y, words, css, "end")
 
 
-def _text(x: float, y: float, text: str, css: str, anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, css: str, anchor: str = "start") -> str:
+    """A line of words at (x, y); css: its class in STYLE."""
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" class="{css}" text-anchor="{anchor}">{escape(text)}</text>'
+        f'<text x="{x:.1f}" y="{y:.1f}" class="{css}" text-anchor="{anchor}">{escape(words)}</text>'
     )
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from g4debug.fixes import hybrid_pool_swap
 from g4debug.fixes.hybrid_pool_swap import FIX, still_broken
+from sglang_of import sglang_of
 
 from g4debug import targets
 
@@ -155,14 +156,12 @@ HOLDS = "self.token_to_kv_pool = r.pool"
     ],
 )
 def test_the_probe(tmp_path, swap, init, more, broken):
-    for dotted, text in (
-        (hybrid_pool_swap.VIEWS, VIEW.format(swap=swap)),
-        (hybrid_pool_swap.HYBRID.rpartition(".")[0], CLASS.format(init=init, more=more)),
-    ):
-        path = tmp_path / (dotted.replace(".", "/") + ".py")
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    with targets.looking_at(tmp_path):
+    texts = {
+        hybrid_pool_swap.VIEWS: VIEW.format(swap=swap),
+        hybrid_pool_swap.HYBRID.rpartition(".")[0]: CLASS.format(init=init, more=more),
+    }
+    files = {dotted.replace(".", "/") + ".py": text for dotted, text in texts.items()}
+    with sglang_of(tmp_path, files):
         assert still_broken() is broken
 
 

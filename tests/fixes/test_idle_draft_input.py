@@ -9,6 +9,7 @@ import pytest
 import spec_batch
 import torch
 from g4debug.fixes.idle_draft_input import still_broken
+from sglang_of import sglang_of
 
 from g4debug import targets
 
@@ -147,8 +148,6 @@ class FrozenKVMTPWorker:
     ],
 )
 def test_the_probe_sees_both_halves(tmp_path, other_side, batch, broken):
-    at = tmp_path / "sglang/srt/speculative/frozen_kv_mtp_worker.py"
-    at.parent.mkdir(parents=True)
-    at.write_text(WORKER.format(other_side=other_side, batch=batch))
-    with targets.looking_at(tmp_path):
+    worker = WORKER.format(other_side=other_side, batch=batch)
+    with sglang_of(tmp_path, {"sglang/srt/speculative/frozen_kv_mtp_worker.py": worker}):
         assert still_broken() is broken

@@ -12,6 +12,7 @@ import pytest
 import torch
 from g4debug.fixes import residual_aliasing
 from g4debug.fixes.residual_aliasing import after_capture, keep_captured, still_broken
+from sglang_of import sglang_of
 
 from g4debug import targets
 
@@ -103,10 +104,8 @@ FUSED = "h, residual = self.pre_feedforward_layernorm(\n            h, residual\
     ],
 )
 def test_the_probe(tmp_path, take, norm, broken):
-    path = tmp_path / "sglang/srt/models/gemma4_causal.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(LAYER.format(take=take, norm=norm))
-    with targets.looking_at(tmp_path):
+    layer = LAYER.format(take=take, norm=norm)
+    with sglang_of(tmp_path, {"sglang/srt/models/gemma4_causal.py": layer}):
         assert still_broken() is broken
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from g4debug.fixes._source import exists, source
+from sglang_of import sglang_of
 
 from g4debug import targets
 
@@ -67,11 +68,7 @@ POOL = "sglang.srt.pool.Public"
 
 @pytest.fixture
 def tree(tmp_path):
-    for name, text in TREE.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    with targets.looking_at(tmp_path):
+    with sglang_of(tmp_path, TREE):
         yield tmp_path
 
 

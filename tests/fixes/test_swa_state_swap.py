@@ -10,6 +10,7 @@ import torch
 from g4debug.fixes import swa_state_swap
 from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
 from real_backend import Rig, draft_worker, dummy_pool, swa_pool
+from sglang_of import sglang_of
 
 from g4debug import targets
 from g4debug.cpu import fault as device
@@ -68,10 +69,8 @@ class TRTLLMHAAttnBackend(Base):
 )
 def test_a_backend_that_asks_its_own_pool_has_it(tmp_path, more, broken):
     """As upstream was between #25103 and #26966."""
-    at = tmp_path / "sglang/srt/layers/attention/trtllm_mha_backend.py"
-    at.parent.mkdir(parents=True)
-    at.write_text(BROKEN.format(more=more))
-    with targets.looking_at(tmp_path):
+    backend = BROKEN.format(more=more)
+    with sglang_of(tmp_path, {"sglang/srt/layers/attention/trtllm_mha_backend.py": backend}):
         assert still_broken() is broken
 
 
