@@ -1,14 +1,20 @@
-"""mm-batched-encoder: 6 images of 480 x 480 in a request, image by image and together.
+"""mm-batched-encoder and vision-layer: 6 images of 480 x 480 in a request, three ways.
 
     python benchmarks/mm_encoder.py --tower E2B|26B-A4B [--rounds 20] [--out FILE.csv]
+        [--profile FILE.txt]
 
 One process, SGLang's own ModelRunner and Gemma4ForConditionalGeneration with seeded weights of the
-published sizes (towers: 768 wide, 16 layers; 1152 wide, 27 layers). Both ways take turns.
+published sizes (towers: 768 wide, 16 layers; 1152 wide, 27 layers). The ways take turns:
+
+alone: SGLang's loop over images, and its layers. together: mm-batched-encoder, SGLang's layers.
+fused: mm-batched-encoder and vision-layer, as a server has them. Before the first round is measured
+it is checked that each way runs the layers, and as many calls of the tower, that it says.
 
 encoder: get_image_feature of the 6 images. end to end: the whole prefill of a prompt of 1670 tokens
 that holds them, up to the logits. Pictures are not decoded or cut into patches here: that is the
-tokenizer process's work, and the same both ways. peak: bytes of device memory that the encoder
-takes on top of what was allocated before.
+tokenizer process's work, and the same each way. peak: bytes of device memory that the encoder
+takes on top of what was allocated before. relative error: of the embeddings against alone's.
+--profile: the 30 most costly kernels of the encoder (operators on a CPU), one table for each way.
 """
 
 from __future__ import annotations
@@ -16,14 +22,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import _mm_ways
 import _results
+from _mm_ways import WAYS, Ways
 
 IMAGES, PROMPT = 6, 1670
 SIDE, PATCHES = 48, 2520  # a square picture is 48 x 48 of at most 2520 patches, the rest is padding
@@ -78,7 +85,8 @@ def runner(model: Path, device: str, attention: str | None) -> Any:
 
     from g4debug.settings import fix_switch
 
-    os.environ[fix_switch("mm-batched-encoder")] = "1"
+    for fix in ("mm-batched-encoder", "vision-layer"):
+        os.environ[fix_switch(fix)] = "1"
     _seeded_weights.register()
     load_plugins()
     arguments: dict[str, Any] = {
@@ -184,7 +192,7 @@ class Prefill:
 
 
 def measure(
-    tower: str, device: str, rounds: int, folder: Path, attention: str | None
+    tower: str, device: str, rounds: int, folder: Path, attention: str | None, table: Path | None
 ) -> tuple[list[dict[str, Any]], str]:
     import torch
     from _servers import device_name
@@ -196,10 +204,8 @@ def measure(
     init_mm_embedding_cache(0)
     side, patches, length = (SIDE, PATCHES, PROMPT) if device == "cuda" else (6, 45, 60)
     prefill, model = Prefill(made, side, patches, length), made.model
-    model_class = type(model)
-    together = model_class.get_image_feature
-    ways = {"alone": together.__wrapped__, "together": together}
-    cuda = device == "cuda"
+    ways, cuda = Ways(model), device == "cuda"
+    budget = mm_batched_encoder.budget(torch.device(made.device))
 
     def wait() -> None:
         if cuda:
@@ -207,10 +213,12 @@ def measure(
 
     rows: list[dict[str, Any]] = []
     with torch.no_grad():
+        for way in WAYS:
+            ways.check(way, pictures(IMAGES, side, patches, made.device, 0))
         for number in range(-2, rounds):  # two to warm up
-            outputs = {}
-            for way in list(ways) if number % 2 else list(ways)[::-1]:
-                model_class.get_image_feature = ways[way]
+            outputs, timed = {}, {}
+            for way in WAYS if number % 2 else WAYS[::-1]:
+                ways.take(way)
                 seed = 100 + number  # the cache forgets: its size is 0
                 items = pictures(IMAGES, side, patches, made.device, seed)
                 wait()
@@ -226,48 +234,28 @@ def measure(
                 logits = prefill.run(items)
                 wait()
                 whole = time.perf_counter() - begin
-                outputs[way] = found, logits
-                if number >= 0:
-                    rows.append(
-                        {
-                            "tower": tower,
-                            "round": number,
-                            "way": way,
-                            "encoder_s": round(encoder, 6),
-                            "end_to_end_s": round(whole, 6),
-                            "peak_bytes": peak,
-                            "budget_bytes": mm_batched_encoder.budget(torch.device(made.device)),
-                        }
-                    )
-            a, b = outputs["alone"], outputs["together"]
-            error = (a[0].float() - b[0].float()).norm() / a[0].float().norm()
-            same = bool(torch.equal(a[1].argmax(-1), b[1].argmax(-1)))
-            if number >= 0:
-                rows[-1] |= {"relative_error": f"{float(error):.2e}", "same_token": same}
-    model_class.get_image_feature = together
+                outputs[way] = found.float(), logits.argmax(-1)
+                timed[way] = {
+                    "tower": tower,
+                    "round": number,
+                    "way": way,
+                    "encoder_s": round(encoder, 6),
+                    "end_to_end_s": round(whole, 6),
+                    "peak_bytes": peak,
+                    "budget_bytes": budget,
+                }
+            right, token = outputs["alone"]
+            for way, row in timed.items():
+                error = float((outputs[way][0] - right).norm() / right.norm())
+                row |= {
+                    "relative_error": f"{error:.2e}",
+                    "same_token": bool(torch.equal(outputs[way][1], token)),
+                }
+            rows += timed.values() if number >= 0 else []
+        if table:
+            _mm_ways.profile(ways, pictures(IMAGES, side, patches, made.device, 1), cuda, table)
+    ways.take("fused")
     return rows, device_name()
-
-
-def summarise(rows: list[dict[str, Any]]) -> None:
-    print("tower     way       encoder ms   end to end ms   peak MiB")
-    for way in ("alone", "together"):
-        mine = [r for r in rows if r["way"] == way]
-        ms = [statistics.median(r[n] for r in mine) * 1000 for n in ("encoder_s", "end_to_end_s")]
-        peak = max(r["peak_bytes"] for r in mine) / 2**20
-        print(f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:10.2f}   {ms[1]:13.2f}   {peak:8.0f}")
-    rounds = {r["round"] for r in rows}
-    for name in ("encoder_s", "end_to_end_s"):
-        at = {(r["round"], r["way"]): r[name] for r in rows}
-        ratios = [at[n, "alone"] / at[n, "together"] for n in rounds]
-        what = name.removesuffix("_s").replace("_", " ")
-        span = f"({min(ratios):.3f} .. {max(ratios):.3f})"
-        print(f"speed-up, {what}: {statistics.median(ratios):.3f} {span}")
-    said = [r for r in rows if "relative_error" in r]
-    print(
-        f"budget {rows[0]['budget_bytes'] / 2**20:.0f} MiB; largest relative error of the "
-        f"embeddings {max(float(r['relative_error']) for r in said):.1e}; next token the same in "
-        f"{sum(r['same_token'] for r in said)} of {len(said)}"
-    )
 
 
 def main() -> None:
@@ -279,6 +267,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--mm-attention-backend", help="default: SGLang's own (fa3 on sm90)")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--profile", type=Path, help="write torch.profiler's tables there")
     args = parser.parse_args()
     if args.device == "cpu":
         from g4debug import cpu
@@ -286,10 +275,11 @@ def main() -> None:
         cpu.prepare()
     with tempfile.TemporaryDirectory(prefix="g4debug-mm-") as folder:
         rows, device = measure(
-            args.tower, args.device, args.rounds, Path(folder), args.mm_attention_backend
-        )
+            args.tower, args.device, args.rounds, Path(folder), args.mm_attention_backend,
+            args.profile,
+        )  # fmt: skip
     _results.write(f"mm_encoder_{args.tower}", rows, device, args.out)
-    summarise(rows)
+    _mm_ways.summarise(rows)
 
 
 if __name__ == "__main__":

@@ -72,19 +72,23 @@ def passes(entries: list[Entry], cost: Callable[[int], int], budget: int) -> lis
     return found
 
 
-def bytes_of_patches(config: Any, element: int) -> Callable[[int], int]:
+def bytes_of_patches(config: Any, element: int, fused: bool = False) -> Callable[[int], int]:
     """Peak bytes that Gemma4VisionEncoder takes for an entry, by its number of patches.
 
     config: Gemma4VisionConfig. element: bytes of the tower's dtype. The largest part is the
     position embedding, a one-hot of ``position_embedding_size`` per patch and axis, int64 and
     cast; then masks and pooling weights of patches x patches; then what a layer holds at once.
+    fused: the tower goes vision-layer's way, without one-hot and masks. What is left of patches x
+    patches is the pooling: a one-hot of soft tokens for each patch, int64 and cast to float32.
     """
-    one_hot = 2 * config.position_embedding_size * (8 + element)
     layer = (16 * config.hidden_size + 6 * config.intermediate_size) * element
     pixels = 3 * config.patch_size**2 * (4 + element)
+    one_hot, square = 2 * config.position_embedding_size * (8 + element), 4.0
+    if fused:
+        one_hot, square = 0, 12 / config.pooling_kernel_size**2
 
     def cost(patches: int) -> int:
-        return int(patches * (one_hot + layer + pixels + 4 * patches))
+        return int(patches * (one_hot + layer + pixels + square * patches))
 
     return cost
 

@@ -68,11 +68,13 @@ def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
     what: "images" or "frames", for the log.
     """
     import torch
+    from g4debug.fixes import vision_layer
     from g4debug.fixes._mm_batches import Entry, bytes_of_patches, encode, passes
 
     entries = [p for p in pieces if isinstance(p, Entry)]
     dtype = model.language_model.dtype()
-    cost = bytes_of_patches(model.config.vision_config, dtype.itemsize)
+    fused = vision_layer.used(model.vision_tower)
+    cost = bytes_of_patches(model.config.vision_config, dtype.itemsize, fused)
     batches = passes(entries, cost, budget(model.vision_tower.device))
     tokens = encode(model.vision_tower, entries, batches, dtype)
     embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)

@@ -27,6 +27,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
 _MM = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
 _GEMMA4 = "sglang.srt.models.gemma4_causal"
+_VISION = "sglang.srt.models.gemma4_vision"
 _ANY = ""
 
 
@@ -158,6 +159,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
     "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
+    "vision.tower_init": ((_ANY, f"{_VISION}.Gemma4VisionEncoder.__init__"),),
+    "vision.encoder": ((_ANY, f"{_VISION}.Gemma4VisionTransformer.forward"),),
+    "vision.positions": ((_ANY, f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings"),),
     "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
     "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),

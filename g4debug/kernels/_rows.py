@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+Bounds = tuple[torch.Tensor, torch.Tensor]  # lowest and highest, one element each, on the device
 
 
 class Cut(NamedTuple):
@@ -72,6 +73,18 @@ def load_row(ptr, cols, N: tl.constexpr):
 def store_row(ptr, cols, values, N: tl.constexpr):
     """Rounds to ptr's dtype."""
     tl.store(ptr + cols, values.to(ptr.dtype.element_ty), mask=cols < N)
+
+
+@triton.jit
+def clipped(x, low_ptr, high_ptr):
+    """float32 of x as torch.clamp leaves it: bounds are rounded to x's dtype, a NaN stays one.
+
+    low_ptr, high_ptr: one element each.
+    """
+    low = tl.load(low_ptr).to(x.dtype).to(tl.float32)
+    high = tl.load(high_ptr).to(x.dtype).to(tl.float32)
+    wide = tl.maximum(x.to(tl.float32), low, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(wide, high, propagate_nan=tl.PropagateNan.ALL)
 
 
 def needs_rows(tensor: torch.Tensor, name: str, rows: int, columns: int) -> None:

@@ -18,6 +18,13 @@ import triton.language as tl
 from g4debug.kernels._rows import Tile, for_graphs, needs_rows, options
 
 
+@triton.jit
+def gelu(g):
+    """Of float32."""
+    u = 0.7978845608028654 * (g + 0.044715 * g * g * g)
+    return g * tl.sigmoid(2.0 * u)
+
+
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
 def _gelu_mul_kernel(
     gate_ptr,
@@ -40,8 +47,7 @@ def _gelu_mul_kernel(
     row = row.to(tl.int64)
     g = tl.load(gate_ptr + row * stride_gate + cols, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0).to(tl.float32)
-    u = 0.7978845608028654 * (g + 0.044715 * g * g * g)
-    out = g * tl.sigmoid(2.0 * u) * x
+    out = gelu(g) * x
     tl.store(out_ptr + row * N + cols, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
