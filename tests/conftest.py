@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import pkgutil
@@ -12,6 +13,9 @@ import torch
 if not torch.cuda.is_available():
     # Read when Triton is imported and when a kernel is decorated: before any test module is.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# As in the CPU engine's own processes: what SGLang's import makes stays, and is not walked again.
+gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_addoption(parser):

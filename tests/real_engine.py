@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 
 from g4debug import dump
 from g4debug.record import TrapRecord
@@ -30,6 +31,8 @@ ENGINE = [
     # Not importorskip: importing SGLang here is what the CPU engine's environment is for.
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
+
+Process = subprocess.Popen[bytes] | warm.Process
 
 
 @dataclass
@@ -55,23 +58,19 @@ class Run:
 
 @contextlib.contextmanager
 def started(
-    folder: Path, *command: str, **environ: str
-) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    folder: Path, *command: str, cold: bool = False, **environ: str
+) -> Iterator[tuple[Process, Path]]:
     """A process and its log; no switch of the caller is inherited, nothing of it is left over.
 
-    ``command``: a Python command line. Its dumps go into ``folder / "dumps"``.
+    ``command``: a Python script and its arguments. Its dumps go into ``folder / "dumps"``.
+    ``cold``: it imports SGLang by itself, see :mod:`warm`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    environ = {**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ}
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", *command],
-            env={**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ},
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        process = (_cold if cold else warm.start)(command, environ, sink.fileno())
         try:
             yield process, log
         finally:
@@ -80,9 +79,21 @@ def started(
             process.wait(10)
 
 
-def drive(folder: Path, *command: str, seconds: float = 300, **environ: str) -> Run:
+def _cold(command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "g4debug.cpu", *command],
+        env=environ,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def drive(
+    folder: Path, *command: str, seconds: float = 300, cold: bool = False, **environ: str
+) -> Run:
     """Run it to its end, which must come within ``seconds``."""
-    with started(folder, *command, **environ) as (process, log):
+    with started(folder, *command, cold=cold, **environ) as (process, log):
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

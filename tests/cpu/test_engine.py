@@ -14,8 +14,9 @@ pytestmark = ENGINE
 HERE = Path(__file__).parent
 
 
-def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str]:
-    """Run drive_engine.py; returns its result lines by stage, and all that it printed."""
+def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str, dict[str, dict]]:
+    """Run drive_engine.py; returns its result lines by stage, all that it printed, and what each
+    of its processes was like."""
     flags, info = folder / "flags", folder / "meddler-0.dist-info"
     flags.mkdir(parents=True)
     info.mkdir()
@@ -26,8 +27,10 @@ def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str]:
         "PYTHONPATH": os.pathsep.join(p for p in path if p),
         "MEDDLER_FLAGS": str(flags),
     }
-    run = drive(folder, str(HERE / "drive_engine.py"), mode, seconds=120, **environ)
-    return {line["stage"]: line for line in run.results}, run.log
+    command = (str(HERE / "drive_engine.py"), mode)
+    run = drive(folder, *command, seconds=120, cold=mode == "plain", **environ)
+    processes = {p.stem: json.loads(p.read_text()) for p in flags.glob("*.json")}
+    return {line["stage"]: line for line in run.results}, run.log, processes
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,17 @@ def mtp(runs):
     return runs["mtp"]
 
 
+def test_a_warm_process_is_what_a_cold_one_is(mtp, runs):
+    """When SGLang loads its plugins. ``mtp`` was forked with its imports, ``plain`` was not."""
+    warm, cold = mtp[2], runs["plain"][2]
+    assert set(cold) == {"MainProcess", "Process-1"}  # and the scheduler
+    for name, process in cold.items():
+        assert "sglang.srt.managers.scheduler" in process["modules"]
+        assert warm[name] == process
+
+
 def test_mtp_drafts_are_accepted_and_reproducible(mtp):
-    results, text = mtp
+    results, text, _ = mtp
     assert "first" in results, text[-3000:]
     assert "stand-ins for CUDA kernels in force" in text
     assert results["first"]["accept_length"] > 1.8
@@ -58,19 +70,19 @@ def test_mtp_drafts_are_accepted_and_reproducible(mtp):
 
 
 def test_outputs_with_and_without_mtp_are_equal(mtp, runs):
-    results, text = runs["plain"]
+    results, text, _ = runs["plain"]
     assert "first" in results, text[-3000:]
     assert results["first"]["tokens"] == mtp[0]["first"]["tokens"]
 
 
 def test_a_draft_on_wrong_pages_is_rejected_more_often(mtp):
-    results, _ = mtp
+    results, *_ = mtp
     assert results["wrong-draft"]["tokens"] == results["first"]["tokens"]
     assert results["wrong-draft"]["accept_length"] < 0.9 * results["first"]["accept_length"]
 
 
 def test_a_page_out_of_range_kills_the_engine_far_from_the_cause(mtp):
-    results, text = mtp
+    results, text, _ = mtp
     assert "out-of-range" not in results
     assert "AcceleratorError: CUDA error: an illegal memory access was encountered" in text
     assert "(g4debug: raised by the CPU engine's stand-in" in text

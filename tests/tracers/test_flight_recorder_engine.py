@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_engine import ENGINE, dumps_in, side_by_side, started
+from real_engine import ENGINE, Process, dumps_in, side_by_side, started
 
 from g4debug.record import TrapRecord
 
@@ -26,7 +25,7 @@ SOON = 15  # what SIGTERM must not wait for takes longer; a busy machine is slow
 
 @dataclass
 class Run:
-    process: subprocess.Popen[bytes]
+    process: Process
     log: Path
     folder: Path
 

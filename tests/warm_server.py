@@ -1,0 +1,157 @@
+"""Forks processes that have SGLang's imports behind them; see warm.py, which starts it.
+
+``warm_server.py FD``: FD is a socket on which each message asks for one process. A message is
+JSON (``argv``, ``environ``, ``folder``) and two descriptors: its log, and a pipe that is told the
+process's number and, in the end, its exit status. It ends when the socket is closed.
+
+Nothing here replaces what SGLang does: modules are imported as each of its processes imports them
+before it loads its plugins, and no plugin is loaded. What ``multiprocessing`` would start with the
+same imports, SGLang's scheduler and detokenizer, is forked just as early: a child of the process
+that asks for it, with that one's environment, working folder and log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import runpy
+import select
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing import util
+
+LARGEST = 1 << 18  # bytes of a message: an environment and a command line
+SPARES = 2  # a scheduler and a detokenizer; a third process is started as ever
+HIGH = 1000  # descriptors from here on are in nobody's way
+imported: dict[str, str] = {}  # what SGLang's import puts into the environment
+Role = Callable[[], None]
+
+
+def serve(control: socket.socket) -> Role | None:
+    """Until the socket is closed. Returns, in each process that it forks, what that one does."""
+    living: dict[int, tuple[int, int]] = {}  # by pidfd: the process, its pipe
+    while True:
+        ready, _, _ = select.select([control, *living], [], [])
+        for pidfd in living.keys() & set(ready):
+            pid, report = living.pop(pidfd)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+                os.write(report, f"{status}\n".encode())
+            os.close(report)
+            os.close(pidfd)
+        if control not in ready:
+            continue
+        message, (log, report), _, _ = receive(control, 2)
+        if not message:
+            return None
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            for pidfd, (_, other) in living.items():
+                os.close(pidfd)
+                os.close(other)
+            return lambda: command(json.loads(message), log, report)
+        os.close(log)
+        living[os.pidfd_open(pid)] = (pid, report)
+
+
+def receive(source: socket.socket, count: int) -> tuple[bytes, list[int], int, object]:
+    """``count`` descriptors come with a message; none with the end of the conversation."""
+    message, fds, flags, address = socket.recv_fds(source, LARGEST, max(count, 16))
+    return message, fds or [-1] * count, flags, address
+
+
+def command(order: dict, log: int, report: int) -> None:
+    """A Python script with its arguments, in a session of its own."""
+    os.setsid()  # before it is known: who knows it may kill its group
+    os.write(report, f"{os.getpid()}\n".encode())
+    os.close(report)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    settle(order)
+    spares: list[tuple[int, socket.socket]] = []
+    for _ in range(SPARES):
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            for _, other in [*spares, (0, mine)]:
+                other.close()
+            spare(its)
+            return
+        its.close()
+        spares.append((pid, mine))
+    start = util.spawnv_passfds
+
+    def start_or_wake(path: bytes, arguments: list[str], fds: list[int]) -> int:
+        if "--multiprocessing-fork" not in arguments or not spares:
+            return start(path, arguments, fds)
+        pid, its = spares.pop(0)
+        order = {"code": arguments[arguments.index("-c") + 1], "environ": dict(os.environ)}
+        message = json.dumps({**order, "folder": os.getcwd(), "fds": fds}).encode()
+        socket.send_fds(its, [message], fds)
+        its.close()
+        return pid
+
+    util.spawnv_passfds = start_or_wake
+    sys.argv = order["argv"]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def spare(source: socket.socket) -> None:
+    """Wait to be what ``multiprocessing`` starts; end if that never comes."""
+    high = fcntl.fcntl(source.fileno(), fcntl.F_DUPFD_CLOEXEC, HIGH)
+    source.close()
+    with socket.socket(fileno=high) as source:
+        message, received, _, _ = receive(source, 0)
+    if not message:
+        return
+    order = json.loads(message)
+    # The pickled process speaks of its descriptors by number.
+    received = [(fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)) for fd in received]
+    for fd, _ in received:
+        os.close(fd)
+    for (_, fd), number in zip(received, order["fds"], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    settle(order)
+    sys.argv = ["-c", "--multiprocessing-fork"]
+    exec(order["code"], {"__name__": "__main__"})
+
+
+def settle(order: dict) -> None:
+    """What a new process inherits; PYTHONPATH, which Python reads when it starts."""
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update({**order["environ"], **imported})
+    wanted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    sys.path[:] = [*wanted, *(p for p in sys.path if p not in wanted)]
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    del sys.path[0]  # this folder, which nobody else has there
+    before = dict(os.environ)
+    import setproctitle
+    import sglang.srt.managers.scheduler  # noqa: F401  # the others import little more
+
+    setproctitle.getproctitle()  # finds the place of the title by the environment, now or never
+
+    imported.update(os.environ.items() - before.items())
+    threads = os.listdir("/proc/self/task")
+    if len(threads) > 1 or any(name.split(".")[0] == "g4debug" for name in sys.modules):
+        sys.exit(f"warm_server: got {len(threads)} threads or g4debug, expected SGLang alone")
+    gc.freeze()  # what is imported stays, in pages that all of them share
+    control.send(b"ready")
+    role = serve(control)
+    if role is not None:
+        role()
+
+
+if __name__ == "__main__":
+    main()
