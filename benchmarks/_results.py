@@ -23,7 +23,11 @@ def write(
     from g4debug.describe import versions
 
     path = out or HERE / f"{stem}_{device.split()[-1].lower()}.csv"
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    said = list(sys.argv[1:])
+    if "--out" in said:  # where the file was put is nobody's business
+        at = said.index("--out")
+        del said[at : at + 2]
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *said])
     head = {**versions(), "device": device, "command": command, **facts}
     with path.open("w", newline="") as f:
         f.write(f"# {json.dumps(head)}\n")

@@ -21,13 +21,14 @@ Bar = tuple[str, float]
 
 
 def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str) -> Iterator[float]:
-    """Median over the rounds of slow / fast, where both are in the same round of ``path``."""
+    """Median over the rounds of slow / fast, if ``path`` has both."""
     rounds: dict[str, dict[str, float]] = {}
     for row in _results.read(_results.HERE / path)[1]:
         if all(row[name] == value for name, value in where.items()):
             rounds.setdefault(row["round"], {})[row[key]] = float(row[figure])
-    if rounds:
-        yield statistics.median(r[slow] / r[fast] for r in rounds.values())
+    ratios = [r[slow] / r[fast] for r in rounds.values() if slow in r and fast in r]
+    if ratios:
+        yield statistics.median(ratios)
 
 
 def kernel(path: str, variant: str, **where: str) -> Iterator[float]:
@@ -44,9 +45,11 @@ def requests() -> Iterator[Bar]:
     for tower in ("E2B", "26B-A4B"):
         for note in ("", "_triton_attn"):
             path = f"mm_encoder_{tower}{note}_h200.csv"
+            how = " (triton)" if note else ""
             for x in paired(path, "way", "end_to_end_s", "alone", "together"):
-                how = " (triton)" if note else ""
                 yield f"mm-batched-encoder, {tower}, 6 images{how}", x
+            for x in paired(path, "way", "end_to_end_s", "alone", "fused"):
+                yield f"and vision-layer, {tower}, 6 images{how}", x
     for model in ("E4B", "26B-A4B"):
         for batch in ("1", "8", "64"):
             path, figure = f"decode_paths_{model}_h200.csv", "ms_per_token"

@@ -80,7 +80,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # measured alone, not yet in a server of 26B-A4B's size
     eligible=(
         "in MoE layers on CUDA, for up to 1024 experts; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

@@ -90,10 +90,9 @@ FIX = Fix(
     title="the norms between attention and a mixture of experts in one launch",
     seed="PR #18",
     upstream="none",
-    needs=">=0.5.12,<0.5.16",
+    needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # measured alone, not yet in a server of 26B-A4B's size
     eligible=(
         "in MoE layers without a per-layer embedding on CUDA; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

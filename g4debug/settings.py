@@ -134,7 +134,7 @@ class Settings:
         _number(0, 1_000_000),
         "yoco-fast-prefill runs in place of a piecewise CUDA graph where it spares so many rows; "
         "0: never",
-        0,
+        2048,  # benchmarks/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
     )
     mm_encoder_percent: int = _setting(
         "G4DEBUG_MM_ENCODER_PERCENT",

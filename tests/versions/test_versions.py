@@ -24,7 +24,7 @@ A, N, OFF = "applied", "not-needed", "off"
 STATES = {
     #                     12p1 13p1 0.5.14 15p1 0.5.23
     "force-eagle":        (OFF, OFF, N, N, N),  # a way out of v1's promotion; v2 from 0.5.14 on
-    "fused-router":       (OFF, N, N, N, N),  # 0.5.13 has a kernel of its own
+    "fused-router":       (A, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, A, N, N, N),  # 0.5.13 has it, but not under DP attention
     "locked-prefix":      (A, A, A, N, N),
@@ -37,7 +37,7 @@ STATES = {
     "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
-    "triple-rmsnorm":     (OFF, OFF, OFF, OFF, N),
+    "triple-rmsnorm":     (A, A, N, N, N),  # not run with what is later
     "vision-layer":       (A, A, N, N, N),  # as mm-batched-encoder
     "yoco-fast-prefill":  (A, N, N, N, N),  # written for 0.5.12 only
 }  # fmt: skip

@@ -1,0 +1,194 @@
+"""vision-layer's kernels beside SGLang's own operations and torch.compile of the same formulas.
+
+    python benchmarks/vision_layer.py [--rows 2520,15120] [--tune] [--out FILE.csv]
+
+The towers of E2B and E4B (768 wide, 12 heads of 64) and of 26B-A4B (1152, 16 of 72), bfloat16; a
+row is a patch: 2520 are one picture, 15,120 six. Stages: "qkv" from the QKV GEMM to attention,
+"gelu" between the GEMMs of the MLP, "norm+add" after attention's last GEMM. Bounds are finite, as
+in E2B's checkpoints. "sglang": the operations of 0.5.12.post1's layer, its norm kernel included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import _kernels
+import torch
+
+from g4debug.kernels import clipped_gelu_mul, clipped_norm_add, vision_qkv
+from g4debug.kernels._rows import Cut, Tile
+from g4debug.kernels.clipped_norm_add import Next
+
+# hidden, MLP, heads, head_dim
+TOWERS = {"E2B": (768, 3072, 12, 64), "26B-A4B": (1152, 4304, 16, 72)}
+ROWS = (2520, 15120)
+EPS = 1e-6
+Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+class Inputs:
+    """Seeded tensors of one tower and number of rows: ``count`` sets, weights once."""
+
+    def __init__(self, tower: str, rows: int, count: int, device: str = "cuda"):
+        generator = torch.Generator(device).manual_seed(rows)
+
+        def draw(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device).bfloat16()
+
+        hidden, inner, self.heads, self.dim = TOWERS[tower]
+        self.qkv = [draw(rows, 3 * hidden) for _ in range(count)]
+        self.both = [draw(rows, 2 * inner) for _ in range(count)]
+        self.x, self.residual = ([draw(rows, hidden) for _ in range(count)] for _ in "xr")
+        self.w, self.w_next = draw(hidden), draw(hidden)
+        self.wq, self.wk, self.one = draw(self.dim), draw(self.dim), draw(self.dim) * 0 + 1
+        angle = draw(rows, self.dim)
+        self.cos, self.sin = angle.cos(), angle.sin()
+        self.bounds = (torch.tensor(-3.0, device=device), torch.tensor(3.0, device=device))
+
+
+def eager_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * rstd * weight.float()).to(x.dtype)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    a, b, c, d = x.chunk(4, dim=-1)
+    return x * cos + torch.cat([-b, a, -d, c], dim=-1) * sin
+
+
+def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[[int], Any]]:
+    """The three stages, one operation after the other."""
+
+    def qkv(x: torch.Tensor) -> Any:
+        parts = [torch.clamp(p, *t.bounds) for p in x.chunk(3, dim=-1)]
+        q, k, v = (
+            norm(p.reshape(-1, t.dim), w, EPS).view(len(x), t.heads, t.dim)
+            for p, w in zip(parts, (t.wq, t.wk, t.one), strict=True)
+        )
+        cos, sin = t.cos[:, None], t.sin[:, None]
+        return rope(q, cos, sin), rope(k, cos, sin), v
+
+    def gelu(both: torch.Tensor) -> torch.Tensor:
+        gate, up = (torch.clamp(p, *t.bounds) for p in both.chunk(2, dim=-1))
+        product = torch.nn.functional.gelu(gate, approximate="tanh") * up
+        return torch.clamp(product, *t.bounds)
+
+    def norm_add(x: torch.Tensor, residual: torch.Tensor) -> Any:
+        out = norm(torch.clamp(x, *t.bounds), t.w, EPS) + residual
+        return out, torch.clamp(norm(out, t.w_next, EPS), *t.bounds)
+
+    return {"qkv": qkv, "gelu": gelu, "norm+add": norm_add}
+
+
+def of_inputs(t: Inputs, made: dict[str, Callable[..., Any]]) -> dict[str, _kernels.Variant]:
+    return {
+        "qkv": lambda i: made["qkv"](t.qkv[i]),
+        "gelu": lambda i: made["gelu"](t.both[i]),
+        "norm+add": lambda i: made["norm+add"](t.x[i], t.residual[i]),
+    }
+
+
+def ours(
+    t: Inputs, qkv: Cut | None = None, gelu: Tile | None = None, norm_add: Tile | None = None
+) -> dict[str, _kernels.Variant]:
+    b, following = t.bounds, Next(t.w_next, EPS, t.bounds)
+    return {
+        "qkv": lambda i: vision_qkv.vision_qkv(
+            t.qkv[i], t.heads, t.heads, t.cos, t.sin, t.wq, t.wk, EPS, b, b, b, qkv
+        ),
+        "gelu": lambda i: clipped_gelu_mul.clipped_gelu_mul(t.both[i], b, b, b, gelu),
+        "norm+add": lambda i: clipped_norm_add.clipped_norm_add(
+            t.x[i], b, t.w, t.residual[i], EPS, None, following, norm_add
+        ),
+    }
+
+
+def moved(tower: str, rows: int) -> dict[str, int]:
+    """Bytes that each stage must read and write."""
+    hidden, inner, _, dim = TOWERS[tower]
+    return {
+        "qkv": 2 * rows * (6 * hidden + 2 * dim),
+        "gelu": 2 * rows * 3 * inner,
+        "norm+add": 2 * rows * 4 * hidden,
+    }
+
+
+def sglang(t: Inputs) -> dict[str, _kernels.Variant]:
+    """Empty, with a word, where it is not installed."""
+    try:
+        from sgl_kernel import rmsnorm
+        from sglang.srt.models.gemma4_vision import _apply_multidimensional_rope
+    except ImportError as e:
+        print(f"SGLang's operations: left out; {e}")
+        return {}
+    return of_inputs(t, steps(t, rmsnorm, _apply_multidimensional_rope))
+
+
+def check(device: str) -> None:
+    """All variants give the same, within bfloat16's roundings."""
+    for tower in TOWERS:
+        t = Inputs(tower, 9, 1, device)
+        right, found = of_inputs(t, steps(t, eager_norm, turned)), {"ours": ours(t)}
+        if device == "cuda" and (theirs := sglang(t)):
+            found["sglang"] = theirs
+        for variants in found.values():
+            for stage, call in variants.items():
+                torch.testing.assert_close(call(0), right[stage](0), rtol=0.05, atol=0.1)
+    print(f"the same: eager, {', '.join(found)}")
+
+
+def tune(t: Inputs, at: str, count: int, rounds: int) -> None:
+    tiles = [Tile(r, w, True) for r in (1, 2, 4) for w in (1, 2, 4, 8)]
+    cuts = [Cut(w, pdl=True) for w in (1, 2, 4, 8)]
+    for stage, name, tries in (
+        ("qkv", "qkv", cuts), ("gelu", "gelu", tiles), ("norm+add", "norm_add", tiles)
+    ):  # fmt: skip
+        variants = {"today": ours(t)[stage]}
+        variants |= {str(tuple(how)): ours(t, **{name: how})[stage] for how in tries}
+        _kernels.tuned(f"{at} {stage}", variants, count, rounds)
+
+
+def main() -> None:
+    parser = _kernels.parser(__doc__)
+    args = parser.parse_args()
+    if args.check:
+        return check("cuda" if torch.cuda.is_available() else "cpu")
+    _kernels.needs_gpu()
+    check("cuda")
+    bandwidth = _kernels.copy_bandwidth()
+    found: list[dict[str, Any]] = []
+    for tower in TOWERS:
+        for rows in [int(r) for r in args.rows.split(",")] if args.rows else ROWS:
+            size = moved(tower, rows)
+            count = _kernels.sets(size["norm+add"])
+            t = Inputs(tower, rows, count)
+            if args.tune:
+                tune(t, f"{tower} {rows}", count, args.rounds)
+                continue
+            work: dict[str, dict[str, _kernels.Variant]] = {stage: {} for stage in size}
+            named = {"sglang": sglang(t)}
+            if not args.no_compile:
+                torch._dynamo.reset()
+                how = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
+                plain = steps(t, eager_norm, turned)
+                compiled = {s: torch.compile(f, **how) for s, f in plain.items()}
+                named["compiled"] = of_inputs(t, compiled)
+            for name, variants in (named | {"ours": ours(t)}).items():
+                for stage, call in variants.items():
+                    work[stage][name] = call
+            for stage, variants in work.items():
+                variants["copy"] = _kernels.copy_of(size[stage], count)
+                timed = _kernels.measure(variants, count, args.rounds)
+                at = {"tower": tower, "rows": rows, "stage": stage}
+                found += _kernels.rows_for(at, timed, size[stage], bandwidth)
+            del t, work, named, variants
+    if args.tune:
+        return
+    _kernels.write("vision_layer", found, args.out, bandwidth)
+    _kernels.table(found, ["tower", "rows", "stage"])
+
+
+if __name__ == "__main__":
+    main()
