@@ -158,6 +158,8 @@ def vision_qkv(
     if tokens == 0:
         return made
     how = how or cut(head_dim)
+    if how.per_sm:
+        raise ValueError(f"how: got {how}, expected one program for each token: per_sm=0")
     _vision_qkv_kernel[(tokens,)](
         qkv,
         cos,

@@ -224,6 +224,21 @@ def test_the_budget_splits_a_video_too(model, calls, monkeypatch):
     same(got, alone(model, "video", items))
 
 
+def test_a_tower_on_vision_layer_takes_less(model, calls, monkeypatch):
+    """Neither one-hot nor masks: more images fit into the budget."""
+    config = model.config.vision_config
+    sglangs, ours = (_mm_batches.bytes_of_patches(config, 4, fused)(16) for fused in (False, True))
+    assert ours < sglangs
+    items = [image(4, 4, seed) for seed in range(5)]
+    wanted = alone(model, "image", items)
+    calls.tower.clear()
+    for part in (model.vision_tower.encoder, model.vision_tower.patch_embedder):
+        monkeypatch.setattr(part, "g4debug_vision_layer", True, raising=False)
+    monkeypatch.setattr(mm_batched_encoder, "budget", lambda device: 2 * ours + 1)
+    same(batched(model, "image", items), wanted)
+    assert calls.tower == [2, 2, 1]
+
+
 def test_an_image_larger_than_the_budget_goes_alone(model, calls, monkeypatch):
     monkeypatch.setattr(mm_batched_encoder, "budget", lambda device: 1)
     items = [image(4, 4, seed) for seed in range(3)]

@@ -154,6 +154,8 @@ def test_a_wrong_shape_is_said():
     odd = torch.zeros(4, 18)
     with pytest.raises(ValueError, match="got head_dim 6, expected a multiple of 4"):
         vision_qkv.vision_qkv(odd, 1, 1, odd[:, :6], odd[:, :6], w, w, EPS, FREE, FREE, FREE)
+    with pytest.raises(ValueError, match="expected one program for each token"):
+        vision_qkv.vision_qkv(x, 1, 1, cos, cos, w, w, EPS, FREE, FREE, FREE, Cut(4, per_sm=1))
     with pytest.raises(ValueError, match="both: got 17 columns"):
         clipped_gelu_mul.clipped_gelu_mul(odd[:, :17], FREE, FREE, FREE)
     with pytest.raises(ValueError, match=r"residual: got shape \(3, 18\)"):
