@@ -124,7 +124,9 @@ def _vision_qkv_kernel(
 
 
 def cut(head_dim: int) -> Cut:
-    """One program for each token: its heads share a row of cos and of sin."""
+    """One program for each token: its heads share a row of cos and of sin. Not tuned:
+    ``benchmarks/vision_layer.py --tune`` tries the others.
+    """
     return Cut(2 if head_dim <= 64 else 4, pdl=True)
 
 
