@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,12 +223,18 @@ def sglang_root() -> Path:
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
+@cache
+def _installed() -> str:
+    # A start asks 200 times, and the metadata is a file of 30 kB.
+    return version("sglang")
+
+
 def sglang_version() -> Version | None:
     """The installed SGLang's version, read from its metadata; None if it is not installed."""
     root = _elsewhere.get()
     try:
         if root is None:
-            found = version("sglang")
+            found = _installed()
         else:
             found = next(d.version for d in distributions(name="sglang", path=[str(root)]))
     except (PackageNotFoundError, StopIteration):

@@ -257,3 +257,16 @@ def test_without_sglang_nothing_matches(monkeypatch):
     monkeypatch.setattr(targets, "sglang_version", lambda: None)
     assert not targets.matches(">=0")
     assert targets.path("attn.init")  # a site that never moved needs no version
+
+
+def test_the_modules_that_tests_let_sglang_skip_have_nothing_of_sglangs(sglang):
+    from sglang.srt.plugins import hook_registry
+
+    walked, every = hook_registry.sys.modules, sys.modules
+    assert __name__ in walked
+    assert not [n for n in every if n.startswith(("sglang", "g4debug")) and n not in walked]
+    skipped = [n for n in every if n not in walked]
+    assert len(skipped) > 1000
+    values = [(n, k, v) for n in skipped for k, v in vars(every[n]).items() if callable(v)]
+    homes = [(n, k, vars(v).get("__module__")) for n, k, v in values if hasattr(v, "__dict__")]
+    assert not [x for x in homes if str(x[2]).startswith("sglang")]
