@@ -21,8 +21,9 @@ demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU ne
 	@"$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
 
 # A file's tests share their engines, so a file stays with one worker; each takes some 3 GB.
+# The order is tests/conftest.py's: by number of tests, xdist's own, engines would come last.
 test: env ## Run the tests (ARGS="-k name" goes to pytest)
-	@"$(RUN)" -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@"$(RUN)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 versions: env ## Check every fix and hook site on each SGLang release that is supported
 	@"$(RUN)" -m pytest tests/versions --versions $(ARGS)

@@ -28,6 +28,12 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_modifyitems(items):
+    """Files that start engines first: what is left for the end is short, for every worker."""
+    long = {item.path for item in items if item.get_closest_marker("engine")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def _sglang_imported():
     """Real SGLang in this process, on the CPU engine; the environment is put back after."""
