@@ -24,9 +24,10 @@ def write(
 
     path = out or HERE / f"{stem}_{device.split()[-1].lower()}.csv"
     said = list(sys.argv[1:])
-    if "--out" in said:  # where the file was put is nobody's business
-        at = said.index("--out")
-        del said[at : at + 2]
+    for option in ("--out", "--profile"):  # where files were put is nobody's business
+        if option in said:
+            at = said.index(option)
+            del said[at : at + 2]
     command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *said])
     head = {**versions(), "device": device, "command": command, **facts}
     with path.open("w", newline="") as f:

@@ -1,12 +1,12 @@
 """The layers of the vision tower in few launches around their GEMMs (performance path).
 
-Of 48.7 ms that E2B's tower takes for six pictures together on a H200, GEMMs and attention are 13:
-0.5.12 runs eleven clamps, three norms and 2-D RoPE in some 60 kernels a layer. Here: one launch
-from the QKV GEMM to attention (:mod:`g4debug.kernels.vision_qkv`), one for gelu and its three
-clamps (:mod:`g4debug.kernels.clipped_gelu_mul`), one after each half of the layer for clamp, norm,
-residual, scalar and the input of the next GEMM (:mod:`g4debug.kernels.clipped_norm_add`). Each is
-float32 inside and rounds once, where SGLang rounds after every step. And a patch's position is
-looked up, where SGLang multiplies a one-hot matrix of 2.5 GB with the table.
+Of 48.9 ms that E2B's tower takes for six pictures together on a H200, GEMMs and attention are 11:
+0.5.12 runs eleven clamps, seven norms and 2-D RoPE in some 60 kernels a layer. Here, in 17.6 ms:
+one launch from the QKV GEMM to attention (:mod:`g4debug.kernels.vision_qkv`), one for gelu and its
+three clamps (:mod:`g4debug.kernels.clipped_gelu_mul`), one after each half of the layer for clamp,
+norm, residual, scalar and the input of the next GEMM (:mod:`g4debug.kernels.clipped_norm_add`).
+Each is float32 inside and rounds once, where SGLang rounds after every step. And a patch's position
+is looked up, where SGLang multiplies a one-hot matrix of 2.5 GB with the table.
 
 The GEMMs and attention stay SGLang's modules. The mask of patches x patches is not built: of the
 backends that this path runs with, none reads it.
@@ -132,6 +132,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    default=False,  # on a GPU the kernels were compared, the whole tower not yet with float32
     eligible=(
         "in Gemma-4's vision tower on CUDA, its attention fa3 or triton_attn; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

@@ -121,6 +121,26 @@ def test_the_tower_computes_the_same(process, arm, launches, finite, shape):
         assert (free - own[0]).abs().max() > 0.1
 
 
+def test_float16_is_as_near_to_float32_as_sglangs(process, arm):
+    """Each rounds elsewhere, so that they differ from each other; the truth is float32."""
+    pixels, at = picture(width=12, height=12)
+    arm(**{SWITCH: "1"})
+    own, ours, truth = tower(), tower(), tower()
+    for made in (own, ours):
+        made.to(torch.float16)
+    for right, rounded in zip(truth.parameters(), own.parameters(), strict=True):
+        right.copy_(rounded)
+    for made, on in ((own, False), (ours, True), (truth, False)):
+        vision_layer.use(made, on)
+    wide = pixels.half()
+    right = truth(wide.float(), at)[0]
+    theirs, mine = (
+        (made(wide, at)[0].float() - right).norm() / right.norm() for made in (own, ours)
+    )
+    print(f"from float32: SGLang {theirs:.2e}, ours {mine:.2e}")
+    assert 0 < mine < 1.1 * theirs
+
+
 def test_the_layers_of_sglang_are_not_called_and_its_gemms_are(process, arm, monkeypatch):
     arm(**{SWITCH: "1"})
     made, called = tower(), []

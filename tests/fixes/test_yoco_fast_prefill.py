@@ -496,6 +496,21 @@ def test_from_how_many_spared_rows_on_a_graph_is_not_replayed(
     assert can_run(lambda *a: False, runner, forward_batch) is False
 
 
+def test_a_prefill_that_is_not_replayed_is_cut_in_a_compiled_model(model, rows):
+    """SGLang puts a trampoline before the forward when it builds piecewise graphs."""
+    from sglang.srt.compilation.compile import install_torch_compiled
+
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    install_torch_compiled(model.text, backend_factory=lambda graph, example: graph)
+    try:
+        assert "forward" in vars(model.text)
+        model.forward(forward_batch)
+    finally:
+        del model.text.forward
+    assert rows[-1][0] == 40
+    assert rows[-1][max(rows[-1])] == 1
+
+
 def test_it_is_around_the_other_paths_of_a_layer():
     """They must get the rows that are left, not cut what they have fused."""
     from g4debug.fixes import _spec
