@@ -33,6 +33,7 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+PORTS: Final = range(20_000, 32_000)
 # SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.
 MTP: Final[Mapping[str, Any]] = {
     "speculative_algorithm": "NEXTN",
@@ -47,7 +48,7 @@ def server_arguments(
 ) -> dict[str, Any]:
     """SGLang ServerArgs for `(target, assistant)`; an override of None removes the argument."""
     target, assistant = model_dirs
-    arguments: dict[str, Any] = {"model_path": str(target), **BASE}
+    arguments: dict[str, Any] = {"model_path": str(target), **BASE, "nccl_port": _free_port()}
     if mtp:
         arguments |= {**MTP, "speculative_draft_model_path": str(assistant)}
     arguments |= overrides
@@ -110,15 +111,16 @@ def serving(
 
 
 def _free_port() -> int:
-    """Not the kernel's choice: SGLang adds 10000 for its gRPC port, which must stay below 65536."""
-    for port in random.sample(range(20_000, 50_000), 100):
+    """Not the kernel's choice, which SGLang would take: it listens seconds later, and by then a
+    connection of another process may have the port. Linux gives those 32768 and up."""
+    for port in random.sample(PORTS, 100):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue  # taken
             return port
-    raise CpuEngineError("CPU server: got 100 taken ports of 20000 to 50000, expected a free one.")
+    raise CpuEngineError(f"CPU server: got 100 taken ports of {PORTS}, expected a free one.")
 
 
 def _wait_until_healthy(
