@@ -163,3 +163,18 @@ def test_a_launch_with_a_truth_waits_for_nothing():
         books.guard()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("with_swa", [False, True])
+def test_marking_is_the_references(with_swa: bool, begins: bool) -> None:
+    """One word for each page, whichever of its tokens comes last; with what is to be skipped."""
+    generator = torch.Generator().manual_seed(3)
+    indices = torch.randint(-640, 640, (5000,), generator=generator)
+    swa = indices // 16 * 7 % 40 * 16 if with_swa else None
+    right, got = page_shadow.new(30, "cpu"), page_shadow.new(30, CUDA)
+    page_shadow.reference(right, indices, 16, page_shadow.HELD, swa, begins)
+    on_gpu = None if swa is None else swa.to(CUDA)
+    page_shadow.mark(got, indices.to(CUDA), 16, page_shadow.HELD, on_gpu, begins)
+    assert torch.equal(got.cpu(), right)
+    assert (right[1:-1] != page_shadow.FREE).any()
