@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -32,6 +33,21 @@ class Batch:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
         self.attn_backend, self.forward_mode = Backend(), ForwardMode.DECODE
+
+
+def count_launches(monkeypatch: Any, modules: Iterable[ModuleType]) -> dict[str, int]:
+    """How often each kernel is launched, from now on; a module's launcher has its name."""
+    counted: dict[str, int] = {}
+    for module in modules:
+        name = module.__name__.rpartition(".")[2]
+        real = getattr(module, name)
+
+        def spy(*args: Any, real: Any = real, name: str = name, **kwargs: Any) -> Any:
+            counted[name] = counted.get(name, 0) + 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, spy)
+    return counted
 
 
 @contextmanager

@@ -50,17 +50,8 @@ def launches(monkeypatch):
     """How often each kernel was launched."""
     from g4debug.kernels import fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm
 
-    counted: dict[str, int] = {}
-    for module in (fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm):
-        name = module.__name__.rpartition(".")[2]
-        real = getattr(module, name)
-
-        def spy(*args, real=real, name=name, **kwargs):
-            counted[name] = counted.get(name, 0) + 1
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, spy)
-    return counted
+    modules = (fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm)
+    return real_layer.count_launches(monkeypatch, modules)
 
 
 class Experts(torch.nn.Module):

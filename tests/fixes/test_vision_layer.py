@@ -53,17 +53,8 @@ def process(_sglang_imported, tmp_path_factory):
 @pytest.fixture
 def launches(monkeypatch):
     """How often each kernel was launched."""
-    counted: dict[str, int] = {}
-    for name in KERNELS:
-        module = getattr(_vision_layer, name)
-        real = getattr(module, name)
-
-        def spy(*args, real=real, name=name, **kwargs):
-            counted[name] = counted.get(name, 0) + 1
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, spy)
-    return counted
+    modules = (getattr(_vision_layer, name) for name in KERNELS)
+    return real_layer.count_launches(monkeypatch, modules)
 
 
 def tower(finite=False, **other):
