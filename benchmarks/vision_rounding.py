@@ -1,0 +1,119 @@
+"""How far a bfloat16 vision tower is from the float32 one: SGLang's roundings and vision-layer's.
+
+    python benchmarks/vision_rounding.py [--layers 2] [--side 24] [--logits 1]
+
+On a CPU, E2B's widths, one picture of side x side patches, seeded weights. Our kernels are their
+references in torch, which round where the kernels do; attention stands in for fa3: scores and sums
+in float32, probabilities in bfloat16. --logits: standard deviation of attention's logits. A trained
+tower's are of size 1; norms of weight 1, as random weights have them, make 8 of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAD_DIM = 64
+SIZES = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": HEAD_DIM,
+}
+
+
+class Attention(torch.nn.Module):
+    """Head by head: [tokens, heads, head_dim] of one picture."""
+
+    def forward(self, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
+        heads = []
+        for a, b, c in zip(*(t.unbind(1) for t in (q, k, v)), strict=True):
+            scores = a.float() @ b.float().T
+            scores = torch.exp(scores - scores.amax(-1, keepdim=True))
+            found = scores.to(c.dtype).float() @ c.float()
+            heads.append((found / scores.sum(-1, keepdim=True)).to(c.dtype))
+        return torch.stack(heads, dim=1)
+
+
+def tower(layers: int, logits: float) -> Any:
+    """A seeded Gemma4VisionEncoder, float32 of bfloat16 numbers."""
+    from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder
+    from transformers import Gemma4VisionConfig
+
+    made = Gemma4VisionEncoder(Gemma4VisionConfig(num_hidden_layers=layers, **SIZES)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, p in made.named_parameters():
+        if p.dim() > 1:
+            p.copy_(torch.randn(p.shape, generator=generator) / p.shape[-1] ** 0.5)
+        else:
+            p.fill_(logits / HEAD_DIM**0.5 if name.endswith("q_norm.weight") else 1)
+        p.copy_(p.bfloat16())
+    for layer in made.encoder.layers:
+        layer.self_attn.qkv_backend = Attention()
+    return made
+
+
+def run(made: Any, side: int, ours: bool) -> torch.Tensor:
+    """Hidden states after the last layer, float32."""
+    from g4debug.fixes import _vision_layer
+
+    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    at = torch.stack([x.reshape(-1), y.reshape(-1)], dim=-1)[None]
+    pixels = torch.rand(1, side**2, 768, generator=torch.Generator().manual_seed(1)).bfloat16()
+    valid, embedder = torch.ones(1, side**2, dtype=torch.bool), made.patch_embedder
+    hidden = embedder._patch_projection(pixels.to(embedder.input_proj.weight.dtype))
+    table = embedder.position_embedding_table
+    hidden = hidden + _vision_layer.position_embeddings(table, at, ~valid)
+    if ours:
+        return _vision_layer.encode(made.encoder, hidden, at).float()
+    out: torch.Tensor = made.encoder(hidden, valid, at)
+    return out.float()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--side", type=int, default=24)
+    parser.add_argument("--logits", type=float, default=1.0)
+    args = parser.parse_args()
+    from g4debug import cpu
+
+    cpu.prepare()
+    sys.path.insert(0, str(ROOT / "tests"))
+    import real_layer
+    from g4debug.fixes import _vision_layer
+    from sglang.srt.server_args import get_global_server_args
+
+    from g4debug.cpu.geometry import TINY
+    from g4debug.cpu.models import write
+
+    for name in ("vision_qkv", "clipped_gelu_mul", "clipped_norm_add"):
+        module = getattr(_vision_layer, name)
+        setattr(module, name, module.reference)
+    with tempfile.TemporaryDirectory(prefix="g4debug-rounding-") as folder, torch.no_grad():
+        target, _ = write(TINY, Path(folder) / "tiny")
+        with real_layer.one_process(str(target)):
+            get_global_server_args().mm_attention_backend = "triton_attn"
+            made = tower(args.layers, args.logits)
+            right = run(made, args.side, ours=False)
+            made.bfloat16()
+            theirs, mine = (run(made, args.side, ours) for ours in (False, True))
+    far = [float((t - right).norm() / right.norm()) for t in (theirs, mine)]
+    apart = float((mine - theirs).norm() / theirs.norm())
+    print(
+        f"{args.layers} layers, {args.side} x {args.side} patches, logits of size {args.logits:g}"
+    )
+    print(f"from float32: SGLang {far[0]:.4f}, vision-layer {far[1]:.4f}; apart {apart:.4f}")
+
+
+if __name__ == "__main__":
+    main()
