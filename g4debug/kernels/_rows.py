@@ -64,6 +64,24 @@ def _sms(index: int) -> int:
 
 
 @triton.jit
+def in_turn(PDL: tl.constexpr):
+    """How a kernel begins: see options()."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def tile_at(tile, rows, first, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows (int64 [ROWS, 1]) and columns ([1, BLOCK], from ``first`` on) of a Tile, and which of
+    its elements are among rows x N."""
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = first + tl.arange(0, BLOCK)[None, :]
+    inside = (row < rows) & (cols < N)
+    return row.to(tl.int64), cols, inside
+
+
+@triton.jit
 def load_row(ptr, cols, N: tl.constexpr):
     """float32 of the N columns of a row, 0 beyond them."""
     return tl.load(ptr + cols, mask=cols < N, other=0.0).to(tl.float32)

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Bounds, Tile, clipped, needs_rows, options
+from g4debug.kernels._rows import Bounds, Tile, clipped, in_turn, needs_rows, options, tile_at
 from g4debug.kernels.gelu_mul import gelu
 
 COLUMNS = 1024  # of one program; a row is cut, since its width is no power of two
@@ -38,15 +38,10 @@ def _clipped_gelu_mul_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    in_turn(PDL)
     parts: tl.constexpr = (N + BLOCK - 1) // BLOCK
     program = tl.program_id(0)  # one axis: the others end at 65,535
-    row = (program // parts) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = (program % parts) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (cols < N)
-    row = row.to(tl.int64)
+    row, cols, inside = tile_at(program // parts, rows, (program % parts) * BLOCK, N, ROWS, BLOCK)
     gate = tl.load(both_ptr + row * stride + cols, mask=inside, other=0.0)
     up = tl.load(both_ptr + row * stride + N + cols, mask=inside, other=0.0)
     product = gelu(clipped(gate, gate_low_ptr, gate_high_ptr)) * clipped(

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Bounds, Tile, clipped, needs_rows, options
+from g4debug.kernels._rows import Bounds, Tile, clipped, in_turn, needs_rows, options, tile_at
 
 
 class Next(NamedTuple):
@@ -59,13 +59,8 @@ def _clipped_norm_add_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (cols < N)
-    row = row.to(tl.int64)
+    in_turn(PDL)
+    row, cols, inside = tile_at(tl.program_id(0), rows, 0, N, ROWS, BLOCK)
     x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0)
     r = tl.load(r_ptr + row * stride_r + cols, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)

@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import DTYPES, Tile, for_graphs, options
+from g4debug.kernels._rows import DTYPES, Tile, for_graphs, in_turn, options
 
 MAX_EXPERTS = 1024  # a row is held in registers
 UNROLL = 16  # rounds that are unrolled
@@ -66,9 +66,7 @@ def _fused_router_kernel(
     PICKED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    in_turn(PDL)
     LEAST: tl.constexpr = -2147483648
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     e = tl.arange(0, BLOCK)[None, :]

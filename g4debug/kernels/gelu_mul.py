@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Tile, for_graphs, needs_rows, options
+from g4debug.kernels._rows import Tile, for_graphs, in_turn, needs_rows, options, tile_at
 
 
 @triton.jit
@@ -38,13 +38,8 @@ def _gelu_mul_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (cols < N)
-    row = row.to(tl.int64)
+    in_turn(PDL)
+    row, cols, inside = tile_at(tl.program_id(0), rows, 0, N, ROWS, BLOCK)
     g = tl.load(gate_ptr + row * stride_gate + cols, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0).to(tl.float32)
     out = gelu(g) * x

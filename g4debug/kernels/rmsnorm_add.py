@@ -18,6 +18,7 @@ import triton.language as tl
 from g4debug.kernels._rows import (
     Cut,
     for_graphs,
+    in_turn,
     load_row,
     needs_rows,
     options,
@@ -51,9 +52,7 @@ def _rmsnorm_add_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    in_turn(PDL)
     cols = tl.arange(0, BLOCK)
     w = load_row(w_ptr, cols, N)
     scale = 1.0

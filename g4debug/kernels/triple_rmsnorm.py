@@ -24,6 +24,7 @@ import triton.language as tl
 from g4debug.kernels._rows import (
     Cut,
     for_graphs,
+    in_turn,
     load_row,
     needs_rows,
     options,
@@ -79,9 +80,7 @@ def _triple_rmsnorm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    in_turn(PDL)
     cols = tl.arange(0, BLOCK)
     wx = load_row(wx_ptr, cols, N)
     wd = load_row(wd_ptr, cols, N)

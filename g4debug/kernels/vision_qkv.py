@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.kernels._rows import Bounds, Cut, clipped, needs_rows, options
+from g4debug.kernels._rows import Bounds, Cut, clipped, in_turn, needs_rows, options
 
 
 class Heads(NamedTuple):
@@ -91,9 +91,7 @@ def _vision_qkv_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    in_turn(PDL)
     token = tl.program_id(0).to(tl.int64)
     x_ptr += token * stride
     col = tl.arange(0, BLOCK)[None, None, :]
