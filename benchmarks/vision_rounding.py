@@ -19,13 +19,12 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAD_DIM = 64
 SIZES = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_attention_heads": 12,
     "num_key_value_heads": 12,
-    "head_dim": HEAD_DIM,
+    "head_dim": 64,
 }
 
 
@@ -44,16 +43,11 @@ class Attention(torch.nn.Module):
 
 def tower(layers: int, logits: float) -> Any:
     """A seeded Gemma4VisionEncoder, float32 of bfloat16 numbers."""
-    from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder
-    from transformers import Gemma4VisionConfig
+    import real_tower
 
-    made = Gemma4VisionEncoder(Gemma4VisionConfig(num_hidden_layers=layers, **SIZES)).eval()
-    generator = torch.Generator().manual_seed(0)
-    for name, p in made.named_parameters():
-        if p.dim() > 1:
-            p.copy_(torch.randn(p.shape, generator=generator) / p.shape[-1] ** 0.5)
-        else:
-            p.fill_(logits / HEAD_DIM**0.5 if name.endswith("q_norm.weight") else 1)
+    made = real_tower.tower({"num_hidden_layers": layers, **SIZES})
+    real_tower.logits_of_size(made, logits)
+    for p in made.parameters():
         p.copy_(p.bfloat16())
     for layer in made.encoder.layers:
         layer.self_attn.qkv_backend = Attention()
@@ -62,10 +56,10 @@ def tower(layers: int, logits: float) -> Any:
 
 def run(made: Any, side: int, ours: bool) -> torch.Tensor:
     """Hidden states after the last layer, float32."""
+    import real_tower
     from g4debug.fixes import _vision_layer
 
-    y, x = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    at = torch.stack([x.reshape(-1), y.reshape(-1)], dim=-1)[None]
+    at = real_tower.positions(side, side)[None]
     pixels = torch.rand(1, side**2, 768, generator=torch.Generator().manual_seed(1)).bfloat16()
     valid, embedder = torch.ones(1, side**2, dtype=torch.bool), made.patch_embedder
     hidden = embedder._patch_projection(pixels.to(embedder.input_proj.weight.dtype))

@@ -28,14 +28,14 @@ def encode(
     batch, patches, _ = inputs_embeds.shape
     hidden = inputs_embeds.flatten(0, 1)
     layers = list(encoder.layers)
-    first = before_qkv(layers[0])
-    x: Any = torch.clamp(layers[0].input_layernorm(hidden), *first.bounds)
+    qkv = layers[0].self_attn.qkv
+    x: Any = torch.clamp(layers[0].input_layernorm(hidden), qkv.input_min, qkv.input_max)
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
         x = attend(layer.self_attn, x, cos, sin, batch, patches)
         mlp, norm = layer.mlp, layer.post_attention_layernorm
         hidden, x = clipped_norm_add.clipped_norm_add(
             x, output_bounds(layer.self_attn.o_proj), norm.weight, hidden, eps_of(norm),
-            following=before_mlp(layer),
+            following=before(layer.pre_feedforward_layernorm, mlp.gate_up),
         )  # fmt: skip
         gate_up = mlp.gate_up
         x, _ = gate_up.gate_up_proj(x)
@@ -49,7 +49,8 @@ def encode(
         norm = layer.post_feedforward_layernorm
         hidden, x = clipped_norm_add.clipped_norm_add(
             x, output_bounds(mlp.down_proj), norm.weight, hidden, eps_of(norm),
-            layer.layer_scalar, None if after is None else before_qkv(after),
+            layer.layer_scalar,
+            None if after is None else before(after.input_layernorm, after.self_attn.qkv),
         )  # fmt: skip
     return hidden.view(inputs_embeds.shape)
 
@@ -98,15 +99,8 @@ def attend(
     return out
 
 
-def before_qkv(layer: Any) -> Next:
-    """The norm and the bounds before a layer's QKV GEMM."""
-    norm, linear = layer.input_layernorm, layer.self_attn.qkv
-    return Next(norm.weight, eps_of(norm), (linear.input_min, linear.input_max))
-
-
-def before_mlp(layer: Any) -> Next:
-    """The norm and the bounds before a layer's gate and up GEMM."""
-    norm, linear = layer.pre_feedforward_layernorm, layer.mlp.gate_up
+def before(norm: Any, linear: Any) -> Next:
+    """The norm and the clamp of what a clippable linear's GEMM takes."""
     return Next(norm.weight, eps_of(norm), (linear.input_min, linear.input_max))
 
 

@@ -33,6 +33,7 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+# Below what Linux chooses from; and with the 10000 that SGLang adds for its gRPC port, a port.
 PORTS: Final = range(20_000, 32_000)
 # SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.
 MTP: Final[Mapping[str, Any]] = {
@@ -48,11 +49,15 @@ def server_arguments(
 ) -> dict[str, Any]:
     """SGLang ServerArgs for `(target, assistant)`; an override of None removes the argument."""
     target, assistant = model_dirs
-    arguments: dict[str, Any] = {"model_path": str(target), **BASE, "nccl_port": _free_port()}
+    arguments = {"model_path": str(target), **_base()}
     if mtp:
         arguments |= {**MTP, "speculative_draft_model_path": str(assistant)}
     arguments |= overrides
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _base() -> dict[str, Any]:
+    return {**BASE, "nccl_port": _free_port()}
 
 
 def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:
@@ -65,7 +70,7 @@ def command(user_flags: Sequence[str] = (), mtp: bool = True) -> list[str]:
     given = {flag.split("=")[0].lstrip("-").replace("-", "_") for flag in user_flags}
     if "model_path" in given or "model" in given:
         # The toy assistant fits no other target.
-        arguments: dict[str, Any] = dict(BASE)
+        arguments = _base()
     else:
         arguments = server_arguments(tiny_models(), mtp, served_model_name="g4debug-tiny")
     flags = [

@@ -11,6 +11,7 @@ import logging
 
 import pytest
 import real_layer
+import real_tower
 import torch
 from g4debug.fixes import _mm_batches, _paths, _vision_layer, vision_layer
 from g4debug.fixes._spec import Fix
@@ -58,23 +59,11 @@ def launches(monkeypatch):
 
 
 def tower(finite=False, **other):
-    """Seeded, with sensible sizes; a scalar that is not 1. finite: with the bounds of a checkpoint,
-    narrow enough to bite."""
-    from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder
-    from transformers import Gemma4VisionConfig
-
-    made = Gemma4VisionEncoder(Gemma4VisionConfig(**(VISION | other))).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(0)
-    for p in made.parameters():
-        noise = torch.randn(p.shape, generator=generator)
-        p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
+    """Seeded; a scalar that is not 1. finite: with the bounds of a checkpoint, narrow enough to
+    bite."""
+    made = real_tower.tower(VISION | other, 0.3 if finite else None)
     for layer in made.encoder.layers:
         layer.layer_scalar.fill_(0.75)
-    if finite:
-        for name, buffer in made.named_buffers():
-            if name.endswith(("_min", "_max")):
-                size = 0.3 + torch.rand((), generator=generator)
-                buffer.fill_(-size if name.endswith("_min") else size)
     return made
 
 
@@ -82,10 +71,7 @@ def picture(width=4, height=4, padded=0, batch=1):
     """Pixels [batch, patches, PATCH] and positions [batch, patches, 2]."""
     n = width * height + padded
     pixels = torch.rand(batch, n, PATCH, generator=torch.Generator().manual_seed(n))
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    at = torch.full((n, 2), -1)
-    at[: width * height] = torch.stack([x.reshape(-1), y.reshape(-1)], dim=-1)
-    return pixels, at.expand(batch, -1, -1).clone()
+    return pixels, real_tower.positions(width, height, padded).expand(batch, -1, -1).clone()
 
 
 def same(got, wanted):

@@ -153,36 +153,20 @@ class Attention(torch.nn.Module):
 
 @pytest.fixture
 def tower(tmp_path):
-    """Makes a seeded Gemma4VisionEncoder of four layers with bounds that bite.
-
-    Logits of attention are of size 1, as in a trained tower: where they are large, softmax turns
-    every rounding into another answer (SGLang's own bfloat16 is then 6 % from float32 in two
-    layers, all in sixteen).
-    """
+    """Makes a seeded Gemma4VisionEncoder of four layers with bounds that bite, and attention's
+    logits of size 1, as in a trained tower (benchmarks/vision_rounding.py)."""
     pytest.importorskip("sglang")
     import real_layer
+    import real_tower
     from sglang.srt.server_args import get_global_server_args
-    from transformers import Gemma4VisionConfig
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
 
     def make(size: str, attention: str | None, dtype: torch.dtype = torch.bfloat16):
-        from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder
-
         get_global_server_args().mm_attention_backend = attention
-        config = Gemma4VisionConfig(num_hidden_layers=4, **TOWERS[size])
-        made = Gemma4VisionEncoder(config).eval().requires_grad_(False)
-        generator = torch.Generator().manual_seed(0)
-        for name, p in made.named_parameters():
-            noise = torch.randn(p.shape, generator=generator)
-            p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
-            if name.endswith("q_norm.weight"):
-                p.mul_(config.head_dim**-0.5)
-        for name, buffer in made.named_buffers():
-            if name.endswith(("_min", "_max")):
-                bound = 1.0 + torch.rand((), generator=generator)
-                buffer.fill_(-bound if name.endswith("_min") else bound)
+        made = real_tower.tower({"num_hidden_layers": 4, **TOWERS[size]}, 1.0)
+        real_tower.logits_of_size(made, 1.0)
         made.to("cuda", torch.bfloat16)
         if dtype == torch.float32:
             made.to(dtype)
@@ -216,10 +200,9 @@ def ours(made, pixels, at):
 @pytest.mark.parametrize("size", TOWERS)
 def test_it_is_as_near_to_float32_as_sglangs_tower(tower, size, attention):
     """bfloat16, two pictures of 48 x 48 patches and padding."""
-    y, x = torch.meshgrid(torch.arange(48), torch.arange(48), indexing="ij")
-    at = torch.full((2, 2520, 2), -1)
-    at[:, : 48 * 48] = torch.stack([x.reshape(-1), y.reshape(-1)], dim=-1)
-    at = at.cuda()
+    import real_tower
+
+    at = real_tower.positions(48, 48, 2520 - 48 * 48).expand(2, -1, -1).cuda()
     generator = torch.Generator().manual_seed(1)
     pixels = torch.rand(2, 2520, 768, generator=generator).to("cuda", torch.bfloat16)
     right, valid = tower(size, attention, torch.float32)(pixels.float(), at)
