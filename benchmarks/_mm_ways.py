@@ -13,7 +13,7 @@ class Ways:
     """Switches a model between the three ways, and looks whether it went there."""
 
     def __init__(self, model: Any) -> None:
-        from g4debug.fixes import vision_layer
+        from g4debug.fixes.paths.vision_layer import fix as vision_layer
 
         self.model, self.tower = model, model.vision_tower
         if not vision_layer.used(self.tower):
@@ -22,24 +22,25 @@ class Ways:
         self.features = {"alone": batched.__wrapped__, "together": batched, "fused": batched}
 
     def take(self, way: str) -> None:
-        from g4debug.fixes import vision_layer
+        from g4debug.fixes.paths.vision_layer import fix as vision_layer
 
         type(self.model).get_image_feature = self.features[way]
         vision_layer.use(self.tower, way == "fused")
 
     def passes(self, items: list[Any], fused: bool) -> int:
         """Calls of the tower for pictures of one size, within the budget."""
-        from g4debug.fixes import _mm_batches, mm_batched_encoder
+        from g4debug.fixes.paths.mm_batched_encoder import batches as mm_batches
+        from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
 
         element = self.model.language_model.dtype().itemsize
         config = self.model.config.vision_config
-        cost = _mm_batches.bytes_of_patches(config, element, fused)(items[0].feature.shape[1])
+        cost = mm_batches.bytes_of_patches(config, element, fused)(items[0].feature.shape[1])
         each = max(1, mm_batched_encoder.budget(self.tower.device) // cost)
         return -(-len(items) // each)
 
     def check(self, way: str, items: list[Any]) -> None:
         """Raise RuntimeError if the calls are not this way's."""
-        from g4debug.kernels import vision_qkv
+        from g4debug.fixes.paths.kernels import vision_qkv
 
         calls = {"tower": 0, "sglang's layer": 0, "kernel": 0}
 

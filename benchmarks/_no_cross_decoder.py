@@ -7,7 +7,8 @@ everything else. Beside it, seeded weights.
 
 def register() -> None:
     import _seeded_weights
-    from g4debug.fixes import _yoco_plan
 
-    _yoco_plan.rows_read = lambda forward_batch, facts: [0] * len(facts.goes_on)
+    from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
+
+    yoco_plan.rows_read = lambda forward_batch, facts: [0] * len(facts.goes_on)
     _seeded_weights.register()

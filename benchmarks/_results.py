@@ -20,7 +20,7 @@ def write(
 
     device: the GPU's name, or cpu. facts: what else the first line is to say.
     """
-    from g4debug.describe import versions
+    from g4debug.trapping.describe import versions
 
     path = out or HERE / f"{stem}_{device.split()[-1].lower()}.csv"
     said = list(sys.argv[1:])

@@ -86,7 +86,7 @@ def tracer_sites() -> int:
 
     if plugin.in_force is None:
         return 0
-    hooks, fixes = plugin.in_force.hooks, set(discovery.names("g4debug.fixes"))
+    hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
     return sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
 
 

@@ -54,8 +54,8 @@ def paths() -> list[str]:
     """The performance paths of this checkout."""
     from g4debug import discovery
 
-    names = discovery.names("g4debug.fixes")
-    return [n for n in names if discovery.load("g4debug.fixes", n, "FIX").eligible]
+    names = discovery.names("fix")
+    return [n for n in names if discovery.load("fix", n).eligible]
 
 
 def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 import _kernels
 import torch
 
-from g4debug.kernels import fused_router as ours
+from g4debug.fixes.paths.kernels import fused_router as ours
 
 EXPERTS, TOP_K = 128, 8
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -33,7 +33,7 @@ Route = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Te
 
 def torch_path(scale: torch.Tensor) -> Route:
     """``routing_function`` of the installed SGLang's Gemma4MoE, a closure over ``scale``."""
-    from g4debug.fixes._source import source
+    from g4debug.fixes.source import source
 
     text = textwrap.dedent(source("sglang.srt.models.gemma4_causal.Gemma4MoE.__init__"))
     found = [n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") == "routing_function"]

@@ -200,8 +200,9 @@ def measure(
 ) -> tuple[list[dict[str, Any]], str]:
     import torch
     from _servers import device_name
-    from g4debug.fixes import mm_batched_encoder
     from sglang.srt.managers.mm_utils import init_mm_embedding_cache
+
+    from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
 
     (folder / "config.json").write_text(json.dumps(config(tower)))
     made = runner(folder, device, attention)

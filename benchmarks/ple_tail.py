@@ -19,11 +19,11 @@ import _kernels
 import torch
 from torch.nn.functional import gelu, linear
 
-from g4debug.kernels import gelu_mul as gelu_mul_kernel
-from g4debug.kernels import rmsnorm_add as rmsnorm_add_kernel
-from g4debug.kernels._rows import Cut
-from g4debug.kernels.gelu_mul import Tile, gelu_mul
-from g4debug.kernels.rmsnorm_add import rmsnorm_add
+from g4debug.fixes.paths.kernels import gelu_mul as gelu_mul_kernel
+from g4debug.fixes.paths.kernels import rmsnorm_add as rmsnorm_add_kernel
+from g4debug.fixes.paths.kernels._rows import Cut
+from g4debug.fixes.paths.kernels.gelu_mul import Tile, gelu_mul
+from g4debug.fixes.paths.kernels.rmsnorm_add import rmsnorm_add
 
 WIDTHS = {"E2B": (1536, 35), "E4B": (2560, 42), "26B-A4B": (2816, 30)}
 PLE, EPS = 256, 1e-6

@@ -14,8 +14,8 @@ from typing import Any
 import _kernels
 import torch
 
-from g4debug.kernels import triple_rmsnorm as ours
-from g4debug.kernels._rows import Cut
+from g4debug.fixes.paths.kernels import triple_rmsnorm as ours
+from g4debug.fixes.paths.kernels._rows import Cut
 
 WIDTHS = {"E2B": 1536, "E4B": 2560, "26B-A4B": 2816}
 EPS = 1e-6

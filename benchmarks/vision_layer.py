@@ -16,9 +16,9 @@ from typing import Any
 import _kernels
 import torch
 
-from g4debug.kernels import clipped_gelu_mul, clipped_norm_add, vision_qkv
-from g4debug.kernels._rows import Cut, Tile
-from g4debug.kernels.clipped_norm_add import Next
+from g4debug.fixes.paths.kernels import clipped_gelu_mul, clipped_norm_add, vision_qkv
+from g4debug.fixes.paths.kernels._rows import Cut, Tile
+from g4debug.fixes.paths.kernels.clipped_norm_add import Next
 
 # hidden, MLP, heads, head_dim
 TOWERS = {"E2B": (768, 3072, 12, 64), "26B-A4B": (1152, 4304, 16, 72)}

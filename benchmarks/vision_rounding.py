@@ -57,16 +57,17 @@ def tower(layers: int, logits: float) -> Any:
 def run(made: Any, side: int, ours: bool) -> torch.Tensor:
     """Hidden states after the last layer, float32."""
     import real_tower
-    from g4debug.fixes import _vision_layer
+
+    from g4debug.fixes.paths.vision_layer import layer as vision_layers
 
     at = real_tower.positions(side, side)[None]
     pixels = torch.rand(1, side**2, 768, generator=torch.Generator().manual_seed(1)).bfloat16()
     valid, embedder = torch.ones(1, side**2, dtype=torch.bool), made.patch_embedder
     hidden = embedder._patch_projection(pixels.to(embedder.input_proj.weight.dtype))
     table = embedder.position_embedding_table
-    hidden = hidden + _vision_layer.position_embeddings(table, at, ~valid)
+    hidden = hidden + vision_layers.position_embeddings(table, at, ~valid)
     if ours:
-        return _vision_layer.encode(made.encoder, hidden, at).float()
+        return vision_layers.encode(made.encoder, hidden, at).float()
     out: torch.Tensor = made.encoder(hidden, valid, at)
     return out.float()
 
@@ -84,14 +85,14 @@ def main() -> None:
     cpu.prepare()
     sys.path.insert(0, str(ROOT / "tests"))
     import real_layer
-    from g4debug.fixes import _vision_layer
     from sglang.srt.server_args import get_global_server_args
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
+    from g4debug.fixes.paths.vision_layer import layer as vision_layers
 
     for name in ("vision_qkv", "clipped_gelu_mul", "clipped_norm_add"):
-        module = getattr(_vision_layer, name)
+        module = getattr(vision_layers, name)
         setattr(module, name, module.reference)
     with tempfile.TemporaryDirectory(prefix="g4debug-rounding-") as folder, torch.no_grad():
         target, _ = write(TINY, Path(folder) / "tiny")

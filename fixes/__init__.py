@@ -1,1 +1,1 @@
-"""Fixes for SGLang, one file each; installed as ``g4debug.fixes``."""
+"""Fixes for bugs of SGLang, one file each, importable as g4debug.fixes; paths/ is performance."""

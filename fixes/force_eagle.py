@@ -17,11 +17,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "force-eagle"
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
@@ -101,10 +101,10 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.around("args.spec_alias", Layer.FIX, ID, around_alias)
-    hooks.before("server_args.check", Layer.FIX, ID, before_check)
+    hooks.around("args.spec_alias", Order.FIX, ID, around_alias)
+    hooks.before("server_args.check", Order.FIX, ID, before_check)
 
 
 FIX = Fix(

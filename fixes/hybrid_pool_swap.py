@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "hybrid-pool-swap"
 HYBRID = "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
@@ -65,9 +65,9 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.after("attn.hybrid_init", Layer.FIX, ID, after_init)
+    hooks.after("attn.hybrid_init", Order.FIX, ID, after_init)
 
 
 FIX = Fix(

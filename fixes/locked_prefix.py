@@ -17,13 +17,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "locked-prefix"
 SITE = "tree.swa_insert"
@@ -85,9 +85,9 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.before(SITE, Layer.FIX, ID, before_insert)
+    hooks.before(SITE, Order.FIX, ID, before_insert)
 
 
 FIX = Fix(

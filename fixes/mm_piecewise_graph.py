@@ -21,13 +21,12 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
-
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 from g4debug.settings import fix_switch
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "mm-piecewise-graph"
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
@@ -85,11 +84,10 @@ def refusals(text_config: Any, kv_shared_runs: bool) -> list[str]:
 def kv_shared_runs() -> bool:
     """True if SGLang, or fix optional-kv in this process, serves KV-shared layers in a graph."""
     from g4debug.fixes import optional_kv
+    from g4debug.fixes.base import state_of
 
-    from g4debug import plugin
-
-    state = plugin.in_force.fixes.get(optional_kv.ID, "") if plugin.in_force else ""
-    return state.startswith("applied") or not optional_kv.still_broken()
+    state = state_of(optional_kv.ID)
+    return state == "applied" or not optional_kv.still_broken()
 
 
 def still_broken() -> bool:
@@ -98,9 +96,9 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.around("args.piecewise", Layer.FIX, ID, around_handler)
+    hooks.around("args.piecewise", Order.FIX, ID, around_handler)
 
 
 FIX = Fix(

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "optional-kv"
 OP = "unified_attention_without_kv"
@@ -127,11 +127,11 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.before("runner.init_piecewise", Layer.FIX, ID, before_init_graphs)
-    hooks.around("attn.unified_op", Layer.FIX, ID, around_op)
-    hooks.around("attn.unified_op_breakable", Layer.FIX, ID, around_breakable_op)
+    hooks.before("runner.init_piecewise", Order.FIX, ID, before_init_graphs)
+    hooks.around("attn.unified_op", Order.FIX, ID, around_op)
+    hooks.around("attn.unified_op_breakable", Order.FIX, ID, around_breakable_op)
 
 
 FIX = Fix(

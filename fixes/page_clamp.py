@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
-
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
+from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.settings import Settings, SettingsError, fix_switch
 
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "page-clamp"
 BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
@@ -32,8 +32,6 @@ def after_page_table(
     table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
 ) -> torch.Tensor:
     """``table``: int32 [rows, columns] as SGLang built it. Returns a clamped copy, same shape."""
-    from g4debug.tracers._page_table_truth import pages_of, pool_of_layer
-
     pool, _ = pool_of_layer(backend, layer, forward_batch)
     return table.clamp(0, pages_of(pool, layer, backend.page_size) - 1)
 
@@ -44,14 +42,14 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
     if "page-table" in Settings.from_environ().tracers:
         raise SettingsError(
             f"{fix_switch(ID)}=1 hides from the tracer page-table what it looks for; choose one "
             "of them (to keep a server up and still be told: G4DEBUG_MODE=contain)"
         )
-    hooks.after("attn.layer_page_table", Layer.FIX, ID, after_page_table)
+    hooks.after("attn.layer_page_table", Order.FIX, ID, after_page_table)
 
 
 FIX = Fix(

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "residual-aliasing"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
@@ -71,12 +71,12 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug import targets
-    from g4debug.hooks import Layer
+    from g4debug.hooking import targets
+    from g4debug.hooking.hooks import Order
 
     for site in SITES:
         if targets.path(site) is not None:
-            hooks.after(site, Layer.FIX, ID, after_capture)
+            hooks.after(site, Order.FIX, ID, after_capture)
 
 
 FIX = Fix(

@@ -25,11 +25,11 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "spec-batch-guards"
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
@@ -161,10 +161,10 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.around("batch.merge", Layer.FIX, ID, around_merge)
-    hooks.around("batch.filter", Layer.FIX, ID, around_filter)
+    hooks.around("batch.merge", Order.FIX, ID, around_merge)
+    hooks.around("batch.filter", Order.FIX, ID, around_filter)
 
 
 FIX = Fix(

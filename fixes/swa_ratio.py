@@ -26,11 +26,11 @@ import logging
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import exists, source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import exists, source
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "swa-ratio"
 RATIO = 0.15
@@ -131,9 +131,9 @@ def gemma4_branches(function: str) -> list[str]:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.before("server_args.check", Layer.FIX, ID, before_check)
+    hooks.before("server_args.check", Order.FIX, ID, before_check)
 
 
 FIX = Fix(

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes._source import exists, source
-from g4debug.fixes._spec import Fix
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import exists, source
 
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ID = "swa-state-swap"
 BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
@@ -138,13 +138,13 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
-    hooks.around("worker.frozen_view", Layer.FIX, ID, around_view)
-    hooks.around("worker.pool_view", Layer.FIX, ID, around_view)
-    hooks.around("attn.alloc_swa_page_table", Layer.FIX, ID, around_alloc_swa_page_table)
-    hooks.around("attn.init_graph_state", Layer.FIX, ID, around_init_graph_state)
-    hooks.after("attn.init", Layer.FIX, ID, after_init)
+    hooks.around("worker.frozen_view", Order.FIX, ID, around_view)
+    hooks.around("worker.pool_view", Order.FIX, ID, around_view)
+    hooks.around("attn.alloc_swa_page_table", Order.FIX, ID, around_alloc_swa_page_table)
+    hooks.around("attn.init_graph_state", Order.FIX, ID, around_init_graph_state)
+    hooks.after("attn.init", Order.FIX, ID, after_init)
 
 
 FIX = Fix(

@@ -1,8 +1,9 @@
-"""Finding tracers, faults, fixes and subcommands by the files that are there.
+"""Finding tracers, faults and fixes by the files that are there: there is no list to edit.
 
-One item is one module; its public id is the module's name with ``-`` for ``_``
-(``page_table.py`` -> ``page-table``). Names are read off the folder without importing
-anything, so that a typo in the environment is caught before SGLang is loaded.
+An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, known by
+its ``tracer.py``). Its public id is that name with ``-`` for ``_``. Names are read off the
+folders without importing an item, so that a typo in the environment is caught before SGLang
+is loaded.
 """
 
 from __future__ import annotations
@@ -10,33 +11,56 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Literal
 
-INFRASTRUCTURE = {"g4debug.faults": ("grammar", "base"), "g4debug.tracers": ("base",)}
+Noun = Literal["tracer", "fault", "fix"]
+
+# Where the items of each kind live. Performance paths are fixes with a folder of their own.
+FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
+    "tracer": ("g4debug.tracers",),
+    "fault": ("g4debug.faults",),
+    "fix": ("g4debug.fixes", "g4debug.fixes.paths"),
+}
+# Modules beside the items that other rooms use, so that their names have no underscore.
+_SHARED: Final = ("base", "grammar", "limits", "source", "tables")
+
+
+def names(noun: Noun) -> tuple[str, ...]:
+    """Public ids of all items of a kind, sorted."""
+    return tuple(sorted(_modules(noun)))
+
+
+def module_name(noun: Noun, name: str) -> str:
+    """Dotted name of the module that declares an item. Raises KeyError if there is no such item."""
+    return _modules(noun)[name]
+
+
+def load(noun: Noun, name: str) -> Any:
+    """What an item declares: the module's ``TRACER``, ``FAULT`` or ``FIX``.
+
+    Raises AttributeError if the module does not declare it, ValueError if it declares
+    another id than its name: both are mistakes of the item's author.
+    """
+    module = importlib.import_module(module_name(noun, name))
+    item = getattr(module, noun.upper())
+    if item.id != name:
+        raise ValueError(f"{module.__name__}: id is {item.id!r}, expected {name!r} (its name)")
+    return item
 
 
 @cache
-def names(package: str) -> tuple[str, ...]:
-    """Public ids of the items in ``package``, sorted."""
-    module = importlib.import_module(package)
-    skip = INFRASTRUCTURE.get(package, ())
-    return tuple(
-        sorted(
-            m.name.replace("_", "-")
-            for m in pkgutil.iter_modules(module.__path__)
-            if not m.name.startswith("_") and m.name not in skip and not m.ispkg
-        )
-    )
-
-
-def load(package: str, name: str, attribute: str) -> Any:
-    """The declared object (``FIX``, ``FAULT``, ``TRACER``) of one item.
-
-    Raises AttributeError if the module does not declare it, ValueError if it declares
-    another id than its file name: both are mistakes of the item's author.
-    """
-    module = importlib.import_module(f"{package}.{name.replace('-', '_')}")
-    item = getattr(module, attribute)
-    if item.id != name:
-        raise ValueError(f"{module.__name__}: id is {item.id!r}, expected {name!r} (the file name)")
-    return item
+def _modules(noun: Noun) -> dict[str, str]:
+    found = {}
+    for package in FOLDERS[noun]:
+        for folder in importlib.import_module(package).__path__:
+            for module in pkgutil.iter_modules([folder]):
+                if module.name.startswith("_") or module.name in _SHARED:
+                    continue
+                dotted = f"{package}.{module.name}"
+                if module.ispkg:
+                    if not (Path(folder) / module.name / f"{noun}.py").is_file():
+                        continue  # a folder of other things: fixes/paths, kernels
+                    dotted += f".{noun}"
+                found[module.name.replace("_", "-")] = dotted
+    return found

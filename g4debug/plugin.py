@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from g4debug import __version__, discovery
-from g4debug.faults.grammar import GrammarError
+from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from g4debug.describe import Describer
-    from g4debug.hooks import Hooks
-    from g4debug.recorder import Recorder
+    from g4debug.findings.steps import Recorder
+    from g4debug.hooking.hooks import Hooks
+    from g4debug.ledger.ledger import Ledger
     from g4debug.tracers.base import Context
-    from g4debug.trap import Trap
+    from g4debug.trapping.describe import Describer
+    from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
 
@@ -36,6 +37,7 @@ class InForce:
     fixes: dict[str, str]  # id -> "state: why"
     tracers: dict[str, str]  # name -> "armed: mode"
     recorder: Recorder
+    ledger: Ledger | None  # of the allocators' pages, if an armed tracer needs it
     installed: bool  # False: nothing was asked for or needed, so SGLang has no hook of ours
 
 
@@ -46,6 +48,9 @@ def register() -> None:
     """Entry point ``sglang.srt.plugins``. Raises SystemExit if a switch cannot be honoured."""
     try:
         settings = Settings.from_environ()
+        plan = parse(settings.faults)
+    except GrammarError as e:
+        raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
     except SettingsError as e:
         raise SystemExit(f"g4debug: {e}") from e
     except Exception as e:  # a fix that cannot be loaded: our own mistake
@@ -54,7 +59,7 @@ def register() -> None:
             raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
         raise
     try:
-        _register(settings)
+        _register(settings, plan)
     except GrammarError as e:
         raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
     except SettingsError as e:
@@ -66,49 +71,53 @@ def register() -> None:
         raise  # nobody asked for debugging: SGLang logs it and serves on
 
 
-def _register(settings: Settings) -> None:
+def _register(settings: Settings, plan: Plan) -> None:
     if settings.cpu:
         from g4debug import cpu
 
         cpu.activate()
-    from g4debug.describe import Describer
     from g4debug.faults import base as faults
-    from g4debug.faults.grammar import parse
-    from g4debug.fixes import _spec as fixes
-    from g4debug.hooks import Hooks
-    from g4debug.recorder import Recorder
-    from g4debug.trap import Trap
+    from g4debug.findings.steps import Recorder
+    from g4debug.fixes import base as fixes
+    from g4debug.hooking.hooks import Hooks
+    from g4debug.trapping.describe import Describer
+    from g4debug.trapping.trap import Trap
 
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
     trap = Trap(settings, describer)
 
-    plan = parse(settings.faults)
     fix_states = fixes.apply_all(
         hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
     )
-    arms = faults.install_all(plan, hooks)
-    contexts = _arm(settings, hooks, recorder, trap)
+    injections = faults.install_all(plan, hooks)
+    contexts, ledger = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
     describer.tracers = {c.tracer_id: f"armed: {settings.mode}" for c in contexts}
-    describer.schedules = [arm.schedule for arm in arms]
+    describer.schedules = [injection.schedule for injection in injections]
+    if ledger is not None:
+        describer.allocator_events = ledger.last_events
     for state in fix_states:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(hooks, describer.fixes, describer.tracers, recorder, bool(hooks.sites))
+    in_force = InForce(
+        hooks, describer.fixes, describer.tracers, recorder, ledger, bool(hooks.sites)
+    )
     if not hooks.sites:
         return
     hooks.install()
     _after_apply(hooks, settings, start_up_line(settings, hooks, describer))
 
 
-def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> list[Context]:
-    """Install the tracers that are asked for, and the step recorder below them."""
+def _arm(
+    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
+) -> tuple[list[Context], Ledger | None]:
+    """Install the tracers that are asked for; below them the step recorder and the ledger."""
     if not settings.tracers:
-        return []
+        return [], None
     from g4debug.tracers.base import Context, Tracer
 
     steps = Context("recorder", hooks, settings, recorder, trap)
@@ -116,20 +125,21 @@ def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> li
         "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
     )
     steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
-    loaded = (discovery.load("g4debug.tracers", name, "TRACER") for name in settings.tracers)
+    loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
+    ledger = None
     if any(t.ledger for t in tracers):
-        from g4debug.ledger import Ledger
-        from g4debug.ledger_hooks import LedgerHooks
+        from g4debug.ledger.hooks import LedgerHooks
+        from g4debug.ledger.ledger import Ledger
 
-        recorder.ledger = Ledger(recorder)
-        LedgerHooks(recorder.ledger).install(hooks)
+        ledger = Ledger(recorder)
+        LedgerHooks(ledger).install(hooks)
     contexts = []
     for tracer in tracers:
-        context = Context(tracer.id, hooks, settings, recorder, trap)
+        context = Context(tracer.id, hooks, settings, recorder, trap, ledger)
         tracer.install(context)
         contexts.append(context)
-    return contexts
+    return contexts, ledger
 
 
 def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:

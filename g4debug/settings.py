@@ -65,7 +65,7 @@ def _mode(text: str, name: str) -> str:
 
 
 def _tracers(text: str, name: str) -> tuple[str, ...]:
-    known = discovery.names("g4debug.tracers")
+    known = discovery.names("tracer")
     asked = tuple(t.strip() for t in text.split(",") if t.strip())
     for tracer in asked:
         if tracer not in known:
@@ -73,13 +73,7 @@ def _tracers(text: str, name: str) -> tuple[str, ...]:
     return asked
 
 
-def _faults(text: str, name: str) -> str:
-    from g4debug.faults.grammar import GrammarError, parse
-
-    try:
-        parse(text)
-    except GrammarError as e:
-        raise SettingsError(f"{name}: {e}") from e
+def _text(text: str, name: str) -> str:
     return text
 
 
@@ -89,7 +83,7 @@ def _setting(env: str, parse: Callable[[str, str], Any], help: str, default: Any
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. ``help`` texts are README's environment table."""
+    """What the environment asks for. ``help`` texts are the table of docs/environment.md."""
 
     debug: bool = _setting(
         "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer that is not opt-in", False
@@ -107,7 +101,7 @@ class Settings:
         "log: report only",
         "raise",
     )
-    faults: str = _setting("G4DEBUG_FAULTS", _faults, "faults to inject, e.g. page-oob=1*on", "")
+    faults: str = _setting("G4DEBUG_FAULTS", _text, "faults to inject, e.g. page-oob=1*on", "")
     max_dumps: int = _setting(
         "G4DEBUG_MAX_DUMPS", _number(0, 1000), "dumps per process, 0 writes none", 8
     )
@@ -153,7 +147,7 @@ class Settings:
         """Names of the tracers to arm."""
         if self.trace:
             return self.trace
-        return discovery.names("g4debug.tracers") if self.debug else ()
+        return discovery.names("tracer") if self.debug else ()
 
     @property
     def asked(self) -> bool:
@@ -204,9 +198,9 @@ def fix_switch(fix_id: str) -> str:
 def _fix_switches() -> dict[str, list[str]]:
     """Variable -> ids of the fixes that it switches: ours, and those that the seeds document."""
     switches: dict[str, list[str]] = {}
-    for name in discovery.names("g4debug.fixes"):
+    for name in discovery.names("fix"):
         switches.setdefault(fix_switch(name), []).append(name)
-        documented = discovery.load("g4debug.fixes", name, "FIX").switch
+        documented = discovery.load("fix", name).switch
         if documented:
             switches.setdefault(documented, []).append(name)
     return switches

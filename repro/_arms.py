@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from g4debug import dump
-from g4debug.record import TrapRecord
+from g4debug.dumps import file, reading
+from g4debug.findings.record import TrapRecord
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
@@ -114,8 +114,8 @@ def dump_of(run: Outcome) -> TrapRecord | None:
     if path is None:
         return None
     try:
-        return dump.read(path)
-    except dump.DumpError:
+        return reading.read(path)
+    except file.DumpError:
         return None
 
 

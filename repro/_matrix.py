@@ -12,7 +12,8 @@ from typing import Any
 
 from _run import HERE, Outcome, run_command
 
-from g4debug import discovery, dump
+from g4debug import discovery
+from g4debug.dumps import reading
 from g4debug.faults.base import Fault
 from g4debug.settings import fix_switch
 
@@ -72,11 +73,11 @@ class Clean:
 
 
 def tracers() -> tuple[str, ...]:
-    return discovery.names("g4debug.tracers")
+    return discovery.names("tracer")
 
 
 def environment(faults: str, armed: bool, folder: Path) -> dict[str, str]:
-    env = {fix_switch(name): "0" for name in discovery.names("g4debug.fixes")}
+    env = {fix_switch(name): "0" for name in discovery.names("fix")}
     if faults:
         env["G4DEBUG_FAULTS"] = faults
     if armed:
@@ -138,7 +139,7 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
 
 def _findings(folder: Path) -> list[tuple[str, str, int]]:
     """(tracer, kind, step) of every dump, in the order of their steps."""
-    records = [dump.read(path).finding for path in folder.glob("*.pt")]
+    records = [reading.read(path).finding for path in folder.glob("*.pt")]
     return sorted(((f.check, f.kind, f.location.step) for f in records), key=lambda f: f[2])
 
 

@@ -34,7 +34,7 @@ def render(clean: Clean, rows: Iterable[Row], console: Console) -> None:
 
 def markdown(clean: Clean, rows: Iterable[Row]) -> str:
     """The table with its legend. Numbers depend on the run; ``make matrix`` makes them anew."""
-    from g4debug.describe import versions
+    from g4debug.trapping.describe import versions
 
     found = versions()
     names = tracers()

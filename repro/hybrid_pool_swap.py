@@ -17,7 +17,7 @@ from _arms import Arm, Repro, Verdict, main, not_comparable
 from _hybrid import DEVICES
 from _run import Outcome
 
-from g4debug import targets
+from g4debug.hooking import targets
 
 ERROR = "IndexError: list index out of range"
 PLACE = "in _get_key_buffer"

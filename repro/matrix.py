@@ -33,13 +33,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=f"where the table goes (default: {OUT.name})")
     parser.add_argument("--keep", action="store_true", help="keep logs and dumps")
     args = parser.parse_args()
-    names = discovery.names("g4debug.faults")
+    names = discovery.names("fault")
     for name in args.fault or ():
         if name not in names:
             parser.error(f"there is no fault {name!r}; there are: {', '.join(names)}")
-    faults: list[Fault] = [
-        discovery.load("g4debug.faults", n, "FAULT") for n in (args.fault or names)
-    ]
+    faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
     console = Console()
     folder = Path(tempfile.mkdtemp(prefix="g4debug-matrix-"))
     try:

@@ -32,7 +32,7 @@ def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> O
     env = {"G4DEBUG_FAULTS": STRESS}
     if armed:
         env |= {
-            "G4DEBUG_TRACE": ",".join(discovery.names("g4debug.tracers")),
+            "G4DEBUG_TRACE": ",".join(discovery.names("tracer")),
             "G4DEBUG_LEAK_STEPS": "16",
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }

@@ -12,7 +12,7 @@ import sysconfig
 import pytest
 import torch
 
-from g4debug import targets
+from g4debug.hooking import targets
 
 if not torch.cuda.is_available():
     # Read when Triton is imported and when a kernel is decorated: before any test module is.

@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-TRACERS = ", ".join(discovery.names("g4debug.tracers"))
-NO_FIX = {fix_switch(name): "0" for name in discovery.names("g4debug.fixes")}
+TRACERS = ", ".join(discovery.names("tracer"))
+NO_FIX = {fix_switch(name): "0" for name in discovery.names("fix")}
 CPU = [sys.executable, "-m", "g4debug.cpu"]
 # What each SGLang process does first.
 LOAD = """
@@ -32,7 +32,7 @@ print('CUDA', torch is not None and torch.cuda.is_initialized())
 print('SERVING ON with', len(HookRegistry._hooks), 'hooks')
 """
 GONE = """
-from g4debug import targets
+from g4debug.hooking import targets
 targets.SITES['{site}'] = (('', targets.path('{site}') + '_gone'),)
 """
 
@@ -97,7 +97,7 @@ def last_line(done) -> str:
     ("case", "names", "valid"),
     [
         ("typo", "G4DEBUG_TRACER", "G4DEBUG_TRACE"),
-        ("fault", "'page-obb'", ", ".join(discovery.names("g4debug.faults"))),
+        ("fault", "'page-obb'", ", ".join(discovery.names("fault"))),
         ("flag", "SGLANG_TRTLLM_MHA_DEBUG='maybe'", "1 or 0"),
     ],
 )
@@ -114,6 +114,7 @@ def test_a_switch_that_is_not_understood_stops_the_process(outcomes, case, names
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
+        ({"G4DEBUG_FAULTS": "page-oob"}, "name=action"),
         ({"G4DEBUG_FAULTS": "page-oob=1*of"}, "page-oob has no task 'of'; valid: off, on, corrupt"),
         ({"G4DEBUG_FAULTS": "page-oob=corrupt(all)"}, "expected a number of cells, from 1"),
         ({"G4DEBUG_TRACE": "pages"}, f"unknown tracer 'pages'; valid: {TRACERS}"),
@@ -125,7 +126,8 @@ def test_every_such_switch_ends_in_one_line(sglang, monkeypatch, caplog, environ
     """In this process; the tests above show that SGLang lets a SystemExit through."""
     from packaging.version import Version
 
-    from g4debug import plugin, targets
+    from g4debug import plugin
+    from g4debug.hooking import targets
 
     for name in [n for n in os.environ if n.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA"))]:
         monkeypatch.delenv(name)

@@ -84,8 +84,6 @@ def test_flags(text, value):
         ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 1024"),
         ("G4DEBUG_STEPS", "0", "1 to 100000"),
         ("G4DEBUG_HANG_SECONDS", "1", "2 to 86400"),
-        ("G4DEBUG_FAULTS", "page-obb=1*on", " page-oob, "),
-        ("G4DEBUG_FAULTS", "page-oob", "name=action"),
         ("G4DEBUG_TRACER", "page-table", "G4DEBUG_TRACE"),
         ("G4DEBUG_", "1", "G4DEBUG_MODE"),
         ("G4DEBUG_FIX_SWA", "1", "G4DEBUG_FIX_SWA_STATE_SWAP"),
@@ -102,16 +100,13 @@ def test_what_is_not_understood_is_refused_with_what_is_valid(name, text, says):
 
 
 def test_the_unknown_name_itself_is_in_the_message():
-    for environ, name in (
-        ({"G4DEBUG_TRACE": "page-table,pages"}, "'pages'"),
-        ({"G4DEBUG_FAULTS": "page-obb=on"}, "'page-obb'"),
-    ):
+    for environ, name in (({"G4DEBUG_TRACE": "page-table,pages"}, "'pages'"),):
         with pytest.raises(SettingsError, match=name):
             read(**environ)
 
 
 def test_which_tracers_are_armed():
-    every = discovery.names("g4debug.tracers")
+    every = discovery.names("tracer")
     assert "page-table" in every
     assert read(SGLANG_TRTLLM_MHA_DEBUG="1").tracers == every
     assert read(SGLANG_TRTLLM_MHA_DEBUG="0").tracers == ()
@@ -187,20 +182,17 @@ def test_names_are_found_without_importing_torch_or_sglang():
 
 
 def test_every_item_is_what_its_file_name_says():
-    for package, attribute in (
-        ("g4debug.tracers", "TRACER"),
-        ("g4debug.faults", "FAULT"),
-        ("g4debug.fixes", "FIX"),
-    ):
-        for name in discovery.names(package):
-            assert discovery.load(package, name, attribute).id == name
+    for noun in discovery.FOLDERS:
+        assert discovery.names(noun)
+        for name in discovery.names(noun):
+            assert discovery.load(noun, name).id == name
 
 
 def test_an_item_of_another_id_is_its_authors_mistake(monkeypatch):
-    from g4debug.tracers import page_table
+    from g4debug.tracers.page_table import tracer as page_table
 
     monkeypatch.setattr(
         page_table, "TRACER", dataclasses.replace(page_table.TRACER, id="something")
     )
     with pytest.raises(ValueError, match="expected 'page-table'"):
-        discovery.load("g4debug.tracers", "page-table", "TRACER")
+        discovery.load("tracer", "page-table")

@@ -14,20 +14,22 @@ def catalogue(d: Diagnosis, settings: Settings | None) -> None:
     from g4debug.faults.grammar import parse
 
     settings = settings or Settings()
-    for name in discovery.names("g4debug.tracers"):
-        tracer = _declared("g4debug.tracers", name, "TRACER")
+    for name in discovery.names("tracer"):
+        tracer = _declared("tracer", name)
         state = "opt-in" if opt_in(name) else "off"
         if name in armed(settings):
             state = f"armed ({settings.mode})"
         d.tracers.append(Row(name, state, getattr(tracer, "title", "")))
     injected = parse(settings.faults).chains
-    for name in discovery.names("g4debug.faults"):
-        fault = _declared("g4debug.faults", name, "FAULT")
+    for name in discovery.names("fault"):
+        fault = _declared("fault", name)
         catchers = tuple(getattr(fault, "caught_by", ()))
         what = f"{fault.title}; caught by {', '.join(catchers)}" if fault else ""
-        d.faults.append(Row(name, "armed" if name in injected else "off", what))
+        d.faults.append(Row(name, "injected" if name in injected else "off", what))
         if name in injected and settings.tracers and not set(catchers) & set(armed(settings)):
-            d.notes.append(f"fault {name} is armed, but none of its tracers: {catchers}")
+            d.notes.append(
+                f"fault {name} is injected, but none of its tracers is armed: {catchers}"
+            )
 
 
 def armed(settings: Settings) -> tuple[str, ...]:
@@ -36,12 +38,12 @@ def armed(settings: Settings) -> tuple[str, ...]:
 
 
 def opt_in(tracer: str) -> bool:
-    return bool(getattr(_declared("g4debug.tracers", tracer, "TRACER"), "opt_in", False))
+    return bool(getattr(_declared("tracer", tracer), "opt_in", False))
 
 
-def _declared(package: str, name: str, attribute: str) -> Any:
+def _declared(noun: discovery.Noun, name: str) -> Any:
     """What an item declares, or None where it cannot be imported (no triton on a laptop)."""
     try:
-        return discovery.load(package, name, attribute)
+        return discovery.load(noun, name)
     except ImportError:
         return None

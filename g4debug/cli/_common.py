@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from g4debug.record import TrapRecord
+    from g4debug.findings.record import TrapRecord
 
 MIN_WIDTH = 40
 MAX_WIDTH = 1000
@@ -29,7 +29,8 @@ def one_line(text: str) -> str:
 
 def read_dump(path: Path) -> TrapRecord:
     """The record of a dump; CliError, one line that says why, if it cannot be read."""
-    from g4debug.dump import DumpError, read
+    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.reading import read
 
     try:
         return read(path)

@@ -17,9 +17,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from g4debug import __version__, discovery, targets
+from g4debug import __version__, discovery
 from g4debug.cli._catalogue import armed, catalogue, opt_in
 from g4debug.cli._common import one_line
+from g4debug.faults.grammar import GrammarError, parse
+from g4debug.hooking import targets
 from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings, SettingsError, fix_switch
 
@@ -63,7 +65,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
 
 
 def _versions() -> dict[str, str]:
-    from g4debug.describe import versions
+    from g4debug.trapping.describe import versions
 
     found = versions()
     return {NAME: __version__, **{k: v for k, v in found.items() if k != NAME}}
@@ -88,11 +90,15 @@ def _gpus() -> list[str]:
 
 def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
     """The environment as the server would read it; None if it would refuse to start."""
+    settings: Settings | None = None
     try:
         settings = Settings.from_environ(environ)
+        parse(settings.faults)
+    except GrammarError as e:
+        d.problems.append(f"G4DEBUG_FAULTS: {e}")
+        settings = None
     except SettingsError as e:
         d.problems.append(str(e))
-        settings = None
     documented = {fix.switch for fix in _fixes()} - {""}
     for name in sorted(environ):
         ours = name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG", "SGLANG_PLUGINS"))
@@ -105,7 +111,9 @@ def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
     if settings.tracers and settings.mode == "log":
         d.notes.append("G4DEBUG_MODE=log: a finding is reported, the crash still happens")
     if settings.faults:
-        d.notes.append(f"faults are armed, the server will be broken on purpose: {settings.faults}")
+        d.notes.append(
+            f"faults are injected, the server will be broken on purpose: {settings.faults}"
+        )
     return settings
 
 
@@ -143,8 +151,8 @@ def _user() -> str:
 
 
 def _fixes() -> list[Any]:
-    names = discovery.names("g4debug.fixes")
-    return [discovery.load("g4debug.fixes", name, "FIX") for name in names]
+    names = discovery.names("fix")
+    return [discovery.load("fix", name) for name in names]
 
 
 def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:

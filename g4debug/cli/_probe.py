@@ -34,7 +34,7 @@ def main() -> None:
         text = str(e) if isinstance(e, SystemExit) else f"{type(e).__name__}: {e}"
         facts["error"] = text.removeprefix("g4debug: ")
     if canary == "1" or (canary == "auto" and not cuda):
-        facts["canary"] = {t: _canary(t, cuda) for t in discovery.names("g4debug.tracers")}
+        facts["canary"] = {t: _canary(t, cuda) for t in discovery.names("tracer")}
     out.write_text(json.dumps(facts))
     sys.stdout.flush()
     os._exit(0)  # SGLang's atexit handlers and threads have nothing to say here
@@ -51,7 +51,7 @@ def _load_plugins(facts: dict[str, Any]) -> None:
     from sglang.srt.plugins import load_plugins
 
     from g4debug import plugin
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
     try:
         load_plugins()
@@ -65,8 +65,8 @@ def _load_plugins(facts: dict[str, Any]) -> None:
 
 
 def _canary(tracer: str, cuda: bool) -> dict[str, str]:
-    """Fire the tracer's canary: a module ``_<tracer>_canary`` next to the tracer, if it has one."""
-    name = f"g4debug.tracers._{tracer.replace('-', '_')}_canary"
+    """Fire the tracer's canary: the module ``canary`` in the tracer's folder, if it has one."""
+    name = f"{discovery.module_name('tracer', tracer).rpartition('.')[0]}.canary"
     if importlib.util.find_spec(name) is None:
         return {"state": "none", "detail": "this tracer has no canary"}
     import torch

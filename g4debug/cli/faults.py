@@ -42,9 +42,9 @@ def entries() -> list[Entry]:
     from g4debug.reporters.faults import Entry
 
     found = []
-    for name in discovery.names("g4debug.faults"):
+    for name in discovery.names("fault"):
         try:
-            fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
+            fault: Fault = discovery.load("fault", name)
         except Exception as e:
             found.append(Entry(name, broken=f"{type(e).__name__}: {one_line(str(e))}"))
             continue

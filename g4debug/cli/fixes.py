@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug import targets
+    from g4debug.hooking import targets
     from g4debug.reporters import fixes
 
     found = rows(os.environ)
@@ -42,11 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
 def rows(environ: Mapping[str, str]) -> list[Row]:
     """All fixes with their states. Raises CliError if a server with ``environ`` would not start."""
-    from g4debug import discovery, targets
+    from g4debug import discovery
     from g4debug.faults.base import recreated_bugs
     from g4debug.faults.grammar import parse
-    from g4debug.fixes import _spec
-    from g4debug.hooks import Hooks
+    from g4debug.fixes import base
+    from g4debug.hooking import targets
+    from g4debug.hooking.hooks import Hooks
     from g4debug.settings import Settings, SettingsError, fix_switch
 
     why = {}
@@ -54,13 +55,13 @@ def rows(environ: Mapping[str, str]) -> list[Row]:
         settings = Settings.from_environ(environ)
         if targets.sglang_version() is not None:
             recreated = recreated_bugs(parse(settings.faults))
-            states = _spec.apply_all(Hooks(), settings.fixes, recreated, settings.forced_by)
+            states = base.apply_all(Hooks(), settings.fixes, recreated, settings.forced_by)
             why = {s.fix.id: (s.state, s.why) for s in states}
     except SettingsError as e:
         raise CliError(f"a server would not start with this environment: {e}") from e
     found = []
-    for name in discovery.names("g4debug.fixes"):
-        fix: _spec.Fix = discovery.load("g4debug.fixes", name, "FIX")
+    for name in discovery.names("fix"):
+        fix: base.Fix = discovery.load("fix", name)
         state, reason = why.get(name, ("unknown", "no SGLang here"))
         switches = [fix_switch(name), *filter(None, [fix.switch])]
         found.append(Row(name, fix.title, state, reason, switches, fix.seed, fix.upstream))

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _dumps(directory: Path) -> list[Path]:
-    from g4debug.dump import SUFFIX
+    from g4debug.dumps.file import SUFFIX
 
     try:
         return [p for p in directory.iterdir() if p.suffix == SUFFIX and p.name[0] != "."]
@@ -79,7 +79,8 @@ def _dumps(directory: Path) -> list[Path]:
 
 
 def _entry(path: Path) -> Entry:
-    from g4debug.dump import DumpError, read
+    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.reading import read
     from g4debug.reporters.listing import Entry
 
     size, written = _stat(path)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(page: bytes, out: Path, source: Path) -> None:
-    from g4debug import dump
+    from g4debug.dumps import file, writing
 
     if out.is_dir() or (out.exists() and not out.is_file()):
         raise CliError(f"cannot write {out}: not a regular file; -o - writes to stdout")
@@ -51,6 +51,6 @@ def _write(page: bytes, out: Path, source: Path) -> None:
     if not out.parent.is_dir():
         raise CliError(f"cannot write {out}: there is no directory {out.parent}")
     try:
-        dump.write(page, out.parent, out.name)
-    except dump.DumpError as e:
+        writing.write(page, out.parent, out.name)
+    except file.DumpError as e:
         raise CliError(str(e)) from e

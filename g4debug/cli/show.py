@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from g4debug.cli._common import CliError, make_console, read_dump
 
 if TYPE_CHECKING:
-    from g4debug.record import TrapRecord
+    from g4debug.findings.record import TrapRecord
 
 NAME = "show"
 HELP = "open a dump: what happened, where, why, what to do"

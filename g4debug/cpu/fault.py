@@ -57,7 +57,13 @@ STAND_IN_TEXT: Final = (
 _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
 _DEVICE_MODULES: Final = frozenset({"g4debug.cpu.paged_attention"})
 _HOST_MODULES: Final = frozenset(
-    {"g4debug.dump", "g4debug.recorder", "g4debug.trap", "torch.serialization"}
+    {
+        "g4debug.dumps.reading",
+        "g4debug.dumps.writing",
+        "g4debug.findings.steps",
+        "g4debug.trapping.trap",
+        "torch.serialization",
+    }
 )
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from g4debug import targets
-from g4debug._ledger_feed import argument
-from g4debug.faults.base import Arm
+from g4debug.faults.base import Injection
+from g4debug.hooking import targets
+from g4debug.hooking.arguments import argument
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 
@@ -26,8 +26,8 @@ ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 class Allocators:
     """The allocators of this process, and what the scheduler is doing."""
 
-    def __init__(self, hooks: Hooks, arm: Arm) -> None:
-        self.hooks, self.arm = hooks, arm
+    def __init__(self, hooks: Hooks, injection: Injection) -> None:
+        self.hooks, self.injection = hooks, injection
         self.mode = ""  # ForwardMode of the batch that is prepared or run, in lower case
         self._inner: dict[int, str] = {}  # id() of an inner allocator -> its pool
         self._put("after", "swa.init", self._after_swa_init)
@@ -36,11 +36,11 @@ class Allocators:
         self._put("before", "scheduler.run_batch", self._before_run)
 
     def _put(self, how: str, site: str, hook: Callable[..., Any]) -> None:
-        from g4debug.hooks import Layer
+        from g4debug.hooking.hooks import Order
 
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
             if part in targets.SITES and targets.path(part) is not None:
-                getattr(self.hooks, how)(part, Layer.FAULT, self.arm.fault.id, hook)
+                getattr(self.hooks, how)(part, Order.FAULT, self.injection.fault.id, hook)
 
     def _after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         self._inner[id(allocator.full_attn_allocator)] = "full"

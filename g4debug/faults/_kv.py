@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from g4debug.faults.base import Arm
+from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 POOLS = ("full", "swa")
 TASKS = {
@@ -73,12 +73,14 @@ def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
     return found
 
 
-def spoil(hooks: Hooks, arm: Arm, change: Callable[[torch.Tensor, Arm, Action], str]) -> None:
-    """Have ``change(row, arm, action)`` spoil one token's K or V in a live, complete page.
+def spoil(
+    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, Injection, Action], str]
+) -> None:
+    """Have ``change(row, injection, action)`` spoil one token's K or V in a live, complete page.
 
     row: [heads, dim] of the KV dtype, a view of the pool. Returns what it did, in words.
     """
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch.forward_mode is None or not batch.forward_mode.is_decode():
@@ -94,20 +96,22 @@ def spoil(hooks: Hooks, arm: Arm, change: Callable[[torch.Tensor, Arm, Action], 
             for pool in pools
         }
         # Such a page in each pool, so that every task can have what it asks for.
-        action = arm.fire() if all(live.values()) else None
+        action = injection.fire() if all(live.values()) else None
         if action is None:
             return
-        pool = arm.random.choice(pools) if action.task not in pools else action.task
-        rid, pages = arm.random.choice(live[pool])
-        page = arm.random.choice(pages)
+        pool = injection.random.choice(pools) if action.task not in pools else action.task
+        rid, pages = injection.random.choice(live[pool])
+        page = injection.random.choice(pages)
         size = int(allocator.page_size)
         kv_pool = inner(allocator, pool).get_kvcache()
-        name, index = arm.random.choice(used_buffers(kv_pool, page, size))
-        slot = arm.random.randrange(size)
+        name, index = injection.random.choice(used_buffers(kv_pool, page, size))
+        slot = injection.random.randrange(size)
         buffer = (kv_pool.k_buffer if name == "K" else kv_pool.v_buffer)[index]
         # An FP8 pool keeps its rows as bytes.
-        what = change(buffer[page * size + slot].view(kv_pool.dtype), arm, action)
+        what = change(buffer[page * size + slot].view(kv_pool.dtype), injection, action)
         layer = layer_id(allocator, pool, index)
-        arm.log(f"{what} in {name} of layer {layer}, {pool} page {page} slot {slot}, of {rid}")
+        injection.log(
+            f"{what} in {name} of layer {layer}, {pool} page {page} slot {slot}, of {rid}"
+        )
 
-    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)

@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm
+from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 CAUGHT_BY = ("spec-lifecycle",)
 AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that go on, action
 
 
-def at_end_of_decode(hooks: Hooks, arm: Arm, act: AtEnd) -> None:
+def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
     """Call ``act`` after ``forward_batch_generation`` of a decode step, if the chain fires."""
-    from g4debug.hooks import Layer
+    from g4debug.hooking.hooks import Order
 
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch)
-        action = arm.fire() if rows and decodes(batch) else None
+        action = injection.fire() if rows and decodes(batch) else None
         if action is not None:
             act(batch, rows, action)
         return result
 
-    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
 
 
-def asks_for(arm: Arm, task: str) -> bool:
+def asks_for(injection: Injection, task: str) -> bool:
     """True if the chain is at ``task``: an opportunity for another one must not use it up."""
-    chain = arm.chain
+    chain = injection.chain
     return chain.index < len(chain.actions) and chain.actions[chain.index].task == task
 
 

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
         running = [r for r in batch.reqs if not r.finished() and r.to_finish is None]
-        if not running or arm.fire() is None:
+        if not running or injection.fire() is None:
             return
-        request = arm.random.choice(running)
+        request = injection.random.choice(running)
         request.to_finish = FINISH_ABORT()
-        arm.log(f"request {request.rid}")
+        injection.log(f"request {request.rid}")
 
-    hooks.before("worker.verify", Layer.FAULT, arm.fault.id, before_verify)
+    hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
 
 
 FAULT = Fault(

@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, survivors, verify_output
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         live = survivors(batch)
-        action = arm.fire() if live else None
+        action = injection.fire() if live else None
         if action is None:
             return result
         output = verify_output(result)
         extend = output.draft_extend_input
-        seed_row = arm.random.randrange(len(live))
+        seed_row = injection.random.randrange(len(live))
         row = live[seed_row]
         length = 0 if action.task == "zero" else int(worker.speculative_num_draft_tokens) + 1
         output.num_correct_drafts_per_req_cpu[row] = length - 1
@@ -36,10 +36,10 @@ def install(hooks: Hooks, arm: Arm) -> None:
         extend.num_accept_tokens = extend.num_accept_tokens.clone()
         extend.num_accept_tokens[seed_row] = length
         extend.num_correct_drafts = extend.num_accept_tokens - 1
-        arm.log(f"request {batch.reqs[row].rid} (row {row}): accept length {was} -> {length}")
+        injection.log(f"request {batch.reqs[row].rid} (row {row}): accept length {was} -> {length}")
         return result
 
-    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
+    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
 
 
 FAULT = Fault(

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
 
     def act(allocator: Any) -> None:
         held = _held(allocator)
-        if held and arm.fire(mode=allocators.mode):
-            page = arm.random.choice(held)
+        if held and injection.fire(mode=allocators.mode):
+            page = injection.random.choice(held)
             first = torch.full_like(allocator.free_pages[:1], page)
             allocator.free_pages = torch.cat((first, allocator.free_pages))
-            arm.log(f"full pool hands out page {page}, which is held")
+            injection.log(f"full pool hands out page {page}, which is held")
 
     allocators.before_page("full", act)
 

@@ -9,18 +9,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
 
     def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        if arm.fire(mode=allocators.mode):
-            arm.log(f"no room in {allocators.mode or 'an allocation'}")
+        if injection.fire(mode=allocators.mode):
+            injection.log(f"no room in {allocators.mode or 'an allocation'}")
             return None
         return call_next(allocator, *args, **kwargs)
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 FAR = 10_000_000  # on a GPU the address must not fall into a neighbouring allocation
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
 
     def act_on(pool: str) -> None:
         def act(allocator: Any) -> None:
-            if _next(arm) == pool and arm.fire(mode=allocators.mode):
-                page = FAR + arm.random.randrange(1000)
+            if _next(injection) == pool and injection.fire(mode=allocators.mode):
+                page = FAR + injection.random.randrange(1000)
                 lost = _allocator.corrupt_free_list(allocator, page)
-                arm.log(f"{pool} pool hands out page {page} instead of {lost}")
+                injection.log(f"{pool} pool hands out page {page} instead of {lost}")
 
         allocators.before_page(pool, act)
 
@@ -29,9 +29,9 @@ def install(hooks: Hooks, arm: Arm) -> None:
     act_on("swa")
 
 
-def _next(arm: Arm) -> str:
+def _next(injection: Injection) -> str:
     """The pool of the action whose turn it is."""
-    actions, index = arm.chain.actions, arm.chain.index
+    actions, index = injection.chain.actions, injection.chain.index
     return "swa" if index < len(actions) and actions[index].task == "swa" else "full"
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
 
     def act(allocator: Any) -> None:
-        if arm.fire(mode=allocators.mode):
+        if injection.fire(mode=allocators.mode):
             lost = _allocator.corrupt_free_list(allocator, 0)
-            arm.log(f"full pool hands out page 0 instead of {lost}")
+            injection.log(f"full pool hands out page 0 instead of {lost}")
 
     allocators.before_page("full", act)
 

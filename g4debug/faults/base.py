@@ -12,7 +12,7 @@ from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 logger = logging.getLogger("g4debug")
 
@@ -23,7 +23,7 @@ class Fault:
 
     tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
     catch it. recreates: id of the fix whose bug it puts back, '' for none. arguments: tasks
-    that take one. selectors: those that ``Arm.fire`` is given a value for; any other would
+    that take one. selectors: those that ``Injection.fire`` is given a value for; any other would
     never match, so it is refused (``@at=`` and ``@step=`` every fault has). drills: chains that
     make it bite on the matrix's workload (repro/matrix.py), one run each.
     """
@@ -32,7 +32,7 @@ class Fault:
     title: str
     tasks: dict[str, str]
     caught_by: tuple[str, ...]
-    install: Callable[[Hooks, Arm], None]
+    install: Callable[[Hooks, Injection], None]
     recreates: str = ""
     arguments: tuple[str, ...] = ()
     selectors: tuple[str, ...] = ()
@@ -53,8 +53,8 @@ class Clock:
 
 
 @dataclass
-class Arm:
-    """One armed fault in this process: asks its chain, logs what fired."""
+class Injection:
+    """One injected fault in this process: asks its chain, logs what fired."""
 
     fault: Fault
     chain: Chain
@@ -104,27 +104,27 @@ def replay(seed: int, schedule: Iterable[str]) -> str:
 
 def recreated_bugs(plan: Plan) -> dict[str, str]:
     """Fix id -> fault that puts its bug back, for the faults of the plan."""
-    faults = (discovery.load("g4debug.faults", name, "FAULT") for name in plan.chains)
+    faults = (discovery.load("fault", name) for name in plan.chains)
     return {f.recreates: f.id for f in faults if f.recreates}
 
 
-def install_all(plan: Plan, hooks: Hooks) -> tuple[Arm, ...]:
+def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
     """Install the plan's faults. Raises GrammarError for what a fault cannot do."""
-    arms = []
+    injections = []
     clock = Clock()
     for name, actions in plan.chains.items():
-        fault: Fault = discovery.load("g4debug.faults", name, "FAULT")
+        fault: Fault = discovery.load("fault", name)
         for action in actions:
             _refuse_impossible(fault, action)
-        arm = Arm(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
-        fault.install(hooks, arm)
-        arms.append(arm)
-    if arms:
-        from g4debug.hooks import Layer
+        injection = Injection(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
+        fault.install(hooks, injection)
+        injections.append(injection)
+    if injections:
+        from g4debug.hooking.hooks import Order
 
         # Last, so outermost: a fault that acts before a step is already in that step.
-        hooks.before("scheduler.run_batch", Layer.FAULT, "clock", clock.tick)
-    return tuple(arms)
+        hooks.before("scheduler.run_batch", Order.FAULT, "clock", clock.tick)
+    return tuple(injections)
 
 
 def _refuse_impossible(fault: Fault, action: Action) -> None:

@@ -11,11 +11,11 @@ import ctypes
 import time
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 DEFAULT_MS = 100
 
@@ -41,21 +41,21 @@ def stall(milliseconds: int) -> None:
     libc.pthread_mutex_timedlock(mutex, ctypes.byref(_Timespec(*divmod(until, 1_000_000_000))))
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
-    for action in arm.chain.actions:
+    for action in injection.chain.actions:
         milliseconds_of(action)  # at start, not when it first fires
 
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
-        action = arm.fire(mode=mode)
+        action = injection.fire(mode=mode)
         if action is not None:
             wait = milliseconds_of(action)
-            arm.log(f"{mode}: {wait} ms")
+            injection.log(f"{mode}: {wait} ms")
             stall(wait)
 
-    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 
 FAULT = Fault(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, decodes, survivors, verify_output
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
 def count_again(request: Any, accepted: int, task: str) -> str:
@@ -32,8 +32,8 @@ def count_again(request: Any, accepted: int, task: str) -> str:
     return ", ".join(done)
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     accepted: list[list[int]] = [[]]
 
@@ -43,16 +43,16 @@ def install(hooks: Hooks, arm: Arm) -> None:
 
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch) if decodes(batch) else []
-        action: Action | None = arm.fire() if rows and accepted[0] else None
+        action: Action | None = injection.fire() if rows and accepted[0] else None
         if action is not None:
-            row = arm.random.choice(rows)
+            row = injection.random.choice(rows)
             request = batch.reqs[row]
             done = count_again(request, accepted[0][row], action.task)
-            arm.log(f"request {request.rid} (row {row}): {done} a second time")
+            injection.log(f"request {request.rid} (row {row}): {done} a second time")
         return result
 
-    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
-    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
 
 
 FAULT = Fault(

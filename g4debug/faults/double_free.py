@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
     again = False
 
     def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
         nonlocal again
         result = call_next(allocator, free_index)
         real = free_index.numel() and allocator.is_not_in_free_group and not again
-        if real and arm.fire(mode=allocators.mode):
-            arm.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
+        if real and injection.fire(mode=allocators.mode):
+            injection.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
             again = True
             try:
                 allocator.free(free_index)

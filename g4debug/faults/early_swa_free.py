@@ -8,27 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     def around(call_next: Callable[..., Any], batch: Any, request: Any, pre_len: int) -> Any:
         result = call_next(batch, request, pre_len)
         size = int(batch.tree_cache.page_size)
         begin = max(0, pre_len - int(batch.tree_cache.sliding_window_size)) // size * size
         # Not the page that the request goes on in.
-        if begin + size <= pre_len // size * size and arm.fire(request=request.rid):
+        if begin + size <= pre_len // size * size and injection.fire(request=request.rid):
             tokens = batch.req_to_token_pool.req_to_token[request.req_pool_idx]
-            arm.log(f"tokens {begin}..{begin + size - 1} of {request.rid}, at length {pre_len}")
+            injection.log(
+                f"tokens {begin}..{begin + size - 1} of {request.rid}, at length {pre_len}"
+            )
             batch.token_to_kv_pool_allocator.free_swa(tokens[begin : begin + size])
         return result
 
-    hooks.around("batch.evict_swa", Layer.FAULT, arm.fault.id, around)
+    hooks.around("batch.evict_swa", Order.FAULT, injection.fault.id, around)
 
 
 FAULT = Fault(

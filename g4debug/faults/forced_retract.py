@@ -9,25 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     def around(
         call_next: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
     ) -> bool:
         enough = call_next(batch, selected_indices)
-        if not enough or selected_indices is not None or len(batch.reqs) < 2 or arm.fire() is None:
+        if (
+            not enough
+            or selected_indices is not None
+            or len(batch.reqs) < 2
+            or injection.fire() is None
+        ):
             return enough
-        arm.log(f"{len(batch.reqs)} requests were running")
+        injection.log(f"{len(batch.reqs)} requests were running")
         return False
 
-    hooks.around("batch.check_decode_mem", Layer.FAULT, arm.fault.id, around)
+    hooks.around("batch.check_decode_mem", Order.FAULT, injection.fault.id, around)
 
 
 FAULT = Fault(

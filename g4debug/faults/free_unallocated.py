@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
     own = False
 
     def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
@@ -24,9 +24,9 @@ def install(hooks: Hooks, arm: Arm) -> None:
         full = _allocator.part(allocator, "full")
         real = free_index.numel() and allocator.is_not_in_free_group and not own
         # Pages are handed out from the front, lowest first, and given back there.
-        if real and len(full.free_pages) and arm.fire(mode=allocators.mode):
+        if real and len(full.free_pages) and injection.fire(mode=allocators.mode):
             page = int(full.free_pages.max())
-            arm.log(f"page {page}")
+            injection.log(f"page {page}")
             size = allocator.page_size
             own = True
             try:

@@ -61,7 +61,7 @@ def parse(text: str) -> Plan:
     """Parse a fault string. Raises GrammarError (unknown fault, bad syntax, 0 % or > 100 %)."""
     seed: int | None = None
     chains: dict[str, tuple[Action, ...]] = {}
-    known = discovery.names("g4debug.faults")
+    known = discovery.names("fault")
     for item in filter(None, (part.strip() for part in text.split(";"))):
         name, separator, value = item.partition("=")
         name = name.strip()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from g4debug.faults._kv import TASKS, spoil
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
 
@@ -31,10 +31,10 @@ def bit_of(action: Action) -> int | None:
     return int(action.argument)
 
 
-def flip(row: torch.Tensor, arm: Arm, action: Action) -> str:
+def flip(row: torch.Tensor, injection: Injection, action: Action) -> str:
     """Flip one bit of one element of ``row``, [heads, dim]."""
     width = row.element_size()
-    element, drawn = arm.random.randrange(row.numel()), arm.random.randrange(width * 8)
+    element, drawn = injection.random.randrange(row.numel()), injection.random.randrange(width * 8)
     asked = bit_of(action)
     bit = drawn if asked is None else asked % (width * 8)
     mask = 1 << bit
@@ -46,10 +46,10 @@ def flip(row: torch.Tensor, arm: Arm, action: Action) -> str:
     return f"bit {bit} of element {element} ({before:.4g} is {after:.4g} now)"
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    for action in arm.chain.actions:
+def install(hooks: Hooks, injection: Injection) -> None:
+    for action in injection.chain.actions:
         bit_of(action)  # at start, not when it first fires
-    spoil(hooks, arm, flip)
+    spoil(hooks, injection, flip)
 
 
 FAULT = Fault(

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from g4debug.faults._kv import TASKS, spoil
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def poison(row: torch.Tensor, arm: Arm, action: Action) -> str:
+def poison(row: torch.Tensor, injection: Injection, action: Action) -> str:
     """Set one element of ``row``, [heads, dim], to NaN."""
-    element = arm.random.randrange(row.numel())
+    element = injection.random.randrange(row.numel())
     row.view(-1)[element] = float("nan")
     return f"NaN at element {element}"
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    spoil(hooks, arm, poison)
+def install(hooks: Hooks, injection: Injection) -> None:
+    spoil(hooks, injection, poison)
 
 
 FAULT = Fault(

@@ -12,17 +12,17 @@ import torch
 
 from g4debug.faults._allocator import Allocators
 from g4debug.faults._kv import TASKS, inner, pools_of
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     freed: dict[str, set[int]] = {"full": set(), "swa": set()}
-    allocators = Allocators(hooks, arm)
+    allocators = Allocators(hooks, injection)
 
     def before_free(allocator: Any, free_index: torch.Tensor) -> None:
         pages = torch.unique(free_index // allocator.page_size).tolist()
@@ -37,22 +37,24 @@ def install(hooks: Hooks, arm: Arm) -> None:
             listed = torch.cat((part.free_pages, part.release_pages)).tolist()
             free[pool] = [page for page in listed if page in freed[pool]]
         # A free page in each pool, so that every task can have what it asks for.
-        action = arm.fire() if all(free.values()) else None
+        action = injection.fire() if all(free.values()) else None
         if action is None:
             return
-        pool = arm.random.choice(pools) if action.task not in pools else action.task
-        page = arm.random.choice(free[pool])
-        slot = arm.random.randrange(int(allocator.page_size))
-        write(inner(allocator, pool).get_kvcache(), page * int(allocator.page_size) + slot, arm)
-        arm.log(f"{pool} page {page} slot {slot}, K and V of every layer")
+        pool = injection.random.choice(pools) if action.task not in pools else action.task
+        page = injection.random.choice(free[pool])
+        slot = injection.random.randrange(int(allocator.page_size))
+        write(
+            inner(allocator, pool).get_kvcache(), page * int(allocator.page_size) + slot, injection
+        )
+        injection.log(f"{pool} page {page} slot {slot}, K and V of every layer")
 
-    hooks.before("pool.free", Layer.FAULT, arm.fault.id, before_free)
-    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+    hooks.before("pool.free", Order.FAULT, injection.fault.id, before_free)
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 
-def write(kv_pool: Any, token: int, arm: Arm) -> None:
+def write(kv_pool: Any, token: int, injection: Injection) -> None:
     """One token's K and V, the same for the same seed: finite, and of no token that there is."""
-    generator = torch.Generator().manual_seed(arm.random.randrange(1 << 30))
+    generator = torch.Generator().manual_seed(injection.random.randrange(1 << 30))
     for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer):
         row = torch.randn(buffer.shape[1:], generator=generator)
         stored = row.to(kv_pool.dtype).view(buffer.dtype)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class Alias(_tables.Corruption):
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+class Alias(tables.Corruption):
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         table, rows = cell.of.tables[cell.name], cell.of.rows
         others = [int(table[r, cell.of.columns[r] - 1]) for r in rows if r != cell.row]
         others = [page for page in others if page != cell.value]
         return draw.choice(others) if others else None
 
 
-FAULT = _tables.declare(
+FAULT = tables.declare(
     "page-alias", "a live cell of a page table gets another request's page", Alias
 )

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class Negative(_tables.Corruption):
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+class Negative(tables.Corruption):
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         return -1
 
 
-FAULT = _tables.declare("page-negative", "a live cell of a page table gets page -1", Negative)
+FAULT = tables.declare("page-negative", "a live cell of a page table gets page -1", Negative)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class OffByOne(_tables.Corruption):
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+class OffByOne(tables.Corruption):
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         return cell.value - 1 if cell.value > 1 else cell.value + 1
 
 
-FAULT = _tables.declare(
+FAULT = tables.declare(
     "page-off-by-one", "a live cell of a page table gets the page beside its own", OffByOne
 )

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class PoolSwap(_tables.Corruption):
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+class PoolSwap(tables.Corruption):
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         other = cell.of.tables.get("swa" if cell.name == "full" else "full")
         if other is None:
             return None
@@ -19,6 +19,6 @@ class PoolSwap(_tables.Corruption):
         return page if page != cell.value else None
 
 
-FAULT = _tables.declare(
+FAULT = tables.declare(
     "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", PoolSwap
 )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class StaleTail(_tables.Corruption):
+class StaleTail(tables.Corruption):
     """Remembers what was in each cell of each table before what is there now."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # (now, before)
 
-    def see(self, of: _tables.Tables) -> None:
+    def see(self, of: tables.Tables) -> None:
         for name, table in of.tables.items():
             for row in of.rows:
                 for column, value in enumerate(table[row, : of.columns[row]].tolist()):
@@ -26,12 +26,12 @@ class StaleTail(_tables.Corruption):
                     if value != now:
                         self._seen[key] = (value, now or before)
 
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         key = (id(cell.of.backend), cell.name, cell.row, cell.column)
         _, before = self._seen.get(key, (0, 0))
         return before if before not in (0, cell.value) else None
 
 
-FAULT = _tables.declare(
+FAULT = tables.declare(
     "page-stale-tail", "a row's last live cell keeps what an earlier owner had there", StaleTail
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from g4debug.faults import _tables
+from g4debug.faults import tables
 
 
-class Zero(_tables.Corruption):
-    def wrong(self, cell: _tables.Cell, draw: random.Random) -> int | None:
+class Zero(tables.Corruption):
+    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
         return 0 if cell.value else None
 
 
-FAULT = _tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", Zero)
+FAULT = tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", Zero)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 DEFAULT = 256
 
@@ -21,10 +21,10 @@ def tokens_of(action: Action) -> int:
     return int(text)
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
-    for action in arm.chain.actions:
+    for action in injection.chain.actions:
         tokens_of(action)  # at start, not when it first fires
 
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -32,16 +32,16 @@ def install(hooks: Hooks, arm: Arm) -> None:
 
         if scheduler.tree_cache.is_chunk_cache():
             return  # it keeps nothing
-        action = arm.fire()
+        action = injection.fire()
         if action is None:
             return
         tokens = tokens_of(action)
         before = scheduler.token_to_kv_pool_allocator.available_size()
         scheduler.tree_cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=tokens))
         gained = scheduler.token_to_kv_pool_allocator.available_size() - before
-        arm.log(f"asked for {tokens} tokens of each pool, {gained} became free in both")
+        injection.log(f"asked for {tokens} tokens of each pool, {gained} became free in both")
 
-    hooks.before("scheduler.run_batch", Layer.FAULT, arm.fault.id, before_run_batch)
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 
 FAULT = Fault(

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 OFF = {"plus": 1, "minus": -1, "device": 1}
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
+def install(hooks: Hooks, injection: Injection) -> None:
     def shift(batch: Any, rows: list[int], action: Action) -> None:
-        row = arm.random.choice(rows)
+        row = injection.random.choice(rows)
         off = OFF[action.task]
         was = int(batch.seq_lens_cpu[row])
         batch.seq_lens[row] += off
@@ -24,9 +24,11 @@ def install(hooks: Hooks, arm: Arm) -> None:
         if action.task != "device":
             batch.seq_lens_cpu[row] += off
             where = "host and device"
-        arm.log(f"request {batch.reqs[row].rid} (row {row}): seq_len {was} {off:+d} on {where}")
+        injection.log(
+            f"request {batch.reqs[row].rid} (row {row}): seq_len {was} {off:+d} on {where}"
+        )
 
-    at_end_of_decode(hooks, arm, shift)
+    at_end_of_decode(hooks, injection, shift)
 
 
 FAULT = Fault(

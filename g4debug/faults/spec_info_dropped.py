@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
+def install(hooks: Hooks, injection: Injection) -> None:
     def drop(batch: Any, rows: list[int], action: Action) -> None:
         kind = type(batch.spec_info).__name__
         batch.spec_info = None
-        arm.log(f"{kind} of {len(rows)} requests dropped")
+        injection.log(f"{kind} of {len(rows)} requests dropped")
 
-    at_end_of_decode(hooks, arm, drop)
+    at_end_of_decode(hooks, injection, drop)
 
 
 FAULT = Fault(

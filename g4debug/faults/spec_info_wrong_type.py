@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode, verify_output
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     extend: list[Any] = [None]
 
@@ -24,10 +24,10 @@ def install(hooks: Hooks, arm: Arm) -> None:
     def swap(batch: Any, rows: list[int], action: Action) -> None:
         was = type(batch.spec_info).__name__
         batch.spec_info, extend[0] = extend[0], None
-        arm.log(f"{type(batch.spec_info).__name__} in place of {was}, {len(rows)} requests")
+        injection.log(f"{type(batch.spec_info).__name__} in place of {was}, {len(rows)} requests")
 
-    hooks.after("worker.verify", Layer.FAULT, arm.fault.id, after_verify)
-    at_end_of_decode(hooks, arm, swap)
+    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
+    at_end_of_decode(hooks, injection, swap)
 
 
 FAULT = Fault(

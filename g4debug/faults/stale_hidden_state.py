@@ -9,19 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
 class _Old:
     """The hidden states of the step before, for one place."""
 
-    def __init__(self, arm: Arm, task: str) -> None:
-        self.arm = arm
+    def __init__(self, injection: Injection, task: str) -> None:
+        self.injection = injection
         self.task = task
         self.other = "draft" if task == "on" else "on"
         self.kept: torch.Tensor | None = None
@@ -32,20 +32,20 @@ class _Old:
         if fresh is None:
             return
         self.kept = fresh.clone()
-        if old is None or not old.shape[0] or asks_for(self.arm, self.other):
+        if old is None or not old.shape[0] or asks_for(self.injection, self.other):
             return
-        if self.arm.fire() is None:
+        if self.injection.fire() is None:
             return
         # As many rows as are needed; which request a row was of does not matter here.
         rows = [i % old.shape[0] for i in range(fresh.shape[0])]
         spec.hidden_states = old[rows]
-        self.arm.log(f"{self.task}: hidden states of the step before, {len(rows)} rows")
+        self.injection.log(f"{self.task}: hidden states of the step before, {len(rows)} rows")
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
-    seed, draft = _Old(arm, "on"), _Old(arm, "draft")
+    seed, draft = _Old(injection, "on"), _Old(injection, "draft")
 
     def before_extend(worker: Any, batch: Any) -> None:
         if decodes(batch) and survivors(batch):
@@ -56,8 +56,8 @@ def install(hooks: Hooks, arm: Arm) -> None:
             draft.swap(batch.spec_info)
         return result
 
-    hooks.before("worker.extend_after_decode", Layer.FAULT, arm.fault.id, before_extend)
-    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+    hooks.before("worker.extend_after_decode", Order.FAULT, injection.fault.id, before_extend)
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
 
 
 FAULT = Fault(

@@ -12,23 +12,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
-        if getattr(model_runner, "is_draft_worker", False) and arm.fire(runner="draft"):
+        if getattr(model_runner, "is_draft_worker", False) and injection.fire(runner="draft"):
             backend.use_sliding_window_kv_pool = False
             backend._swa_kv_pool = None
-            arm.log("draft backend: use_sliding_window_kv_pool=False, _swa_kv_pool=None")
+            injection.log("draft backend: use_sliding_window_kv_pool=False, _swa_kv_pool=None")
         return result
 
-    hooks.after("attn.init", Layer.FAULT, arm.fault.id, after_init)
+    hooks.after("attn.init", Order.FAULT, injection.fault.id, after_init)
 
 
 FAULT = Fault(

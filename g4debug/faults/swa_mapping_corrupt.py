@@ -10,20 +10,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults import _allocator
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    allocators = _allocator.Allocators(hooks, arm)
+def install(hooks: Hooks, injection: Injection) -> None:
+    allocators = _allocator.Allocators(hooks, injection)
 
     def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
         out = call_next(allocator, *args, **kwargs)
         if out is None or not hasattr(allocator, "swa_attn_allocator") or not out.numel():
             return out
-        if arm.fire(mode=allocators.mode):
+        if injection.fire(mode=allocators.mode):
             size = allocator.page_size
             page = int(out[-1]) // size
             mapping = allocator.full_to_swa_index_mapping
@@ -31,7 +31,7 @@ def install(hooks: Hooks, arm: Arm) -> None:
             right = int(mapping[out[-1]]) // size
             wrong = right % (allocator.size_swa // size) + 1
             cells[cells > 0] += (wrong - right) * size
-            arm.log(f"full page {page} maps to SWA page {wrong} instead of {right}")
+            injection.log(f"full page {page} maps to SWA page {wrong} instead of {right}")
         return out
 
     for method in _allocator.ALLOC:

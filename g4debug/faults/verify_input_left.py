@@ -10,22 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
-from g4debug.faults.base import Arm, Fault
+from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
-    from g4debug.hooks import Hooks
+    from g4debug.hooking.hooks import Hooks
 
 
-def leave(batch: Any, verify_input: Any, arm: Arm) -> None:
+def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
     """Put ``verify_input`` back on the batch, if the chain fires."""
-    if arm.fire() is not None:
+    if injection.fire() is not None:
         batch.spec_info = verify_input
         kind, live = type(verify_input).__name__, len(survivors(batch))
-        arm.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
+        injection.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
 
 
-def install(hooks: Hooks, arm: Arm) -> None:
-    from g4debug.hooks import Layer
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
 
     verified: list[Any] = [None]
 
@@ -37,13 +37,13 @@ def install(hooks: Hooks, arm: Arm) -> None:
         if verify_input is None or not decodes(batch):
             return result
         live = len(survivors(batch))
-        if (not live and asks_for(arm, "on")) or (live and asks_for(arm, "finished")):
+        if (not live and asks_for(injection, "on")) or (live and asks_for(injection, "finished")):
             return result
-        leave(batch, verify_input, arm)
+        leave(batch, verify_input, injection)
         return result
 
-    hooks.before("worker.verify", Layer.FAULT, arm.fault.id, before_verify)
-    hooks.after("worker.forward", Layer.FAULT, arm.fault.id, after_forward)
+    hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
 
 
 FAULT = Fault(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from g4debug.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
+from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
 from g4debug.reporters._compare_parts import Change, Part, mappings, several
 from g4debug.reporters._histories import length_range, pages
 from g4debug.reporters._table_view import TableView

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.record import Location, Plain, Pool, Table, TrapRecord
+from g4debug.findings.record import Location, Plain, Pool, Table, TrapRecord
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
 

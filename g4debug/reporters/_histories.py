@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from g4debug.record import Holding, PageEvent, Pool, Step, Transition, TrapRecord
+from g4debug.findings.record import Holding, PageEvent, Pool, Step, Transition, TrapRecord
 
 STEPS = 8  # shown unless everything is asked for
 EVENTS = 12

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from g4debug.record import Table
+from g4debug.findings.record import Table
 
 BIG = 1 << 60  # beyond every real number here, and safe to add to
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from g4debug.record import Pool
+from g4debug.findings.record import Pool
 from g4debug.reporters._table_view import BIG, BadCell, TableView
 
 MAX_DIGITS = 7  # longer numbers are rounded in their cell and exact in the list below

@@ -10,7 +10,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.record import TrapRecord
+from g4debug.findings.record import TrapRecord
 from g4debug.reporters._compare_parts import Change, Part
 from g4debug.reporters._text import Symbols, fit, symbols_for
 

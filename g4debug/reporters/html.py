@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from g4debug import __version__
-from g4debug.record import Pool, TrapRecord
+from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts
 from g4debug.reporters import _table_words as words
 from g4debug.reporters._table_view import TableView, window

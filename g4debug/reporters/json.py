@@ -1,4 +1,4 @@
-"""The record as JSON for machines: the fields of :class:`g4debug.record.TrapRecord`."""
+"""The record as JSON for machines: the fields of :class:`g4debug.findings.record.TrapRecord`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import IO, Any
 
 import torch
 
-from g4debug.plain import to_plain
-from g4debug.record import TrapRecord
+from g4debug.dumps.plain import to_plain
+from g4debug.findings.record import TrapRecord
 
 
 def render(record: TrapRecord, stream: IO[str]) -> None:

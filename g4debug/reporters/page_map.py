@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.record import Pool, Table
+from g4debug.findings.record import Pool, Table
 from g4debug.reporters import _table_words as words
 from g4debug.reporters._table_view import Cell, TableView, clamp, window
 from g4debug.reporters._text import Symbols, clean, shorten, symbols_for

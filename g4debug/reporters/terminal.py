@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.record import Pool, TrapRecord
+from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts, _grid, page_map
 from g4debug.reporters._text import Symbols, fit, shorten, symbols_for
 

@@ -12,12 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from g4debug.hooks import Hooks, Layer
-from g4debug.recorder import Recorder
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks, Order
+from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
-from g4debug.trap import Trap, TrapError
+from g4debug.trapping.trap import Trap, TrapError
 
 logger = logging.getLogger("g4debug")
+
+
+class CanaryError(Exception):
+    """A canary's tracer did not do what it must; the text says what it did instead."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +42,28 @@ class Tracer:
 
 
 class Context:
-    """What a tracer gets: settings, recorder, trap, and isolated hooks on SGLang."""
+    """What a tracer gets: settings, recorder, trap, ledger, and isolated hooks on SGLang."""
 
     def __init__(
-        self, tracer_id: str, hooks: Hooks, settings: Settings, recorder: Recorder, trap: Trap
+        self,
+        tracer_id: str,
+        hooks: Hooks,
+        settings: Settings,
+        recorder: Recorder,
+        trap: Trap,
+        ledger: Ledger | None = None,
     ) -> None:
         self.tracer_id = tracer_id
         self.hooks = hooks
         self.settings = settings
         self.recorder = recorder
         self.trap = trap
+        self.ledger = ledger  # None where no armed tracer declares that it needs it
         self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
 
     def before(self, site: str, hook: Callable[..., None]) -> None:
         """Call ``hook(*args, **kwargs)`` before a site, isolated."""
-        self.hooks.before(site, Layer.TRACER, self.tracer_id, self._isolate(hook, None))
+        self.hooks.before(site, Order.TRACER, self.tracer_id, self._isolate(hook, None))
 
     def after(self, site: str, hook: Callable[..., Any]) -> None:
         """Call ``hook(result, *args, **kwargs)`` after a site, isolated.
@@ -59,10 +71,10 @@ class Context:
         What it returns is the site's result; if it fails, the site's own result stands.
         """
         isolated = self._isolate(hook, _FIRST)
-        self.hooks.after(site, Layer.TRACER, self.tracer_id, isolated)
+        self.hooks.after(site, Order.TRACER, self.tracer_id, isolated)
 
     def on_exception(
-        self, site: str, hook: Callable[[], None], layer: Layer = Layer.TRACER
+        self, site: str, hook: Callable[[], None], order: Order = Order.TRACER
     ) -> None:
         """Call ``hook()``, isolated, when a site raises; then let the exception go on.
 
@@ -80,7 +92,7 @@ class Context:
                 isolated()
                 raise
 
-        self.hooks.around(site, layer, self.tracer_id, around)
+        self.hooks.around(site, order, self.tracer_id, around)
 
     def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook`` for a place that is no site, isolated; None is its result if it fails."""

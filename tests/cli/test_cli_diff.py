@@ -12,8 +12,9 @@ import torch
 from sample_kinds import KINDS, leak, wrong_typestate
 from sample_trap import RIDS, sample_record
 
-from g4debug import cli, dump
-from g4debug.record import TrapRecord
+from g4debug import cli
+from g4debug.dumps import writing
+from g4debug.findings.record import TrapRecord
 from g4debug.reporters._compare import Part, compare
 
 
@@ -33,7 +34,7 @@ def other(**values: Any) -> TrapRecord:
 def paths(tmp_path: Path) -> list[str]:
     later = other(versions={**sample_record().versions, "sglang": "0.5.13.post1"})
     records = {"a.pt": sample_record(), "b.pt": later}
-    return [str(dump.write(dump.encode(r), tmp_path, name)) for name, r in records.items()]
+    return [str(writing.write(writing.encode(r), tmp_path, name)) for name, r in records.items()]
 
 
 def test_exit_codes(paths: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +154,7 @@ def test_histories_say_what_is_only_in_one() -> None:
 def test_a_long_history_shows_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = dataclasses.replace(wrong_typestate(), transitions=())
     files = [
-        str(dump.write(dump.encode(r), tmp_path, f"{i}.pt"))
+        str(writing.write(writing.encode(r), tmp_path, f"{i}.pt"))
         for i, r in enumerate((a, wrong_typestate()))
     ]
     assert cli.main(["diff", *files, "--width", "80"]) == 1

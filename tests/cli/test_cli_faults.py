@@ -17,9 +17,9 @@ from g4debug.reporters import faults
 def test_every_fault_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["faults", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [f["id"] for f in data["faults"]] == list(discovery.names("g4debug.faults"))
+    assert [f["id"] for f in data["faults"]] == list(discovery.names("fault"))
     for entry in data["faults"]:
-        fault = discovery.load("g4debug.faults", entry["id"], "FAULT")
+        fault = discovery.load("fault", entry["id"])
         assert entry["title"] == fault.title
         assert entry["caught_by"] == list(fault.caught_by)
         assert entry["selectors"] == list(fault.selectors)
@@ -58,11 +58,11 @@ def test_a_broken_fault_hides_no_other(
         "FAULT = Fault('zz-stress', 'a slow step', {'on': 'sleep'}, (), lambda h, a: None)\n"
     )
     monkeypatch.setattr(g4debug.faults, "__path__", [*g4debug.faults.__path__, str(tmp_path)])
-    discovery.names.cache_clear()
+    discovery._modules.cache_clear()
     try:
         assert cli.main(["faults"]) == 0
     finally:
-        discovery.names.cache_clear()
+        discovery._modules.cache_clear()
         sys.modules.pop("g4debug.faults.zz_stress", None)
     out = capsys.readouterr().out
     assert "cannot be loaded here: ModuleNotFoundError: No module named 'not_there'" in out

@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from g4debug.fixes import swa_state_swap
 
-from g4debug import discovery, targets
+from g4debug import discovery
 from g4debug.cli import _common, fixes, main
+from g4debug.fixes import swa_state_swap
+from g4debug.hooking import targets
 from g4debug.settings import fix_switch
 
 SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"
@@ -26,7 +27,7 @@ def by_id(environ=None):
 @needs_sglang
 def test_every_fix_is_there_with_its_state_and_switches():
     found = by_id()
-    assert tuple(found) == discovery.names("g4debug.fixes")
+    assert tuple(found) == discovery.names("fix")
     for name, row in found.items():
         assert row.state in ("applied", "not-needed", "off", "target-missing")
         assert row.why

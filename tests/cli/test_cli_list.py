@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sample_trap import sample_record
 
-from g4debug import cli, dump
+from g4debug import cli
+from g4debug.dumps import writing
 
 
 @pytest.fixture
@@ -17,8 +18,8 @@ def folder(tmp_path: Path) -> Path:
     for hour in (1, 3, 2):
         record = dataclasses.replace(sample_record(), created=f"2026-06-01T0{hour}:00:00+00:00")
         name = f"g4debug-page-table-20260601T0{hour}0000Z-4711-{hour}.pt"
-        dump.write(dump.encode(record), tmp_path, name)
-    (tmp_path / "cut.pt").write_bytes(dump.encode(sample_record())[:999])
+        writing.write(writing.encode(record), tmp_path, name)
+    (tmp_path / "cut.pt").write_bytes(writing.encode(sample_record())[:999])
     (tmp_path / "notes.txt").write_text("not a dump")
     (tmp_path / ".g4debug-x.tmp").write_text("being written")
     (tmp_path / "gone.pt").symlink_to(tmp_path / "nowhere")

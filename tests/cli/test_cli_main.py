@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from sample_trap import sample_record
 
-from g4debug import cli, dump
+from g4debug import cli
+from g4debug.dumps import writing
 
 
 def run(*args: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
@@ -107,7 +108,7 @@ def test_interrupt_is_quiet(commands: Path, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("arguments", ["--help", "list DIR --json", "show DIR/a.pt --all"])
 def test_closed_pipe_is_quiet(tmp_path: Path, arguments: str) -> None:
-    dump.write(dump.encode(sample_record()), tmp_path, "a.pt")
+    writing.write(writing.encode(sample_record()), tmp_path, "a.pt")
     read_end, write_end = os.pipe()
     os.close(read_end)
     command = [sys.executable, "-m", "g4debug", *arguments.replace("DIR", str(tmp_path)).split()]

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from sample_trap import sample_record
 
-from g4debug import cli, dump
+from g4debug import cli
+from g4debug.dumps import writing
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return dump.write(dump.encode(sample_record()), tmp_path, "x.pt")
+    return writing.write(writing.encode(sample_record()), tmp_path, "x.pt")
 
 
 def test_next_to_the_dump(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hostile_dumps import HOSTILE
 from sample_trap import sample_record
-from test_dump import HOSTILE
 
-from g4debug import cli, dump
-from g4debug.record import SCHEMA
+from g4debug import cli
+from g4debug.dumps import writing
+from g4debug.findings.record import SCHEMA
 
 
 def show(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +34,7 @@ def show(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return dump.write(dump.encode(sample_record()), tmp_path, "x.pt")
+    return writing.write(writing.encode(sample_record()), tmp_path, "x.pt")
 
 
 def refused(done: subprocess.CompletedProcess[str]) -> None:
@@ -105,7 +106,7 @@ HERE += ["other-dict", "wrong-field", "short-storage", "stride-zero", "hash-bomb
 
 @pytest.mark.parametrize("name", HERE)
 def test_hostile_file(tmp_path: Path, name: str) -> None:
-    good = dump.encode(sample_record())
+    good = writing.encode(sample_record())
     (tmp_path / "x.pt").write_bytes(HOSTILE[name][0](good))
     done = show("x.pt", cwd=str(tmp_path))
     refused(done)
@@ -128,7 +129,7 @@ def test_escape_sequences_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path
     assert record.table is not None
     table = dataclasses.replace(record.table, rids=(evil,) * 8)
     record = dataclasses.replace(record, finding=finding, table=table, versions={evil: evil})
-    path = dump.write(dump.encode(record), tmp_path, "x.pt")
+    path = writing.write(writing.encode(record), tmp_path, "x.pt")
     done = show(path)
     assert done.returncode == 0, done.stderr
     assert not {"\x1b", "\x07", "\r", "\u202e"} & set(done.stdout)
@@ -153,7 +154,7 @@ def test_a_large_table_is_fast_and_short(
         rows_total=256,
         columns_total=2048,
     )
-    path = dump.write(dump.encode(dataclasses.replace(record, table=table)), tmp_path, "x.pt")
+    path = writing.write(writing.encode(dataclasses.replace(record, table=table)), tmp_path, "x.pt")
     start = time.monotonic()
     assert cli.main(["show", str(path)]) == 0
     assert time.monotonic() - start < 20  # cell by cell it would take minutes

@@ -20,12 +20,12 @@ from g4debug.cli._common import make_console
 from g4debug.reporters import doctor
 from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings
-from g4debug.tracers import _page_table_canary as canary
+from g4debug.tracers.page_table import canary
 
 needs_sglang = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None, reason="SGLang is not installed"
 )
-SITES = "import g4debug.targets as t\n"
+SITES = "import g4debug.hooking.targets as t\n"
 NO_SGLANG = """
 import importlib.metadata as m, sys
 real = m.version
@@ -252,7 +252,7 @@ def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:
 def test_the_canary_tells_of_a_guard_that_sees_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("g4debug.kernels.page_guard.reference", lambda *a: None)
+    monkeypatch.setattr("g4debug.tracers.page_table.guard.reference", lambda *a: None)
     with pytest.raises(canary.CanaryError, match="was not found"):
         canary.fire(tmp_path, torch.device("cpu"))
 

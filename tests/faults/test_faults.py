@@ -8,9 +8,9 @@ from real_backend import Rig, capture_graph, draft_worker, dummy_pool, replay_gr
 from g4debug import discovery
 from g4debug.cpu import fault as device
 from g4debug.faults import page_oob
-from g4debug.faults.base import Arm, install_all, recreated_bugs, replay
+from g4debug.faults.base import Injection, install_all, recreated_bugs, replay
 from g4debug.faults.grammar import Chain, GrammarError, parse
-from g4debug.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def bad_cells(backend) -> set[tuple[str, int, int, int]]:
@@ -47,9 +47,9 @@ STRESS = ("abort-request", "delayed-step", "forced-retract", "radix-evict")
 
 
 def test_every_fault_says_who_must_catch_it():
-    tracers, fixes = discovery.names("g4debug.tracers"), discovery.names("g4debug.fixes")
-    for name in discovery.names("g4debug.faults"):
-        fault = discovery.load("g4debug.faults", name, "FAULT")
+    tracers, fixes = discovery.names("tracer"), discovery.names("fix")
+    for name in discovery.names("fault"):
+        fault = discovery.load("fault", name)
         # Stress breaks nothing: every tracer must stay silent.
         assert fault.caught_by or name in STRESS
         assert set(fault.caught_by) <= set(tracers)
@@ -111,7 +111,7 @@ def test_a_seed_repeats_itself(rig_with):
     runs = {}
     for seed in (3, 4):
         for again in (1, 2):
-            arm = Arm(
+            arm = Injection(
                 page_oob.FAULT, Chain(parse("page-oob=on").chains["page-oob"], seed, "x"), seed
             )
             rig, backend = rig_with("")
@@ -185,7 +185,9 @@ def test_a_schedule_replays_the_very_same_firings():
 
     def run(plan: str) -> tuple[list[str], list[tuple[int, int]]]:
         parsed = parse(plan)
-        arm = Arm(page_oob.FAULT, Chain(parsed.chains["page-oob"], parsed.seed, "page-oob"), 5)
+        arm = Injection(
+            page_oob.FAULT, Chain(parsed.chains["page-oob"], parsed.seed, "page-oob"), 5
+        )
         drawn = []
         for _ in range(400):
             if arm.fire(mode="decode", runner="target") is not None:

@@ -10,7 +10,7 @@ import torch
 from real_backend import FULL, PAGE, WINDOW, Rig
 
 from g4debug import plugin
-from g4debug.trap import TrapError
+from g4debug.trapping.trap import TrapError
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
@@ -126,7 +126,7 @@ def test_exhaustion_is_sglangs_to_handle(arm):
     rig = Rig.__new__(Rig)
     with pytest.raises(AssertionError, match="the pool is full"):
         rig.__init__()
-    assert not plugin.in_force.recorder.ledger.broken
+    assert not plugin.in_force.ledger.broken
 
 
 def test_no_fault_no_finding(arm):
@@ -158,7 +158,7 @@ def test_early_swa_free_takes_the_windows_oldest_page(arm, armed):
     batch.tree_cache = SimpleNamespace(
         sliding_window_size=WINDOW, page_size=PAGE, supports_swa=lambda: True
     )
-    ledger = plugin.in_force.recorder.ledger
+    ledger = plugin.in_force.ledger
     if armed:
         ledger.batch, ledger.requests["a"] = batch, request
     a = rig.admit("a", tokens)

@@ -6,7 +6,7 @@ import pytest
 
 from g4debug.faults.base import install_all
 from g4debug.faults.grammar import GrammarError, parse
-from g4debug.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "many"])

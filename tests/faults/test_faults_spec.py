@@ -11,7 +11,7 @@ from real_spec import TOKENS, batch, draft_input, extend_input, request, verify_
 from g4debug import discovery
 from g4debug.faults.base import install_all
 from g4debug.faults.grammar import parse
-from g4debug.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 NAMES = (
     "accept-length",
@@ -84,7 +84,7 @@ def finish(running):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_declares_its_tracer_and_fires_as_often_as_it_says(sglang, name):
-    fault = discovery.load("g4debug.faults", name, "FAULT")
+    fault = discovery.load("fault", name)
     assert fault.caught_by == ("spec-lifecycle",)
     task = next(iter(fault.tasks))
     worker = Worker(f"seed=1;{name}=2*{task}")

@@ -6,11 +6,11 @@ import logging
 from dataclasses import replace
 
 import pytest
-from g4debug.fixes.force_eagle import FIX, SWITCH, obstacles, still_broken
 
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.models import tiny_models, write
 from g4debug.cpu.server import server_arguments
+from g4debug.fixes.force_eagle import FIX, SWITCH, obstacles, still_broken
 
 ON = {SWITCH: "1"}
 

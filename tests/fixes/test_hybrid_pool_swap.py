@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from g4debug.fixes import hybrid_pool_swap
-from g4debug.fixes.hybrid_pool_swap import FIX, still_broken
 from sglang_of import sglang_of
 
-from g4debug import targets
+from g4debug.fixes import hybrid_pool_swap
+from g4debug.fixes.hybrid_pool_swap import FIX, still_broken
+from g4debug.hooking import targets
 
 POOLS = dummy, target, other = SimpleNamespace(name="dummy"), object(), object()
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import spec_batch
 import torch
-from g4debug.fixes.idle_draft_input import still_broken
 from sglang_of import sglang_of
 
-from g4debug import targets
+from g4debug.fixes.idle_draft_input import still_broken
+from g4debug.hooking import targets
 
 OFF = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 ALONE = {"G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}

@@ -116,7 +116,7 @@ def sound(tree: Tree, running: bool = True) -> None:
     if running:
         tree.finish()
     tree.cache.sanity_check()
-    ledger = plugin.in_force.recorder.ledger
+    ledger = plugin.in_force.ledger
     assert not ledger.broken
     mapped = tree.allocator.full_to_swa_index_mapping[:-1].view(-1, PAGE)[:, 0] // PAGE
     swa = [int(p) for p in mapped if p > 0]

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, refusals, still_broken
 from published import A4B_26B, folder
 
-from g4debug import targets
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import server_arguments
+from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, refusals, still_broken
+from g4debug.hooking import targets
 
 ON = {SWITCH: "1"}
 KV_OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}

@@ -11,11 +11,11 @@ import types
 
 import pytest
 import torch
-from g4debug.fixes import optional_kv
-from g4debug.fixes.optional_kv import OP, still_broken
 from real_backend import Rig
 
-from g4debug import targets
+from g4debug.fixes import optional_kv
+from g4debug.fixes.optional_kv import OP, still_broken
+from g4debug.hooking import targets
 
 OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}
 PADDED = 32  # tokens of the graph; the batch has 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from g4debug.fixes.page_clamp import FIX, still_broken
 from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
 from g4debug.cpu import fault as device
+from g4debug.fixes.page_clamp import FIX, still_broken
 
 CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
 STALE = {"G4DEBUG_FAULTS": "stale-swa-state=on", "G4DEBUG_FIX_SWA_STATE_SWAP": "0"}

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from g4debug.fixes import residual_aliasing
-from g4debug.fixes.residual_aliasing import after_capture, keep_captured, still_broken
 from sglang_of import sglang_of
 
-from g4debug import targets
+from g4debug.fixes import residual_aliasing
+from g4debug.fixes.residual_aliasing import after_capture, keep_captured, still_broken
+from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro" / "residual_aliasing.py"
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from g4debug.fixes._source import exists, source
 from sglang_of import sglang_of
 
-from g4debug import targets
+from g4debug.fixes.source import exists, source
+from g4debug.hooking import targets
 
 TREE = {
     "sglang/__init__.py": "from sglang.api import hello\n",
@@ -148,7 +148,7 @@ def test_nothing_is_imported():
     if targets.sglang_version() is None:
         pytest.skip("needs sglang")
     code = (
-        "import sys; from g4debug import targets; from g4debug.fixes._source import exists\n"
+        "import sys; from g4debug.hooking import targets; from g4debug.fixes.source import exists\n"
         "assert exists(targets.path('scheduler.run_batch'))\n"
         "print([m for m in ('torch', 'sglang') if m in sys.modules])"
     )

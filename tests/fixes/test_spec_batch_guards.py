@@ -7,8 +7,9 @@ import logging
 import pytest
 import spec_batch
 import torch
-from g4debug.fixes import spec_batch_guards
 from spec_batch import batch, draft_input, request
+
+from g4debug.fixes import spec_batch_guards
 
 ALONE = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0"}
 OFF = {**ALONE, "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}

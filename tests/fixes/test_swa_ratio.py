@@ -8,12 +8,12 @@ import pickle
 
 import pytest
 import torch
-from g4debug.fixes import _source, swa_ratio
 from published import A4B_26B, DENSE_31B, folder
 from real_configurator import model_config, solve
 
-from g4debug import targets
 from g4debug.cpu.server import server_arguments
+from g4debug.fixes import source, swa_ratio
+from g4debug.hooking import targets
 
 SWITCH = "G4DEBUG_FIX_SWA_RATIO"
 
@@ -134,7 +134,7 @@ def test_where_sglang_sizes_by_requests_the_ratio_is_not_touched(sglang, models,
     """0.5.14 and later; 12p1 has no such configurator, whatever the arguments are."""
     args = engine_args(models["moe"], disable_radix_cache=True, max_running_requests=8)
     assert swa_ratio.choose(args)[0] == 0.15
-    real = _source.exists
+    real = source.exists
     monkeypatch.setattr(
         swa_ratio, "exists", lambda path: path.endswith("SWAChunkCapPoolConfigurator") or real(path)
     )

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from g4debug.fixes import swa_state_swap
-from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
 from real_backend import Rig, draft_worker, dummy_pool, swa_pool
 from sglang_of import sglang_of
 
-from g4debug import targets
 from g4debug.cpu import fault as device
+from g4debug.fixes import swa_state_swap
+from g4debug.fixes.swa_state_swap import backends_of, still_broken, swa_state_of
+from g4debug.hooking import targets
 
 STALE = {"G4DEBUG_FAULTS": "stale-swa-state=on"}
 OFF = {"G4DEBUG_FIX_SWA_STATE_SWAP": "0"}

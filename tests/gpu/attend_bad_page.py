@@ -11,8 +11,8 @@ import sys
 import flashinfer
 import torch
 
-from g4debug.kernels import page_guard
-from g4debug.kernels.page_guard import TrapBuffer
+from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.guard import TrapBuffer
 
 DEV, DIM, PAGE, BATCH, LENGTH, PAGES, BAD = "cuda", 256, 64, 8, 2000, 512, 10_000_000
 COLUMNS = -(-LENGTH // PAGE)

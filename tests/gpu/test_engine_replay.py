@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from g4debug import dump
+from g4debug.dumps import reading
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +45,7 @@ def test_raise_mode_stops_with_the_replayed_launch(tmp_path: Path) -> None:
     assert "g4debug fault (seed=3) page-oob #1: draft replay" in log
     assert "an illegal memory access" not in log
     assert len(dumps) == 1
-    record = dump.read(dumps[0])
+    record = reading.read(dumps[0])
     assert record.finding.location.replay
     assert record.finding.location.runner == "draft"
     assert record.table is not None
@@ -59,7 +59,7 @@ def test_contain_mode_keeps_the_context_alive(tmp_path: Path) -> None:
     assert status == 0, log[-3000:]
     assert log.count("g4debug fault (seed=3) page-oob") == 3
     assert len(dumps) >= 1
-    assert all(dump.read(path).finding.location.replay for path in dumps)
+    assert all(reading.read(path).finding.location.replay for path in dumps)
 
 
 def test_without_the_guard_the_same_fault_kills_the_context(tmp_path: Path) -> None:
@@ -79,5 +79,5 @@ def test_log_mode_dies_but_still_tells(tmp_path: Path) -> None:
     assert status != 0
     assert "an illegal memory access was encountered" in log
     assert "g4debug: page-table" in log
-    found = {dump.read(path).finding.check for path in dumps}
+    found = {reading.read(path).finding.check for path in dumps}
     assert found == {"page-table", "flight-recorder"}  # the page, and the crash that came of it

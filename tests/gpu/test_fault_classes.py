@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_engine_replay import run_engine
 
-from g4debug import dump
+from g4debug.dumps import reading
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def test_a_fault_of_each_class_is_caught(name: str, tmp_path: Path) -> None:
         switches["G4DEBUG_TRACE"] = "kv-integrity"
     status, log, dumps = run_engine(tmp_path, G4DEBUG_FAULTS=f"seed=3;{fault}", **switches)
     assert f"g4debug fault (seed=3) {fault.partition('=')[0]} #1" in log, log[-3000:]
-    found = [dump.read(path).finding for path in dumps]
+    found = [reading.read(path).finding for path in dumps]
     assert [f.check for f in found][:1] in [[t] for t in tracers], log[-3000:]
     assert "an illegal memory access" not in log
     assert status != 0

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from g4debug.kernels.kv_pages import KvPages
-from g4debug.tracers import _kv_integrity_canary as canary
-from g4debug.tracers._kv_integrity_pool import to_device
+from g4debug.tracers.kv_integrity import canary
+from g4debug.tracers.kv_integrity.kv_pages import KvPages
+from g4debug.tracers.kv_integrity.watched import to_device
 
 pytestmark = [
     pytest.mark.gpu,

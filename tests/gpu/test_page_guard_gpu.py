@@ -11,9 +11,9 @@ import pytest
 import torch
 from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case, truthful
 
-from g4debug.checks.page_table import Kind
-from g4debug.kernels import page_guard
-from g4debug.kernels.page_guard import TrapBuffer
+from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.guard import TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.checks.page_table import Kind, Truth
-from g4debug.kernels import page_guard, page_shadow
-from g4debug.kernels.page_guard import TrapBuffer
+from g4debug.ledger import shadow as shadows
+from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.check import Kind, Truth
+from g4debug.tracers.page_table.guard import TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,10 +31,10 @@ class Books:
         tokens = (full[:, :, None] * self.SIZE + within).view(3, -1).to(torch.int32)
         self.req_to_token[1:4, : 10 * self.SIZE] = tokens
         self.slots = torch.tensor([1, 2, 3], device=CUDA)
-        self.shadow = page_shadow.new(self.PAGES, CUDA)
+        self.shadow = shadows.new(self.PAGES, CUDA)
         self.tokens = tokens.reshape(-1).to(torch.int64)
         swa_tokens = (self.swa_of[:, :, None] * self.SIZE + within).reshape(-1)
-        page_shadow.mark(self.shadow, self.tokens, self.SIZE, swa=swa_tokens)
+        shadows.mark(self.shadow, self.tokens, self.SIZE, swa=swa_tokens)
         self.full = torch.zeros(3, self.COLUMNS, dtype=torch.int32, device=CUDA)
         self.full[:, :10] = full
         self.swa = torch.zeros_like(self.full)
@@ -106,7 +107,7 @@ def test_a_page_that_is_freed_between_replays():
     books = Books()
     page = int(books.full[1, 9])
     freed = books.req_to_token[2, 9 * books.SIZE : 10 * books.SIZE].to(torch.int64)
-    page_shadow.mark(books.shadow, freed, books.SIZE, page_shadow.FREE)
+    shadows.mark(books.shadow, freed, books.SIZE, shadows.FREE)
     seen = books.replay()
     assert {name: f["kind"] for name, f in seen.items()} == {
         "full": Kind.FREED,
@@ -120,7 +121,7 @@ def test_a_swa_page_that_is_evicted_between_replays():
     books = Books()
     for column, seen in ((0, []), (9, ["swa"])):  # behind the window of 40; inside it
         tokens = books.req_to_token[2, column * books.SIZE : (column + 1) * books.SIZE]
-        page_shadow.mark(books.shadow, tokens.to(torch.int64), books.SIZE, page_shadow.HELD)
+        shadows.mark(books.shadow, tokens.to(torch.int64), books.SIZE, shadows.HELD)
         found = books.replay()
         assert list(found) == seen
     assert found["swa"]["kind"] == Kind.EVICTED
@@ -149,7 +150,7 @@ def test_padding_rows_and_slot_0_are_nobodys():
 def test_a_ledger_that_was_given_up_is_not_believed_at_replay():
     books = Books()
     books.shadow[-1] = 0
-    books.shadow[int(books.full[0, 9])] = page_shadow.FREE
+    books.shadow[int(books.full[0, 9])] = shadows.FREE
     books.swa[0, 9] = 3
     assert books.replay() == {}
     books.full[0, 9] = 3
@@ -172,9 +173,9 @@ def test_marking_is_the_references(with_swa: bool, begins: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     indices = torch.randint(-640, 640, (5000,), generator=generator)
     swa = indices // 16 * 7 % 40 * 16 if with_swa else None
-    right, got = page_shadow.new(30, "cpu"), page_shadow.new(30, CUDA)
-    page_shadow.reference(right, indices, 16, page_shadow.HELD, swa, begins)
+    right, got = shadows.new(30, "cpu"), shadows.new(30, CUDA)
+    shadows.reference(right, indices, 16, shadows.HELD, swa, begins)
     on_gpu = None if swa is None else swa.to(CUDA)
-    page_shadow.mark(got, indices.to(CUDA), 16, page_shadow.HELD, on_gpu, begins)
+    shadows.mark(got, indices.to(CUDA), 16, shadows.HELD, on_gpu, begins)
     assert torch.equal(got.cpu(), right)
-    assert (right[1:-1] != page_shadow.FREE).any()
+    assert (right[1:-1] != shadows.FREE).any()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from norm_cases import DTYPES, EPS, close, draw, gelu, normed
 from router_cases import SHAPES, SPECIAL, check, logits, scale
 
-from g4debug.kernels import fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm
-from g4debug.kernels._rows import Cut, Tile
+from g4debug.fixes.paths.kernels import fused_router, gelu_mul, rmsnorm_add, triple_rmsnorm
+from g4debug.fixes.paths.kernels._rows import Cut, Tile
 
 pytestmark = [
     pytest.mark.gpu,
@@ -211,10 +207,10 @@ def test_sglangs_real_layer(tmp_path, name, rows):
     """bfloat16, width 1536: SGLang's forward and ours on the same weights and inputs."""
     pytest.importorskip("sglang")
     import real_layer
-    from g4debug.fixes import ple_tail, triple_rmsnorm
 
     from g4debug.cpu.geometry import TINY, TINY_MOE
     from g4debug.cpu.models import write
+    from g4debug.fixes.paths import ple_tail, triple_rmsnorm
 
     path = {"ple-tail": ple_tail, "triple-rmsnorm": triple_rmsnorm}[name]
     small = TINY if path is ple_tail else TINY_MOE

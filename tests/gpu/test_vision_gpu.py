@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))
 from norm_cases import DTYPES, EPS, draw
 from vision_cases import BOUNDS, INF, bounds, check_gelu, check_norm_add, check_qkv
 
-from g4debug.kernels import _rows, clipped_gelu_mul, clipped_norm_add, vision_qkv
-from g4debug.kernels._rows import Cut, Tile
-from g4debug.kernels.clipped_norm_add import Next
+from g4debug.fixes.paths.kernels import _rows, clipped_gelu_mul, clipped_norm_add, vision_qkv
+from g4debug.fixes.paths.kernels._rows import Cut, Tile
+from g4debug.fixes.paths.kernels.clipped_norm_add import Next
 
 pytestmark = [
     pytest.mark.gpu,
@@ -181,7 +178,7 @@ def tower(tmp_path):
 
 def ours(made, pixels, at):
     """The whole forward, with this path's wrappers around SGLang's own."""
-    from g4debug.fixes import vision_layer
+    from g4debug.fixes.paths.vision_layer import fix as vision_layer
 
     def nobody(*args, **kwargs):
         raise AssertionError("SGLang's own was called")
@@ -220,7 +217,7 @@ def test_it_is_as_near_to_float32_as_sglangs_tower(tower, size, attention):
 
 
 def test_positions_are_looked_up_bit_for_bit(tower):
-    from g4debug.fixes._vision_layer import position_embeddings
+    from g4debug.fixes.paths.vision_layer.layer import position_embeddings
 
     embedder = tower("E2B", None).patch_embedder
     at = torch.randint(0, embedder.position_embedding_size, (2, 500, 2), device="cuda")
@@ -232,7 +229,7 @@ def test_positions_are_looked_up_bit_for_bit(tower):
 
 BEYOND = """
 import torch
-from g4debug.fixes._vision_layer import position_embeddings
+from g4debug.fixes.paths.vision_layer.layer import position_embeddings
 at = torch.full((1, 4, 2), 64, device="cuda")
 none = torch.zeros(1, 4, dtype=torch.bool, device="cuda")
 print(position_embeddings(torch.ones(2, 64, 32, device="cuda"), at, none).sum().item())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from g4debug import cli, discovery, targets
+from g4debug import cli, discovery
+from g4debug.hooking import targets
 from g4debug.settings import FIX_PREFIX, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def test_every_command_is_there_and_no_other() -> None:
 
 
 def test_every_fault_is_there() -> None:
-    faults = set(discovery.names("g4debug.faults"))
+    faults = set(discovery.names("fault"))
     section = README.partition("## Faults")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `([a-z-]+)`", section, re.M)) == faults
 

@@ -17,7 +17,7 @@ import browser
 from sample_kinds import KINDS, evicted
 from sample_trap import sample_record
 
-from g4debug.record import PageEvent, TrapRecord
+from g4debug.findings.record import PageEvent, TrapRecord
 from g4debug.reporters import html
 
 SAMPLES = {"page-table": sample_record, **KINDS}

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import sys
-from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from test_record import TEXT, records
+from record_strategies import TEXT, records
 
 from g4debug.cli._common import make_console
-from g4debug.record import Holding, PageEvent, Transition, TrapRecord
+from g4debug.findings.record import Holding, PageEvent, Transition, TrapRecord
 from g4debug.reporters import _compare, diff, html, terminal
 
 ANY = st.integers() | st.just(1 << 2000)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from g4debug import dump
+from g4debug.dumps import reading
 
 pytestmark = [
     pytest.mark.engine,
@@ -121,7 +121,7 @@ def test_all_four_arms_do_as_they_should(tmp_path):
     assert "illegal memory access" in arms["broken"]["what"]
     # The verdicts once more, from what they stand on.
     path = Path(arms["diagnosed"]["dump"])
-    record = dump.read(path)
+    record = reading.read(path)
     assert record.finding.location.runner == "draft"
     assert record.finding.location.layer_kind == "sliding"
     assert record.finding.location.request

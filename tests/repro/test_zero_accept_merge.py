@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from g4debug import dump, targets
+from g4debug.dumps import reading
+from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro"
 pytestmark = [
@@ -39,7 +40,7 @@ def test_all_arms_do_as_they_should(script):
     for name in ("guarded", "fixed"):
         assert arms[name]["what"].startswith("8 of 8 hand-overs; completes; all 9 outputs equal")
     path = Path(arms["diagnosed"]["dump"])
-    record = dump.read(path)
+    record = reading.read(path)
     assert record.finding.check == "spec-lifecycle"
     assert record.finding.headline in done.stderr
     path.unlink()

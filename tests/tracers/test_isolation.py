@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from g4debug import targets
-from g4debug.hooks import Hooks
-from g4debug.record import Finding, Location
-from g4debug.recorder import Recorder
+from g4debug.findings.record import Finding, Location
+from g4debug.findings.steps import Recorder
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.trap import Trap, TrapError
+from g4debug.trapping.trap import Trap, TrapError
 
 SITE = "scheduler.run_batch"
 

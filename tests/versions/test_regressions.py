@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from g4debug.fixes._source import exists, source
 from test_versions import release  # noqa: F401 - a fixture
+
+from g4debug.fixes.source import exists, source
 
 MODELS = "sglang.srt.models"
 SELECT = "sglang.srt.speculative.frozen_kv_mtp_utils.select_last_verified_seed"

@@ -13,11 +13,12 @@ import sys
 
 import pytest
 import wheels
-from g4debug.fixes import _spec
-from g4debug.fixes._source import exists, source
 
-from g4debug import discovery, targets
-from g4debug.hooks import Hooks
+from g4debug import discovery
+from g4debug.fixes import base
+from g4debug.fixes.source import exists, source
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
 
 A, N, OFF = "applied", "not-needed", "off"
 # What a server without any switch says; one column for each release of wheels.RELEASES.
@@ -58,13 +59,13 @@ def release(request):
 
 
 def test_every_fix_has_a_row():
-    assert set(STATES) == set(discovery.names("g4debug.fixes"))
+    assert set(STATES) == set(discovery.names("fix"))
     assert all(len(row) == len(wheels.RELEASES) for row in STATES.values())
 
 
 def test_every_fix_is_in_its_state(release):
     column = wheels.RELEASES.index(release)
-    states = {s.fix.id: s for s in _spec.apply_all(Hooks(), {}, {})}
+    states = {s.fix.id: s for s in base.apply_all(Hooks(), {}, {})}
     wrong = {
         name: str(states[name])
         for name, row in STATES.items()
@@ -75,15 +76,15 @@ def test_every_fix_is_in_its_state(release):
 
 def test_a_fix_that_is_written_for_a_release_can_be_put_there(release):
     """Forced on, so that what is shipped off or not needed is tried, too."""
-    for name in discovery.names("g4debug.fixes"):
-        fix = discovery.load("g4debug.fixes", name, "FIX")
+    for name in discovery.names("fix"):
+        fix = discovery.load("fix", name)
         if targets.matches(fix.needs):
-            assert _spec._apply(fix, Hooks(), {name: True}, {}).state == "applied"
+            assert base._apply(fix, Hooks(), {name: True}, {}).state == "applied"
 
 
 def test_every_probe_can_answer_where_its_fix_is_written_for(release):
-    for name in discovery.names("g4debug.fixes"):
-        fix = discovery.load("g4debug.fixes", name, "FIX")
+    for name in discovery.names("fix"):
+        fix = discovery.load("fix", name)
         if targets.matches(fix.needs):
             assert fix.still_broken() in (True, False)
 
@@ -114,10 +115,10 @@ def test_a_hook_site_is_a_function(release):
 def test_nothing_of_sglang_is_imported(release):
     """The probes and ``apply`` read; what they import would be another release's."""
     code = (
-        "import sys; from pathlib import Path; from g4debug import targets\n"
-        "from g4debug.fixes import _spec; from g4debug.hooks import Hooks\n"
+        "import sys; from pathlib import Path; from g4debug.hooking import targets\n"
+        "from g4debug.fixes import _spec; from g4debug.hooking.hooks import Hooks\n"
         f"with targets.looking_at(Path({str(targets.sglang_root())!r})):\n"
-        "    _spec.apply_all(Hooks(), {}, {})\n"
+        "    base.apply_all(Hooks(), {}, {})\n"
         "print([m for m in ('sglang', 'torch', 'triton') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,1 @@
+"""Performance paths: faster ways through SGLang's Gemma-4, one file or folder each."""

@@ -1,0 +1,149 @@
+"""All images and frames of a request through the vision tower together (seed PR #9).
+
+SGLang 0.5.12 encodes image after image, and projects image after image: of six images, each
+kernel runs six times with a sixth of the work. The images are independent of each other, so those
+with the same number of patches go through the tower in one call, as many as a memory budget allows
+(``G4DEBUG_MM_ENCODER_PERCENT`` of the device), and all soft tokens through the embedder in one.
+The idea is vLLM's (#43169). Order, pass-through embeddings and the empty result are SGLang's.
+
+A video is a list of frames: SGLang gives all of them to the tower at once, here the budget holds
+for it, too. If memory runs out all the same, SGLang's own way is taken, which needs less.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes.base import Fix
+from g4debug.fixes.paths import base
+from g4debug.fixes.source import source
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4debug.hooking.hooks import Hooks
+
+ID = "mm-batched-encoder"
+MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
+logger = logging.getLogger("g4debug")
+_said: set[str] = set()
+
+
+def around_image(call_next: Callable[..., Any], model: Any, items: list[Any]) -> Any:
+    """Wraps ``get_image_feature``: returns the embeddings [tokens, hidden of the text model]."""
+    return _batched(call_next, model, items, "image_position_ids", video=False)
+
+
+def around_video(call_next: Callable[..., Any], model: Any, items: list[Any]) -> Any:
+    """Wraps ``get_video_feature``, the same for frames."""
+    return _batched(call_next, model, items, "video_position_ids", video=True)
+
+
+def _batched(
+    call_next: Callable[..., Any], model: Any, items: list[Any], positions_of: str, video: bool
+) -> Any:
+    import torch
+
+    from g4debug.fixes.paths.mm_batched_encoder.batches import Entry, collect
+
+    why = refusal(model)
+    if why:
+        _say("not used", why)
+        return call_next(model, items)
+    pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
+    if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
+        return call_next(model, items)  # nothing to put together, or SGLang's error to raise
+    try:
+        return embeddings(model, pieces, "frames" if video else "images")
+    except torch.OutOfMemoryError:
+        _say("out of device memory", "image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT "
+             "or --mem-fraction-static", logging.WARNING)  # fmt: skip
+    return call_next(model, items)
+
+
+def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
+    """[tokens, hidden] of all pieces, in order: tower calls by the budget, one embedder call.
+
+    what: "images" or "frames", for the log.
+    """
+    import torch
+
+    from g4debug.fixes.paths.mm_batched_encoder.batches import (
+        Entry,
+        bytes_of_patches,
+        encode,
+        passes,
+    )
+    from g4debug.fixes.paths.vision_layer import fix as vision_layer
+
+    entries = [p for p in pieces if isinstance(p, Entry)]
+    dtype = model.language_model.dtype()
+    fused = vision_layer.used(model.vision_tower)
+    cost = bytes_of_patches(model.config.vision_config, dtype.itemsize, fused)
+    batches = passes(entries, cost, budget(model.vision_tower.device))
+    tokens = encode(model.vision_tower, entries, batches, dtype)
+    embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)
+    count = f"{len(batches)} pass" + ("" if len(batches) == 1 else "es")
+    _say("on", f"{len(entries)} {what} in {count} of the vision tower (first request)")
+    if len(entries) == len(pieces):
+        return embedded  # type: ignore[no-any-return]
+    own = iter(torch.split(embedded, [len(t) for t in tokens]))
+    device = model.language_model.device
+    return torch.cat([next(own) if isinstance(p, Entry) else p.to(device) for p in pieces])
+
+
+def budget(device: torch.device) -> int:
+    """Bytes that one pass of the tower may take."""
+    from g4debug.fixes.paths.mm_batched_encoder.batches import device_memory
+    from g4debug.settings import Settings
+
+    percent = Settings.from_environ().mm_encoder_percent
+    return int(device_memory(device)) * percent // 100
+
+
+def refusal(model: Any) -> str:
+    """Why SGLang goes image by image, '' if it need not."""
+    from sglang.srt.server_args import get_global_server_args
+
+    why: str = base.other_numbers_refused(get_global_server_args())
+    if why:
+        return why
+    layers = model.vision_tower.encoder.layers
+    backend = type(layers[0].self_attn.qkv_backend).__name__
+    # Asserts a batch of one.
+    return "the vision tower's attention is sdpa" if backend == "VisionSdpaAttention" else ""
+
+
+def _say(state: str, text: str, level: int = logging.INFO) -> None:
+    """Each state once."""
+    if state not in _said:
+        _said.add(state)
+        logger.log(level, "g4debug: %s: %s: %s", ID, state, text)
+
+
+def still_broken() -> bool:
+    """True if an image's soft tokens are projected inside of the loop over images."""
+    texts = [source(f"{MODEL}.get_{kind}_feature") for kind in ("image", "video")]
+    return all("for pv_idx, pv in" in t and "self.embed_vision(" in t for t in texts)
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooking.hooks import Order
+
+    hooks.around("mm.image_feature", Order.FIX, ID, around_image)
+    hooks.around("mm.video_feature", Order.FIX, ID, around_video)
+
+
+FIX = Fix(
+    id=ID,
+    title="images and frames go through the vision tower together, within a memory budget",
+    seed="PR #9",
+    upstream="none up to 0.5.23; vLLM #43169",
+    needs=">=0.5.12,<0.5.14",
+    still_broken=still_broken,
+    apply=apply,
+    eligible="for two or more images or frames of a request; not where the vision tower's "
+    "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",
+)

@@ -1,0 +1,1 @@
+"""vision-layer: a layer of the vision tower in four launches."""

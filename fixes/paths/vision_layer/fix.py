@@ -1,0 +1,140 @@
+"""The layers of the vision tower in few launches around their GEMMs (performance path).
+
+Of 48.9 ms that E2B's tower takes for six pictures together on a H200, GEMMs and attention are 11:
+0.5.12 runs eleven clamps, seven norms and 2-D RoPE in some 60 kernels a layer. Here, in 17.6 ms:
+one launch from the QKV GEMM to attention (``kernels/vision_qkv.py``), one for gelu and its
+three clamps (``kernels/clipped_gelu_mul.py``), one after each half of the layer for clamp,
+norm, residual, scalar and the input of the next GEMM (``kernels/clipped_norm_add.py``).
+Each is float32 inside and rounds once, where SGLang rounds after every step. And a patch's position
+is looked up, where SGLang multiplies a one-hot matrix of 2.5 GB with the table.
+
+The GEMMs and attention stay SGLang's modules. The mask of patches x patches is not built: of the
+backends that this path runs with, none reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+ID = "vision-layer"
+VISION = "sglang.srt.models.gemma4_vision"
+NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+HEAD_NORMS = ("q_norm", "k_norm", "v_norm")
+NO_MASK = ("VisionFlash3Attention", "VisionTritonAttention")  # their forward has no use for one
+
+
+def after_init(result: None, tower: Any, *args: Any, **kwargs: Any) -> None:
+    """After ``Gemma4VisionEncoder.__init__``: decide for this tower."""
+    from g4debug.fixes.paths import base
+
+    why_not = base.server_refuses(ID) or refusal(tower)
+    use(tower, not why_not)
+    base.say(ID, "the vision tower", why_not)
+
+
+def use(tower: Any, ours: bool) -> None:
+    """Let a Gemma4VisionEncoder go our way from now on, or SGLang's."""
+    tower.encoder.g4debug_vision_layer = ours
+    tower.patch_embedder.g4debug_vision_layer = ours
+
+
+def used(tower: Any) -> bool:
+    """True if a Gemma4VisionEncoder goes our way."""
+    return getattr(tower.encoder, "g4debug_vision_layer", False)
+
+
+def refusal(tower: Any) -> str:
+    """Why a tower goes SGLang's way; '' if it need not."""
+    from g4debug.fixes.paths import base
+
+    for number, layer in enumerate(tower.encoder.layers):
+        attention = layer.self_attn
+        backend = type(attention.qkv_backend).__name__
+        if backend not in NO_MASK:
+            return f"{backend} may read a mask, expected {' or '.join(NO_MASK)}"
+        why = base.norms_refuse(layer, *NORMS) or base.norms_refuse(attention, *HEAD_NORMS)
+        if why:
+            return f"layer {number}: {why}"
+        eps = {base.eps_of(getattr(attention, name)) for name in HEAD_NORMS}
+        if attention.v_norm.with_scale or len(eps) > 1:
+            return f"layer {number}: got {attention.v_norm!r}, expected q's epsilon and no weight"
+        if attention.head_dim % 4:
+            return f"layer {number}: got head_dim {attention.head_dim}, expected a multiple of 4"
+    return ""
+
+
+def around_encoder(
+    call_next: Callable[..., Any],
+    encoder: Any,
+    inputs_embeds: Any,
+    attention_mask: Any,
+    patch_positions: Any,
+) -> Any:
+    """Wraps ``Gemma4VisionTransformer.forward``."""
+    if not getattr(encoder, "g4debug_vision_layer", False):
+        return call_next(encoder, inputs_embeds, attention_mask, patch_positions)
+    from g4debug.fixes.paths.vision_layer import layer as vision_layers
+
+    return vision_layers.encode(encoder, inputs_embeds, patch_positions)
+
+
+def around_positions(
+    call_next: Callable[..., Any], embedder: Any, patch_positions: Any, padding_positions: Any
+) -> Any:
+    """Wraps ``Gemma4VisionPatchEmbedder._position_embeddings``."""
+    if not getattr(embedder, "g4debug_vision_layer", False):
+        return call_next(embedder, patch_positions, padding_positions)
+    from g4debug.fixes.paths.vision_layer import layer as vision_layers
+
+    table = embedder.position_embedding_table
+    return vision_layers.position_embeddings(table, patch_positions, padding_positions)
+
+
+def still_broken() -> bool:
+    """True if the tower clamps, norms and turns in torch, with gelu, and looks up by one-hot."""
+    rope = source(f"{VISION}.Gemma4VisionAttention.forward")
+    mlp = source(f"{VISION}.Gemma4VisionMLP.forward")
+    positions = source(f"{VISION}.Gemma4VisionPatchEmbedder._position_embeddings")
+    clamps = source("sglang.srt.layers.clippable_linear.ClippableQKVParallelLinear.forward")
+    return (
+        "_apply_multidimensional_rope(q" in rope
+        and 'gelu(gate, approximate="tanh")' in mlp
+        and "one_hot(" in positions
+        and "torch.clamp(q" in clamps
+    )
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooking.hooks import Order
+
+    hooks.after("vision.tower_init", Order.FIX, ID, after_init)
+    hooks.around("vision.encoder", Order.FIX, ID, around_encoder)
+    hooks.around("vision.positions", Order.FIX, ID, around_positions)
+
+
+FIX = Fix(
+    id=ID,
+    title="the vision tower's layers in four launches around their GEMMs and attention",
+    seed="none: what mm-batched-encoder's figures asked for",
+    upstream="none",
+    needs=">=0.5.12,<0.5.14",
+    still_broken=still_broken,
+    apply=apply,
+    default=False,  # on a GPU the kernels were compared, the whole tower not yet with float32
+    eligible=(
+        "in Gemma-4's vision tower on CUDA, its attention fa3 or triton_attn; not under "
+        "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"
+    ),
+)

@@ -1,0 +1,1 @@
+"""What a finding is and what a dump holds, and the last steps, in host memory."""

@@ -1,0 +1,94 @@
+"""The flight recorder: the last worker steps, in host memory.
+
+After a sticky CUDA error nothing can be read from the device, so what a dump needs is kept
+here while all is well. Reads only what SGLang holds on the host already: no device sync.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from g4debug.findings.record import Pool, Step
+
+
+class Recorder:
+    """Keeps the last ``size`` steps; ``step`` counts from 1, 0 before the first."""
+
+    def __init__(self, size: int) -> None:
+        self.steps: deque[Step] = deque(maxlen=size)
+        self.step = 0
+        self.rank = -1
+        self.scheduler: Any = None
+        self._rids: dict[int, str] = {}
+
+    def attach(self, scheduler: Any) -> None:
+        """Remember the process' scheduler (pools, geometry, rank)."""
+        self.scheduler = scheduler
+        self.rank = int(getattr(scheduler, "tp_rank", -1))
+
+    def begin_step(self, batch: Any) -> None:
+        """Record a ``ScheduleBatch`` that is about to run."""
+        self.step += 1
+        # Now: a request that ends in this step gives its row back before the step is looked at.
+        self._rids = {
+            int(r.req_pool_idx): str(r.rid) for r in batch.reqs if r.req_pool_idx is not None
+        }
+        lengths = batch.seq_lens_cpu
+        spec = getattr(batch, "spec_info", None)
+        used = {pool.name: pool.used_tokens for pool in self.pools()}
+        waiting = getattr(self.scheduler, "waiting_queue", None)
+        reqs = batch.reqs
+        self.steps.append(
+            Step(
+                step=self.step,
+                forward_mode=batch.forward_mode.name if batch.forward_mode else "",
+                rids=tuple([str(r.rid) for r in reqs]),
+                seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
+                spec_info=type(spec).__name__ if spec is not None else "",
+                full_used=used.get("full", -1),
+                swa_used=used.get("swa", -1),
+                time_ns=time.time_ns(),
+                waiting=-1 if waiting is None else len(waiting),
+                rows=tuple([-1 if r.req_pool_idx is None else int(r.req_pool_idx) for r in reqs]),
+                committed=_column(reqs, "kv_committed_len"),
+                allocated=_column(reqs, "kv_allocated_len"),
+                evicted=_column(reqs, "swa_evicted_seqlen"),
+            )
+        )
+
+    @property
+    def current(self) -> Step | None:
+        return self.steps[-1] if self.steps else None
+
+    def requests_by_pool_index(self) -> dict[int, str]:
+        """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
+        return self._rids
+
+    def pools(self) -> tuple[Pool, ...]:
+        """Sizes and use of the target's KV pools, from the allocator's host-side lists."""
+        allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
+        if allocator is None:
+            return ()
+        page = int(allocator.page_size)
+        if hasattr(allocator, "full_available_size"):
+            return (
+                _pool("full", int(allocator.size_full), allocator.full_available_size(), page),
+                _pool("swa", int(allocator.size_swa), allocator.swa_available_size(), page),
+            )
+        return (_pool("full", int(allocator.size), allocator.available_size(), page),)
+
+
+def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
+    # A pool of N tokens has N / page_size allocatable pages and the reserved page 0.
+    return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - int(available))
+
+
+def _column(reqs: Sequence[Any], name: str) -> tuple[int, ...]:
+    """One number of every request, () if this SGLang's requests do not have it."""
+    try:
+        return tuple([getattr(r, name) for r in reqs])
+    except AttributeError:
+        return ()

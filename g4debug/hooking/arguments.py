@@ -1,0 +1,10 @@
+"""Arguments of a hooked call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
+    """An argument of a hooked call, given by place or by name."""
+    return args[index] if index < len(args) else kwargs[name]

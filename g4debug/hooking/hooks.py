@@ -1,0 +1,181 @@
+"""One HookRegistry registration per site, ordered fan-out, and an audit of what got patched.
+
+SGLang runs only the first hook that is registered on a target, and only logs a hook whose
+target is missing. So all parties of g4debug (fixes, faults, tracers) share one AROUND hook
+per site, composed in this order, innermost first::
+
+    SGLang's own function -> fixes -> faults -> tracers -> flight recorder
+
+and :meth:`Hooks.audit` checks after SGLang's ``apply_hooks`` that each site is wrapped.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from g4debug.hooking import targets
+
+Around = Callable[..., Any]  # around(call_next, *args, **kwargs) -> result
+Before = Callable[..., None]  # before(*args, **kwargs)
+After = Callable[..., Any]  # after(result, *args, **kwargs) -> result
+
+
+class Order(IntEnum):
+    """Order of the fan-out, innermost first."""
+
+    FIX = 0
+    FAULT = 1
+    TRACER = 2
+    LAST = 3  # sees what the tracers made of an exception
+
+
+class HookError(Exception):
+    """A site could not be hooked; the text names it, where it was looked for, and by whom."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    order: Order
+    owner: str
+    around: Around
+
+
+@dataclass(frozen=True)
+class SiteState:
+    """One line of the audit."""
+
+    site: str
+    path: str | None
+    state: str  # "wrapped", "found", "missing", "absent"
+    owners: tuple[str, ...]
+    detail: str = ""
+
+
+class Hooks:
+    """Collects wrappers by site, then registers one hook per site with SGLang."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, list[Entry]] = defaultdict(list)
+        self._installed: dict[str, Around] = {}
+
+    def around(self, site: str, order: Order, owner: str, wrapper: Around) -> None:
+        """Put ``wrapper(call_next, *args, **kwargs)`` around a site."""
+        if targets.path(site) is None:
+            raise HookError(
+                f"{owner}: SGLang {targets.sglang_version()} has no {site}; run: g4debug doctor"
+            )
+        self._entries[site].append(Entry(order, owner, wrapper))
+
+    def drop(self, owner: str) -> None:
+        """Forget all wrappers of ``owner``: half a fix is worse than none."""
+        for site in list(self._entries):
+            self._entries[site] = [e for e in self._entries[site] if e.owner != owner]
+            if not self._entries[site]:
+                del self._entries[site]
+
+    def sites_of(self, owner: str) -> tuple[str, ...]:
+        """Sites that ``owner`` wraps, sorted."""
+        return tuple(s for s in self.sites if any(e.owner == owner for e in self._entries[s]))
+
+    def before(self, site: str, order: Order, owner: str, hook: Before) -> None:
+        """Call ``hook(*args, **kwargs)`` before a site."""
+
+        def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
+            hook(*args, **kwargs)
+            return call_next(*args, **kwargs)
+
+        self.around(site, order, owner, around)
+
+    def after(self, site: str, order: Order, owner: str, hook: After) -> None:
+        """Call ``hook(result, *args, **kwargs)`` after a site; what it returns is the result."""
+
+        def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
+            return hook(call_next(*args, **kwargs), *args, **kwargs)
+
+        self.around(site, order, owner, around)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites with at least one wrapper, sorted."""
+        return tuple(sorted(self._entries))
+
+    def owners(self, site: str) -> tuple[str, ...]:
+        """Who wraps a site, innermost first."""
+        return tuple(e.owner for e in sorted(self._entries[site], key=lambda e: e.order))
+
+    def install(self) -> None:
+        """Register with SGLang. SGLang itself applies the hooks after all plugins ran."""
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+        for site in self.sites:
+            self._installed[site] = self._compose(site)
+            HookRegistry.register(targets.path(site), self._installed[site], HookType.AROUND)
+
+    def _compose(self, site: str) -> Around:
+        """One AROUND hook that runs every wrapper of a site, tracers outermost."""
+        entries = sorted(self._entries[site], key=lambda e: e.order)
+        if len(entries) == 1:
+            return entries[0].around
+
+        # SGLang calls a hook with the same original each time: the chain is built once.
+        built: tuple[Around | None, Around] = (None, _nothing)
+
+        def fan_out(original: Around, *args: Any, **kwargs: Any) -> Any:
+            nonlocal built
+            if built[0] is not original:
+                chain = original
+                for entry in entries:
+                    chain = functools.partial(entry.around, chain)
+                built = (original, chain)
+            return built[1](*args, **kwargs)
+
+        return fan_out
+
+    def audit(self) -> tuple[SiteState, ...]:
+        """For every site of the table: is it there, and does our hook really run?"""
+        return tuple(self._inspect(site) for site in sorted(targets.SITES))
+
+    def missing(self) -> tuple[SiteState, ...]:
+        """Sites that we need and that are not wrapped by us."""
+        return tuple(s for s in self.audit() if s.owners and s.state != "wrapped")
+
+    def _inspect(self, site: str) -> SiteState:
+        dotted = targets.path(site)
+        owners = self.owners(site) if site in self._entries else ()
+        if dotted is None:
+            return SiteState(site, None, "absent", owners, "not in this SGLang release")
+        parent, attribute = dotted.rsplit(".", 1)
+        try:
+            function = getattr(pkgutil.resolve_name(parent), attribute)
+        except Exception as e:
+            # Importing a module of SGLang may fail in any way; the audit reports, never dies.
+            return SiteState(site, dotted, "missing", owners, f"{type(e).__name__}: {e}")
+        hook = self._installed.get(site)
+        wrapped = hook is not None and _runs(function, hook)
+        return SiteState(site, dotted, "wrapped" if wrapped else "found", owners)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands for a chain that is not built yet."""
+
+
+def _runs(function: Any, hook: Around) -> bool:
+    """True if ``hook`` is in the chain of SGLang's wrappers that ``function`` is.
+
+    SGLang's own list of patched targets is no proof: a hook that is registered after the
+    target was patched is listed, too, and never runs. The wrapper's closure holds the hook.
+    """
+    while function is not None:
+        for cell in getattr(function, "__closure__", None) or ():
+            with suppress(ValueError):  # an empty cell, in somebody else's wrapper
+                if cell.cell_contents is hook:
+                    return True
+        function = getattr(function, "__wrapped__", None)
+    return False

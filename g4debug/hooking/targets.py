@@ -1,0 +1,268 @@
+"""Where each logical hook site lives in each SGLang release. Nothing else knows these paths.
+
+A site maps to (version specifier, dotted path) pairs, first match wins; a path of None
+declares that the release has no such place. Checked against the releases in docs/supported.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+_MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+_WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
+_DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_RADIX = "sglang.srt.layers.radix_attention"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
+_MM = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
+_GEMMA4 = "sglang.srt.models.gemma4_causal"
+_VISION = "sglang.srt.models.gemma4_vision"
+_ANY = ""
+
+
+def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
+    """A method of an allocator: 0.5.13 split one module into a package."""
+    old = "swa_memory_pool" if module == "swa" else "allocator"
+    base = "sglang.srt.mem_cache"
+    return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
+
+
+def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
+    """A method of the worker that 0.5.14 dropped for speculative decoding v2."""
+    return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
+
+
+def _from_0_5_14(path: str) -> tuple[tuple[str, str | None], ...]:
+    return (("<0.5.14", None), (_ANY, path))
+
+
+_PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
+_SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
+
+SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "attn.init": ((_ANY, f"{_MHA}.__init__"),),
+    "attn.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
+    "attn.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
+    # 0.5.13 merged capture and replay into one method.
+    "attn.metadata_replay": (
+        ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
+        (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
+    ),
+    "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
+    "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
+    "attn.hybrid_init": (
+        (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
+    ),
+    # The custom op of prefill attention under piecewise CUDA graphs. Only 0.5.12 needs it hooked.
+    "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
+    "attn.unified_op_breakable": (
+        ("<0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
+        (_ANY, None),
+    ),
+    "runner.init_piecewise": (
+        (
+            "<0.5.14",
+            "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs",
+        ),
+        (_ANY, None),
+    ),
+    "model.capture_eagle3": ((_ANY, f"{_CAUSAL}.set_eagle3_layers_to_capture"),),
+    "model.capture_eagle3_mm": ((_ANY, f"{_MM}.set_eagle3_layers_to_capture"),),
+    "model.capture_dflash": _from_0_5_14(f"{_CAUSAL}.set_dflash_layers_to_capture"),
+    "model.capture_dflash_mm": _from_0_5_14(f"{_MM}.set_dflash_layers_to_capture"),
+    "forward_batch.init_new": (
+        (_ANY, "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"),
+    ),
+    "runner.piecewise_can_run": (
+        (
+            "<0.5.14",
+            "sglang.srt.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
+        ),
+        (_ANY, None),
+    ),
+    "worker.frozen_view": (
+        ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
+        (_ANY, f"{_DRAFT_V2}._frozen_kv_target_view"),
+    ),
+    "worker.pool_view": (
+        ("<0.5.14", f"{_WORKER}._target_kv_pool_view"),
+        (_ANY, f"{_DRAFT_V2}._target_kv_pool_view"),
+    ),
+    "worker.forward": (
+        ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
+        (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
+    ),
+    # The hand-overs of batch.spec_info inside the worker; gone with the v1 worker.
+    "worker.draft": _worker_v1("draft"),
+    "worker.verify": _worker_v1("verify"),
+    "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
+    "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
+    "worker.select_verified": _worker_v1("_select_last_verified_seed"),
+    "worker.select_extended": _worker_v1("_select_last_extend_hidden"),
+    "worker.target_extend": _worker_v1("forward_target_extend"),
+    "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
+    "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
+    # 0.5.13 moved the speculative arguments into a module of their own.
+    "args.spec_alias": (
+        ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
+        (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
+    ),
+    # 0.5.14 decides per model.
+    "args.piecewise": (
+        ("<0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"),
+        (_ANY, None),
+    ),
+    # The allocator of one pool; ".token" is the one for pages of one token.
+    "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
+    "pool.init.token": _allocator("token", f"{_TOKEN}.__init__"),
+    "pool.alloc": _allocator("paged", f"{_PAGED}.alloc"),
+    "pool.alloc.token": _allocator("token", f"{_TOKEN}.alloc"),
+    "pool.alloc_extend": _allocator("paged", f"{_PAGED}.alloc_extend"),
+    "pool.alloc_decode": _allocator("paged", f"{_PAGED}.alloc_decode"),
+    "pool.free": _allocator("paged", f"{_PAGED}.free"),
+    "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
+    "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
+    "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
+    "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
+    "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
+    # The SWA allocator around two of them.
+    "swa.init": _allocator("swa", f"{_SWA}.__init__"),
+    "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
+    "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
+    "swa.alloc_decode": _allocator("swa", f"{_SWA}.alloc_decode"),
+    "swa.set_mapping": _allocator("swa", f"{_SWA}.set_full_to_swa_mapping"),
+    "swa.free": _allocator("swa", f"{_SWA}.free"),
+    "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
+    "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
+    "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
+    "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
+    "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
+    # Called once by the process that launches a server or an Engine, before it starts others.
+    "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
+    "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
+    "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
+    "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
+    "tree.swa_insert": (
+        ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        (_ANY, None),
+    ),
+    "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
+    "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
+    "vision.tower_init": ((_ANY, f"{_VISION}.Gemma4VisionEncoder.__init__"),),
+    "vision.encoder": ((_ANY, f"{_VISION}.Gemma4VisionTransformer.forward"),),
+    "vision.positions": ((_ANY, f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings"),),
+    "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
+    "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
+    "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
+    "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
+    "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
+    "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
+    # Called in every round of every kind of event loop. 0.5.13 moved it.
+    "scheduler.recv_requests": (
+        ("<0.5.13", f"{_SCHEDULER}.recv_requests"),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.request_receiver"
+            ".SchedulerRequestReceiver.recv_requests",
+        ),
+    ),
+    "scheduler.stream_output": (
+        ("<0.5.13", f"{_SCHEDULER}.stream_output"),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.output_streamer"
+            ".SchedulerOutputStreamer.stream_output",
+        ),
+    ),
+}
+
+VERIFIED = ("0.5.12.post1",)  # releases that the whole suite was run on
+
+
+class UnknownSite(KeyError):
+    """A tracer, fault or fix names a site that this table does not have."""
+
+
+_elsewhere: ContextVar[Path | None] = ContextVar("_elsewhere", default=None)
+
+
+@contextmanager
+def looking_at(root: Path) -> Iterator[None]:
+    """Let this module answer for the SGLang wheel unpacked in ``root``, not the installed one."""
+    token = _elsewhere.set(root)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
+def sglang_root() -> Path:
+    """The folder that holds the package ``sglang``; nothing of it is imported.
+
+    Raises ImportError if SGLang is not installed.
+    """
+    root = _elsewhere.get()
+    if root is not None:
+        return root
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise ImportError("SGLang is not installed here")
+    return Path(next(iter(spec.submodule_search_locations))).parent
+
+
+@cache
+def _installed() -> str:
+    # A start asks 200 times, and the metadata is a file of 30 kB.
+    return version("sglang")
+
+
+def sglang_version() -> Version | None:
+    """The installed SGLang's version, read from its metadata; None if it is not installed."""
+    root = _elsewhere.get()
+    try:
+        if root is None:
+            found = _installed()
+        else:
+            found = next(d.version for d in distributions(name="sglang", path=[str(root)]))
+    except (PackageNotFoundError, StopIteration):
+        return None
+    # packaging comes with SGLang; a laptop that only opens dumps need not have it.
+    from packaging.version import Version
+
+    return Version(found)
+
+
+def matches(specifier: str, installed: Version | None = None) -> bool:
+    """True if the installed SGLang is in ``specifier``; development builds count."""
+    found = installed or sglang_version()
+    if found is None:
+        return False
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(found, prereleases=True)
+
+
+def path(site: str, installed: Version | None = None) -> str | None:
+    """Dotted path of a site in the installed SGLang, None if declared absent there.
+
+    Raises UnknownSite for a name that is not in the table.
+    """
+    if site not in SITES:
+        raise UnknownSite(f"unknown hook site {site!r}; valid: {', '.join(sorted(SITES))}")
+    for specifier, dotted in SITES[site]:
+        if specifier == _ANY or matches(specifier, installed):
+            return dotted
+    return None

@@ -1,0 +1,1 @@
+"""Who holds each KV page, and what happened to it: our own books, fed by SGLang's allocators."""

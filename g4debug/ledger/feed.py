@@ -1,0 +1,134 @@
+"""What the parts of the page ledger's hooks share: the pools, the guard, the caller's name."""
+
+from __future__ import annotations
+
+import logging
+import pkgutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from g4debug.hooking import targets
+from g4debug.ledger import shadow as shadows
+from g4debug.ledger.ledger import Ledger, Pages, PoolLedger
+from g4debug.trapping.trap import TrapError
+
+logger = logging.getLogger("g4debug")
+# Frames that are never the caller a person looks for.
+_OURS = str(Path(__file__).resolve().parents[1])
+_SKIPPED = (
+    "mem_cache/allocator",
+    "mem_cache/swa_memory_pool",
+    "mem_cache/common",
+    "plugins/hook_registry",
+    "functools",
+    "contextlib",
+    "torch/utils/_contextlib",
+)
+
+
+class Feed:
+    """A ledger, and which allocator is which pool of it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.pools: dict[int, PoolLedger] = {}  # by id() of the inner allocator
+
+    def know(self, allocator: Any, name: str) -> None:
+        page_size = int(allocator.page_size)
+        pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
+        self.pools[id(allocator)] = self.ledger.pools[name] = pool
+        if name == "full":
+            self.ledger.shadow = None
+            if _is_sglangs(allocator):
+                self.ledger.shadow = shadows.new(pool.pages, allocator.device)
+            else:
+                logger.warning(
+                    "g4debug: %s is not an allocator that the page ledger knows: in page tables "
+                    "it cannot tell pages that are free from pages that are held",
+                    type(allocator).__qualname__,
+                )
+
+    def guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """``hook``, or None once the ledger is given up; a bug in it gives it up."""
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if self.ledger.broken:
+                return None
+            try:
+                return hook(*args, **kwargs)
+            except TrapError:
+                raise
+            except Exception as e:
+                self.ledger.give_up(f"{type(e).__name__}: {e}")
+                logger.exception(
+                    "g4debug: the page ledger failed in %s and is off in this process; checks "
+                    "that need it are off, serving goes on. Please report this.",
+                    getattr(hook, "__name__", "a hook"),
+                )
+                return None
+
+        return guarded
+
+    def guard_result(self, hook: Callable[..., None]) -> Callable[..., Any]:
+        """The same for a hook that runs after a site, whose result stands."""
+        guarded = self.guard(hook)
+
+        def after(result: Any, *args: Any, **kwargs: Any) -> Any:
+            guarded(result, *args, **kwargs)
+            return result
+
+        return after
+
+
+def _is_sglangs(allocator: Any) -> bool:
+    """Whether all of its methods are hooked: a subclass may hand out pages by other ones."""
+    paths = (targets.path(site) for site in ("pool.init", "pool.init.token"))
+    known = [pkgutil.resolve_name(p.rpartition(".")[0]) for p in paths if p is not None]
+    return type(allocator) in known
+
+
+class TrapsLast:
+    """Several entries that belong together: all are made, then the first finding is raised."""
+
+    def __enter__(self) -> Callable[..., None]:
+        self.first: TrapError | None = None
+        return self._attempt
+
+    def _attempt(self, entry: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            entry(*args, **kwargs)
+        except TrapError as e:
+            self.first = self.first or e
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None and self.first is not None:
+            raise self.first
+
+
+_uninteresting: dict[Any, bool] = {}
+
+
+def caller() -> str:
+    """``schedule_batch.py:2744 _evict_swa``: the innermost frame above the allocators."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        skip = _uninteresting.get(code)
+        if skip is None:
+            name = code.co_filename
+            skip = name.startswith(_OURS) or any(part in name for part in _SKIPPED)
+            _uninteresting[code] = skip
+        if not skip:
+            return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def on_host(indices: torch.Tensor) -> Pages:
+    """An index tensor's values; waits for its device."""
+    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
+    return found

@@ -1,0 +1,295 @@
+"""Pages handed out: what the allocators' ``alloc*`` say to the page ledger.
+
+Only the first token of a page is news. Of a sequence that goes on in the page that it has,
+the page is looked at once more: it must still be held, in both pools, and its SWA page must be
+the one that was paired with it. Disagreement becomes an event of its own ("use", "mismatch").
+Where that takes a copy from a device it is done every ``LOOK`` steps, or when the page that
+the ledger knows as a sequence's last is not held; in between, that is all that is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from g4debug.hooking.arguments import argument
+from g4debug.ledger import shadow as shadows
+from g4debug.ledger.feed import Feed, TrapsLast, caller, on_host
+from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
+from g4debug.ledger.shadow import HELD
+
+LOOK = 8
+_NONE: Pages = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where in an allocation's tokens the pages are.
+
+    new: offset of the first token of each new page; positions: its position in its request;
+    groups: (row of the batch, first, last + 1) of its new pages. going_on: offset of the first
+    token of each row that goes on in a page that it has; going_on_rows: that row.
+    """
+
+    lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator hands the very same to both pools
+    tokens: int
+    new: Pages
+    positions: Pages
+    groups: tuple[tuple[int, int, int], ...]
+    going_on: Pages
+    going_on_rows: Pages
+
+
+def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan:
+    """The pages of rows that grow from ``prefix`` to ``lengths`` tokens, int64 [rows]."""
+    count = lengths - prefix
+    ends = count.cumsum()
+    starts = ends - count
+    tokens = int(ends[-1]) if len(ends) else 0
+    into = prefix % size  # tokens that its last page has already
+    filled = into + count
+    if into.all() and count.all() and len(ends) and filled.max() <= size:
+        return Plan(source, tokens, _NONE, _NONE, (), starts, np.arange(len(ends)))
+    going_on = ((into > 0) & (count > 0)).nonzero()[0]
+    pages = (filled + (size - 1)) // size - (into > 0)
+    grown = pages.nonzero()[0]
+    first = starts + (-prefix) % size
+    groups: list[tuple[int, int, int]] = []
+    new: list[int] = []
+    positions: list[int] = []
+    at = 0
+    for row in grown.tolist():
+        many, begin = int(pages[row]), int(first[row])
+        groups.append((row, at, at + many))
+        new.extend(range(begin, begin + many * size, size))
+        position = int(prefix[row]) + begin - int(starts[row])
+        positions.extend(range(position, position + many * size, size))
+        at += many
+    return Plan(
+        source,
+        tokens,
+        np.array(new, dtype=np.int64),
+        np.array(positions, dtype=np.int64),
+        tuple(groups),
+        starts[going_on],
+        going_on,
+    )
+
+
+class HandOuts:
+    """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed, self.ledger = feed, feed.ledger
+        self._out: dict[str, torch.Tensor] = {}  # what the inner allocators handed out last
+        self._plan: Plan | None = None
+        self._turn = 0  # of looks at pages that sequences go on in
+        self._skips = False  # this step's look; decided for the full pool, and for both
+        # Of the full pool, entered and not yet paired: pages, and those that rows go on in.
+        self._full: tuple[Pages, Pages] | None = None
+        self._tokens: dict[str, Pages] = {}  # of the pools, as entered last
+
+    def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
+        prefix = argument(args, kwargs, 1, "prefix_lens_cpu")
+        self._handed_out(
+            out, allocator, "extend", argument(args, kwargs, 3, "seq_lens_cpu"), prefix
+        )
+
+    def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``: one token per request."""
+        self._handed_out(out, allocator, "decode", argument(args, kwargs, 1, "seq_lens_cpu"))
+
+    def _handed_out(
+        self, out: Any, allocator: Any, kind: str, lengths: torch.Tensor, prefix: Any = None
+    ) -> None:
+        pool = self.feed.pools.get(id(allocator))
+        if pool is None:
+            return
+        self._out.pop(pool.name, None)
+        found = self._plan if pool.name == "swa" else None
+        if found is None or found.lengths is not lengths:
+            ends = lengths.numpy().astype(np.int64, copy=False)
+            begins = ends - 1 if prefix is None else prefix.numpy().astype(np.int64, copy=False)
+            found = self._plan = plan(begins, ends, pool.page_size, lengths)
+        if out is None:
+            self._exhausted(pool, kind, found.tokens)
+            return
+        self._out[pool.name] = out
+        if len(found.new):
+            self._hold(pool, out)
+        elif not len(found.going_on) or self._may_skip(pool, out, found):
+            return
+        rids = self._rids(len(lengths), found)
+        where = caller() if len(found.new) else ""
+        tails = self._going_on(found) if self._is_far(out) and not len(found.new) else []
+        step = found
+
+        def enter(tokens: Pages) -> None:
+            going_on = tokens[step.going_on] // pool.page_size
+            pages = tokens[step.new] // pool.page_size
+            with TrapsLast() as attempt:
+                if len(pool.not_held(going_on)):
+                    attempt(self._use, pool, kind, going_on, step)
+                for row, first, end in step.groups:
+                    attempt(
+                        self.ledger.enter,
+                        pool,
+                        kind,
+                        pages[first:end],
+                        holds=True,
+                        request=rids.get(row, ""),
+                        positions=step.positions[first:end],
+                        caller=where,
+                    )
+                attempt(self._pair, pool, pages, going_on, tokens)
+            for rid, page in zip(tails, going_on.tolist(), strict=False):
+                pool.ends_in(rid, page)
+
+        self.ledger.post(out, self.feed.guard(enter))
+
+    @staticmethod
+    def _is_far(indices: torch.Tensor) -> bool:
+        """Reading these indices takes a copy from a device."""
+        return bool(indices.is_cuda)
+
+    def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
+        """True if the pages that the rows go on in need no look this time."""
+        if pool.name != "swa":
+            self._turn += 1
+            full, swa = pool, self.ledger.pools.get("swa")
+            self._skips = (
+                self._is_far(out)
+                and self._turn % LOOK != 0
+                and all(
+                    known.held[known.tails.get(rid, 0)]
+                    for rid in self._going_on(step)
+                    for known in ((full,) if swa is None else (full, swa))
+                )
+            )
+        return self._skips
+
+    def _going_on(self, step: Plan) -> list[str]:
+        """rid of each row that goes on in its page; '' where it is not known."""
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        if len(requests) != len(step.lengths):
+            return [""] * len(step.going_on_rows)
+        return [str(requests[row].rid) for row in step.going_on_rows.tolist()]
+
+    def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
+        """A row goes on in a page that is not held."""
+        loose = pool.not_held(pages)
+        row = int(step.going_on_rows[(pages == loose[0]).argmax()])
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        request = str(requests[row].rid) if len(requests) == len(step.lengths) else ""
+        self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
+
+    def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
+        """``alloc(need_size)``: whole pages (tokens, where a page is one token)."""
+        pool = self.feed.pools.get(id(allocator))
+        if pool is None:
+            return
+        self._out.pop(pool.name, None)
+        if out is None:
+            self._exhausted(pool, "alloc", int(need_size))
+            return
+        self._out[pool.name] = out
+        self._hold(pool, out)
+        where = caller()
+
+        def enter(tokens: Pages) -> None:
+            pages = tokens[:: pool.page_size] // pool.page_size
+            with TrapsLast() as attempt:
+                attempt(self.ledger.enter, pool, "alloc", pages, holds=True, caller=where)
+                attempt(self._pair, pool, pages, _NONE, tokens)
+
+        self.ledger.post(out, self.feed.guard(enter))
+
+    def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
+        """Without a SWA pool no pairing follows that marks the new pages in the shadow."""
+        if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
+            shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
+
+    def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
+        self.ledger.settle(wait=True)
+        note = f"no room for {tokens} tokens"
+        self.ledger.enter(pool, kind, _NONE, holds=None, caller=caller(), note=note)
+
+    def _pair(self, pool: PoolLedger, pages: Pages, going_on: Pages, tokens: Pages) -> None:
+        """The SWA allocator asks both pools for the same positions, the full pool first."""
+        self._tokens[pool.name] = tokens
+        if pool.name == "full":
+            self._full = (pages, going_on)
+            return
+        if self._full is None:  # SWA pages for themselves (HiCache); set_mapping pairs them
+            return
+        full = self.ledger.pools["full"]
+        new, before = self._full
+        self._full = None
+        if len(new) != len(pages) or len(before) != len(going_on):
+            full.partner[full.inside(new)] = -1  # SWA pages for a sequence's tail only
+            return
+        if len(new):
+            full.pair(new, pool, pages)
+        known = full.partner.take(before, mode="clip")
+        wrong = known != going_on
+        if wrong.any():
+            wrong &= known >= 0
+            if wrong.any():
+                self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
+
+    def after_swa_alloc(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """Both inner allocations are done: the shadow of the full pages is their SWA page."""
+        full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
+        self._plan = None
+        if out is None or full is None or swa is None or self.ledger.shadow is None:
+            return
+        if step is not None and not len(step.new):  # its pages are there already
+            return
+        pool = self.ledger.pools["full"]
+        # Not the pages that rows go on in: one that was freed must not look held.
+        shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
+
+        def written(mapped: Pages) -> None:
+            """What SGLang wrote into its mapping, and what it was given to write."""
+            given = self._tokens["swa"]
+            wrong = mapped != given
+            if wrong.any():
+                size = pool.page_size
+                pages, first = np.unique(self._tokens["full"][wrong] // size, return_index=True)
+                self._mismatch(
+                    pool, pages, given[wrong][first] // size, mapped[wrong][first] // size
+                )
+
+        # The fault that this looks for may be an index that the mapping does not have.
+        mapping = allocator.full_to_swa_index_mapping
+        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.guard(written))
+
+    def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
+        """Pairs pages that were allocated one by one (HiCache's load-back); 0: no SWA page."""
+        pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
+        if self.ledger.shadow is not None:
+            shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
+        self.ledger.settle(wait=True)
+        pages, first = np.unique(on_host(full) // pool.page_size, return_index=True)
+        partner = on_host(swa)[first] // pool.page_size
+        pool.partner[pool.inside(pages)] = 0
+        pool.pair(pages, swa_pool, partner)
+        self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
+        self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
+
+    def _mismatch(self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages) -> None:
+        """The mapping of these full pages is not what the allocator paired."""
+        pairs = zip(pages[:SHOWN].tolist(), given.tolist(), got.tolist(), strict=False)
+        note = "; ".join(f"page {p} has SWA page {g}, the mapping says {m}" for p, g, m in pairs)
+        self.ledger.enter(pool, "mismatch", pages, holds=None, caller=caller(), note=note)
+
+    def _rids(self, rows: int, step: Plan) -> dict[int, str]:
+        """rid of each row with a new page; none where the batch is not the one that asks."""
+        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
+        if len(requests) != rows:
+            return {}
+        return {row: str(requests[row].rid) for row, _, _ in step.groups}

@@ -1,0 +1,104 @@
+"""Feeds the page ledger from SGLang's allocators.
+
+The inner allocators (one per pool) say which pages they hand out and take back; the SWA
+allocator around them says which SWA page goes with which full page, and whether SWA pages
+are freed alone (evicted) or with their full pages. Pages of a deferred free (inside a "free
+group") are entered when they are really freed. Below the tracers, above the faults.
+
+A bug in here gives up the ledger, never the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks, Order
+from g4debug.ledger.feed import Feed
+from g4debug.ledger.handed_out import HandOuts
+from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.taken_back import TakeBacks
+
+OWNER = "ledger"
+
+
+class LedgerHooks:
+    """Hooks of one process. ``attach`` is also how a test feeds allocators of its own."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.feed = Feed(ledger)
+        self.handed_out = HandOuts(self.feed)
+        self.taken_back = TakeBacks(self.feed)
+        self._known: tuple[int, int] | None = None  # the batch's list of requests, seen last
+
+    def install(self, hooks: Hooks) -> None:
+        """Put the hooks on the sites that this SGLang has."""
+        out, back = self.handed_out, self.taken_back
+        guard: Callable[..., Any] = self.feed.guard
+        after: dict[str, Callable[..., None]] = {
+            "pool.init": self.after_init,
+            "swa.init": self.after_swa_init,
+            "pool.alloc": out.after_alloc,
+            "pool.alloc_extend": out.after_extend,
+            "pool.alloc_decode": out.after_decode,
+            "pool.clear": back.after_clear,
+            "pool.backup_state": back.after_backup,
+            "pool.restore_state": back.after_restore,
+            "swa.alloc_extend": out.after_swa_alloc,
+            "swa.alloc_decode": out.after_swa_alloc,
+            "swa.alloc": out.after_swa_alloc,
+            "swa.set_mapping": out.after_set_mapping,
+        }
+        for site, hook in after.items():
+            self._put(hooks.after, site, self.feed.guard_result(hook))
+        self._put(hooks.before, "batch.prepare_for_extend", guard(self.before_extend))
+        self._put(hooks.before, "batch.prepare_for_decode", guard(self.before_decode))
+        self._put(hooks.before, "scheduler.run_batch", guard(self.before_run))
+        self._put(hooks.around, "pool.free", back.around_free)
+        self._put(hooks.around, "swa.free", back.around_swa_free)
+        self._put(hooks.around, "swa.free_swa", back.around_free_swa)
+
+    def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
+        for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
+            if part in targets.SITES and targets.path(part) is not None:
+                put(part, Order.TRACER, OWNER, hook)
+
+    # --- which allocator is which pool ---------------------------------------------------
+
+    def attach(self, allocator: Any) -> None:
+        """Learn an allocator that was built before the hooks were (in a test)."""
+        if hasattr(allocator, "full_attn_allocator"):
+            self.feed.know(allocator.full_attn_allocator, "full")
+            self.feed.know(allocator.swa_attn_allocator, "swa")
+        else:
+            self.feed.know(allocator, "full")
+
+    def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        if not self.ledger.pools:  # a SWA allocator that follows takes it over
+            self.feed.know(allocator, "full")
+
+    def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        self.feed.pools.clear()
+        self.ledger.pools.clear()
+        self.attach(allocator)
+
+    # --- for whom ------------------------------------------------------------------------
+
+    def before_extend(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self.ledger.batch = batch
+        for request in batch.reqs:
+            self.ledger.requests[str(request.rid)] = request
+
+    def before_decode(self, batch: Any, *args: Any, **kwargs: Any) -> None:
+        # Mostly the batch of the step before, of requests that went through an extend.
+        known = (id(batch.reqs), len(batch.reqs))
+        if known != self._known:
+            self._known = known
+            self.before_extend(batch)
+        self.ledger.batch = batch
+
+    def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self.ledger.batch = batch
+        self.ledger.settle()

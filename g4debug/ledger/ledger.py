@@ -1,0 +1,305 @@
+"""The page ledger: who holds each KV page and what happened to it, kept on the host.
+
+:mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. Cost is O(pages touched). On
+CUDA the indices are on the device: an allocation is copied to pinned memory without waiting
+and entered when the copy is there (:meth:`Ledger.settle`); a free waits, as SGLang's own
+free does (``torch.unique``). Beside it lives a shadow on the device, for kernels
+(:mod:`g4debug.ledger.shadow`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+
+from g4debug.findings.record import PageEvent
+from g4debug.ledger import shadow as shadows
+from g4debug.ledger.shadow import FREE, HELD
+
+if TYPE_CHECKING:
+    from g4debug.findings.steps import Recorder
+
+Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
+DEPTH = 8  # events kept per page
+KEPT = 16_384  # events kept in all
+TAILS = 4096  # requests whose last page is known
+SHOWN = 8  # pages named in an event
+TAIL = 256  # events of all pages that go into a dump
+NOT_YET = -(1 << 62)  # in a staged word until the device wrote it
+STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to the host
+
+
+@dataclass
+class PoolLedger:
+    """One pool's pages. ``pages`` counts the reserved page 0; all arrays have one entry each.
+
+    held: handed out and not yet freed. ever: handed out at least once. owner: rid of the last
+    request that it was handed out for, '' if not known. position: first token position of the
+    page in that request, -1 if not known. partner: of a full-pool page, its SWA page, and the
+    other way round; 0 for none, -1 if not known. tails: rid -> last page of its sequence.
+    """
+
+    name: str
+    pages: int
+    page_size: int
+    held: np.ndarray[Any, np.dtype[np.bool_]] = field(init=False)
+    ever: np.ndarray[Any, np.dtype[np.bool_]] = field(init=False)
+    owner: np.ndarray[Any, np.dtype[np.object_]] = field(init=False)
+    position: Pages = field(init=False)
+    partner: Pages = field(init=False)
+    tails: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.owner = np.full(self.pages, "", dtype=object)
+        self.ever = np.zeros(self.pages, dtype=np.bool_)
+        self._ring = np.full((self.pages, DEPTH), -1, dtype=np.int64)
+        self._turn = np.zeros(self.pages, dtype=np.int64)
+        self.forget()
+
+    def forget(self) -> None:
+        """All pages are free again (the allocator was cleared); what happened stays known."""
+        self.held = np.zeros(self.pages, dtype=np.bool_)
+        self.position = np.full(self.pages, -1, dtype=np.int64)
+        self.partner = np.zeros(self.pages, dtype=np.int64)
+
+    def inside(self, pages: Pages) -> Pages:
+        """Those that are pages of this pool, the reserved page 0 not counted."""
+        return pages[(pages > 0) & (pages < self.pages)]
+
+    def not_held(self, pages: Pages) -> Pages:
+        """Those that are no held pages of this pool, in the order given."""
+        if not len(pages):
+            return pages
+        if self.held.take(pages, mode="clip").all() and pages.max() < len(self.held):
+            return pages[:0]  # page 0 is never held, and stands for the negative ones
+        inside = (pages > 0) & (pages < len(self.held))
+        held = np.zeros(len(pages), dtype=np.bool_)
+        held[inside] = self.held[pages[inside]]
+        return pages[~held]
+
+    def touch(self, pages: Pages | int, serial: int) -> None:
+        """Event ``serial`` is the last one of these pages (of this pool)."""
+        self._ring[pages, self._turn[pages] % DEPTH] = serial
+        self._turn[pages] += 1
+
+    def pair(self, full: Pages, swa_pool: PoolLedger, swa: Pages) -> None:
+        """``swa[i]`` goes with this pool's page ``full[i]``; indices outside are skipped."""
+        sound = (full > 0) & (full < self.pages) & (swa > 0) & (swa < swa_pool.pages)
+        if not sound.all():
+            full, swa = full[sound], swa[sound]
+        self.partner[full] = swa
+        swa_pool.partner[swa] = full
+
+    def ends_in(self, request: str, page: int) -> None:
+        """The last page of a request's sequence; the latest ``TAILS`` requests are kept."""
+        self.tails.pop(request, None)
+        self.tails[request] = page
+        if len(self.tails) > TAILS:
+            del self.tails[next(iter(self.tails))]
+
+    def serials(self, page: int) -> list[int]:
+        """Serial numbers of the page's last events, oldest first."""
+        return sorted(int(n) for n in self._ring[page] if n >= 0)
+
+
+# Called before an event changes the ledger: (pool, event, all pages of the event). Of pages
+# that are about to be freed, it may return those to be freed instead.
+Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
+
+
+@dataclass
+class _Pending:
+    words: torch.Tensor
+    arrived: Any  # torch.cuda.Event
+    enter: Callable[[Pages], None]
+
+
+class Ledger:
+    """The pages of a process' allocators.
+
+    batch: the ScheduleBatch that is being prepared or run. requests: rid -> SGLang's Req.
+    expected_swa: while SWA pages are being freed, those that go with the full pages, sorted.
+    broken: why the ledger was given up, '' while it is sound: nothing may be concluded from it
+    any more.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.pools: dict[str, PoolLedger] = {}
+        self.listeners: list[Listener] = []
+        self.batch: Any = None
+        self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self.expected_swa: Pages | None = None
+        self.broken = ""
+        self.shadow: torch.Tensor | None = None  # of the full pool, see kernels.page_shadow
+        self._log: deque[PageEvent] = deque(maxlen=KEPT)
+        self._serial = 0  # of the next event
+        self._pending: deque[_Pending] = deque()
+        self._staging: torch.Tensor | None = None
+        self._used = 0  # words of it
+        self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # since the last backup_state
+
+    # --- what happened -------------------------------------------------------------------
+
+    def history(self, pool: str, page: int) -> tuple[PageEvent, ...]:
+        """The last events of one page, oldest first; the page comes first in each."""
+        ledger = self.pools.get(pool)
+        if ledger is None or not 0 <= page < ledger.pages:
+            return ()
+        oldest = self._serial - len(self._log)
+        events = (self._log[n - oldest] for n in ledger.serials(page) if n >= oldest)
+        return tuple(
+            replace(e, pages=(page, *(p for p in e.pages if p != page))[:SHOWN]) for e in events
+        )
+
+    def last_events(self, count: int = TAIL) -> tuple[PageEvent, ...]:
+        """The last events of all pages, oldest first."""
+        return tuple(self._log)[-count:]
+
+    def owner(self, pool: str, page: int) -> str:
+        """rid of the last request that a page was handed out for, '' if not known."""
+        ledger = self.pools.get(pool)
+        inside = ledger is not None and 0 <= page < ledger.pages
+        return str(ledger.owner[page]) if ledger is not None and inside else ""
+
+    # --- what happens --------------------------------------------------------------------
+
+    def enter(
+        self,
+        pool: PoolLedger,
+        kind: str,
+        pages: Pages,
+        *,
+        holds: bool | None,
+        request: str = "",
+        positions: Pages | None = None,
+        caller: str = "",
+        note: str = "",
+    ) -> Pages:
+        """Enter one event. ``holds``: the pages' state after it, None if it changes nothing.
+
+        The listeners see it first, with the state before it. Returns the pages that it is now
+        about: a listener may have corrected those of a free. What a listener raises goes on;
+        a free is then not entered, because it does not happen, and a hand-out is: it did.
+        """
+        event = PageEvent(
+            step=self.recorder.step,
+            kind=kind,
+            pool=pool.name,
+            pages=tuple(pages[:SHOWN].tolist()),
+            count=len(pages),
+            request=request,
+            caller=caller,
+            note=note,
+        )
+        happened = holds is not False
+        try:
+            for listener in self.listeners:
+                instead = listener(pool, event, pages)
+                if instead is not None:
+                    pages = instead
+            happened = True
+        finally:
+            if happened:
+                self._log.append(event)
+                self._apply(pool, pages, holds, request, positions)
+                self._serial += 1
+        return pages
+
+    def _apply(
+        self,
+        pool: PoolLedger,
+        pages: Pages,
+        holds: bool | None,
+        request: str,
+        positions: Pages | None,
+    ) -> None:
+        inside: Any = pool.inside(pages)
+        known: Any = -1 if positions is None or len(inside) != len(pages) else positions
+        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one
+            inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
+        pool.touch(inside, self._serial)
+        if holds is None:
+            return
+        if pool.name in self._undo:
+            which = np.atleast_1d(np.asarray(inside))
+            self._undo[pool.name].append((not holds, which[pool.held[which] != holds]))
+        pool.held[inside] = holds
+        if holds:
+            if request and len(pages):
+                pool.ends_in(request, int(pages[-1]))
+            pool.ever[inside] = True
+            pool.owner[inside] = request
+            pool.position[inside] = known
+            pool.partner[inside] = 0
+
+    def backup(self, pool: PoolLedger) -> None:
+        """The allocator's state was saved: what follows may be undone."""
+        self.settle(wait=True)
+        self._undo[pool.name] = []
+
+    def restore(self, pool: PoolLedger) -> None:
+        """The allocator went back to the saved state."""
+        self.settle(wait=True)
+        for held, pages in reversed(self._undo.pop(pool.name, [])):
+            pool.held[pages] = held
+            pool.partner[pages] = -1  # SGLang does not put its mapping back
+            if self.shadow is not None and pool.name == "full":
+                indices = torch.from_numpy(pages * pool.page_size).to(self.shadow.device)
+                shadows.mark(self.shadow, indices, pool.page_size, HELD if held else FREE)
+
+    # --- indices on their way to the host --------------------------------------------------
+
+    def post(self, indices: torch.Tensor, enter: Callable[[Pages], None]) -> None:
+        """Call ``enter`` with the values of an index tensor: now on the CPU, else later."""
+        if not indices.is_cuda:
+            enter(indices.detach().to(torch.int64).numpy())
+            return
+        count = indices.numel()
+        if self._staging is None:
+            self._staging = torch.empty(STAGING, dtype=torch.int64, pin_memory=True)
+        if count > STAGING:
+            self.settle(wait=True)
+            enter(indices.to(device="cpu", dtype=torch.int64).numpy())
+            return
+        if self._used + count > STAGING:
+            self.settle(wait=True)
+            self._used = 0
+        words = self._staging[self._used : self._used + count]
+        self._used += count
+        words.fill_(NOT_YET)
+        words.copy_(indices, non_blocking=True)
+        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        self._pending.append(_Pending(words, arrived, enter))
+
+    def settle(self, wait: bool = False) -> None:
+        """Enter what has arrived; with ``wait``, all that is on its way."""
+        while self._pending:
+            first = self._pending[0]
+            if wait:
+                first.arrived.synchronize()
+            elif not first.arrived.query():
+                return
+            self._pending.popleft()
+            first.enter(first.words.numpy().copy())
+
+    def salvage(self) -> None:
+        """After an error of the device: enter what it had copied before it died."""
+        while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
+            first = self._pending.popleft()
+            first.enter(first.words.numpy().copy())
+        self._pending.clear()
+
+    def give_up(self, why: str) -> None:
+        """The ledger can no longer be trusted: tell every reader, kernels included."""
+        self.broken = why
+        self._pending.clear()
+        if self.shadow is not None:
+            self.shadow[-1:].fill_(0)

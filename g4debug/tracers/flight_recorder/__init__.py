@@ -1,0 +1,1 @@
+"""flight-recorder: saves the last steps when the scheduler dies."""

@@ -1,0 +1,193 @@
+"""The finding of a process that ends: what was raised or hangs, and where. Reads no tensor."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from g4debug import discovery
+from g4debug.findings.record import Finding, Location
+from g4debug.settings import Settings
+
+if TYPE_CHECKING:
+    from g4debug.tracers.base import Context
+    from g4debug.tracers.flight_recorder.progress import Hang
+
+CHECK = "flight-recorder"
+WRAPPERS = (
+    "g4debug/hooking/hooks.py",
+    "g4debug/tracers/base.py",
+    "g4debug/cpu/fault.py",
+    "sglang/srt/plugins/",
+)
+FRAMES = 12  # innermost frames kept
+TEXT = 200  # characters of an exception's first line
+ARM_ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
+# PyTorch, the driver API, Triton, cuBLAS and NCCL each have words of their own. Running out of
+# memory is no fault of the device: the context lives on.
+CUDA = re.compile(
+    r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|\bcudaError[A-Z]\w+|\bCUDA_ERROR_\w+"
+    r"|CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error"
+)
+OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.I)
+
+
+def all_tracers_armed(settings: Settings) -> bool:
+    """True if ``SGLANG_TRTLLM_MHA_DEBUG=1`` would arm no further tracer."""
+    if not settings.trace:
+        return settings.debug
+    others = set(discovery.names("tracer")) - set(settings.trace)
+    return all(discovery.load("tracer", name).opt_in for name in others)
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and what it was raised from, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def is_cuda(error: BaseException) -> bool:
+    """True if the device failed, however the exception that came of it is called."""
+    for e in chain(error):
+        text = str(e)
+        if CUDA.search(text) and not OUT_OF_MEMORY.search(text):
+            return True
+    return False
+
+
+def of_exception(error: BaseException, site: str, context: Context, complete: bool) -> Finding:
+    """``complete``: all tracers were armed, so more of them is no advice."""
+    cuda = is_cuda(error)
+    frames = _frames(
+        _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
+    )
+    got = f"{type(error).__name__} in {_innermost(frames)}"
+    if cuda:
+        got += (
+            ". This is only where it surfaced: a CUDA error is reported by whatever waits for the "
+            "device next, and the kernel that failed was launched before"
+        )
+    again = BLOCKING if cuda else ""
+    return Finding(
+        check=CHECK,
+        kind="cuda-error" if cuda else "exception",
+        site=site,
+        headline=f"g4debug: {CHECK} in {_phase(site, context)}: {_name_and_line(error)}",
+        location=_location(context),
+        expected="a scheduler that goes on",
+        got=got,
+        history=tuple(frames[-FRAMES:]),
+        cause=_earlier(context),
+        next_command=again if complete else ARM_ALL,
+    )
+
+
+def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Finding:
+    """``why_now``: what made us look (SIGTERM, SGLang's watchdog)."""
+    frames = main_thread()
+    limit = context.settings.hang_seconds
+    place = _innermost(frames)
+    return Finding(
+        check=CHECK,
+        kind="hang",
+        site="scheduler.run_event_loop",
+        headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
+        location=_location(context),
+        expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS) while there is work",
+        got=f"none for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
+        history=tuple(frames[-FRAMES:]),
+        cause=_earlier(context),
+        next_command="" if complete else ARM_ALL,
+    )
+
+
+def main_thread() -> list[str]:
+    """Where the main thread is, outermost first; without our own signal handler on top."""
+    ident = threading.main_thread().ident
+    frame: FrameType | None = sys._current_frames().get(ident) if ident is not None else None
+    stack = [_place(f.f_code.co_filename, n, f.f_code.co_name) for f, n in _walk(frame)]
+    ours = [i for i, text in enumerate(stack) if "flight_recorder/sigterm.py" in text]
+    return _frames(stack[: ours[0]] if ours else stack)
+
+
+def _walk(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    return list(traceback.walk_stack(frame))[::-1] if frame is not None else []
+
+
+def _name_and_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    line = lines[0].strip()[:TEXT] if lines else ""
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+
+
+def _phase(site: str, context: Context) -> str:
+    step = context.recorder.current
+    if step is None:
+        return "start-up" if site == "scheduler.init" else "the event loop, before its first step"
+    n = len(step.rids)
+    return f"step {step.step} ({step.forward_mode}, {n} request{'s' * (n != 1)})"
+
+
+def _location(context: Context) -> Location:
+    recorder = context.recorder
+    step = recorder.current
+    return Location(
+        process="scheduler",
+        pid=os.getpid(),
+        rank=recorder.rank,
+        step=recorder.step or -1,
+        forward_mode=step.forward_mode if step else "",
+        request=step.rids[0] if step and len(step.rids) == 1 else "",
+    )
+
+
+def _earlier(context: Context) -> str:
+    """The first suspect: a finding that was reported before and let pass (log, contain mode)."""
+    earlier = context.trap.reported
+    if not earlier:
+        return ""
+    more = f" (the first of {len(earlier)})" if len(earlier) > 1 else ""
+    return f"a finding was let pass before, in {context.settings.mode} mode{more}: {earlier[0]}"
+
+
+def _frames(places: Iterable[str]) -> list[str]:
+    """Without the wrappers that are on every hooked call, and the CPU engine's device."""
+    return [p for p in places if not p.startswith(WRAPPERS)]
+
+
+def _innermost(frames: list[str]) -> str:
+    """The innermost frame, and the function of SGLang that called it."""
+    if not frames:
+        return "an unknown place"
+    sglang = next((f for f in reversed(frames) if f.startswith("sglang/")), "")
+    if not sglang or sglang == frames[-1]:
+        return frames[-1]
+    return f"{frames[-1]}, called by {sglang}"
+
+
+def _place(file: str, line: int | None, function: str) -> str:
+    """``sglang/srt/managers/scheduler.py:3183 process_batch_result``: no path of a machine."""
+    parts = PurePath(file).parts
+    for root in ("site-packages", "dist-packages"):
+        if root in parts:
+            parts = parts[_last(parts, root) + 1 :]
+            break
+    else:
+        package = next((p for p in ("sglang", "g4debug") if p in parts[:-1]), "")
+        parts = parts[_last(parts, package) :] if package else parts[-2:]
+    return f"{'/'.join(parts)}:{line} {function}"
+
+
+def _last(parts: tuple[str, ...], name: str) -> int:
+    return len(parts) - 1 - parts[::-1].index(name)

@@ -1,0 +1,133 @@
+"""Proof that kv-integrity bites: a write into a freed page, and a bit that flips in a live one.
+
+The tracer, its stamps and digests, the ledger and its hooks, the trap and the dump are the real
+ones; the allocator and the KV pool are stand-ins with SGLang's free list and buffers. No SGLang
+is needed, no server is touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from g4debug.dumps import reading
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks
+from g4debug.ledger.hooks import LedgerHooks
+from g4debug.ledger.ledger import Ledger
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer
+from g4debug.trapping.describe import Describer
+from g4debug.trapping.trap import Trap, TrapError
+
+PAGES, PAGE_SIZE, LAYERS, HEADS, DIM = 9, 64, 3, 2, 16
+
+
+def fire(folder: Path, device: torch.device) -> str:
+    """Spoil KV twice, expect two findings and dumps in ``folder``. Returns what was seen."""
+    it = _Server(folder, device)
+    try:
+        tokens = it.alloc("before", 3)
+        it.free(tokens)
+        tokens = it.alloc("canary", 2)
+        it.step()
+    except TrapError as e:
+        raise CanaryError(f"sound KV was reported as broken: {e.finding.headline}") from e
+    if it.ledger.broken or it.context.disabled:
+        raise CanaryError(f"it gave up: {it.ledger.broken or it.context.disabled}")
+    key = it.kv.k_buffer[1]
+    key.view(torch.int16)[int(tokens[5]), 0, 3] ^= 1
+    live = _expect(it.step, "kv-changed", int(tokens[5]) // PAGE_SIZE, 1)
+    it.free(tokens)
+    key[int(tokens[7])] = 1.0
+    freed = _expect(lambda: it.come("heir"), "write-after-free", int(tokens[7]) // PAGE_SIZE, 1)
+    return f"found {live} and {freed}; dumps read back"
+
+
+def _expect(act: Any, kind: str, page: int, layer: int) -> str:
+    """``act`` must be stopped with a finding of this kind, about this page and layer."""
+    try:
+        act()
+    except TrapError as e:
+        if e.path is None:
+            raise CanaryError(f"found, but not dumped: {e.problem}") from e
+        record = reading.read(e.path)
+        told = (record.finding.kind, record.events[-1].pages[0], record.finding.location.layer)
+        if told != (kind, page, layer):
+            raise CanaryError(f"found {told}, it was {(kind, page, layer)}") from e
+        return f"{kind} in page {page}, layer {layer}"
+    raise CanaryError(f"KV was spoilt ({kind}), and it was not found")
+
+
+class _Server:
+    def __init__(self, folder: Path, device: torch.device) -> None:
+        settings = Settings(trace=("kv-integrity",), debug_dir=folder)
+        self.recorder = Recorder(settings.steps)
+        self.ledger = Ledger(self.recorder)
+        self.hooks = LedgerHooks(self.ledger)
+        trap = Trap(settings, Describer(self.recorder))
+        self.context = Context("kv-integrity", Hooks(), settings, self.recorder, trap, self.ledger)
+        self.tracer = KvIntegrityTracer(self.context)
+        self.ledger.listeners.append(self.tracer.listen)
+        dtype = torch.bfloat16
+        self.kv = SimpleNamespace(
+            dtype=dtype,
+            start_layer=0,
+            k_buffer=[
+                torch.zeros(PAGES * PAGE_SIZE, HEADS, DIM, dtype=dtype, device=device)
+                for _ in range(LAYERS)
+            ],
+        )
+        self.kv.v_buffer = [torch.zeros_like(k) for k in self.kv.k_buffer]
+        self.pool: Any = SimpleNamespace(
+            page_size=PAGE_SIZE,
+            size=(PAGES - 1) * PAGE_SIZE,
+            device=device,
+            free_pages=torch.arange(1, PAGES, device=device),
+            is_not_in_free_group=True,
+            get_kvcache=lambda: self.kv,
+        )
+        self.hooks.attach(self.pool)
+        self.tracer.watch(self.pool, "full", self.kv)
+        self.requests: list[Any] = []
+
+    def alloc(self, rid: str, pages: int) -> torch.Tensor:
+        """A request comes, with whole pages of KV: as ``alloc_extend``, hooks behind it."""
+        self.recorder.step += 1
+        length = pages * PAGE_SIZE
+        self.requests = [SimpleNamespace(rid=rid, kv_committed_len=length)]
+        self.ledger.batch = SimpleNamespace(reqs=self.requests)
+        taken, self.pool.free_pages = self.pool.free_pages[:pages], self.pool.free_pages[pages:]
+        offsets = torch.arange(PAGE_SIZE, device=taken.device)
+        found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)
+        none, lengths = torch.tensor([0]), torch.tensor([length])
+        arguments = (self.pool, none, none, lengths, lengths, none, length)
+        self.hooks.handed_out.after_extend(found, *arguments)
+        self.tracer.after_extend(found, *arguments)
+        for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
+            buffer[found] = torch.randn(length, HEADS, DIM).to(buffer)
+        return found
+
+    def come(self, rid: str) -> None:
+        """The same, and what it found is waited for."""
+        self.alloc(rid, 2)
+        self.ledger.settle(wait=True)
+
+    def free(self, tokens: torch.Tensor) -> None:
+        def free(pool: Any, indices: torch.Tensor) -> None:
+            pool.free_pages = torch.cat((torch.unique(indices // PAGE_SIZE), pool.free_pages))
+
+        self.hooks.taken_back.around_free(free, self.pool, tokens)
+        self.tracer.after_free(None, self.pool, tokens)
+        self.ledger.settle(wait=True)
+
+    def step(self) -> None:
+        """A step with nothing new; its results are waited for."""
+        self.recorder.step += 1
+        self.ledger.settle(wait=True)
+        self.tracer.after_run_batch(None, None, SimpleNamespace(reqs=self.requests))
+        self.ledger.settle(wait=True)

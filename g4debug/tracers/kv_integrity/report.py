@@ -1,0 +1,209 @@
+"""Turns KV that is not what it must be into a Finding. Runs only then, and may wait."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.kv_integrity.watched import Watched
+
+logger = logging.getLogger("g4debug")
+NAMED = 4  # requests that are named one by one
+Found = tuple[Finding, tuple[PageEvent, ...]]
+ALL = "G4DEBUG_TRACE=kv-integrity,page-table,swa-allocator,spec-lifecycle <your launch command>"
+TRIAGE = "TRIAGE.md, 'wrong answers, no crash: KV is corrupted'"
+
+
+def describe_written(
+    watched: Watched, ledger: Ledger, page: int, code: int, count: int, idle: bool
+) -> Found:
+    """The stamp of a freed page is gone. code, count: of ``KvPages.written``."""
+    pool = watched.pool
+    layer, half, row = watched.place(code)
+    events = ledger.history(pool.name, page)
+    freed = next((e for e in reversed(events) if e.kind in ("free", "evict")), None)
+    after = events[events.index(freed) + 1 :] if freed is not None else ()
+    heir = next((e.request for e in after if e.request), "")
+    last = freed.request if freed is not None else ""
+    by = f" by {freed.caller}" if freed is not None and freed.caller else ""
+    when = f"freed in step {freed.step}{by}" if freed is not None else "freed"
+    found = "at idle" if idle else "when it was handed out again"
+    still = pointing_to(watched, ledger, page, heir)
+    where = f"slot {row}, {half} of layer {layer}"
+    finding = Finding(
+        check="kv-integrity",
+        kind="write-after-free",
+        site="scheduler.on_idle" if idle else "pool.alloc",
+        headline=(
+            f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
+            f"freed ({where}), found {found}" + (f" to request {heir}" if heir else "")
+        ),
+        location=_location(watched, ledger, layer, heir),
+        expected=f"the stamp that page {page} got when it was {when}",
+        got=f"KV of somebody: {where}; {count} rows of the page's K and V buffers in all",
+        owner=(
+            f"page {page} was held by {last or 'a request that is not known'}; "
+            + (f"it is {heir}'s now" if heir else "nobody holds it now")
+            + (f"; {still}" if still else "")
+        ),
+        history=_lines(events),
+        cause=(
+            "a forward wrote through a stale page table or out_cache_loc: its request was given "
+            "up, or its page freed too early, between the free and now"
+        ),
+        reference=TRIAGE,
+        next_command=ALL,
+    )
+    return finding, events
+
+
+def describe_changed(
+    watched: Watched,
+    ledger: Ledger,
+    page: int,
+    code: int,
+    count: int,
+    owner: str,
+    since: int,
+) -> Found:
+    """A sealed page has another digest. code, count: of ``KvPages.changed``; since: the step in
+    which it was last seen as it should be."""
+    pool = watched.pool
+    layer, half = watched.buffer(code)
+    events = ledger.history(pool.name, page)
+    bad = _not_finite_now(watched, page)
+    others = f", and {count - 1} more of its {len(watched.kv.buffers)} buffers" * (count > 1)
+    still = pointing_to(watched, ledger, page, owner)
+    finding = Finding(
+        check="kv-integrity",
+        kind="kv-changed",
+        site="scheduler.run_batch",
+        headline=(
+            f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
+            f"{page}, {half} of layer {layer}{others}, {_tokens(watched, page, owner)}"
+        ),
+        location=_location(watched, ledger, layer, owner),
+        expected=(
+            f"what was there when the page was complete, in step {int(watched.sealed_at[page])}; "
+            f"it still was in step {since}"
+        ),
+        got=f"another digest in step {ledger.recorder.step}" + (f"; {bad}" if bad else ""),
+        owner=(
+            f"page {page} was handed out to {owner or 'a request that is not known'}"
+            + (f"; {still}" if still else "")
+        ),
+        history=_lines(events),
+        cause=(
+            "somebody else wrote into the page: a wrong page table or out_cache_loc"
+            if count > 1
+            else "one buffer of one layer only: not a token's write, which changes all layers; a "
+            "kernel that writes out of bounds, or a memory error (see: nvidia-smi -q -d ECC)"
+        ),
+        reference=TRIAGE,
+        next_command=ALL,
+    )
+    return finding, events
+
+
+def describe_not_finite(
+    watched: Watched, ledger: Ledger, page: int, code: int, count: int
+) -> Found:
+    """A page that was just completed has NaN or Inf. code, count: of ``KvPages.not_finite``."""
+    pool = watched.pool
+    layer, half, row = watched.place(code)
+    events = ledger.history(pool.name, page)
+    owner = str(pool.owner[page])
+    position = int(pool.position[page]) + row
+    finding = Finding(
+        check="kv-integrity",
+        kind="nan",
+        site="scheduler.run_batch",
+        headline=(
+            f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
+            f"page {page} slot {row}: token {position} of request {owner}"
+        ),
+        location=_location(watched, ledger, layer, owner),
+        expected="finite KV in a page whose tokens are all committed",
+        got=f"NaN or Inf in {count} rows of the page's K and V buffers",
+        owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
+        history=_lines(events),
+        cause=(
+            f"layer {layer} is the first of the {pool.name} pool that has it: what came into that "
+            "layer was NaN already, or it read KV that is (look for kv-changed)"
+        ),
+        reference=TRIAGE,
+        next_command=f"SGLANG_SPEC_NAN_DETECTION=1 {ALL}",
+    )
+    return finding, events
+
+
+def pointing_to(watched: Watched, ledger: Ledger, page: int, besides: str) -> str:
+    """Which other live requests' rows of req_to_token have the page; '' if none."""
+    scheduler = ledger.recorder.scheduler
+    if scheduler is None:
+        return ""
+    try:
+        allocator = scheduler.token_to_kv_pool_allocator
+        table = scheduler.req_to_token_pool.req_to_token
+        size, found = watched.pool.page_size, []
+        for rid, request in list(ledger.requests.items()):
+            if rid == besides or request.req_pool_idx is None or not request.kv_allocated_len:
+                continue
+            tokens = table[request.req_pool_idx, : int(request.kv_allocated_len) : size].long()
+            if watched.pool.name == "swa":
+                tokens = allocator.full_to_swa_index_mapping[tokens]
+            columns = (tokens // size == page).nonzero().flatten().tolist()
+            found += [f"{rid} (column {column})" for column in columns[:1]]
+    except Exception:
+        # Extra words for a finding, of a process that is broken: they must not cost the finding.
+        logger.exception("g4debug: kv-integrity could not look who else has the page")
+        return ""
+    more = f" and {len(found) - NAMED} more" * (len(found) > NAMED)
+    return f"in the row of {', '.join(found[:NAMED])}{more}" if found else ""
+
+
+def _not_finite_now(watched: Watched, page: int) -> str:
+    """Where a page has NaN or Inf now; '' if it has none or cannot be asked."""
+    import torch
+
+    if not watched.kv.has_floats:
+        return ""
+    try:
+        pages = torch.tensor([page], device=watched.kv.device)
+        code, count = watched.kv.not_finite(pages)[:, 0].tolist()
+    except RuntimeError as e:
+        return f"the device cannot be read any more ({e})".splitlines()[0]
+    if not count:
+        return ""
+    layer, half, row = watched.place(code)
+    return f"NaN or Inf in {count} rows, the first: slot {row}, {half} of layer {layer}"
+
+
+def _tokens(watched: Watched, page: int, owner: str) -> str:
+    position = int(watched.pool.position[page])
+    if position < 0 or not owner:
+        return "of a request that is not known"
+    return f"tokens {position}..{position + watched.pool.page_size - 1} of request {owner}"
+
+
+def _location(watched: Watched, ledger: Ledger, layer: int, request: str) -> Location:
+    kind: LayerKind = "sliding" if watched.pool.name == "swa" else "full"
+    recorder = ledger.recorder
+    current: Any = recorder.current
+    return Location(
+        process="scheduler",
+        pid=os.getpid(),
+        rank=recorder.rank,
+        step=recorder.step,
+        forward_mode=current.forward_mode if current is not None else "",
+        layer=layer,
+        layer_kind=kind,
+        request=request,
+    )
+
+
+def _lines(events: tuple[PageEvent, ...]) -> tuple[str, ...]:
+    return tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events)

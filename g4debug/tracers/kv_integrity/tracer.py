@@ -1,0 +1,290 @@
+"""kv-integrity: nobody writes into a freed KV page, and a committed page stays as it is.
+
+Opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writes KV:
+
+* A page that is freed is stamped. When it is handed out again, and whenever the server is idle,
+  the stamp must still be there; else somebody wrote through a stale table. Who still *reads* a
+  freed page reads the stamp from then on, and not KV that happens to be right.
+* A page whose tokens are all committed is sealed: its digest stays on the device. It must be the
+  same when the page is freed, at idle, and in between when its turn comes: SAMPLE pages of each
+  pool after each step. NaN and Inf are looked for when it is sealed.
+
+Sound only where one stream runs scheduler and forward one after the other, and nobody else
+moves KV: ``obstacles`` says where that is not so, and the tracer then checks nothing. Reads
+come behind what they look at and before what may follow, in stream order; results come to the
+host by the page ledger's staging, so no step waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from g4debug.findings.record import Evidence, PageEvent
+from g4debug.hooking.arguments import argument
+from g4debug.ledger.handed_out import plan
+from g4debug.ledger.ledger import Pages, PoolLedger
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.kv_integrity import report
+from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
+from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, obstacles, to_device
+
+HANDED_OUT = 256  # new pages whose stamps are compared at a time
+SAMPLE = 64  # sealed pages of each pool that are compared after each step
+KNOWN = 4096  # requests whose committed length is remembered
+logger = logging.getLogger("g4debug")
+
+
+class KvIntegrityTracer:
+    def __init__(self, context: Context) -> None:
+        assert context.ledger is not None, "declared as ledger=True"
+        self.context, self.ledger = context, context.ledger
+        self.pools: dict[str, Watched] = {}
+        self.why_not: list[str] = []  # reasons to check nothing
+        self._names: dict[int, str] = {}  # by id() of the allocator of one pool
+        self._committed: dict[str, int] = {}  # rid -> tokens whose KV is there to stay
+        self._idle_step = 0  # of the last check at idle
+        self._arrived = context.isolate(lambda enter, words: enter(words))
+
+    def install(self) -> None:
+        context = self.context
+        self.ledger.listeners.append(context.isolate(self.listen))
+        context.after("pool.init", self.after_pool_init)
+        context.after("swa.init", self.after_swa_init)
+        context.after("scheduler.init", self.after_scheduler_init)
+        context.after("pool.alloc", self.after_alloc)
+        context.after("pool.alloc_extend", self.after_extend)
+        context.after("pool.alloc_decode", self.after_decode)
+        context.after("pool.free", self.after_free)
+        context.after("scheduler.run_batch", self.after_run_batch)
+        context.before("scheduler.on_idle", self.before_idle)
+
+    # --- which pools -----------------------------------------------------------------------
+
+    def after_pool_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.pools and not self.why_not:  # a SWA allocator that follows takes it over
+            self.watch(allocator, "full", allocator.get_kvcache())
+        return result
+
+    def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        self.pools.clear()
+        self._names.clear()
+        self.why_not.clear()
+        for name in ("full", "swa"):
+            self.watch(getattr(allocator, f"{name}_attn_allocator"), name, allocator.get_kvcache())
+        return result
+
+    def watch(self, allocator: Any, name: str, kvcache: Any) -> None:
+        """Watch the pool of ``allocator``; ``kvcache``: the model's, which knows the layers."""
+        pool = self.ledger.pools.get(name)
+        if pool is None:
+            return
+        try:
+            kv = KvPages(allocator.get_kvcache(), pool.pages, pool.page_size)
+        except Unsupported as e:
+            self.why_not.append(str(e))
+            return
+        self.pools[name] = Watched(pool, kv, layers_of(kvcache, name))
+        self._names[id(allocator)] = name
+
+    def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self.why_not += obstacles(scheduler.server_args)
+        if not self.pools and not self.why_not:
+            self.why_not.append("it has no paged KV pool")
+        if self.why_not:
+            self.pools.clear()
+            self._names.clear()
+            why = "; ".join(self.why_not)
+            logger.warning("g4debug: kv-integrity is armed, but checks nothing here: %s", why)
+        return result
+
+    # --- pages that come and go --------------------------------------------------------------
+
+    def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
+        watched = self.pools.get(pool.name)
+        if watched is None or watched.pool is not pool:
+            return
+        watched.enter(event, pages)
+
+    def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
+        watched = self._of(allocator)
+        if watched is None or not allocator.is_not_in_free_group:
+            return result
+        gone, sealed = watched.gone()
+        compared = [self._compare(watched, part) for part in chunks(sealed)]
+        if len(gone):
+            watched.kv.stamp(watched.on_device(gone))
+        for post in compared:
+            post()
+        return result
+
+    def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
+        prefix = argument(args, kwargs, 1, "prefix_lens_cpu").numpy().astype(np.int64)
+        self._grown(out, allocator, prefix, argument(args, kwargs, 3, "seq_lens_cpu"))
+        return out
+
+    def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
+        """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``."""
+        lengths = argument(args, kwargs, 1, "seq_lens_cpu")
+        self._grown(out, allocator, lengths.numpy().astype(np.int64) - 1, lengths)
+        return out
+
+    def _grown(self, out: Any, allocator: Any, prefix: Pages, lengths: torch.Tensor) -> None:
+        watched = self._of(allocator)
+        if watched is not None and out is not None:
+            ends = lengths.numpy().astype(np.int64)
+            new = plan(prefix, ends, watched.pool.page_size, lengths).new
+            if len(new):
+                self._handed_out(watched, out[to_device(new, out.device)])
+
+    def after_alloc(self, out: Any, allocator: Any, need_size: int) -> Any:
+        watched = self._of(allocator)
+        if watched is not None and out is not None:
+            self._handed_out(watched, out[:: watched.pool.page_size])
+        return out
+
+    def _handed_out(self, watched: Watched, first: torch.Tensor) -> None:
+        """Compare the stamps of pages that are somebody's from now on, by their first tokens."""
+        pages = first.to(torch.int64) // watched.pool.page_size
+        # What an allocator hands out need not be a page: that is not for here. Page 0 never is.
+        pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
+        for begin in range(0, len(pages), HANDED_OUT):
+            part = pages[begin : begin + HANDED_OUT]
+            codes = watched.kv.written(part)
+            watched.kv.unstamp(part)
+            self._post_written(watched, codes, part, idle=False)
+
+    # --- pages that are there -----------------------------------------------------------------
+
+    def after_run_batch(
+        self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.pools and not self.ledger.broken:
+            self.ledger.settle()
+            for request in batch.reqs:
+                # A session may come back to an earlier length and write its tail anew.
+                if getattr(request, "session", None) is None:
+                    self._committed[str(request.rid)] = int(request.kv_committed_len)
+            self.check_step()
+        return result
+
+    def check_step(self) -> None:
+        """Seal what the step completed; compare the pages whose turn it is."""
+        for watched in self.pools.values():
+            for part in chunks(watched.completed(self._committed)):
+                self._seal(watched, part)
+            for part in chunks(watched.sample(SAMPLE)):
+                self._compare(watched, part)()
+        if len(self._committed) > KNOWN:
+            filling = {rid for w in self.pools.values() for rid in w.filling.values()}
+            self._committed = {r: n for r, n in self._committed.items() if r in filling}
+
+    def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        # on_idle is called again and again while there is nothing to do.
+        step = self.context.recorder.step
+        if step != self._idle_step and self.pools and scheduler.is_fully_idle():
+            self._idle_step = step
+            self.check_all()
+
+    def check_all(self) -> None:
+        """Compare every stamp and every seal. Waits for the device: for an idle server."""
+        if self.ledger.broken:
+            return
+        self.ledger.settle(wait=True)
+        for watched in self.pools.values():
+            for part in chunks(watched.stamped.nonzero()[0]):
+                pages = watched.on_device(part)
+                self._post_written(watched, watched.kv.written(pages), pages, idle=True)
+            for part in chunks(watched.sealed.nonzero()[0]):
+                self._compare(watched, part)()
+        self.ledger.settle(wait=True)
+
+    def _seal(self, watched: Watched, pages: Pages) -> None:
+        step = self.context.recorder.step
+        indices = watched.on_device(pages)
+        watched.kv.seal(indices)
+        watched.sealed[pages] = True
+        watched.sealed_at[pages] = watched.checked_at[pages] = step
+        if watched.kv.has_floats:
+            self._post(
+                watched.kv.not_finite(indices), lambda c: self._not_finite(watched, pages, c)
+            )
+
+    def _compare(self, watched: Watched, pages: Pages) -> Callable[[], None]:
+        """Compare sealed pages now; what is returned fetches the result."""
+        codes = watched.kv.changed(watched.on_device(pages))
+        since = watched.checked_at[pages]
+        watched.checked_at[pages] = self.context.recorder.step
+        owners = watched.pool.owner[pages]
+        return lambda: self._post(codes, lambda c: self._changed(watched, pages, owners, since, c))
+
+    def _post_written(
+        self, watched: Watched, codes: torch.Tensor, pages: torch.Tensor, idle: bool
+    ) -> None:
+        words = torch.cat((codes, pages[None]))
+        self._post(words, lambda c: self._written(watched, c, idle))
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def _post(self, words: torch.Tensor, enter: Callable[[Pages], None]) -> None:
+        """Call ``enter`` with ``words``, int64 [rows, n], on the host as soon as they are there."""
+        shape = tuple(words.shape)
+        self.ledger.post(words.reshape(-1), lambda flat: self._arrived(enter, flat.reshape(shape)))
+
+    def _written(self, watched: Watched, codes: Pages, idle: bool) -> None:
+        for code, count, page in codes.T[codes[0] > 0].tolist():
+            if idle:  # told once
+                watched.stamped[page] = False
+            self._report(report.describe_written, watched, page, code, count, idle)
+
+    def _changed(
+        self, watched: Watched, pages: Pages, owners: Any, since: Pages, codes: Pages
+    ) -> None:
+        for i in codes[0].nonzero()[0].tolist():
+            page, (code, count) = int(pages[i]), codes[:, i].tolist()
+            watched.sealed[page] = False  # told once
+            before = int(since[i])
+            self._report(report.describe_changed, watched, page, code, count, owners[i], before)
+
+    def _not_finite(self, watched: Watched, pages: Pages, codes: Pages) -> None:
+        for i in codes[0].nonzero()[0].tolist():
+            code, count = codes[:, i].tolist()
+            self._report(report.describe_not_finite, watched, int(pages[i]), code, count)
+
+    def _report(self, describe: Callable[..., report.Found], watched: Watched, *of: Any) -> None:
+        finding, events = describe(watched, self.ledger, *of)
+        self.context.trap.report(finding, Evidence(events=events))
+
+    def _of(self, allocator: Any) -> Watched | None:
+        if self.ledger.broken:
+            return None
+        return self.pools.get(self._names.get(id(allocator), ""))
+
+
+def install(context: Context) -> None:
+    KvIntegrityTracer(context).install()
+
+
+TRACER = Tracer(
+    id="kv-integrity",
+    title="nobody writes into a freed KV page, and committed KV stays as it is (opt-in: reads KV)",
+    sites=(
+        "pool.init",
+        "swa.init",
+        "scheduler.init",
+        "pool.alloc",
+        "pool.alloc_extend",
+        "pool.alloc_decode",
+        "pool.free",
+        "scheduler.run_batch",
+        "scheduler.on_idle",
+    ),
+    install=install,
+    ledger=True,
+    opt_in=True,
+)

@@ -1,0 +1,120 @@
+"""Proof that the page-table tracer bites: real faults on a small table that is made up.
+
+One page that no pool has, and one that is another request's. The tracer, the guard, the trap, the
+faults and the dump are the real ones; only the backend, the pool and the batch around them are
+stand-ins. No SGLang is needed, and no server is touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from g4debug.dumps import reading
+from g4debug.faults import page_alias, page_oob, tables
+from g4debug.faults.base import Injection
+from g4debug.faults.grammar import Chain, parse
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.page_table.tracer import PageTableTracer
+from g4debug.trapping.describe import Describer
+from g4debug.trapping.trap import Trap, TrapError
+
+FAULTS = (
+    (page_oob.FAULT, page_oob.OutOfRange, "out-of-range"),
+    (page_alias.FAULT, page_alias.Alias, "mismatch"),
+)
+PAGE_SIZE = 64
+COLUMNS = 8
+LENGTHS = (130, 1, 512)
+PAGES = len(LENGTHS) * COLUMNS + 1
+
+
+def fire(folder: Path, device: torch.device) -> str:
+    """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
+    settings = Settings(debug=True, debug_dir=folder)
+    recorder = Recorder(settings.steps)
+    trap = Trap(settings, Describer(recorder))
+    tracer = PageTableTracer(Context("page-table", Hooks(), settings, recorder, trap))
+    seen = []
+    for fault, corruption, kind in FAULTS:
+        backend, layer, batch = _serving(device)
+        tracer.after_backend_init(None, backend, _RUNNER)
+        if _check(tracer, backend, layer, batch) is not None:
+            raise CanaryError("a sound table was reported as broken")
+        name = fault.id
+        injection = Injection(fault, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
+        of = tables.tables_of(backend, None, None)
+        tables.corrupt(of, injection, "decode", "target", corruption())
+        if not injection.schedule:
+            raise CanaryError(f"the fault {name} did not fire")
+        error = _check(tracer, backend, layer, batch)
+        if error is None:
+            raise CanaryError(f"the fault {name} was not found")
+        if error.finding.kind != kind:
+            raise CanaryError(f"the fault {name} was found as {error.finding.kind}, not {kind}")
+        seen.append(_read_back(error, backend))
+    return f"found {' and '.join(seen)}; dumps read back"
+
+
+# What the tracer reads of a ModelRunner.
+_RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=True))
+
+
+def _serving(device: torch.device) -> tuple[Any, Any, Any]:
+    """A backend with one sound table of three requests, a full-attention layer, a batch."""
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+    table = torch.arange(1, PAGES, dtype=torch.int32, device=device).view(len(LENGTHS), COLUMNS)
+    req_to_token = torch.zeros(len(LENGTHS) + 1, COLUMNS * PAGE_SIZE, dtype=torch.int32)
+    req_to_token = req_to_token.to(device)
+    req_to_token[1:, ::PAGE_SIZE] = table * PAGE_SIZE
+    metadata = SimpleNamespace(
+        cache_seqlens_int32=lengths,
+        cu_seqlens_q=torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device=device),
+        page_table=table.clone(),
+        swa_page_table=None,
+    )
+    pool = SimpleNamespace(k_buffer=[torch.zeros(PAGES * PAGE_SIZE, 1, device=device)])
+    backend = SimpleNamespace(
+        forward_metadata=metadata, page_size=PAGE_SIZE, req_to_token=req_to_token
+    )
+    batch = SimpleNamespace(
+        token_to_kv_pool=pool,
+        forward_mode=SimpleNamespace(name="DECODE"),
+        req_pool_indices=torch.arange(1, len(LENGTHS) + 1, device=device),
+    )
+    return backend, SimpleNamespace(layer_id=0, sliding_window_size=-1), batch
+
+
+def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
+    """What one forward leads to: nothing, or the trap's exception."""
+    try:
+        tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
+        if backend.forward_metadata.page_table.is_cuda:
+            torch.cuda.synchronize()
+        tracer.poll()
+    except TrapError as e:
+        return e
+    return None
+
+
+def _read_back(error: TrapError, backend: Any) -> str:
+    """Compare the finding and its dump with the table itself."""
+    if error.path is None:
+        raise CanaryError(f"found, but not dumped: {error.problem}")
+    record = reading.read(error.path)
+    if record.table is None or not len(record.table.bad):
+        raise CanaryError("found, but the dump does not hold the bad cell")
+    row, column, value = (int(x) for x in record.table.bad[0])
+    where = record.finding.location
+    if (where.row, where.column) != (row, column):
+        raise CanaryError(f"the headline names another cell than the dump: {error.finding}")
+    right = 1 + row * COLUMNS + column
+    if int(backend.forward_metadata.page_table[row, column]) != value or value == right:
+        raise CanaryError(f"found a cell that is not the bad one: {error.finding.headline}")
+    return f"page {value} at row {row}, column {column}"

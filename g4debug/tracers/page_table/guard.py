@@ -1,0 +1,255 @@
+"""The page-table guard on the GPU: one small kernel that a CUDA graph can hold.
+
+For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), columns) pages::
+
+    full       = req_to_token[req_pool_indices[r], c * page_size] // page_size
+    right      = full, or for the SWA pool the shadow's word of it (kernels.page_shadow)
+    live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
+    bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one
+    out[r, c]  = table[r, c]; where it is bad or no page of the pool: ``right`` if that is a
+                 held page of the pool, else the reserved page 0          for c < u
+
+Kinds and conditions in full: :func:`g4debug.tracers.page_table.check.check_page_table`, the torch
+reference of this kernel.
+
+``out`` past u is not written: FlashInfer never dereferences it. The first program that
+finds a bad cell at a site writes what it saw *straight into pinned host memory*, so the
+host reads it without a copy or a sync, and still has it if the context dies a moment
+later. Which program is first may vary; that there is a bad cell does not. The host
+re-checks the whole table before it reports.
+
+Idea of checking at the hand-over to the kernel: seed PR #3 (which synchronises twice per
+layer and cannot see into CUDA graphs).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from g4debug.tracers.page_table.check import Kind, Truth, check_page_table
+from g4debug.tracers.page_table.trap_buffer import FIELDS, FLAG, TrapBuffer
+
+BLOCK = 256
+_NEGATIVE = tl.constexpr(int(Kind.NEGATIVE))
+_RANGE = tl.constexpr(int(Kind.RANGE))
+_SHORT = tl.constexpr(int(Kind.SHORT))
+_ZERO = tl.constexpr(int(Kind.ZERO))
+_MISMATCH = tl.constexpr(int(Kind.MISMATCH))
+_FREED = tl.constexpr(int(Kind.FREED))
+_EVICTED = tl.constexpr(int(Kind.EVICTED))
+
+
+@triton.jit(
+    do_not_specialize=[
+        "pages", "page_size", "window", "columns", "site", "slots", "tokens", "known", "padding",
+    ]
+)  # fmt: skip
+def _page_guard_kernel(
+    table,
+    out,
+    seq_lens,
+    cu_q,
+    claims,
+    host,
+    req_to_token,
+    req_pool_indices,
+    book,  # the shadow, or where there is none the full-to-SWA mapping
+    pages,
+    page_size,
+    window,
+    columns,
+    site,
+    slots,
+    tokens,
+    known,  # words of the book: full pages, or tokens of the mapping
+    padding,
+    stride_row,
+    stride_column,
+    out_stride_row,
+    stride_slot,
+    HAS_Q: tl.constexpr,
+    HAS_TRUTH: tl.constexpr,
+    HAS_SHADOW: tl.constexpr,
+    SWA: tl.constexpr,
+    N_FIELDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * BLOCK
+    n = tl.load(seq_lens + row).to(tl.int64)
+    needed = (n + page_size - 1) // page_size
+    used = tl.minimum(needed, columns)
+    if start < used:
+        column = start + tl.arange(0, BLOCK)
+        inside = column < used
+        value = tl.load(table + row * stride_row + column * stride_column, mask=inside, other=0).to(
+            tl.int64
+        )
+        first = n * 0
+        if window >= 0:
+            q = first + 1
+            if HAS_Q:
+                q = (tl.load(cu_q + row + 1) - tl.load(cu_q + row)).to(tl.int64)
+            first = tl.maximum(n - q - window, 0) // page_size
+        live = inside & (column >= first)
+        kind = tl.zeros([BLOCK], tl.int32)
+        expected = tl.zeros([BLOCK], tl.int64) - 1
+        repaired = tl.zeros([BLOCK], tl.int64)
+        if HAS_TRUTH:
+            slot = tl.load(req_pool_indices + row).to(tl.int64)
+            at = column.to(tl.int64) * page_size
+            theirs = (slot > 0) & (slot < slots) & (n > padding)  # some request's row
+            judged = live & (column < tl.where(theirs, used, 0)) & (at < tokens)
+            token = tl.load(req_to_token + slot * stride_slot + at, mask=judged, other=0)
+            token = token.to(tl.int64)
+            full = tl.where(token < 0, -1, token // page_size)
+            freed = judged & (column < 0)
+            word = tl.zeros([BLOCK], tl.int64)
+            if HAS_SHADOW:
+                sound = column < tl.where(tl.load(book + known) == 1, used, 0)
+                there = judged & (full > 0) & (full < known)
+                word = tl.load(book + full, mask=there, other=0).to(tl.int64)
+                freed = there & sound & (word == -1)
+                if SWA:
+                    judged = judged & sound & (there | (full == 0))
+            elif SWA:
+                judged = judged & (token >= 0) & (token < known)
+                mapped = tl.load(book + token, mask=judged, other=0).to(tl.int64)
+                judged = judged & (mapped >= 0)
+                word = mapped // page_size
+            right = full
+            if SWA:
+                right = tl.where(freed, -1, word)
+            kind = tl.where(value != right, _MISMATCH, kind)
+            kind = tl.where((value == 0) & (right != -1), _ZERO, kind)
+            if SWA:
+                kind = tl.where((full > 0) & (word == 0), _EVICTED, kind)
+            kind = tl.where(freed, _FREED, kind)
+            kind = tl.where(judged, kind, 0)
+            expected = tl.where(judged, right, -1)
+            held = judged & (freed == 0)
+            repaired = tl.where(held & (expected > 0) & (expected < pages), expected, 0)
+        outside = (value < 0) | (value >= pages)
+        kind = tl.where(value < 0, _NEGATIVE, tl.where(outside, _RANGE, kind))
+        bad = live & (kind > 0)
+        safe = tl.where(bad, repaired, tl.where(outside, 0, value))
+        tl.store(out + row * out_stride_row + column, safe, mask=inside)
+        cells = tl.sum(bad.to(tl.int32), axis=0)
+        count = cells
+        if start == 0:
+            count += (needed > columns).to(tl.int32)
+        # Nested: Triton's `and` evaluates both sides, and the atomic claims the site.
+        if count > 0:  # noqa: SIM102
+            if tl.atomic_add(claims + site, count) == 0:
+                where = tl.min(tl.where(bad, column, 2147483647), axis=0)
+                here = column == where
+                short = cells == 0
+                host_slot = host + site.to(tl.int64) * N_FIELDS
+                what = tl.sum(tl.where(here, value, 0), axis=0)
+                why = tl.sum(tl.where(here, kind, 0), axis=0)
+                belongs = tl.sum(tl.where(here, expected, 0), axis=0)
+                tl.store(host_slot + 1, row)
+                tl.store(host_slot + 2, tl.where(short, columns, where).to(tl.int64))
+                tl.store(host_slot + 3, tl.where(short, needed, what))
+                tl.store(host_slot + 4, n)
+                tl.store(host_slot + 5, count.to(tl.int64))
+                tl.store(host_slot + 6, tl.where(short, _SHORT, why).to(tl.int64))
+                tl.store(host_slot + 7, tl.where(short, -1, belongs))
+                tl.store(host_slot, n * 0 + 1)
+                tl.store(host, n * 0 + 1)  # slot 0 is the summary flag of all sites
+
+
+def launch(
+    table: torch.Tensor,
+    out: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    trap: TrapBuffer,
+    site: int,
+    pages: int,
+    page_size: int,
+    window: int,
+    truth: Truth | None = None,
+) -> None:
+    """Run the guard's kernel on the current stream; never waits for it.
+
+    table: int32/int64 [rows, columns]; out: int32, contiguous, same shape; seq_lens:
+    int32/int64 [rows]; cu_q: int32/int64 [rows + 1], running sum of query lengths, or None
+    for one query token per row; pages, page_size, window, truth: as in ``check_page_table``.
+    """
+    rows, columns = table.shape
+    if rows == 0 or columns == 0:
+        return
+    book, slots, tokens, known, stride_slot, padding = seq_lens, 0, 0, 0, 0, 0
+    if truth is not None:
+        slots, tokens = truth.req_to_token.shape
+        stride_slot, padding = truth.req_to_token.stride(0), truth.padding
+        if truth.shadow is not None:
+            book, known = truth.shadow, truth.shadow.numel() - 1
+        elif truth.swa:
+            assert truth.mapping is not None
+            book, known = truth.mapping, truth.mapping.numel()
+    _page_guard_kernel[(rows, triton.cdiv(columns, BLOCK))](
+        table,
+        out,
+        seq_lens,
+        seq_lens if cu_q is None else cu_q,
+        trap.claims,
+        trap.host,
+        seq_lens if truth is None else truth.req_to_token,
+        seq_lens if truth is None else truth.req_pool_indices,
+        book,
+        pages,
+        page_size,
+        window,
+        columns,
+        site,
+        slots,
+        tokens,
+        known,
+        padding,
+        table.stride(0),
+        table.stride(1),
+        out.stride(0),
+        stride_slot,
+        HAS_Q=cu_q is not None,
+        HAS_TRUTH=truth is not None,
+        HAS_SHADOW=truth is not None and truth.shadow is not None,
+        SWA=truth is not None and truth.swa,
+        N_FIELDS=FIELDS,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+def reference(
+    table: torch.Tensor,
+    out: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    trap: TrapBuffer,
+    site: int,
+    pages: int,
+    page_size: int,
+    window: int,
+    truth: Truth | None = None,
+) -> None:
+    """The same in torch, for CPU tensors; the first violation in row order is recorded."""
+    q_lens = None if cu_q is None else cu_q.diff()
+    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
+    out.copy_(checked.safe)
+    count = len(checked.bad) + len(checked.short)
+    if count and int(trap.claims[site]) == 0:
+        found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
+        rows = [found[:1].tolist()[0]] if len(found) else []
+        if len(checked.short):
+            row, needed = (int(x) for x in checked.short[0])
+            rows.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
+        row, column, value, kind, expected = min(rows, key=lambda r: r[:2])
+        slot = site * FIELDS
+        words = [1, row, column, value, int(seq_lens[row]), count, kind, expected]
+        trap.host[slot : slot + FIELDS] = torch.tensor(words)
+        trap.host[FLAG] = 1
+    trap.claims[site] += count

@@ -1,0 +1,1 @@
+"""pool-leak: every page is free, cached, or some request's."""

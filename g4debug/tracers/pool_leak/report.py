@@ -1,0 +1,169 @@
+"""Turns a census that does not add up into a Finding with owners. Runs only then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from g4debug.findings.record import Finding, Holding, Location, PageEvent
+from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.pool_leak.check import Census, Pages
+
+NAMED = 8  # pages and holdings that are named one by one
+Released = Mapping[str, tuple[int, bool]]
+
+
+def describe(
+    pool: str, census: Census, live: list[Any], released: Released, ledger: Ledger, idle: bool
+) -> tuple[Finding, tuple[Holding, ...], tuple[PageEvent, ...]]:
+    """The finding, who holds or lost which pages, and the history of the first bad page."""
+    rids = {str(r.rid) for r in live}
+    holdings = [
+        *_by_owner(pool, census.leaked, "leaked", rids, released, ledger),
+        *_by_owner(pool, census.double, "double", rids, released, ledger),
+        *_by_owner(pool, census.repeated, "repeated", rids, released, ledger),
+        *_by_owner(pool, census.outside, "outside", rids, released, ledger),
+    ]
+    kind, pages, words = _worst(census)
+    first = int(pages[0])
+    events = () if ledger.broken else ledger.history(pool, first)
+    worst = next(h for h in holdings if h.state == kind)
+    count = len(pages)
+    what = f"{count} page{'s' * (count != 1)} of the {pool} pool {'is' if count == 1 else 'are'}"
+    owner = worst.owner or "a request that is not known"
+    finding = Finding(
+        check="pool-leak",
+        kind=kind,
+        site="scheduler.on_idle" if idle else "scheduler.process_result",
+        headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what} {words} "
+        f"(page {first}, last owner {owner})",
+        location=Location(
+            process="scheduler",
+            pid=os.getpid(),
+            rank=ledger.recorder.rank,
+            step=ledger.recorder.step,
+            request=worst.owner,
+        ),
+        expected="each page is free, held by the prefix cache, or owned by a live request; once",
+        got=f"{what} {words}: {_list(pages)}",
+        owner=f"page {first}: {worst.last or 'nothing is known of it'}",
+        history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
+        cause=_cause(kind, worst),
+        reference="TRIAGE.md, 'pool memory leak detected'",
+        next_command="G4DEBUG_LEAK_STEPS=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+        if kind == "leaked"
+        else "G4DEBUG_TRACE=swa-allocator <your launch command>",
+    )
+    return finding, tuple(holdings[:NAMED]), events
+
+
+def describe_rows(
+    live: list[Any], released: Released, ledger: Ledger
+) -> tuple[Finding, tuple[Holding, ...]]:
+    """Requests that still hold a row although the server is idle."""
+    holdings = tuple(
+        Holding(
+            pool="req_to_token",
+            pages=(int(r.req_pool_idx),),
+            count=1,
+            state="leaked",
+            owner=str(r.rid),
+            last=f"{r.kv_allocated_len} tokens allocated, finished: {r.finished()}",
+            due=_due(str(r.rid), set(), released),
+        )
+        for r in live
+    )
+    rids = ", ".join(str(r.rid) for r in live[:NAMED])
+    finding = Finding(
+        check="pool-leak",
+        kind="row",
+        site="scheduler.on_idle",
+        headline=f"g4debug: pool-leak at idle: {len(live)} requests still hold a row of "
+        f"req_to_token, and their pages (request {live[0].rid})",
+        location=Location(
+            process="scheduler",
+            pid=os.getpid(),
+            rank=ledger.recorder.rank,
+            step=ledger.recorder.step,
+            request=str(live[0].rid),
+        ),
+        expected="an idle server has given all rows back",
+        got=f"rows of {rids}",
+        cause="release_kv_cache was not called, or did not reach ReqToTokenPool.free",
+        reference="TRIAGE.md, 'pool memory leak detected'",
+        next_command="g4debug show --all <this dump>",
+    )
+    return finding, holdings
+
+
+def _worst(census: Census) -> tuple[str, Pages, str]:
+    """Kind, pages and words of the worst part: what corrupts comes before what is lost."""
+    if len(census.double):
+        return "double", census.double, "free and in use at once"
+    if len(census.repeated):
+        return "repeated", census.repeated, "in the free list more than once"
+    if len(census.outside):
+        return "outside", census.outside, "in the free list and do not exist"
+    return "leaked", census.leaked, "neither free, cached nor owned"
+
+
+def _by_owner(
+    pool: str,
+    pages: Pages,
+    state: str,
+    live: set[str],
+    released: Released,
+    ledger: Ledger,
+) -> list[Holding]:
+    """One Holding per last owner, the one with most pages first."""
+    groups: dict[str, list[int]] = {}
+    for page in pages.tolist():
+        owner = ledger.owner(pool, page)
+        groups.setdefault(owner, []).append(page)
+    found = []
+    for owner, mine in sorted(groups.items(), key=lambda g: -len(g[1])):
+        events = ledger.history(pool, mine[0])
+        last = events[-1] if events else None
+        found.append(
+            Holding(
+                pool=pool,
+                pages=tuple(mine[:NAMED]),
+                count=len(mine),
+                state=state,
+                owner=owner,
+                last=f"{last.kind} in step {last.step}, {last.caller}" if last else "",
+                due=_due(owner, live, released) if state == "leaked" else "",
+                step=released[owner][0] if owner in released else -1,
+            )
+        )
+    return found
+
+
+def _due(owner: str, live: set[str], released: Released) -> str:
+    """What should have given the pages back, as far as it is known."""
+    if not owner:
+        return ""
+    if owner in live:
+        return f"what took the page out of the row of {owner}, which is live"
+    if owner in released:
+        step, inserted = released[owner]
+        how = "into the prefix cache or free" if inserted else "free"
+        return f"release_kv_cache in step {step}: {how}"
+    return "release_kv_cache of the request, which was not seen"
+
+
+def _cause(kind: str, holding: Holding) -> str:
+    if kind == "leaked":
+        return f"should have been freed by: {holding.due}" if holding.due else ""
+    if kind == "double":
+        return "freed while somebody still uses it: its next owner and the old one share KV"
+    if kind == "repeated":
+        return "freed twice: two requests will be given the same page"
+    return "an index that is no page was freed"
+
+
+def _list(pages: Pages) -> str:
+    rest = len(pages) - NAMED
+    text = ", ".join(str(int(p)) for p in pages[:NAMED])
+    return f"{text} and {rest} more" if rest > 0 else text

@@ -1,0 +1,93 @@
+"""The scheduler's side of spec-lifecycle: ``merge_batch`` and ``filter_batch``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Problem, check_rows, check_state
+from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.state import Custody, rows_of, state_of
+
+DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
+
+
+class SpecBatches:
+    """``types_only``: speculative decoding v2, whose draft input has no rows of its own.
+
+    A state that fix spec-batch-guards repairs is a finding all the same: something else went
+    wrong before, and the guards only say so in the log.
+    """
+
+    def __init__(self, log: SpecLog, custody: Custody) -> None:
+        self.log = log
+        self.custody = custody
+        self.types_only = False
+        self._merging = ""  # state before the merge that runs
+        self._filtering = ("", 0)  # state and requests before the filter that runs
+
+    def before_merge(self, batch: Any, other: Any) -> None:
+        if not is_ours(batch):
+            return
+        for side in (batch, other):
+            spec = side.spec_info
+            live = sum(not r.finished() for r in side.reqs)
+            allowed = (DRAFT,) if not self.types_only else (DRAFT, IDLE)
+            problem = check_state(state_of(spec), type(spec).__name__, allowed)
+            if problem is None and not self.types_only:
+                problem = check_draft_input(self.custody, spec, live)
+            note = "the batch that is merged into" if side is batch else "the batch that joins"
+            self.log.judge("batch.merge", side, problem, note=note)
+        self._merging = state_of(batch.spec_info)
+
+    def after_merge(self, result: Any, batch: Any, other: Any) -> Any:
+        if is_ours(batch):
+            self.custody.hold(batch.spec_info)
+            self.log.note("merge", self._merging, state_of(batch.spec_info), len(batch.reqs))
+        return result
+
+    def before_filter(
+        self,
+        batch: Any,
+        chunked_req_to_exclude: Any = None,
+        keep_indices: Any = None,
+        *a: Any,
+        **k: Any,
+    ) -> None:
+        if not is_ours(batch):
+            return
+        spec = batch.spec_info
+        self._filtering = state_of(spec), len(batch.reqs)
+        if keep_indices is None:
+            live = any(not r.finished() for r in batch.reqs)
+        else:
+            live = bool(keep_indices)
+        if live:
+            # Nothing to filter is no fault: a batch that has not run yet has none.
+            problem = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
+            self.log.judge("batch.filter", batch, problem or self.custody.check_held(spec))
+
+    def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(batch):
+            return result
+        (before, had), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
+        state = state_of(spec)
+        if requests and state == DRAFT and not self.types_only:
+            self.custody.hold(spec)
+            self.log.judge("batch.filter", batch, check_draft_input(self.custody, spec, requests))
+        if had != requests:
+            self.log.note("filter", before, state, requests, f"{had - requests} of {had} left")
+        return result
+
+
+def check_draft_input(custody: Custody, spec: Any, requests: int) -> Problem | None:
+    """One row for each of ``requests``, and the hidden states that it was handed over with."""
+    wanted = dict.fromkeys(DRAFT_FIELDS, requests)
+    if getattr(spec, "hidden_states", None) is not None:
+        wanted["hidden_states"] = requests
+    return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
+
+
+def is_ours(holder: Any) -> bool:
+    """True for a scheduler or batch of FROZEN_KV_MTP."""
+    algorithm = getattr(holder, "spec_algorithm", None)
+    return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())

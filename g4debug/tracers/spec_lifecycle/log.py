@@ -1,0 +1,67 @@
+"""The spec-lifecycle tracer's record of hand-overs, and how a broken one gets reported."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from g4debug.findings.record import Evidence, Transition
+from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle.check import Problem
+from g4debug.tracers.spec_lifecycle.report import HandOver, Left, describe
+from g4debug.tracers.spec_lifecycle.state import History, state_of
+
+_LABELS = {"worker.seed_step": "seed", "worker.forward": "end"}
+_MOST_LEFT = 64
+
+
+class SpecLog:
+    def __init__(self, context: Context, guarded: bool) -> None:
+        self.context = context
+        self.guarded = guarded
+        self.history = History()
+        self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
+
+    def note(self, site: str, before: str, after: str, requests: int, note: str = "") -> None:
+        """One hand-over, as it went."""
+        self.history.add(self.context.recorder.step, site, before, after, requests, note)
+
+    def leave(self, spec: Any, requests: int, live: int) -> None:
+        """A forward ended with ``spec`` on the batch, which is no draft input."""
+        if len(self._left) >= _MOST_LEFT:
+            self._left = {k: v for k, v in self._left.items() if v[0]() is not None}
+        left = Left(self.context.recorder.step, requests, live)
+        self._left[id(spec)] = (weakref.ref(spec), left)
+
+    def judge(
+        self,
+        site: str,
+        batch: Any,
+        problem: Problem | None,
+        rids: list[str] | None = None,
+        note: str = "",
+    ) -> None:
+        """Report ``problem``, if there is one; raises TrapError in raise mode."""
+        if problem is None:
+            return
+        label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))
+        if rids is None:
+            rids = [str(r.rid) for r in getattr(batch, "reqs", ())]
+        spec = getattr(batch, "spec_info", None)
+        ref, left = self._left.get(id(spec), (None, None))
+        if ref is None or ref() is not spec:
+            left = None
+        at = HandOver(site, label, batch, tuple(rids), left, self.guarded)
+        state = state_of(spec) if batch is not None else ""
+        said = f"expected {problem.expected}, got {problem.got}"
+        last = Transition(
+            step=self.context.recorder.step,
+            site=label,
+            before=state,
+            after=state,
+            requests=len(rids) if rids else -1,
+            note=f"{note}: {said}" if note else said,
+            ok=False,
+        )
+        finding = describe(problem, at, self.context.recorder)
+        self.context.trap.report(finding, Evidence(transitions=self.history.transitions(last)))

@@ -1,0 +1,300 @@
+"""spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and counts add up.
+
+Follows FROZEN_KV_MTP's v1 worker through draft, verify, seed step, extend-after-decode and the
+end of ``forward_batch_generation``, and the scheduler through ``merge_batch`` and
+``filter_batch``. Looks at types, shapes, object identity and the counters that SGLang has on
+the host anyway: no read of the device, no sync. From SGLang 0.5.14 on the v1 worker is gone;
+there only the type at merge and filter is checked, and the log says so.
+
+A verify input that stays when *every* request finished is no finding where it is left: a batch
+that nothing joins is dropped with it. It is one where the batch is merged with a live one
+(seed PR #22), one line before SGLang's AttributeError.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from g4debug.hooking import targets
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.spec_lifecycle.batches import SpecBatches, check_draft_input, is_ours
+from g4debug.tracers.spec_lifecycle.check import (
+    DRAFT,
+    EXTEND,
+    VERIFY,
+    Problem,
+    check_accepted,
+    check_counts,
+    check_rows,
+    check_state,
+)
+from g4debug.tracers.spec_lifecycle.counts import Counting
+from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.state import Custody, DeviceLengths, rows_of, state_of
+
+logger = logging.getLogger("g4debug")
+
+
+class SpecLifecycleTracer:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._seeded_from = ""  # state before the seed step that runs
+        guarded = "spec-batch-guards" in context.hooks.owners("batch.merge")
+        self.log = SpecLog(context, guarded)
+        self.counting = Counting()
+        self.custody = Custody()
+        self.batches = SpecBatches(self.log, self.custody)
+        self.lengths = DeviceLengths()
+        self.absent: list[str] = []  # sites that this SGLang does not have
+        self._drafted: weakref.ref[Any] | None = None  # the verify input of this step's draft
+        self._extend: weakref.ref[Any] | None = None  # the draft-extend input of its verify
+
+    def install(self) -> None:
+        for site, before, after in (
+            ("worker.target_extend", None, self.after_target_extend),
+            ("worker.select_extended", self.before_select_extended, self.after_select_extended),
+            ("worker.draft", self.before_draft, self.after_draft),
+            ("worker.verify", self.before_verify, self.after_verify),
+            ("worker.extend_after_decode", self.before_extend_after_decode, None),
+            ("worker.select_verified", self.before_select_verified, self.after_select_verified),
+            ("worker.seed_step", self.before_seed, self.after_seed),
+            ("batch.merge", self.batches.before_merge, self.batches.after_merge),
+            ("batch.filter", self.batches.before_filter, self.batches.after_filter),
+        ):
+            if targets.path(site) is None:
+                self.absent.append(site)
+                continue
+            if before is not None:
+                self.context.before(site, before)
+            if after is not None:
+                self.context.after(site, after)
+        self.batches.types_only = bool(self.absent)
+        if not self.absent:
+            self.context.after("worker.forward", self.after_forward)
+            self.context.before("scheduler.stream_output", self.before_stream_output)
+        self.context.after("scheduler.init", self.after_scheduler_init)
+
+    def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(scheduler):
+            logger.warning(
+                "g4debug: spec-lifecycle is armed, but this server does not run FROZEN_KV_MTP: "
+                "there is nothing that it can check"
+            )
+        elif self.absent:
+            logger.warning(
+                "g4debug: spec-lifecycle: SGLang %s has no %s; only the type of spec_info in "
+                "merge_batch and filter_batch is checked",
+                targets.sglang_version(),
+                ", ".join(self.absent),
+            )
+        return result
+
+    # The hand-overs, in the order of a step.
+
+    def after_target_extend(self, result: Any, worker: Any, batch: Any) -> Any:
+        if not _idle(batch):
+            self.log.judge(
+                "worker.target_extend", batch, self.custody.made_by_forward(result[0].hidden_states)
+            )
+        return result
+
+    def before_select_extended(self, worker: Any, batch: Any, hidden_states: Any) -> None:
+        if not _idle(batch):
+            self.log.judge("worker.select_extended", batch, self.custody.check_made(hidden_states))
+
+    def after_select_extended(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self.custody.select(result)
+        return result
+
+    def before_draft(self, worker: Any, batch: Any) -> None:
+        if _idle(batch):
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        lens = batch.seq_lens_cpu.tolist()
+        self.log.judge(
+            "worker.draft",
+            batch,
+            check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+            or check_draft_input(self.custody, spec, requests)
+            or check_counts(
+                "seq-len", "seq_lens_cpu", [r.kv_committed_len for r in batch.reqs], lens
+            )
+            or self.lengths.start(batch.seq_lens, lens),
+        )
+
+    def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
+        if not _idle(batch):
+            self._drafted = weakref.ref(result)
+            self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
+        return result
+
+    def before_verify(self, worker: Any, batch: Any) -> None:
+        self.counting.cancel()
+        if _idle(batch):
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        problem = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
+        if problem is None and self._drafted is not None and self._drafted() is not spec:
+            problem = Problem("wrong-type", "verify-input of this step's draft", "another one")
+        if problem is None:
+            nodes = requests * spec.draft_token_num
+            fields = ("draft_token", "positions", "retrieve_index")
+            wanted = dict(zip(fields, (nodes, nodes, requests), strict=True))
+            problem = check_rows(rows_of(spec, *fields), wanted)
+        self.log.judge("worker.verify", batch, problem)
+        self.counting.begin(batch)
+
+    def after_verify(self, result: Any, worker: Any, batch: Any) -> Any:
+        if not self.counting.begun:
+            return result
+        # 0.5.13 put the logits into the verify output.
+        output = result if hasattr(result, "draft_extend_input") else result[1]
+        correct = list(output.num_correct_drafts_per_req_cpu)
+        extend = output.draft_extend_input
+        self._extend = weakref.ref(extend)
+        live = [i for i, r in enumerate(batch.reqs) if not r.finished()]
+        done = len(batch.reqs) - len(live)
+        note = f"accepted {_few([n + 1 for n in correct])}" + (f", {done} finished" * bool(done))
+        self.log.judge(
+            "worker.verify",
+            batch,
+            check_accepted(correct, len(batch.reqs), worker.speculative_num_steps)
+            or self.counting.check_verify(worker, batch, correct, live)
+            or _check_extend_input(extend, [correct[i] + 1 for i in live])
+            or self.custody.made_by_forward(extend.hidden_states)
+            or self.lengths.look(),
+            note=note,
+        )
+        self.log.note("verify", VERIFY, state_of(batch.spec_info), len(batch.reqs), note)
+        return result
+
+    def before_extend_after_decode(self, worker: Any, batch: Any) -> None:
+        if _idle(batch):
+            return
+        spec = batch.spec_info
+        problem = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
+        if problem is None and self._extend is not None and self._extend() is not spec:
+            problem = Problem("wrong-type", "draft-extend-input of this verify", "another one")
+        self.log.judge("worker.extend_after_decode", batch, problem)
+        self.log.note("extend-after-decode", VERIFY, state_of(spec), len(batch.reqs))
+
+    def before_select_verified(self, worker: Any, draft_input: Any) -> None:
+        self.log.judge(
+            "worker.select_verified", None, self.custody.check_made(draft_input.hidden_states)
+        )
+
+    def after_select_verified(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self.custody.select(result[1])
+        return result
+
+    def before_seed(
+        self,
+        worker: Any,
+        batch: Any,
+        last_token_ids: Any,
+        last_hidden_states: Any,
+        *a: Any,
+        **k: Any,
+    ) -> None:
+        if _idle(batch):
+            return
+        rows = {
+            "last_token_ids": len(last_token_ids),
+            "last_hidden_states": len(last_hidden_states),
+        }
+        self.log.judge(
+            "worker.seed_step",
+            batch,
+            check_rows(rows, dict.fromkeys(rows, int(batch.seq_lens.shape[0])))
+            or self.custody.check_selected(last_hidden_states),
+        )
+        self._seeded_from = state_of(batch.spec_info)
+
+    def after_seed(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _idle(batch):
+            spec = batch.spec_info
+            self.custody.hold(spec)
+            rows = int(batch.seq_lens.shape[0])
+            self.log.note("seed", self._seeded_from, state_of(spec), rows)
+        return result
+
+    def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        if _idle(batch):
+            return result
+        spec = batch.spec_info
+        state, requests = state_of(spec), len(batch.reqs)
+        extend = batch.forward_mode.is_extend() or batch.is_extend_in_batch
+        live = requests if extend else sum(not r.finished() for r in batch.reqs)
+        if state in (VERIFY, EXTEND):
+            self.log.leave(spec, requests, live)
+        problem = None
+        if live:
+            problem = check_state(state, type(spec).__name__, (DRAFT,)) or check_draft_input(
+                self.custody, spec, live
+            )
+        note = "extend" if extend else "" if live else "every request finished"
+        self.log.judge(
+            "worker.forward", batch, problem or self.counting.check_since(batch.reqs), note=note
+        )
+        self.log.note("end", state, state, requests, note)
+        return result
+
+    def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
+        """Nobody gets what was counted twice."""
+        problem = self.counting.check_since(reqs)
+        self.counting.sent()
+        if problem is not None:
+            self.log.judge("scheduler.stream_output", None, problem, [r.rid for r in reqs])
+
+
+def _idle(batch: Any) -> bool:
+    return bool(batch.forward_mode.is_idle())
+
+
+def _few(numbers: list[int], most: int = 8) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
+
+
+def _check_extend_input(spec: Any, accepted: list[int]) -> Problem | None:
+    """The draft-extend input carries the requests that go on, and all their tokens."""
+    if not accepted:
+        return None
+    problem = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
+    if problem is not None:
+        return problem
+    counts = check_counts(
+        "accept-length", "num_accept_tokens", accepted, list(spec.num_accept_tokens_cpu)
+    )
+    tokens = dict.fromkeys(("input_ids", "hidden_states"), sum(accepted))
+    rows = dict.fromkeys(
+        ("num_accept_tokens", "seq_lens", "seq_lens_cpu", "req_pool_indices"), len(accepted)
+    )
+    wanted = tokens | rows
+    return counts or check_rows(rows_of(spec, *wanted), wanted)
+
+
+def install(context: Context) -> None:
+    SpecLifecycleTracer(context).install()
+
+
+TRACER = Tracer(
+    id="spec-lifecycle",
+    title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
+    sites=(
+        "worker.target_extend",
+        "worker.select_extended",
+        "worker.draft",
+        "worker.verify",
+        "worker.extend_after_decode",
+        "worker.select_verified",
+        "worker.seed_step",
+        "worker.forward",
+        "batch.merge",
+        "batch.filter",
+        "scheduler.init",
+        "scheduler.stream_output",
+    ),
+    install=install,
+)

@@ -1,0 +1,1 @@
+"""swa-allocator: each page has one holder, and each full page one SWA page."""

@@ -1,0 +1,94 @@
+"""The allocator's invariants: a page has one holder, and a full page one SWA page.
+
+Pure functions on arrays of page indices; cost is O(pages given). Page 0 is reserved and
+never handed out (sglang mem_cache/allocator.py, ``clear``); pages are 1..held.size-1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Pages = np.ndarray[Any, np.dtype[np.int64]]
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Violation:
+    """kind: what is wrong. pages: int64 [n], the guilty ones, in the order given."""
+
+    kind: str
+    pages: Pages
+
+
+def check_handed_out(pages: Pages, held: Flags) -> Violation | None:
+    """Pages that an allocator hands out must be free pages of its pool, each given once.
+
+    pages: int64 [n]. held: bool [pages of the pool], state before.
+    """
+    if len(pages) == 1:  # a decode step, most often; whole arrays cost ten times as much
+        page = int(pages[0])
+        if 0 < page < len(held) and not held[page]:
+            return None
+    zero = pages == 0
+    outside = (pages < 0) | (pages >= len(held))
+    if outside.any():
+        return Violation("out-of-range", pages[outside])
+    if zero.any():
+        return Violation("page-zero", pages[zero])
+    double = held[pages] | _again(pages)
+    return Violation("double-alloc", pages[double]) if double.any() else None
+
+
+def check_freed(pages: Pages, held: Flags, ever: Flags) -> tuple[Violation, ...]:
+    """Pages that are given back must be held, each given back once.
+
+    ever: bool [pages of the pool], handed out at least once since the process started.
+    """
+    outside = (pages < 0) | (pages >= len(held))
+    found = [
+        Violation(kind, pages[mask])
+        for kind, mask in (("out-of-range", outside), ("page-zero", pages == 0))
+        if mask.any()
+    ]
+    inside = pages[~outside & (pages != 0)]
+    loose = ~held[inside]
+    never = loose & ~ever[inside]
+    if never.any():
+        found.append(Violation("free-unallocated", inside[never]))
+    double = (loose & ever[inside]) | _again(inside)
+    if double.any():
+        found.append(Violation("double-free", inside[double]))
+    return tuple(found)
+
+
+def check_partners(freed: Pages, expected: Pages) -> tuple[Pages, Pages]:
+    """SWA pages that go with full pages: (freed but not theirs, theirs but not freed).
+
+    expected: int64, sorted; a -1 in it says that one is not known, and nothing is concluded.
+    """
+    none = np.empty(0, dtype=np.int64)
+    if len(expected) and expected[0] < 0:
+        return none, none
+    if np.array_equal(freed, expected):
+        return none, none
+    return np.setdiff1d(freed, expected), np.setdiff1d(expected, freed)
+
+
+def in_window(positions: Pages, page_size: int, query: int, window: int) -> Flags:
+    """Pages that the next query token still attends to.
+
+    positions: int64 [n], position of each page's first token. query: position of the next
+    query token, i.e. tokens whose KV is committed. window: tokens to the left of a query
+    token that it sees besides itself. A query at q sees q-window..q.
+    """
+    return (positions >= 0) & (positions + page_size > query - window) & (positions < query)
+
+
+def _again(pages: Pages) -> Flags:
+    """True where a page stands for the second time or later."""
+    again = np.ones(len(pages), dtype=np.bool_)
+    again[np.unique(pages, return_index=True)[1]] = False
+    return again

@@ -1,0 +1,155 @@
+"""Turns a broken invariant of the allocator into a Finding. Runs only then."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+
+from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.swa_allocator.check import Violation
+
+NAMED = 8  # pages that are named one by one
+
+
+@dataclass(frozen=True)
+class Words:
+    what: str  # after "FULL page 7"
+    expected: str
+    cause: str
+    reference: str = "TRIAGE.md, 'wrong answers, or a server that dies when its KV pool fills'"
+
+
+WORDS = {
+    "out-of-range": Words(
+        "does not exist",
+        "pages 1..{last} of the {pool} pool",
+        "the allocator's free list, or what was freed into it, was corrupted before",
+        "TRIAGE.md, 'illegal memory access in decode'",
+    ),
+    "page-zero": Words(
+        "is reserved, and was {verb}",
+        "pages 1..{last}: page 0 takes the writes of padded tokens and has no owner",
+        "a zero of an unset or cleared cell was taken for a page and freed",
+    ),
+    "double-alloc": Words(
+        "was handed out while it is held",
+        "a free page",
+        "the page is in the free list although it is held: it was freed too early, or twice",
+    ),
+    "double-free": Words(
+        "was freed twice",
+        "a page that is held",
+        "two owners gave it back; the next two requests would have got the same page",
+    ),
+    "free-unallocated": Words(
+        "was freed, but never handed out",
+        "a page that is held",
+        "a stale or corrupted index was freed; the page would have been handed out twice",
+    ),
+    "use-after-free": Words(
+        "is not held, and a sequence goes on in it",
+        "the held page that has the sequence's last token",
+        "the page was freed, or its SWA page evicted, under a request that still uses it",
+    ),
+    "mapping-mismatch": Words(
+        "is not where full_to_swa_index_mapping says",
+        "the SWA page that was handed out together with the full page",
+        "full_to_swa_index_mapping was overwritten, or written with other indices",
+    ),
+    "maps-freed": Words(
+        "is free, and full_to_swa_index_mapping points to it",
+        "a mapping to held SWA pages only",
+        "SWA pages were freed without free_swa, which clears the mapping",
+    ),
+    "evicted-in-window": Words(
+        "was evicted inside the window of request {request}",
+        "only pages that lie whole before the window",
+        "the eviction point is too far right: see swa_evicted_seqlen in _evict_swa, or the "
+        "prefix cache's SWA lock",
+        "TRIAGE.md, 'wrong answers after a long prompt'; sglang#27789",
+    ),
+}
+
+
+def describe(
+    ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Violation, note: str, rid: str
+) -> tuple[Finding, tuple[PageEvent, ...]]:
+    """The finding, and the history of the first guilty page up to this event."""
+    page, count = int(violation.pages[0]), len(violation.pages)
+    events = (*ledger.history(pool.name, page), _about(event, page))
+    words = WORDS[violation.kind]
+    request = rid or event.request
+    verb = "freed" if event.kind in ("free", "evict") else "handed out"
+    facts = {"last": pool.pages - 1, "pool": pool.name, "verb": verb, "request": request}
+    mode = getattr(getattr(ledger.batch, "forward_mode", None), "name", "")
+    where = f" in {mode.lower().replace('_', '-')}" if mode else ""
+    by = f", by {event.caller}" if event.caller else ""
+    kind: LayerKind = "sliding" if pool.name == "swa" else "full"
+    finding = Finding(
+        check="swa-allocator",
+        kind=violation.kind,
+        site=_site(event, pool),
+        headline=(
+            f"g4debug: swa-allocator{where}: {pool.name.upper()} page {page} "
+            f"{words.what.format(**facts)}{by}"
+        ),
+        location=Location(
+            process="scheduler",
+            pid=os.getpid(),
+            rank=ledger.recorder.rank,
+            step=event.step,
+            forward_mode=mode,
+            layer_kind=kind,
+            request=request,
+        ),
+        expected=words.expected.format(**facts),
+        got=_got(violation, note or event.note, count),
+        owner=_owner(pool, page, request),
+        history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
+        cause=words.cause,
+        reference=words.reference,
+        next_command=(
+            "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+            if event.kind == "free"
+            else "G4DEBUG_TRACE=swa-allocator,page-table,pool-leak <your launch command>"
+        ),
+    )
+    return finding, events
+
+
+def _about(event: PageEvent, page: int) -> PageEvent:
+    others = tuple(p for p in event.pages if p != page)
+    return dataclasses.replace(event, pages=(page, *others)[:NAMED])
+
+
+def _got(violation: Violation, note: str, count: int) -> str:
+    pages = ", ".join(str(p) for p in violation.pages[:NAMED].tolist())
+    more = ", …" if count > NAMED else ""
+    return f"page{'s' * (count != 1)} {pages}{more}" + (f" ({note})" if note else "")
+
+
+def _owner(pool: PoolLedger, page: int, request: str) -> str:
+    if not 0 < page < pool.pages:
+        return f"no pool hands out a page {page}"
+    owner = str(pool.owner[page]) or "a request that is not known"
+    if pool.held[page]:
+        return f"page {page} is held by {owner}"
+    if pool.ever[page]:
+        return f"page {page} is free; it was held by {owner}"
+    return f"page {page} is free; nobody ever held it"
+
+
+def _site(event: PageEvent, pool: PoolLedger) -> str:
+    """The logical site of the guilty call."""
+    if event.kind == "evict":
+        return "swa.free_swa"
+    if event.kind == "map":
+        return "swa.set_mapping"
+    if event.kind == "mismatch":
+        return "swa.alloc_extend"
+    if event.kind == "use":
+        return f"pool.{event.note or 'alloc'}"
+    name = {"extend": "alloc_extend", "decode": "alloc_decode"}.get(event.kind, event.kind)
+    return f"pool.{name}"

@@ -1,0 +1,204 @@
+"""swa-allocator: a page has one holder, and a full page one SWA page.
+
+Listens to the page ledger, which enters each event of SGLang's allocators: pages handed out
+(in range, not page 0, not held by somebody), pages that sequences go on in (held), pages taken
+back (held, given back once), the full→SWA mapping (as paired, never to a freed page), and SWA
+pages that are evicted (outside the window of the request that they belong to). A page's
+history comes from the ledger. Cost is O(pages of the event).
+
+On CUDA what is handed out arrives on the host a little later; a free is judged before it
+happens. In contain mode an allocator never gets a page back that it has, or that is not its
+own, and SWA pages are freed by the ledger's pairs where the mapping disagrees; everything else
+cannot be undone soundly and is reported only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from g4debug.findings.record import Evidence, PageEvent
+from g4debug.ledger.ledger import PoolLedger
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.swa_allocator.check import (
+    Pages,
+    Violation,
+    check_freed,
+    check_handed_out,
+    check_partners,
+    in_window,
+)
+
+KNOWN = 4096  # requests that are remembered to have run
+
+
+class SwaAllocatorTracer:
+    def __init__(self, context: Context) -> None:
+        assert context.ledger is not None, "declared as ledger=True"
+        self.context, self.ledger = context, context.ledger
+        self.contain = context.settings.mode == "contain"
+        # rid -> (row, retractions) when it ran: what its row of req_to_token says is its own.
+        self._ran: dict[str, tuple[int, int]] = {}
+        self._evicting: tuple[str, int] = ("", -1)  # rid and length that _evict_swa works for
+
+    def install(self) -> None:
+        self.ledger.listeners.append(self.listen)
+        self.context.before("scheduler.run_batch", self.before_run_batch)
+        self.context.before("batch.evict_swa", self.before_evict_swa)
+        self.context.after("batch.evict_swa", self.after_evict_swa)
+        # What was handed out in this step is judged before the step's tokens leave.
+        self.context.before("scheduler.stream_output", self.before_stream_output)
+        self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
+
+    def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if batch.forward_mode is None or not batch.forward_mode.is_extend():
+            return
+        if len(self._ran) > KNOWN:
+            self._ran = {r: ran for r, ran in self._ran.items() if r in self.ledger.requests}
+        for request in batch.reqs:
+            if request.req_pool_idx is not None:
+                self._ran[str(request.rid)] = (int(request.req_pool_idx), _retractions(request))
+
+    def before_evict_swa(self, batch: Any, request: Any, pre_len: int) -> None:
+        self._evicting = (str(request.rid), int(pre_len))
+
+    def after_evict_swa(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self._evicting = ("", -1)
+        return result
+
+    def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
+        if not self.ledger.broken:
+            self.ledger.settle()
+
+    # --- one event -----------------------------------------------------------------------
+
+    def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
+        """Judge an event. Returns the pages to free instead, if any must be left out."""
+        if event.kind in ("extend", "decode", "alloc"):
+            violation = check_handed_out(pages, pool.held) if len(pages) else None
+            if violation is not None:
+                self._report(pool, event, violation)
+        elif event.kind in ("free", "evict"):
+            return self._freed(pool, event, pages)
+        elif event.kind == "use":
+            self._report(pool, event, Violation("use-after-free", pages))
+        elif event.kind == "mismatch":
+            self._report(pool, event, Violation("mapping-mismatch", pages))
+        elif event.kind == "map" and pool.name == "swa":
+            used = pages[pages != 0]  # 0: no SWA page
+            loose = pool.not_held(used)
+            if len(loose):
+                self._report(pool, event, Violation("maps-freed", loose))
+        return None
+
+    def _freed(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
+        expected = self.ledger.expected_swa if pool.name == "swa" else None
+        if expected is not None:
+            foreign, lost = check_partners(pages, expected)
+            if len(foreign) or len(lost):
+                note = f"belonging to the full pages: {_list(expected)}; the mapping says "
+                note += _list(pages)
+                bad = foreign if len(foreign) else lost
+                self._report(pool, event, Violation("mapping-mismatch", bad), note)
+                return expected[pool.held[expected]] if self.contain else None
+        violations = check_freed(pages, pool.held, pool.ever)
+        for violation in violations:
+            self._report(pool, event, violation)
+        inside = pool.inside(pages)
+        if pool.name == "swa" and expected is None:
+            self._freed_unmapped(pool, event, inside)
+        if event.kind == "evict":
+            self._evicted(pool, event, inside)
+        return np.unique(inside[pool.held[inside]]) if violations and self.contain else None
+
+    def _freed_unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
+        """SWA pages that are freed by themselves: no full page may map to them."""
+        full = self.ledger.pools["full"]
+        partners = pool.partner[pages]
+        mapped = (partners > 0) & full.held[partners] & (full.partner[partners] == pages)
+        if mapped.any():
+            self._report(pool, event, Violation("maps-freed", pages[mapped]))
+
+    def _evicted(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
+        """SWA pages that go while their full pages stay: nobody may still attend to them."""
+        batch = self.ledger.batch
+        cache = getattr(batch, "tree_cache", None)
+        window = getattr(cache, "sliding_window_size", None)
+        if not isinstance(window, int) or window <= 0:
+            return
+        for rid in set(pool.owner[pages].tolist()):
+            request = self.ledger.requests.get(rid)
+            if request is None or not self._runs(rid, request):
+                continue
+            query = int(request.kv_committed_len)
+            if self._evicting[0] == rid:
+                query = min(query, self._evicting[1])
+            mine = pages[pool.owner[pages] == rid]
+            mine = mine[in_window(pool.position[mine], pool.page_size, query, window)]
+            mine = self._in_row(pool, mine, request, batch)
+            if len(mine):
+                first = int(pool.position[mine[0]])
+                last = first + pool.page_size - 1
+                note = f"tokens {first}..{last} of request {rid}, whose next query is token "
+                note += f"{query} and attends to {max(0, query - window)}..{query}"
+                self._report(pool, event, Violation("evicted-in-window", mine), note, rid)
+
+    def _runs(self, rid: str, request: Any) -> bool:
+        """True if the request has run in the row that it has now, and is not done."""
+        if request.req_pool_idx is None or request.finished():
+            return False
+        return self._ran.get(rid) == (int(request.req_pool_idx), _retractions(request))
+
+    def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
+        """Those that the request's row really points to. Waits for the device; rarely called:
+
+        the prefix cache may hold a page that was the request's before it was retracted.
+        """
+        table = batch.req_to_token_pool.req_to_token
+        row = int(request.req_pool_idx)
+        tokens = [int(table[row, int(pool.position[page])]) for page in pages]
+        there = np.array(tokens, dtype=np.int64) // pool.page_size == pool.partner[pages]
+        found: Pages = pages[there]
+        return found
+
+    def _report(
+        self,
+        pool: PoolLedger,
+        event: PageEvent,
+        violation: Violation,
+        note: str = "",
+        request: str = "",
+    ) -> None:
+        from g4debug.tracers.swa_allocator.report import describe
+
+        finding, events = describe(self.ledger, pool, event, violation, note, request)
+        self.context.trap.report(finding, Evidence(events=events))
+
+
+def _retractions(request: Any) -> int:
+    return int(getattr(request, "retraction_count", 0))
+
+
+def _list(pages: Pages) -> str:
+    return (
+        ", ".join(str(p) for p in pages[:8].tolist()) + (", …" if len(pages) > 8 else "") or "none"
+    )
+
+
+def install(context: Context) -> None:
+    SwaAllocatorTracer(context).install()
+
+
+TRACER = Tracer(
+    id="swa-allocator",
+    title="a KV page has one holder, and a full page one SWA page",
+    sites=(
+        "batch.evict_swa",
+        "scheduler.run_batch",
+        "scheduler.run_event_loop",
+        "scheduler.stream_output",
+    ),
+    install=install,
+    ledger=True,
+)

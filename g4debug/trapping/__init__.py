@@ -1,0 +1,1 @@
+"""What happens with a finding: it is described, dumped, logged, and in raise mode raised."""

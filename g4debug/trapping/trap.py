@@ -1,0 +1,160 @@
+"""What a finding does: raise, contain or log; and the budget of its dumps.
+
+A finding is never lost: whatever happens to the dump, the headline is logged and, in
+``raise`` mode, raised, with the reason why there is no dump.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from g4debug.dumps import file, writing
+from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
+from g4debug.settings import Settings
+
+REMEMBERED = 20  # findings that a later one may refer to
+logger = logging.getLogger("g4debug")
+
+
+class TrapError(RuntimeError):
+    """A tracer found a violated invariant. ``str()`` starts with the headline.
+
+    finding: the Finding. path: the dump, or None; then ``problem`` says why.
+    """
+
+    def __init__(self, finding: Finding, path: Path | None, problem: str = "") -> None:
+        self.finding = finding
+        self.path = path
+        self.problem = problem
+        super().__init__("\n".join(lines(finding, path, problem)))
+
+
+def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
+    """What the log and the exception say: headline, expected, got, dump, next command."""
+    out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
+    if finding.cause:
+        out.append(f"  likely:   {finding.cause}")
+    if path is not None:
+        out += [f"  dump:     {path}", f"  next:     g4debug show {path}"]
+    else:
+        out.append(f"  no dump:  {problem}")
+    return out
+
+
+class Trap:
+    """Reports findings of all tracers of a process, within one budget.
+
+    ``describe`` makes a TrapRecord of a finding and its evidence; it is called only for
+    findings that are dumped, and may fail: then the finding is reported without it.
+    """
+
+    def __init__(
+        self, settings: Settings, describe: Callable[[Finding, Evidence], TrapRecord]
+    ) -> None:
+        self.settings = settings
+        self.describe = describe
+        self.written = 0
+        self.reported: list[str] = []  # headline and dump of the first findings
+        self._seen: Counter[tuple[object, ...]] = Counter()  # by kind of finding
+
+    def report(self, finding: Finding, evidence: Evidence | None = None) -> None:
+        """Log and dump a finding; raise TrapError in ``raise`` mode.
+
+        In the other modes the same kind of finding is dumped once, and logged at its 1st,
+        10th, 100th … occurrence: a server that goes on must not drown in its own log.
+        """
+        where = finding.location
+        key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
+        self._seen[key] += 1
+        count = self._seen[key]
+        raising = self.settings.mode == "raise"
+        if not raising and count > 1:
+            if str(count).strip("0") == "1":
+                logger.error("%s (seen %d times)", finding.headline, count)
+            return
+        path, problem = self._dump(finding, evidence or Evidence(), self.settings.max_dumps)
+        if len(self.reported) < REMEMBERED:
+            self.reported.append(f"{finding.headline} ({path or problem})")
+        logger.error("\n".join(lines(finding, path, problem)))
+        if raising:
+            raise TrapError(finding, path, problem)
+
+    def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:
+        """Dump and log a finding about a process that ends anyway. Raises nothing, in any mode.
+
+        One dump beyond the budget is kept for it (none if the budget is 0): what was written
+        of lesser findings must not cost the last evidence there is. The dump is written before
+        anything is logged: logging may block where the process hangs.
+        """
+        budget = self.settings.max_dumps
+        path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
+        logger.error("\n".join(lines(finding, path, problem)))
+        return path
+
+    def _dump(self, finding: Finding, evidence: Evidence, budget: int) -> tuple[Path | None, str]:
+        """Write the dump. Returns its path, or None and the reason."""
+        if self.written >= budget:
+            return None, f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} dumps were written"
+        try:
+            limit = self.settings.max_dump_mb << 20
+            data = self._encode(finding, evidence, limit)
+            name = file.dump_name(finding.check, writing.now(), os.getpid(), self.written + 1)
+            path = writing.write(data, self.settings.debug_dir, name)
+        except file.DumpError as e:
+            return None, str(e)
+        except Exception as e:
+            # Whatever goes wrong while describing a broken process must not hide the finding.
+            logger.exception("g4debug: the dump could not be made")
+            return None, f"{type(e).__name__}: {e}"
+        self.written += 1
+        return path, ""
+
+    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> bytes:
+        """The dump's bytes within ``limit``: cut the table and the histories, then give up."""
+        record = self.describe(finding, evidence)
+        table = evidence.table
+        data = writing.encode(record)
+        for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+            if len(data) <= limit:
+                return data
+            cut = None if table is None else cut_out(table, rows, columns)
+            record = dataclasses.replace(
+                record,
+                table=cut,
+                steps=record.steps[-steps:],
+                events=record.events[-steps:],
+                transitions=record.transitions[-steps:],
+                holdings=record.holdings[:steps],
+                allocator=record.allocator[-steps:],
+            )
+            data = writing.encode(record)
+        if len(data) > limit:
+            raise file.DumpError(
+                f"{len(data)} bytes are over G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb}"
+            )
+        return data
+
+
+def cut_out(table: Table, rows: int, columns: int) -> Table:
+    """At most ``rows`` x ``columns`` cells of a table, around its first bad cell."""
+    bad_row, bad_column = (int(x) for x in table.bad[0, :2]) if len(table.bad) else (0, 0)
+    have_rows, have_columns = table.values.shape
+    r = max(0, min(bad_row - table.row0 - rows // 2, have_rows - rows))
+    c = max(0, min(bad_column - table.column0 - columns // 2, have_columns - columns))
+    here = slice(r, r + rows)
+    return dataclasses.replace(
+        table,
+        # clone: torch.save writes the whole storage that a view looks into.
+        values=table.values[here, c : c + columns].clone(),
+        seq_lens=table.seq_lens[here].clone(),
+        first_live=table.first_live[here].clone(),
+        bad=table.bad[: rows * 4].clone(),
+        row0=table.row0 + r,
+        column0=table.column0 + c,
+        rids=table.rids[here],
+    )

@@ -1,0 +1,107 @@
+"""The flight recorder, on the fields that SGLang's scheduler batch has."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import PAGE, Rig
+
+from g4debug.findings.record import Pool
+from g4debug.findings.steps import Recorder
+
+
+def batch_of(*requests, mode="DECODE", spec=None, lengths=None):
+    if lengths is None:
+        lengths = torch.tensor([10 * n for n, _ in enumerate(requests, 1)])
+    return SimpleNamespace(
+        reqs=list(requests),
+        seq_lens_cpu=lengths,
+        forward_mode=SimpleNamespace(name=mode) if mode else None,
+        spec_info=spec,
+    )
+
+
+def request(rid, index):
+    return SimpleNamespace(rid=rid, req_pool_idx=index)
+
+
+def test_steps_count_from_one_and_only_the_last_are_kept():
+    recorder = Recorder(3)
+    assert (recorder.step, recorder.current) == (0, None)
+    for n in range(5):
+        recorder.begin_step(batch_of(request(f"r{n}", n), request("x", 9)))
+    assert recorder.step == 5
+    assert [s.step for s in recorder.steps] == [3, 4, 5]
+    last = recorder.current
+    assert last.rids == ("r4", "x")
+    assert last.seq_lens == (10, 20)
+    assert (last.forward_mode, last.spec_info, last.full_used) == ("DECODE", "", -1)
+
+
+def test_a_step_names_the_type_of_its_speculative_state():
+    class FrozenKVMTPDraftInput:
+        pass
+
+    recorder = Recorder(1)
+    recorder.begin_step(batch_of(request("a", 1), spec=FrozenKVMTPDraftInput()))
+    assert recorder.current.spec_info == "FrozenKVMTPDraftInput"
+
+
+def test_a_batch_without_host_lengths_or_mode_is_recorded_all_the_same():
+    recorder = Recorder(1)
+    batch = batch_of(request("a", 1), mode=None)
+    batch.seq_lens_cpu = None
+    recorder.begin_step(batch)
+    assert (recorder.current.rids, recorder.current.seq_lens) == (("a",), ())
+
+
+def test_no_tensor_is_kept():
+    """A device tensor in here could not be read after a sticky CUDA error."""
+    recorder = Recorder(1)
+    recorder.begin_step(batch_of(request("a", 1)))
+    for value in vars(recorder.current).values():
+        assert not isinstance(value, torch.Tensor)
+        assert all(type(v) in (str, int) for v in (value if type(value) is tuple else [value]))
+
+
+def test_a_request_that_ends_in_the_step_is_still_known_by_its_row():
+    recorder = Recorder(1)
+    a, b, waiting = request("a", 7), request("b", 2), request("w", None)
+    recorder.begin_step(batch_of(a, b, waiting))
+    a.req_pool_idx = None  # SGLang freed its row before the step's finding was read
+    assert recorder.requests_by_pool_index() == {7: "a", 2: "b"}
+    recorder.begin_step(batch_of(request("c", 7)))
+    assert recorder.requests_by_pool_index() == {7: "c"}
+
+
+def test_pools_are_the_allocators(sglang):
+    rig = Rig()
+    recorder = Recorder(1)
+    assert recorder.pools() == ()
+    recorder.attach(SimpleNamespace(tp_rank=2, token_to_kv_pool_allocator=rig.allocator))
+    assert recorder.rank == 2
+    before = {p.name: p for p in recorder.pools()}
+    assert before["full"] == Pool("full", 640 // PAGE + 1, PAGE, 640, 384)
+    assert before["swa"] == Pool("swa", 320 // PAGE + 1, PAGE, 320, 0)
+    rig.admit("a", 50)  # 4 pages of 16
+    recorder.begin_step(batch_of(request("a", 1)))
+    assert (recorder.current.full_used, recorder.current.swa_used) == (384 + 64, 64)
+
+
+def test_a_pool_without_a_window_is_one_pool(sglang):
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+    allocator = PagedTokenToKVPoolAllocator(160, PAGE, torch.float32, "cpu", None, False)
+    recorder = Recorder(1)
+    recorder.attach(SimpleNamespace(token_to_kv_pool_allocator=allocator))
+    assert recorder.pools() == (Pool("full", 11, PAGE, 160, 0),)
+
+
+@pytest.mark.parametrize("broken", [SimpleNamespace(), None])
+def test_a_scheduler_without_pools_gives_none(broken):
+    recorder = Recorder(1)
+    recorder.attach(broken)
+    assert recorder.pools() == ()
+    assert recorder.rank == -1

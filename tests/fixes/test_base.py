@@ -1,0 +1,176 @@
+"""How a fix's state is decided."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from g4debug import discovery
+from g4debug.fixes import base
+from g4debug.fixes.base import Fix
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import SettingsError
+
+pytestmark = pytest.mark.skipif(targets.sglang_version() is None, reason="needs sglang")
+SWITCH = "G4DEBUG_FIX_SWA_STATE_SWAP"
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """``only(fix)``: the folder of fixes holds this one."""
+
+    def replace(mine):
+        monkeypatch.setattr(discovery, "names", lambda package: (mine.id,))
+        monkeypatch.setattr(discovery, "load", lambda *a: mine)
+
+    return replace
+
+
+def fix(broken=True, needs=">=0.5", applied=None, **more):
+    def probe():
+        if isinstance(broken, Exception):
+            raise broken
+        return broken
+
+    return Fix(
+        id="swa-state-swap",
+        title="t",
+        seed="s",
+        upstream="u",
+        needs=needs,
+        still_broken=probe,
+        apply=lambda hooks: applied.append(hooks) if applied is not None else None,
+        **more,
+    )
+
+
+FAULT = {"swa-state-swap": "stale-swa-state"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "needs", "switches", "recreated", "state", "why"),
+    [
+        (True, ">=0.5", {}, {}, "applied", "has this bug"),
+        (False, ">=0.5", {}, {}, "not-needed", "does not have this bug"),
+        (False, ">=0.5", {}, FAULT, "applied", "fault stale-swa-state puts the bug back"),
+        (False, ">=0.5", {"swa-state-swap": True}, {}, "applied", f"{SWITCH}=1"),
+        (True, ">=0.5", {"swa-state-swap": False}, {}, "off", f"{SWITCH}=0"),
+        (True, ">=0.5", {"swa-state-swap": False}, FAULT, "off", f"{SWITCH}=0"),
+        (True, ">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),
+        (True, ">=99", {}, FAULT, "not-needed", "written for SGLang >=99"),
+        (AttributeError("gone"), ">=0.5", {}, {}, "target-missing", "AttributeError: gone"),
+        (ImportError("gone"), ">=0.5", {}, {}, "target-missing", "ImportError: gone"),
+        (TypeError("other"), ">=0.5", {}, {}, "target-missing", "TypeError: other"),
+        (OSError("no source"), ">=0.5", {}, {}, "target-missing", "OSError: no source"),
+        (IndentationError("odd"), ">=0.5", {}, {}, "target-missing", "IndentationError: odd"),
+    ],
+)
+def test_states(only, broken, needs, switches, recreated, state, why):
+    applied = []
+    mine = fix(broken, needs, applied)
+    only(mine)
+    hooks = Hooks()
+    (got,) = base.apply_all(hooks, switches, recreated)
+    assert got.state == state
+    assert why in got.why
+    assert str(got) == f"{state}: {got.why}"
+    assert applied == ([hooks] if state == "applied" else [])
+
+
+def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(only):
+    mine = fix(needs=">=99")
+    only(mine)
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: .* written for SGLang >=99, found"):
+        base.apply_all(Hooks(), {"swa-state-swap": True}, {})
+
+
+@pytest.mark.parametrize(
+    ("needs", "switches", "recreated", "state", "why"),
+    [
+        (">=0.5", {}, {}, "off", f"shipped off; {SWITCH}=1 turns it on"),
+        (">=0.5", {}, FAULT, "off", "shipped off"),
+        (">=0.5", {"swa-state-swap": False}, {}, "off", "SGLANG_X=0"),
+        (">=0.5", {"swa-state-swap": True}, {}, "applied", "SGLANG_X=1"),
+        (">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),
+    ],
+)
+def test_a_fix_that_is_shipped_off(only, needs, switches, recreated, state, why):
+    applied = []
+    mine = fix(True, needs, applied, default=False, switch="SGLANG_X")
+    only(mine)
+    forced_by = {"swa-state-swap": "SGLANG_X"}
+    (got,) = base.apply_all(Hooks(), switches, recreated, forced_by)
+    assert (got.state, bool(applied)) == (state, state == "applied")
+    assert why in got.why
+
+
+def test_a_refusal_names_the_variable_that_was_set(only):
+    mine = fix(needs=">=99", switch="SGLANG_X")
+    only(mine)
+    with pytest.raises(SettingsError, match=r"^SGLANG_X=1: .*; unset SGLANG_X$"):
+        base.apply_all(Hooks(), {mine.id: True}, {}, {mine.id: "SGLANG_X"})
+
+
+def test_a_place_that_an_unknown_sglang_lacks_costs_this_fix_only(only, monkeypatch):
+    """The table of targets says where; the code is asked before SGLang would be hooked."""
+    from g4debug.hooking.hooks import Order
+
+    backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+    monkeypatch.setitem(targets.SITES, "attn.init", (("", f"{backend}.renamed"),))
+
+    def apply(hooks):
+        hooks.after("scheduler.run_batch", Order.FIX, "swa-state-swap", lambda r, *a: r)
+        hooks.after("attn.init", Order.FIX, "swa-state-swap", lambda r, *a: r)
+
+    mine = dataclasses.replace(fix(), apply=apply)
+    only(mine)
+    hooks = Hooks()
+    hooks.after("scheduler.run_batch", Order.TRACER, "somebody", lambda r, *a: r)
+    (got,) = base.apply_all(hooks, {}, {})
+    assert got.state == "target-missing"
+    assert f"has no {backend}.renamed (attn.init)" in got.why
+    assert hooks.sites == ("scheduler.run_batch",)
+    assert hooks.owners("scheduler.run_batch") == ("somebody",)
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: .*renamed"):
+        base.apply_all(Hooks(), {mine.id: True}, {})
+
+
+def test_every_fix_has_its_papers():
+    for name in discovery.names("fix"):
+        declared = discovery.load("fix", name)
+        papers = dataclasses.asdict(declared)
+        del papers["switch"], papers["default"], papers["eligible"]  # may be "" and False
+        for value in papers.values():
+            assert value
+        assert SpecifierSet(declared.needs)
+
+
+def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
+    from g4debug.fixes import locked_prefix
+
+    fix = dataclasses.replace(locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0")
+    applied = dataclasses.replace(fix, still_broken=lambda: True, apply=lambda hooks: None)
+    assert str(base._apply(applied, Hooks(), {}, {})) == "applied: runs on every third Tuesday"
+    forced = base._apply(applied, Hooks(), {fix.id: True}, {})
+    assert str(forced).endswith("=1; runs on every third Tuesday")
+    state = base._apply(dataclasses.replace(fix, still_broken=lambda: False), Hooks(), {}, {})
+    assert str(state) == "not-needed: the installed SGLang has such a path itself"
+
+
+def test_a_fix_whose_site_is_absent_leaves_nothing_behind(monkeypatch):
+    """Half a fix is worse than none: what it had hooked before it failed is dropped."""
+    from g4debug.fixes import swa_state_swap
+    from g4debug.settings import SettingsError
+
+    monkeypatch.setitem(targets.SITES, "attn.alloc_swa_page_table", (("", None),))
+    fix = dataclasses.replace(swa_state_swap.FIX, still_broken=lambda: True)
+    hooks = Hooks()
+    state = base._apply(fix, hooks, {}, {})
+    assert state.state == "target-missing"
+    assert "attn.alloc_swa_page_table" in state.why
+    assert hooks.sites == ()
+    with pytest.raises(SettingsError, match=f"{SWITCH}=1: "):
+        base._apply(fix, Hooks(), {fix.id: True}, {})

@@ -1,0 +1,371 @@
+"""The page ledger, fed by SGLang's own allocators through the real hooks."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+import torch
+from real_backend import FULL, PAGE, SWA, Rig
+
+from g4debug import plugin
+from g4debug.findings.steps import Recorder
+from g4debug.ledger import shadow as shadows
+from g4debug.ledger.ledger import DEPTH, KEPT, Ledger, PoolLedger
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+
+
+@pytest.fixture
+def armed(arm):
+    """A rig whose allocators a ledger watches: (rig, ledger)."""
+    arm(G4DEBUG_TRACE="page-table")
+    rig = Rig()
+    return rig, plugin.in_force.ledger
+
+
+def agree(rig: Rig, ledger: Ledger) -> None:
+    """The ledger, the shadow and SGLang's own lists say the same of every page."""
+    for name, allocator in (
+        ("full", rig.allocator.full_attn_allocator),
+        ("swa", rig.allocator.swa_attn_allocator),
+    ):
+        free = set(allocator.free_pages.tolist()) | set(allocator.release_pages.tolist())
+        held = set(range(1, allocator.num_pages + 1)) - free
+        assert set(ledger.pools[name].held.nonzero()[0].tolist()) == held
+    full = ledger.pools["full"]
+    mapping = rig.allocator.full_to_swa_index_mapping[:-1].view(-1, PAGE)[:, 0] // PAGE
+    words = ledger.shadow[:-1]
+    for page in range(1, full.pages):
+        expected = int(mapping[page]) if full.held[page] else shadows.FREE
+        assert int(words[page]) == expected, page
+        assert not full.held[page] or int(full.partner[page]) == int(mapping[page])
+    assert int(ledger.shadow[-1]) == 1
+    assert not ledger.broken
+
+
+def pages_of(rig: Rig, request) -> list[int]:
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    return [int(row[i]) // PAGE for i in range(0, request.tokens, PAGE)]
+
+
+def test_what_is_handed_out_and_taken_back(armed):
+    rig, ledger = armed
+    agree(rig, ledger)
+    request = rig.admit("a", 3 * PAGE + 1)
+    agree(rig, ledger)
+    pages = pages_of(rig, request)
+    full = ledger.pools["full"]
+    assert full.position[pages].tolist() == [0, PAGE, 2 * PAGE, 3 * PAGE]
+    tokens = rig.req_to_token.req_to_token[request.req_pool_idx, : request.tokens]
+    rig.allocator.free_swa(tokens[: 2 * PAGE])
+    agree(rig, ledger)
+    rig.allocator.free(tokens)
+    agree(rig, ledger)
+    kinds = [e.kind for e in ledger.history("full", pages[0])]
+    assert kinds[-2:] == ["extend", "free"]
+    assert ledger.history("full", pages[0])[-1].pages[0] == pages[0]
+    swa = [e.kind for e in ledger.last_events() if e.pool == "swa"]
+    assert swa[-3:] == ["extend", "evict", "free"]
+    assert "test_ledger.py" in ledger.last_events()[-1].caller
+
+
+def test_only_the_first_token_of_a_page_is_news(armed):
+    rig, ledger = armed
+    request = rig.admit("a", PAGE - 1)
+    before = len(ledger.last_events())
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    last = row[PAGE - 2 : PAGE - 1].to(torch.int64)
+    lengths = torch.tensor([PAGE])
+    found = rig.allocator.alloc_decode(lengths, lengths, last)
+    assert len(ledger.last_events()) == before  # the page was there already
+    lengths = torch.tensor([PAGE + 1])
+    found = rig.allocator.alloc_decode(lengths, lengths, found)
+    assert [e.kind for e in ledger.last_events()[before:]] == ["decode", "decode"]
+    assert ledger.pools["full"].position[int(found[0]) // PAGE] == PAGE
+    agree(rig, ledger)
+
+
+def test_a_request_that_goes_on_in_a_free_page_does_not_make_it_look_held(armed):
+    """In the same allocation another row gets a page, and that one is held."""
+    rig, ledger = armed
+    going_on, growing = rig.admit("a", 3 * PAGE + 2), rig.admit("b", 3 * PAGE)
+    rows = [rig.req_to_token.req_to_token[r.req_pool_idx].to(torch.int64) for r in rig.requests[1:]]
+    rig.allocator.free(rows[0][3 * PAGE : going_on.tokens])
+    inner = rig.allocator.full_attn_allocator
+    inner.free_pages = inner.free_pages.roll(-1)  # b does not get this one
+    lengths = torch.tensor([going_on.tokens + 1, growing.tokens + 1])
+    last = torch.stack([rows[0][going_on.tokens - 1], rows[1][growing.tokens - 1]])
+    found = rig.allocator.alloc_decode(lengths, lengths, last)
+    agree(rig, ledger)
+    assert not ledger.pools["full"].held[int(found[0]) // PAGE]
+    assert ledger.pools["full"].held[int(found[1]) // PAGE]
+
+
+def test_the_request_of_each_page(armed):
+    from types import SimpleNamespace
+
+    rig, ledger = armed
+    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")])
+    zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
+    last = torch.tensor([-1, -1])
+    found = rig.allocator.alloc_extend(zero, zero, lengths, lengths, last, 3 * PAGE)
+    pages = (found[::PAGE] // PAGE).tolist()
+    assert [ledger.owner("full", p) for p in pages] == ["x", "x", "y"]
+    assert ledger.history("full", pages[2])[-1].request == "y"
+    assert ledger.owner("full", 10_000) == "" == ledger.owner("none", 1)
+
+
+def test_an_swa_page_that_moves_to_another_full_page(armed):
+    rig, ledger = armed
+    a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
+    mine, other = (
+        rig.req_to_token.req_to_token[r.req_pool_idx, :PAGE].to(torch.int64) for r in (a, b)
+    )
+    mapping = rig.allocator.full_to_swa_index_mapping
+    rig.allocator.free_swa(other)
+    rig.allocator.set_full_to_swa_mapping(other, mapping[mine])
+    rig.allocator.set_full_to_swa_mapping(mine, torch.zeros_like(mine))
+    agree(rig, ledger)
+    rig.allocator.free(mine)
+    rig.allocator.free(other)
+    agree(rig, ledger)
+
+
+def test_a_deferred_free_is_entered_when_it_happens(armed):
+    rig, ledger = armed
+    request = rig.admit("a", 2 * PAGE)
+    tokens = rig.req_to_token.req_to_token[request.req_pool_idx, : request.tokens].clone()
+    before = ledger.last_events()
+    rig.allocator.free_group_begin()
+    rig.allocator.free(tokens)
+    assert ledger.last_events() == before
+    rig.allocator.free_group_end()
+    agree(rig, ledger)
+    assert not ledger.pools["full"].held[pages_of(rig, request)].any()
+
+
+def test_exhaustion_is_an_event(armed):
+    rig, ledger = armed
+    zero, lengths = torch.zeros(1, dtype=torch.int64), torch.tensor([FULL])
+    assert rig.allocator.swa_attn_allocator.alloc(SWA + PAGE) is None
+    assert "no room for" in ledger.last_events()[-1].note
+    assert rig.allocator.alloc_extend(zero, zero, lengths, lengths, lengths - 1, FULL) is None
+    agree(rig, ledger)
+
+
+def test_clear_backup_and_restore(armed):
+    rig, ledger = armed
+    saved = rig.allocator.backup_state()
+    mapping = rig.allocator.full_to_swa_index_mapping.clone()
+    rig.admit("a", 3 * PAGE)
+    rig.allocator.restore_state(saved)
+    rig.allocator.full_to_swa_index_mapping.copy_(mapping)
+    agree(rig, ledger)
+    rig.allocator.clear()
+    assert not ledger.pools["full"].held.any()
+    agree(rig, ledger)
+
+
+def test_a_listener_sees_the_state_before_the_event(armed):
+    rig, ledger = armed
+    seen = []
+    ledger.listeners.append(lambda pool, event, pages: seen.append(pool.held[pages].tolist()))
+    request = rig.admit("a", PAGE)
+    rig.allocator.free(rig.req_to_token.req_to_token[request.req_pool_idx, :PAGE])
+    assert seen == [[False], [False], [True], [True]]
+
+
+def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
+    rig, ledger = armed
+
+    def listener(*args):
+        raise KeyError("ours")
+
+    ledger.listeners.append(listener)
+    request = rig.admit("a", PAGE)  # SGLang's allocator goes on
+    assert request.req_pool_idx is not None
+    assert "KeyError" in ledger.broken
+    assert int(ledger.shadow[-1]) == 0
+    assert caplog.text.count("the page ledger failed") == 1
+
+
+class Arrival:
+    """Stands for torch.cuda.Event: a copy arrives when the test says so."""
+
+    here = False
+
+    def query(self):
+        return self.here
+
+    def synchronize(self):
+        self.here = True
+
+
+@pytest.fixture
+def delayed(armed, monkeypatch):
+    """What is handed out reaches the host later, as on CUDA: (rig, ledger, arrivals)."""
+    from g4debug.ledger.ledger import _Pending
+
+    rig, ledger = armed
+    arrivals = []
+
+    def post(indices, enter):
+        arrivals.append(Arrival())
+        ledger._pending.append(_Pending(indices.clone(), arrivals[-1], enter))
+
+    monkeypatch.setattr(ledger, "post", post)
+    return rig, ledger, arrivals
+
+
+def test_what_arrives_later_is_entered_in_order(delayed):
+    rig, ledger, arrivals = delayed
+    a = rig.admit("a", 2 * PAGE)
+    full = ledger.pools["full"]
+    assert not full.held[pages_of(rig, a)].any()
+    arrivals[0].here = True
+    ledger.settle()
+    assert full.held[pages_of(rig, a)].all()
+    assert not full.partner[pages_of(rig, a)].any()  # its SWA pages are still on their way
+    tokens = rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens]
+    rig.allocator.free(tokens)  # waits for all of it
+    agree(rig, ledger)
+
+
+def test_what_the_device_had_copied_before_it_died(delayed):
+    from g4debug.ledger.ledger import NOT_YET
+
+    rig, ledger, _ = delayed
+    a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
+    late = list(ledger._pending)[3:]  # a's: full, SWA and the mapping
+    for pending in late:
+        pending.words.fill_(NOT_YET)
+    ledger.salvage()
+    full = ledger.pools["full"]
+    assert full.held[pages_of(rig, a)].all()
+    assert not full.held[pages_of(rig, b)].any()
+    ledger.settle(wait=True)  # nothing is left that could be waited for
+    assert not ledger.broken
+
+
+def test_a_finding_leaves_the_ledger_whole(armed):
+    """A hand-out happened and is entered; a free that is stopped is not."""
+    from g4debug.findings.record import Finding, Location
+    from g4debug.trapping.trap import TrapError
+
+    rig, ledger = armed
+
+    def listener(pool, event, pages):
+        raise TrapError(Finding("c", "k", "s", "h", Location(), "e", "g"), None, "")
+
+    a = rig.admit("a", PAGE)
+    ledger.listeners.append(listener)
+    with pytest.raises(TrapError):
+        rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, :PAGE])
+    ledger.listeners.clear()
+    agree(rig, ledger)
+    ledger.listeners.append(listener)
+    zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
+    inner = rig.allocator.full_attn_allocator
+    with pytest.raises(TrapError):
+        inner.alloc_extend(zero, zero, lengths, lengths, zero - 1, 3 * PAGE)
+    free = set(inner.free_pages.tolist())
+    held = set(range(1, inner.num_pages + 1)) - free
+    assert set(ledger.pools["full"].held.nonzero()[0].tolist()) == held
+    assert not ledger.broken
+
+
+def test_history_is_bounded():
+    ledger = Ledger(Recorder(1))
+    pool = ledger.pools["full"] = PoolLedger("full", 4, PAGE)
+    for _ in range(DEPTH + 5):
+        ledger.enter(pool, "alloc", np.array([1]), holds=True)
+    assert len(ledger.history("full", 1)) == DEPTH
+    ledger.enter(pool, "alloc", np.array([2]), holds=True)
+    for _ in range(KEPT):
+        ledger.enter(pool, "alloc", np.array([3]), holds=True)
+    assert ledger.history("full", 1) == ledger.history("full", 2) == ()  # forgotten, not wrong
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("with_swa", [False, True])
+def test_the_shadows_kernel_and_its_reference_agree(with_swa, begins):
+    """Indices outside the pool, page 0 and negative ones are skipped, never written."""
+    generator = torch.Generator().manual_seed(3)
+    indices = torch.randint(-40, 40 * PAGE, (2500,), generator=generator)
+    swa = torch.randint(0, 9 * PAGE, (2500,), generator=generator) if with_swa else None
+    if swa is not None:  # one SWA page for each page, as allocators have it
+        swa = (indices // PAGE) * 7 % 9 * PAGE
+    one, two = shadows.new(30, "cpu"), shadows.new(30, "cpu")
+    shadows.reference(one, indices, PAGE, shadows.HELD, swa, begins)
+    shadows._mark_kernel[(3,)](
+        two, indices, indices if swa is None else swa, len(indices), PAGE, 30, shadows.HELD,
+        HAS_SWA=swa is not None, BEGINS=begins, BLOCK=shadows.BLOCK,
+    )  # fmt: skip
+    assert torch.equal(one, two)
+    assert (one[1:-1] != shadows.FREE).any()
+    if begins:
+        first = {t // PAGE for t in indices.tolist() if t % PAGE == 0}
+        assert {p for p in range(1, 30) if int(one[p]) != shadows.FREE} == first & {*range(1, 30)}
+    assert int(one[0]) == shadows.FREE
+    assert int(one[-1]) == 1
+    shadows.mark(one, indices[:0], PAGE)
+
+
+def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monkeypatch):
+    """As on CUDA: one look in LOOK steps, and at once where the last page known is not held."""
+    from types import SimpleNamespace
+
+    from g4debug.ledger.handed_out import LOOK, HandOuts
+
+    rig, ledger = armed
+    monkeypatch.setattr(HandOuts, "_is_far", staticmethod(lambda indices: True))
+    posted = []
+    post = ledger.post
+    monkeypatch.setattr(ledger, "post", lambda i, enter: (posted.append(1), post(i, enter)))
+    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
+    request = rig.admit("a", 1)
+    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    last = row[:1].to(torch.int64)
+    posted.clear()
+    looks = []
+    for length in range(2, PAGE + 1):  # within the page
+        lengths = torch.tensor([length])
+        last = rig.allocator.alloc_decode(lengths, lengths, last)
+        looks.append(len(posted))
+        posted.clear()
+    assert sum(n > 0 for n in looks) == (PAGE - 1) // LOOK
+    assert set(looks) == {0, 2}  # both pools, or none
+    # The next page is allocated and given back, as verify does with what was rejected.
+    lengths = torch.tensor([PAGE + 1])
+    spare = rig.allocator.alloc_decode(lengths, lengths, last)
+    rig.allocator.free(spare)
+    posted.clear()
+    lengths = torch.tensor([PAGE])
+    rig.allocator.alloc_decode(lengths, lengths, last - 1)
+    assert posted  # a look, no finding: it goes on in the page before
+    posted.clear()
+    rig.allocator.alloc_decode(lengths, lengths, last - 1)
+    assert not posted  # and that is known now
+    assert not [e for e in ledger.last_events() if e.kind in ("use", "mismatch")]
+
+
+@pytest.mark.parametrize(
+    ("pages", "loose"),
+    [
+        ((5, 6, 5), []),
+        ((), []),
+        ((5, 4), [4]),
+        ((0,), [0]),
+        ((-1, 5), [-1]),
+        ((10, 99), [10, 99]),
+    ],
+)
+def test_which_pages_are_not_held(pages, loose):
+    pool = PoolLedger("full", pages=10, page_size=4)
+    pool.held[[5, 6, 9]] = True
+    assert pool.not_held(np.array(pages, dtype=np.int64)).tolist() == loose

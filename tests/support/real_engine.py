@@ -1,0 +1,115 @@
+"""Real SGLang in processes of their own, on the CPU engine: start, wait, read what is left.
+
+``ENGINE`` are the marks of a test that does so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import warm
+
+from g4debug.dumps import reading
+from g4debug.findings.record import TrapRecord
+
+ENGINE = [
+    pytest.mark.engine,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    # Not importorskip: importing SGLang here is what the CPU engine's environment is for.
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+
+Process = subprocess.Popen[bytes] | warm.Process
+
+
+@dataclass
+class Run:
+    """status: exit status; log: all that was printed; dumps: oldest first."""
+
+    status: int
+    log: str
+    dumps: list[TrapRecord]
+
+    @property
+    def results(self) -> list[Any]:
+        """What the driver printed as ``RESULT <json>``, line by line."""
+        lines = self.log.splitlines()
+        return [json.loads(x.removeprefix("RESULT ")) for x in lines if x.startswith("RESULT ")]
+
+    @property
+    def result(self) -> Any:
+        """The one that there must be."""
+        assert len(self.results) == 1, self.log[-3000:]
+        return self.results[0]
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, *command: str, cold: bool = False, **environ: str
+) -> Iterator[tuple[Process, Path]]:
+    """A process and its log; no switch of the caller is inherited, nothing of it is left over.
+
+    ``command``: a Python script and its arguments. Its dumps go into ``folder / "dumps"``.
+    ``cold``: it imports SGLang by itself, see :mod:`warm`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    environ = {**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ}
+    with log.open("wb") as sink:
+        process = (_cold if cold else warm.start)(command, environ, sink.fileno())
+        try:
+            yield process, log
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def _cold(command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Process:
+    return subprocess.Popen(
+        [sys.executable, "-m", "g4debug.cpu", *command],
+        env=environ,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def drive(
+    folder: Path, *command: str, seconds: float = 300, cold: bool = False, **environ: str
+) -> Run:
+    """Run it to its end, which must come within ``seconds``."""
+    with started(folder, *command, cold=cold, **environ) as (process, log):
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            text = log.read_text(errors="replace")
+            pytest.fail(f"still running after {seconds} s:\n{text[-3000:]}")
+    return Run(status, log.read_text(errors="replace"), dumps_in(folder))
+
+
+def dumps_in(folder: Path) -> list[TrapRecord]:
+    """What ``drive`` and ``started`` left there, oldest first."""
+    found = sorted((folder / "dumps").glob("*"), key=lambda p: p.stat().st_mtime_ns)
+    return [reading.read(p) for p in found]
+
+
+def side_by_side(**runs: Callable[[], Any]) -> dict[str, Any]:
+    """Runs that do not need each other, two at a time: one alone keeps one core busy."""
+    with ThreadPoolExecutor(2) as pool:
+        going = {name: pool.submit(run) for name, run in runs.items()}
+    return {name: future.result() for name, future in going.items()}

@@ -1,0 +1,100 @@
+"""Records of any contents, for hypothesis; and equality that looks into tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from g4debug.findings.record import Finding, Location, Pool, Step, Table, TrapRecord
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(max_size=12)
+plain = st.one_of(TEXT, st.integers(), st.floats(allow_nan=False), st.booleans(), st.none())
+locations = st.builds(
+    Location,
+    process=TEXT,
+    pid=st.integers(),
+    step=st.integers(),
+    layer_kind=st.sampled_from(["", "full", "sliding"]),
+    row=st.integers(-3, 300),
+    column=st.integers(-3, 300),
+    replay=st.booleans(),
+)
+findings = st.builds(
+    Finding,
+    check=TEXT,
+    kind=TEXT,
+    site=TEXT,
+    headline=TEXT,
+    location=locations,
+    expected=TEXT,
+    got=TEXT,
+    history=st.lists(TEXT, max_size=3).map(tuple),
+)
+pools = st.builds(
+    Pool,
+    name=TEXT,
+    pages=st.integers(0, 2**70),
+    page_size=st.integers(1, 2**70),
+    tokens=st.integers(),
+    used_tokens=st.integers(),
+)
+steps = st.builds(
+    Step,
+    step=st.integers(),
+    forward_mode=TEXT,
+    rids=st.lists(TEXT, max_size=3).map(tuple),
+    seq_lens=st.lists(st.integers(), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """Of the right types and shapes; the numbers are anything that an int64 can be."""
+    rows, columns = draw(st.integers(0, 6)), draw(st.integers(0, 9))
+    cells = draw(st.lists(INT64, min_size=rows * columns, max_size=rows * columns))
+    column = st.lists(INT64, min_size=rows, max_size=rows)
+    bad = draw(st.lists(st.tuples(INT64 | st.integers(-1, 9), st.integers(-1, 9), INT64)))
+    return Table(
+        values=torch.tensor(cells, dtype=torch.int64).reshape(rows, columns),
+        seq_lens=torch.tensor(draw(column), dtype=torch.int64),
+        first_live=torch.tensor(draw(column), dtype=torch.int64),
+        bad=torch.tensor(bad, dtype=torch.int64).reshape(len(bad), 3),
+        pool=draw(pools),
+        window=draw(st.integers()),
+        row0=draw(st.integers()),
+        column0=draw(st.integers()),
+        rows_total=draw(st.integers()),
+        columns_total=draw(st.integers()),
+        rids=draw(st.lists(TEXT, min_size=rows, max_size=rows).map(tuple) | st.just(())),
+    )
+
+
+records = st.builds(
+    TrapRecord,
+    finding=findings,
+    created=TEXT,
+    versions=st.dictionaries(TEXT, TEXT, max_size=3),
+    geometry=st.dictionaries(TEXT, plain, max_size=3),
+    fixes=st.dictionaries(TEXT, TEXT, max_size=3),
+    faults=st.lists(TEXT, max_size=3).map(tuple),
+    pools=st.lists(pools, max_size=3).map(tuple),
+    table=st.none() | tables(),
+    steps=st.lists(steps, max_size=3).map(tuple),
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality that looks into dataclasses and compares tensors by value."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(
+            same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a)
+        )
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b

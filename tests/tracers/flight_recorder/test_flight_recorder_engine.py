@@ -1,0 +1,172 @@
+"""The flight recorder on real schedulers: dead device, SGLang's own crash, hang, healthy end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import drive_tracers
+import psutil
+import pytest
+from real_engine import ENGINE, Process, dumps_in, side_by_side, started
+
+from g4debug.findings.record import TrapRecord
+
+pytestmark = ENGINE
+DRIVER = Path(drive_tracers.__file__)
+REPRO = Path(__file__).resolve().parents[3] / "repro"
+HANG = 2  # G4DEBUG_HANG_SECONDS
+LIMIT = 150  # seconds; an engine alone takes about 12
+SOON = 15  # what SIGTERM must not wait for takes longer; a busy machine is slow, too
+
+
+@dataclass
+class Run:
+    process: Process
+    log: Path
+    folder: Path
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def dumps(self) -> list[TrapRecord]:
+        return dumps_in(self.folder)
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        deadline = time.monotonic() + LIMIT
+        while self.text.count(text) < count:
+            assert self.process.poll() is None, self.text[-3000:]
+            assert time.monotonic() < deadline, self.text[-3000:]
+            time.sleep(0.2)
+
+    def scheduler(self) -> psutil.Process:
+        """Once it has its title, which it takes after it was started."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            children = psutil.Process(self.process.pid).children(recursive=True)
+            found = [c for c in children if "sglang::scheduler" in " ".join(c.cmdline())]
+            if found:
+                return found[0]
+            assert time.monotonic() < deadline, self.text[-3000:]
+            time.sleep(0.05)
+
+    def terminate_scheduler(self) -> float:
+        """SIGTERM by pid. Returns the seconds until it is gone."""
+        scheduler = self.scheduler()
+        begin = time.monotonic()
+        scheduler.send_signal(signal.SIGTERM)
+        psutil.wait_procs([scheduler], 30)
+        assert not scheduler.is_running() or scheduler.status() == psutil.STATUS_ZOMBIE
+        return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def engine(folder: Path, *command: str, **environ: str) -> Iterator[Run]:
+    environ = {
+        "G4DEBUG_TRACE": "flight-recorder",
+        "G4DEBUG_HANG_SECONDS": str(HANG),
+        **environ,
+    }
+    with started(folder, *(command or (str(DRIVER),)), **environ) as (process, log):
+        yield Run(process, log, folder)
+
+
+def ended(folder: Path, *command: str, **environ: str) -> Run:
+    with engine(folder, *command, **environ) as run:
+        run.process.wait(LIMIT)
+    return run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Those that end by themselves, two at a time."""
+    folder = tmp_path_factory.mktemp("engine")
+    dead = {"G4DEBUG_FAULTS": "seed=1;page-oob=1*on@mode=target_verify"}
+    crash = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
+    off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
+    return side_by_side(
+        dead=lambda: ended(folder / "dead", **dead),
+        healthy=lambda: ended(folder / "healthy"),
+        crash=lambda: ended(folder / "crash", *crash, **off),
+    )
+
+
+def test_a_dead_device_leaves_the_last_steps(runs):
+    run = runs["dead"]
+    assert run.process.returncode != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", "cuda-error")
+    assert "AcceleratorError: CUDA error: an illegal memory access was encountered" in f.headline
+    assert "only where it surfaced" in f.got
+    assert f.next_command.startswith("SGLANG_TRTLLM_MHA_DEBUG=1 ")
+    last = record.steps[-1]
+    assert last.step == f.location.step == len(record.steps)
+    assert last.rids
+    assert len(last.seq_lens) == len(last.rids) == len(last.rows) == len(last.allocated)
+    assert all(n > 0 for n in last.allocated)
+    assert record.steps[0].time_ns < last.time_ns
+    assert {p.name for p in record.pools} == {"full", "swa"}
+    assert all(p.used_tokens > 0 for p in record.pools)
+    # Said before SGLang's own words, which are what they would have been.
+    assert run.text.index(f.headline) < run.text.index("Scheduler hit an exception")
+    assert "torch.AcceleratorError: CUDA error" in run.text
+    assert "TrapError" not in run.text
+
+
+def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
+    """Seed PR #22's AttributeError, of SGLang as it is installed."""
+    run = runs["crash"]
+    assert run.process.returncode != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert f.kind == "exception"
+    assert "AttributeError: " in f.headline
+    assert "FrozenKVMTPVerifyInput" in f.headline
+    assert "sglang/srt/" in f.got
+    assert any("merge_batch" in place for place in f.history)
+    error = f.headline.partition("AttributeError: ")[2]
+    assert run.text.count(f"AttributeError: {error}") == 2  # ours and SGLang's
+
+
+def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path):
+    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=4*off->1*on(120000)") as run:
+        run.wait_for("delayed-step #1")
+        time.sleep(HANG + 0.5)
+        seconds = run.terminate_scheduler()
+        assert seconds < SOON
+        assert run.process.wait(30) != 0
+    (record,) = run.dumps()
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", "hang")
+    assert "the scheduler hangs" in f.headline
+    assert "SIGTERM" in f.got
+    assert "g4debug/faults/delayed_step.py" in f.got
+    assert any("event_loop_normal" in place for place in f.history)
+    assert len(record.steps) in (4, 5)
+    assert record.faults
+    assert "exit code -15" in run.text  # of SIGTERM, as without us
+
+
+def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_path):
+    """Steps that are slow, but not hung, are no reason either."""
+    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=50*on(400)") as run:
+        run.wait_for("delayed-step #3")
+        seconds = run.terminate_scheduler()
+        assert run.process.wait(30) != 0
+    assert seconds < SOON
+    assert run.dumps() == []
+    assert "exit code -15" in run.text
+
+
+def test_a_run_without_a_fault_leaves_nothing(runs):
+    run = runs["healthy"]
+    assert run.process.returncode == 0, run.text[-3000:]
+    assert "RESULT" in run.text
+    assert run.dumps() == []
+    assert "g4debug: flight-recorder" not in run.text

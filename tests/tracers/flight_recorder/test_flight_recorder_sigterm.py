@@ -1,0 +1,170 @@
+"""SIGTERM to real processes: healthy, stuck with and without the GIL, forked, handled before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from g4debug.tracers.flight_recorder.sigterm import ALARM, LIMIT
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals as Linux has them")
+
+SOON = 15  # the child sleeps for 60; a busy machine is slow, too
+CHILD = """
+import ctypes, os, signal, sys, threading, time
+from pathlib import Path
+from g4debug.tracers.flight_recorder import sigterm as module
+from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
+
+seen = Path(sys.argv[1])
+watch = SigtermWatch(lambda: seen.write_text("looked"), lambda: None)
+
+def stuck(library):
+    mutex = ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    print("ready", flush=True)
+    library.pthread_mutex_lock(mutex)  # for ever; no signal ends it
+
+def ready():
+    print("ready", flush=True)
+
+"""
+BODIES = {
+    "healthy": "watch.start(); ready()\nwhile True: pass",
+    "asleep": "watch.start(); ready(); time.sleep(60)",
+    "stuck": "watch.start(); stuck(ctypes.CDLL(None))",
+    "gil": "module.ALARM = signal.SIGQUIT; watch.start(); stuck(ctypes.PyDLL(None))",
+    "handled": (
+        "signal.signal(signal.SIGTERM, lambda n, f: (seen.write_text(seen.read_text() + ', '"
+        " + signal.Signals(n).name), os._exit(7)))\n"
+        "watch.start(); ready(); time.sleep(60)"
+    ),
+    "ignored": (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwatch.start(); ready(); time.sleep(1.5)"
+    ),
+    "stopped": "watch.start(); watch.stop(); ready(); time.sleep(60)",
+    "restarted": "watch.start(); watch.stop(); watch.start(); ready(); time.sleep(60)",
+    "thread": (
+        "t = threading.Thread(target=watch.start); t.start(); t.join(); ready(); time.sleep(60)"
+    ),
+    # The dump itself may hang.
+    "hanging-dump": (
+        "module.LIMIT = 1.0\n"
+        "watch.on_sigterm = lambda: (seen.write_text('looked'), time.sleep(60))\n"
+        "watch.start(); stuck(ctypes.CDLL(None))"
+    ),
+    "failing-dump": "watch.on_sigterm = lambda: 1 / 0\nwatch.start(); stuck(ctypes.CDLL(None))",
+    "other-signal": (
+        "signal.signal(signal.SIGUSR1, lambda *a: None)\nwatch.start()\n"
+        "os.kill(os.getpid(), signal.SIGUSR1); time.sleep(0.3)\n"
+        "assert signal.alarm(0) == 0, 'an alarm is left'\nready(); time.sleep(60)"
+    ),
+    # A child shares the pipe: its end must not be ours.
+    "fork": (
+        "watch.start()\npid = os.fork()\nif pid == 0: time.sleep(60); os._exit(3)\n"
+        "os.kill(pid, signal.SIGTERM); status = os.waitpid(pid, 0)[1]\n"
+        "seen.write_text(str(os.WTERMSIG(status))); time.sleep(0.5)\n"
+        "watch.on_sigterm = lambda: None\nready(); time.sleep(60)"
+    ),
+    # What somebody else waits for on the wake-up descriptor still arrives there.
+    "other-fd": (
+        "r, w = os.pipe(); os.set_blocking(w, False); signal.set_wakeup_fd(w)\n"
+        "watch.on_sigterm = lambda: seen.write_bytes(os.read(r, 9))\nwatch.start(); ready()\n"
+        "time.sleep(60)"
+    ),
+}
+
+
+def run(tmp_path: Path, name: str, limit: float = 20.0) -> tuple[int, str, float, str]:
+    """Exit status, what the child noted, seconds from SIGTERM to the end, stderr."""
+    seen = tmp_path / "seen"
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD + BODIES[name], str(seen)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)  # so that it is in the call that it gets stuck in
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(limit)
+        seconds = time.monotonic() - begin
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.stderr is not None
+    return status, seen.read_text() if seen.exists() else "", seconds, process.stderr.read()
+
+
+@pytest.mark.parametrize("name", ["healthy", "asleep", "stuck", "restarted", "other-signal"])
+def test_it_looks_and_then_dies_of_the_signal_at_once(tmp_path, name):
+    status, seen, seconds, _ = run(tmp_path, name)
+    assert (status, seen) == (-signal.SIGTERM, "looked")
+    assert seconds < SOON
+
+
+def test_a_handler_that_was_there_runs_after(tmp_path):
+    status, seen, seconds, _ = run(tmp_path, "handled")
+    assert (status, seen) == (7, "looked, SIGTERM")
+    assert seconds < SOON
+
+
+def test_an_ignored_signal_stays_ignored(tmp_path):
+    status, seen, _, _ = run(tmp_path, "ignored")
+    assert (status, seen) == (0, "")
+
+
+def test_stopped_it_leaves_all_as_it_was(tmp_path):
+    status, seen, seconds, _ = run(tmp_path, "stopped")
+    assert (status, seen) == (-signal.SIGTERM, "")
+    assert seconds < SOON
+
+
+def test_outside_the_main_thread_it_says_that_it_cannot(tmp_path):
+    status, seen, _, err = run(tmp_path, "thread")
+    assert (status, seen) == (-signal.SIGTERM, "")
+    assert "not in the main thread" in err
+
+
+def test_a_dump_that_hangs_does_not_keep_the_process(tmp_path):
+    status, seen, seconds, _ = run(tmp_path, "hanging-dump")
+    assert (status, seen) == (-signal.SIGTERM, "looked")
+    assert 1.0 <= seconds < SOON
+
+
+def test_a_dump_that_fails_is_told_and_does_not_keep_the_process(tmp_path):
+    status, _, seconds, err = run(tmp_path, "failing-dump")
+    assert status == -signal.SIGTERM
+    assert "ZeroDivisionError" in err
+    assert seconds < SOON
+
+
+def test_stuck_with_the_gil_it_cannot_look_but_dies(tmp_path):
+    status, seen, seconds, _ = run(tmp_path, "gil")
+    assert (status, seen) == (-signal.SIGALRM, "")
+    assert signal.SIGQUIT - 1 < seconds < signal.SIGQUIT + SOON
+    assert ALARM > LIMIT + 5  # as shipped: a dump that is being written is not cut off
+
+
+def test_a_forked_child_that_is_killed_is_not_us(tmp_path):
+    status, seen, _, _ = run(tmp_path, "fork")
+    assert status == -signal.SIGTERM
+    assert seen == str(int(signal.SIGTERM))
+
+
+def test_another_user_of_the_wakeup_descriptor_gets_its_byte(tmp_path):
+    status, seen, _, _ = run(tmp_path, "other-fd")
+    assert (status, seen) == (-signal.SIGTERM, chr(signal.SIGTERM))

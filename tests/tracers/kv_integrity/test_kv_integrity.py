@@ -1,0 +1,377 @@
+"""kv-integrity on SGLang's real KV pools, allocators and request table.
+
+KV is written by the pool's own ``set_kv_buffer``; only the batch is a plain namespace.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import DIM, LAYERS, PAGE, Rig
+
+from g4debug import plugin
+from g4debug.dumps import reading
+from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer
+from g4debug.trapping.trap import TrapError
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+TOKENS = 3 * PAGE + 5
+
+
+class Request(SimpleNamespace):
+    """What the tracer and the ledger read of SGLang's Req."""
+
+
+class Serving:
+    """Requests on a rig: prefill, decode, release, with KV written as a forward does."""
+
+    def __init__(self, rig, tracer) -> None:
+        self.rig, self.tracer, self.ledger = rig, tracer, tracer.ledger
+        self.recorder = plugin.in_force.recorder
+        self.recorder.scheduler = SimpleNamespace(
+            token_to_kv_pool_allocator=rig.allocator, req_to_token_pool=rig.req_to_token
+        )
+        self.requests = {}
+
+    def tokens(self, rid):
+        request = self.requests[rid]
+        row = self.rig.req_to_token.req_to_token[request.req_pool_idx]
+        return row[: request.kv_allocated_len].long()
+
+    def page(self, rid, column, pool="full"):
+        return self.rig.page(rid, column, pool)
+
+    def write(self, tokens, value=None):
+        """One forward's KV of these tokens, in every layer."""
+        pool, swa = self.rig.pool, {}
+        if "swa_loc" in inspect.signature(type(pool).set_kv_buffer).parameters:
+            swa["swa_loc"] = pool.translate_loc_from_full_to_swa(tokens)  # 0.5.13: the caller's
+        for layer in self.rig.layers:
+            k, v = (torch.randn(len(tokens), 1, DIM) for _ in "kv")
+            if value is not None:
+                k.fill_(value)
+            pool.set_kv_buffer(layer, tokens, k, v, **swa)
+
+    def admit(self, rid, tokens=TOKENS, value=None):
+        self.recorder.step += 1
+        request = Request(rid=rid)
+        self.ledger.batch = SimpleNamespace(reqs=[request])
+        admitted = self.rig.admit(rid, tokens)
+        request.req_pool_idx = admitted.req_pool_idx
+        request.kv_committed_len = request.kv_allocated_len = tokens
+        self.requests[rid] = self.ledger.requests[rid] = request
+        self.write(self.tokens(rid), value)
+        self.run(rid)
+        return request
+
+    def decode(self, rid, count=1, value=None):
+        """Token by token."""
+        request = self.requests[rid]
+        row = self.rig.req_to_token.req_to_token[request.req_pool_idx]
+        for _ in range(count):
+            self.recorder.step += 1
+            self.ledger.batch = SimpleNamespace(reqs=[request])
+            length = torch.tensor([request.kv_allocated_len + 1])
+            last = row[request.kv_allocated_len - 1 : request.kv_allocated_len].long()
+            token = self.rig.allocator.alloc_decode(length, length, last)
+            row[request.kv_allocated_len] = int(token)
+            request.kv_allocated_len += 1
+            request.kv_committed_len += 1
+            self.write(token, value)
+            self.run(rid)
+
+    def run(self, *rids):
+        reqs = [self.requests[r] for r in rids]
+        self.tracer.after_run_batch(None, None, SimpleNamespace(reqs=reqs))
+
+    def release(self, rid):
+        self.rig.allocator.free(self.tokens(rid))
+        self.rig.req_to_token.free(self.requests[rid])
+
+    def buffers(self, pool):
+        inner = getattr(self.rig.pool, f"{pool}_kv_pool")
+        return inner.k_buffer, inner.v_buffer
+
+
+@pytest.fixture
+def serving(arm, monkeypatch):
+    made = []
+    install = KvIntegrityTracer.install
+    monkeypatch.setattr(
+        KvIntegrityTracer, "install", lambda self: (made.append(self), install(self))
+    )
+
+    def make(mode="raise", trace="kv-integrity"):
+        folder = arm(G4DEBUG_TRACE=trace, G4DEBUG_MODE=mode)
+        (tracer,) = made
+        it = Serving(Rig(), tracer)
+        it.folder = folder
+        return it
+
+    return make
+
+
+def findings(it):
+    return [reading.read(p).finding for p in sorted(it.folder.glob("*.pt"))]
+
+
+def bits(row):
+    return row.view(-1).view(torch.int32)
+
+
+# --- freed pages ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_a_write_into_a_freed_page_is_found_when_it_is_handed_out(serving, pool):
+    it = serving()
+    it.admit("a")
+    page = it.page("a", 1, pool)
+    step = it.recorder.step
+    it.release("a")
+    keys, values = it.buffers(pool)
+    for buffer in (*keys, *values):
+        buffer[page * PAGE + 7] = torch.randn(1, DIM)
+    with pytest.raises(TrapError) as error:
+        it.admit("b")
+    finding = error.value.finding
+    assert finding.kind == "write-after-free"
+    assert f"{pool.upper()} page {page} was written after it was freed" in finding.headline
+    assert "handed out again to request b" in finding.headline
+    assert finding.location.request == "b"
+    first = next(n for n, sliding in LAYERS.items() if sliding == (pool == "swa"))
+    assert f"slot 7, K of layer {first}; {2 * len(keys)} rows" in finding.got
+    assert f"freed in step {step}" in finding.expected
+    assert f"page {page} was held by a; it is b's now" in finding.owner
+    record = reading.read(error.value.path)
+    assert [e.kind for e in record.events][-3:] == ["extend", "free", "extend"]
+    assert all(e.pages[0] == page for e in record.events)
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_a_write_into_a_freed_page_is_found_at_idle(serving, pool):
+    it = serving("log")
+    it.admit("a")
+    page = it.page("a", 0, pool)
+    it.release("a")
+    it.tracer.check_all()
+    assert not findings(it)
+    it.buffers(pool)[1][-1][page * PAGE] = 1.0
+    it.tracer.check_all()
+    (finding,) = findings(it)
+    assert (finding.kind, finding.site) == ("write-after-free", "scheduler.on_idle")
+    assert "nobody holds it now" in finding.owner
+    last = [n for n, sliding in LAYERS.items() if sliding == (pool == "swa")][-1]
+    assert (finding.location.layer, finding.location.layer_kind) == (
+        last,
+        "sliding" if pool == "swa" else "full",
+    )
+    it.tracer.check_all()
+    assert not it.tracer.context.disabled
+
+
+def test_who_still_has_the_page_is_named(serving):
+    """A page is freed under a request that goes on and writes."""
+    it = serving()
+    it.admit("a")
+    page = it.page("a", 3)
+    it.rig.allocator.free(it.tokens("a")[3 * PAGE :])
+    it.write(it.tokens("a")[-1:])
+    with pytest.raises(TrapError) as error:
+        it.admit("b")
+    assert f"page {page} was held by a; it is b's now; in the row of a (column 3)" in (
+        error.value.finding.owner
+    )
+
+
+def test_evicted_pages_are_stamped(serving):
+    it = serving()
+    it.admit("a")
+    page = it.page("a", 0, "swa")
+    full = it.tokens("a")[:PAGE]
+    it.rig.allocator.free_swa(full)
+    it.buffers("swa")[0][0][page * PAGE + 3] = 2.0
+    with pytest.raises(TrapError, match=f"SWA page {page} was written after it was freed"):
+        it.tracer.check_all()
+
+
+def test_a_page_that_is_freed_twice_is_not_stamped_twice(serving):
+    """By then it is somebody else's."""
+    it = serving("log")
+    it.admit("a")
+    tokens = it.tokens("a").clone()
+    it.release("a")
+    it.admit("b")
+    before = [b[it.tokens("b")].clone() for b in it.buffers("full")[0]]
+    it.ledger.pools["full"].held[it.page("b", 0)] = False  # as after a free that was entered
+    it.rig.allocator.free(tokens[:PAGE])
+    after = [b[it.tokens("b")] for b in it.buffers("full")[0]]
+    assert all(map(torch.equal, before, after))
+
+
+def test_pages_that_another_tracer_kept_are_not_stamped(serving):
+    """contain: swa-allocator leaves out what must not be freed; the stamp must, too."""
+    it = serving("contain", "kv-integrity,swa-allocator")
+    it.admit("a")
+    it.admit("b", PAGE)
+    swa = it.page("b", 0, "swa")
+    before = it.buffers("swa")[0][0][swa * PAGE : (swa + 1) * PAGE].clone()
+    # The mapping of a's page is corrupted: it leads to b's SWA page.
+    first = it.tokens("a")[:PAGE]
+    it.rig.allocator.full_to_swa_index_mapping[first] = torch.arange(swa * PAGE, (swa + 1) * PAGE)
+    it.rig.allocator.free(first)
+    assert [f.kind for f in findings(it)] == ["mapping-mismatch"]
+    assert torch.equal(it.buffers("swa")[0][0][swa * PAGE : (swa + 1) * PAGE], before)
+
+
+# --- live pages ----------------------------------------------------------------------------
+
+
+def flip_a_bit(row):
+    bits(row)[3] ^= 1
+
+
+def put_nan(row):
+    row.view(-1)[2] = float("nan")
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+@pytest.mark.parametrize("harm", [flip_a_bit, put_nan])
+@pytest.mark.parametrize("seen", ["step", "free", "idle"])
+def test_a_committed_page_that_changes_is_found(serving, pool, harm, seen):
+    it = serving()
+    it.admit("a")
+    page = it.page("a", 1, pool)
+    keys, _ = it.buffers(pool)
+    harm(keys[1][page * PAGE + 4])
+    with pytest.raises(TrapError) as error:
+        {"step": it.decode, "free": it.release, "idle": lambda _: it.tracer.check_all()}[seen]("a")
+    finding = error.value.finding
+    layer = [n for n, sliding in LAYERS.items() if sliding == (pool == "swa")][1]
+    assert finding.kind == "kv-changed"
+    assert f"{pool.upper()} page {page}, K of layer {layer}, tokens 16..31 of request a" in (
+        finding.headline
+    )
+    assert "one buffer of one layer only" in finding.cause
+    nan = f"NaN or Inf in 1 rows, the first: slot 4, K of layer {layer}"
+    assert (nan in finding.got) == (harm is put_nan)
+    assert [e.kind for e in reading.read(error.value.path).events][:1] == ["extend"]
+
+
+def test_somebody_elses_write_into_a_live_page(serving):
+    it = serving()
+    it.admit("a")
+    it.admit("b")
+    page = it.page("a", 0)
+    it.decode("b")
+    it.write(it.tokens("a")[3:4])  # through a wrong out_cache_loc
+    with pytest.raises(TrapError) as error:
+        it.decode("b")
+    finding = error.value.finding
+    assert f"FULL page {page}, K of layer 2, and 3 more of its 4 buffers" in finding.headline
+    assert "somebody else wrote into the page" in finding.cause
+    assert f"it still was in step {it.recorder.step - 1}" in finding.expected
+
+
+def test_nan_in_a_page_that_is_complete(serving):
+    it = serving()
+    it.admit("a", PAGE - 2)
+    it.decode("a", value=float("inf"))  # not complete: not looked at yet
+    with pytest.raises(TrapError) as error:
+        it.decode("a")
+    finding = error.value.finding
+    assert finding.kind == "nan"
+    assert finding.location.request == "a"
+    assert f"slot {PAGE - 2}: token {PAGE - 2} of request a" in finding.headline
+
+
+def test_pages_take_turns(serving, monkeypatch):
+    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2)
+    it = serving()
+    it.admit("a", 8 * PAGE)
+    flip_a_bit(it.buffers("full")[0][0][it.page("a", 7) * PAGE])
+    with pytest.raises(TrapError, match=r"tokens 112\.\.127 of request a"):
+        it.decode("a", 4)
+
+
+# --- what is right ---------------------------------------------------------------------------
+
+
+def test_a_server_that_works_is_silent(serving):
+    it = serving("log")
+    torch.manual_seed(1)
+    for number in range(6):
+        rid = f"r{number}"
+        it.admit(rid, 20 + 7 * number)
+        it.decode(rid, PAGE + 3)
+        # Guesses beyond what is committed are written again and again.
+        it.write(it.tokens(rid)[-1:])
+        it.rig.allocator.free_swa(it.tokens(rid)[:PAGE])
+        it.tracer.check_all()
+        it.release(rid)
+        it.write(torch.zeros(3, dtype=torch.int64))  # padding: slot 0 of page 0
+    it.tracer.check_all()
+    assert not findings(it)
+    assert not it.tracer.context.disabled
+    assert not it.ledger.broken
+
+
+def test_it_did_look(serving):
+    it = serving()
+    it.admit("a", 4 * PAGE + 1)
+    watched = it.tracer.pools["full"]
+    assert watched.sealed.sum() == 4
+    assert sorted(watched.filling) == [it.page("a", 4)]
+    it.release("a")
+    assert not watched.sealed.any()
+    assert not watched.filling
+    assert watched.stamped.sum() == 5
+    assert watched.kv.stamped.sum() == 5
+    it.rig.allocator.clear()
+    assert not watched.stamped.any()
+    assert not watched.kv.stamped.any()
+
+
+def test_a_session_may_write_its_tail_anew(serving):
+    it = serving()
+    request = it.admit("a", PAGE - 1)
+    request.session = object()
+    it.decode("a", 2)
+    assert not it.tracer.pools["full"].sealed.any()
+
+
+def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
+    it = serving("log")
+    args = SimpleNamespace(disable_overlap_schedule=False, enable_hierarchical_cache=True)
+    it.tracer.after_scheduler_init(None, SimpleNamespace(server_args=args))
+    assert "overlap scheduling" in caplog.text
+    assert "hierarchical cache" in caplog.text
+    it.admit("a")
+    page = it.page("a", 0)
+    it.release("a")
+    it.buffers("full")[0][0][page * PAGE] = 1.0
+    it.admit("b")
+    it.tracer.check_all()
+    assert not findings(it)
+
+
+def test_a_pool_without_k_and_v(arm, caplog):
+    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+
+    arm(G4DEBUG_TRACE="kv-integrity")
+    allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.float32, "cpu", None, False)
+    allocator.free(allocator.alloc(2 * PAGE))
+    assert not caplog.records
+
+
+def test_it_is_armed_by_its_name_only(arm):
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1")
+    assert "kv-integrity" not in plugin.in_force.tracers
+    assert "swa-allocator" in plugin.in_force.tracers

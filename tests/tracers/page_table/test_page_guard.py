@@ -1,0 +1,153 @@
+"""The guard's kernel, run by Triton's interpreter, against its reference and a plain count.
+
+The same on a GPU: tests/gpu/test_page_guard_gpu.py.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case, truthful
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.guard import TrapBuffer
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
+)
+CPU = torch.device("cpu")
+
+
+def test_the_interpreter_really_runs_the_kernel():
+    """Without TRITON_INTERPRET these tests would not test the kernel that a GPU runs."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    assert isinstance(page_guard._page_guard_kernel, InterpretedFunction)
+
+
+def run(function, case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
+    cells = case.table.numel()
+    memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32)
+    out = memory[:cells].view(case.table.shape)
+    function(
+        case.table, out, case.seq_lens, case.cu_q, trap, site,
+        case.pages, case.page_size, case.window, case.truth,
+    )  # fmt: skip
+    assert (memory[cells:] == POISON).all()  # nothing behind the table is written
+    return out
+
+
+def agrees(case: Case) -> None:
+    safe, bad, short = expected(case)
+    seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
+    before = case.table.clone()
+    for function in (page_guard.launch, page_guard.reference):
+        trap = TrapBuffer(CPU, sites=8)
+        out = run(function, case, trap, site=3)
+        for (row, column), value in safe.items():
+            assert int(out[row, column]) == value
+        if function is page_guard.launch:  # it must not touch what nobody reads
+            untouched = torch.full(case.table.shape, POISON, dtype=torch.int32)
+            for (row, column), value in safe.items():
+                untouched[row, column] = value
+            assert torch.equal(out, untouched)
+        assert trap.tripped == bool(seen)
+        assert trap.tripped_sites() == ([3] if seen else [])
+        assert trap.claims.tolist() == [0, 0, 0, len(seen), 0, 0, 0, 0]
+        fields = trap.fields(3)
+        if seen:
+            assert tuple(fields[f] for f in ("row", "column", "value", "kind", "expected")) in seen
+            assert fields["seq_len"] == int(case.seq_lens[fields["row"]])
+            assert 0 < fields["count"] <= len(seen)
+        else:
+            assert not any(fields.values())
+        assert torch.equal(case.table, before)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 4), st.integers(0, 9), st.sampled_from([0.0, 0.2]))
+def test_any_table(seed, rows, columns, bad):
+    agrees(random_case(random.Random(seed), rows, columns, bad))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
+def test_any_table_with_a_truth(seed, rows, columns):
+    agrees(truthful(random.Random(seed), rows, columns))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wide_tables_with_a_truth(seed):
+    agrees(truthful(random.Random(seed), 2, 300, bad=0.01))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("columns", [255, 256, 257, 600])
+def test_rows_wider_than_a_block(layout, columns):
+    rng = random.Random(columns)
+    table = torch.tensor(
+        [[rng.randrange(50) for _ in range(columns)] for _ in range(2)], dtype=torch.int32
+    )
+    for column in (0, 254, columns - 1):
+        table[1, column] = 50
+    lengths = torch.tensor([columns * 4, columns * 4 - 3])
+    for window in (-1, 7, 4 * (columns - 250)):
+        agrees(Case(lay_out(table, layout), lengths, None, 50, 4, window))
+
+
+def one_bad(value: int = 99) -> Case:
+    table = torch.tensor([[1, 2, 3], [4, value, 6]], dtype=torch.int32)
+    return Case(table, torch.tensor([48, 48]), None, 10, 16, -1)
+
+
+@pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
+def test_the_first_finding_at_a_site_stands_until_cleared(function):
+    trap = TrapBuffer(CPU, sites=4)
+    run(function, one_bad(99), trap, 1)
+    first = trap.fields(1)
+    assert (first["flag"], first["row"], first["column"], first["value"]) == (1, 1, 1, 99)
+    out = run(function, one_bad(77), trap, 1)
+    assert trap.fields(1) == first
+    assert int(out[1, 1]) == 0  # the later table is made safe all the same
+    assert int(trap.claims[1]) == 2
+    trap.clear()
+    assert not trap.tripped
+    assert trap.tripped_sites() == []
+    run(function, one_bad(77), trap, 1)
+    assert trap.fields(1)["value"] == 77
+
+
+@pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
+def test_sites_do_not_disturb_each_other(function):
+    trap = TrapBuffer(CPU, sites=5)
+    sites = [trap.new_site() for _ in range(3)]
+    assert sites == [1, 2, 3]
+    run(function, one_bad(99), trap, 2)
+    run(function, one_bad(5), trap, 1)  # 5 is a good page
+    run(function, one_bad(88), trap, 3)
+    assert trap.tripped_sites() == [2, 3]
+    assert [trap.fields(s)["value"] for s in sites] == [0, 99, 88]
+
+
+def test_more_launches_than_sites_share_the_last_one():
+    trap = TrapBuffer(CPU, sites=4)
+    assert [trap.new_site() for _ in range(5)] == [1, 2, 3, 3, 3]
+    run(page_guard.launch, one_bad(), trap, 3)
+    assert trap.tripped_sites() == [3]
+
+
+def test_query_lengths_come_from_their_running_sum():
+    # Window 15, 64 tokens: only the first of 17 queries sees column 2 (tokens 32..47).
+    table = torch.tensor([[1, 1, 1, 1], [1, 1, 99, 1]], dtype=torch.int32)
+    lengths = torch.tensor([64, 64], dtype=torch.int32)
+    for queries, tripped in (([17, 1], False), ([1, 17], True)):
+        case = Case(table, lengths, torch.tensor(queries, dtype=torch.int32), 10, 16, 15)
+        trap = TrapBuffer(CPU)
+        run(page_guard.launch, case, trap, 1)
+        assert trap.tripped is tripped
+        agrees(case)

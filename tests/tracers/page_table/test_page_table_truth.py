@@ -1,0 +1,85 @@
+"""What a table is held against: the layer's own pool, and no row that is only padding."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
+
+from g4debug.hooking.layer_pools import pages_of, pool_of_layer
+from g4debug.tracers.limits import limits
+from g4debug.tracers.page_table.truth import Books
+
+
+def test_the_pool_is_the_layers_own(sglang):
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    rig = Rig()
+    batch = SimpleNamespace(token_to_kv_pool=rig.pool)
+    for layer in rig.layers:
+        pool, name = pool_of_layer(None, layer, batch)
+        k, _ = rig.pool.get_kv_buffer(layer.layer_id)
+        assert name == ("swa" if LAYERS[layer.layer_id] else "full")
+        assert pages_of(pool, layer, PAGE) == k.shape[0] // PAGE
+        later = SimpleNamespace(token_to_kv_pool=rig.pool)  # where 0.5.13 shows it
+        assert pool_of_layer(later, layer, SimpleNamespace()) == (pool, name)
+    plain = MHATokenToKVPool(160, PAGE, torch.float32, 1, 8, 5, "cpu", False)
+    pool, name = pool_of_layer(None, rig.layers[0], SimpleNamespace(token_to_kv_pool=plain))
+    assert (pool, name, pages_of(pool, rig.layers[0], PAGE)) == (plain, "full", 11)
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify"])
+@pytest.mark.parametrize(
+    ("draft", "algorithm", "spec"),
+    [
+        (False, "FROZEN_KV_MTP", False),
+        (False, None, False),
+        (True, "FROZEN_KV_MTP", True),
+        (True, "EAGLE", True),
+    ],
+)
+def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, spec):
+    """Against the lengths that SGLang's own capture and replay give rows of the fill value."""
+    if draft and mode == "target_verify":
+        return  # a draft verifies nothing
+    rig = Rig()
+    rig.admit("a", 60)
+    runner = rig.runner(draft)
+    runner.server_args.speculative_algorithm = algorithm
+    rig.runner = lambda draft=False: runner
+    backend = rig.backend(draft)
+    books = Books(None)
+    books.learn(backend, runner)
+    batch = rig.batch(mode, [rig.requests[-1]], backend)
+    batch.spec_info = object() if spec else None
+    truth = books.truth(backend, batch, "full", 1, captured=True)
+    backend.init_cuda_graph_state(2, 8)
+    fill = backend.get_cuda_graph_seq_len_fill_value()
+    lengths = batch.seq_lens.clone().fill_(fill)
+    # FROZEN_KV_MTP shows the backend no spec_info: frozen_kv_mtp_worker.py,
+    # _init_frozen_kv_metadata_replay_cuda_graph.
+    seen = None if algorithm == "FROZEN_KV_MTP" else batch.spec_info
+    graph = rig.batch(mode, [rig.requests[-1]], backend)
+    graph.seq_lens = graph.seq_lens_cpu = lengths
+    graph.spec_info = seen
+    capture_graph(backend, graph)
+    replay_graph(backend, graph)
+    assert truth.padding == int(backend.forward_metadata.cache_seqlens_int32[0])
+    assert books.truth(backend, batch, "full", 1, captured=False).padding == 0
+    assert books.truth(backend, batch, "full", 2, captured=True) is None  # rows without a slot
+
+
+def test_the_limits_of_real_server_arguments(sglang):
+    from sglang.srt.server_args import ServerArgs
+
+    fields = {
+        f: ServerArgs.__dataclass_fields__[f].default for f in ServerArgs.__dataclass_fields__
+    }
+    args = SimpleNamespace(**fields)
+    assert len(limits(args)) == 1  # SGLang's default is overlap scheduling
+    args.disable_overlap_schedule = True
+    assert limits(args) == []
+    args.disaggregation_mode, args.enable_pdmux = "prefill", True
+    assert len(limits(args)) == 2

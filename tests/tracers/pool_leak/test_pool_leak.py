@@ -1,0 +1,215 @@
+"""pool-leak on SGLang's real allocators, request table and prefix cache.
+
+Only the scheduler around them is a plain namespace: it is what a census reads them from.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import PAGE, WINDOW, Rig
+
+from g4debug import plugin
+from g4debug.dumps import reading
+from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
+from g4debug.trapping.trap import TrapError
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+
+
+class Server:
+    """A rig with a real SWARadixCache, seen as a scheduler."""
+
+    def __init__(self, context) -> None:
+        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+        from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
+
+        self.rig = Rig()
+        self.ledger = context.ledger
+        self.tracer = PoolLeakTracer(context)
+        self.scheduler = SimpleNamespace(
+            token_to_kv_pool_allocator=self.rig.allocator,
+            req_to_token_pool=self.rig.req_to_token,
+            tree_cache=SWARadixCache(
+                CacheInitParams(
+                    disable=False,
+                    req_to_token_pool=self.rig.req_to_token,
+                    token_to_kv_pool_allocator=self.rig.allocator,
+                    page_size=PAGE,
+                    sliding_window_size=WINDOW,
+                )
+            ),
+            server_args=SimpleNamespace(speculative_eagle_topk=1),
+            is_fully_idle=lambda: True,
+        )
+        # The rig's first request took its pages before this server was there: not ours.
+        other = self.rig.requests.pop()
+        row = self.rig.req_to_token.req_to_token[other.req_pool_idx]
+        held = self.ledger.pools["full"].held.nonzero()[0]
+        self.rig.allocator.free(torch.from_numpy(held * PAGE))
+        row.zero_()
+        self.rig.req_to_token.free(other)
+
+    def admit(self, rid: str, tokens: int):
+        request = Request(rid, tokens)
+        self.ledger.batch = SimpleNamespace(reqs=[request])
+        request.req_pool_idx = self.rig.admit(rid, tokens).req_pool_idx
+        self.ledger.requests[rid] = request
+        return request
+
+    def tokens(self, request) -> torch.Tensor:
+        table = self.rig.req_to_token.req_to_token
+        return table[request.req_pool_idx, : request.kv_allocated_len].to(torch.int64)
+
+    def release(self, request) -> None:
+        self.rig.req_to_token.free(request)
+
+    def check(self, idle: bool = True) -> None:
+        self.tracer.check(self.scheduler, idle)
+
+
+class Request(SimpleNamespace):  # a plain namespace has no weak references to give
+    def __init__(self, rid: str, tokens: int) -> None:
+        super().__init__(rid=rid, kv_allocated_len=tokens, req_pool_idx=None, session=None)
+        self.finished = lambda: True
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture
+def server(arm):
+    from g4debug.settings import Settings
+    from g4debug.tracers.base import Context
+    from g4debug.trapping.trap import Trap
+
+    folder = arm(G4DEBUG_TRACE="pool-leak")
+    recorder = plugin.in_force.recorder
+    settings = Settings(debug_dir=folder)
+    from g4debug.trapping.describe import Describer
+
+    trap = Trap(settings, Describer(recorder))
+    return Server(
+        Context(
+            "pool-leak", plugin.in_force.hooks, settings, recorder, trap, plugin.in_force.ledger
+        )
+    )
+
+
+def found(server, **kwargs) -> TrapError:
+    with pytest.raises(TrapError) as error:
+        server.check(**kwargs)
+    return error.value
+
+
+def test_a_life_without_a_leak(server):
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    server.check()
+    one = server.admit("one", 5 * PAGE + 3)
+    server.check(idle=False)
+    tokens = server.tokens(one)
+    server.rig.allocator.free_swa(tokens[: 2 * PAGE])  # behind its window
+    server.check(idle=False)
+    key = RadixKey(list(range(5 * PAGE)), None)
+    server.scheduler.tree_cache.insert(
+        InsertParams(key=key, value=tokens[: 5 * PAGE], swa_evicted_seqlen=2 * PAGE)
+    )
+    server.check(idle=False)  # cached and owned at once
+    server.rig.allocator.free(tokens[5 * PAGE :])
+    server.release(one)
+    server.check()  # cached only
+    server.rig.allocator.free_group_begin()
+    two = server.admit("two", PAGE)
+    server.rig.allocator.free(server.tokens(two))
+    server.release(two)
+    server.check()  # on its way back
+    server.rig.allocator.free_group_end()
+    server.check()
+    assert server.tracer.censuses == 7
+
+
+def test_a_lost_free_names_pages_owner_and_what_was_due(server):
+    one = server.admit("one", 3 * PAGE)
+    server.admit("two", PAGE)
+    pages = (server.tokens(one)[::PAGE] // PAGE).tolist()
+    server.tracer.before_release(one, None)
+    server.release(one)  # the row is given back, the pages are not
+    error = found(server, idle=False)
+    assert error.finding.kind == "leaked"
+    assert f"3 pages of the full pool are neither free, cached nor owned (page {pages[0]}" in str(
+        error
+    )
+    record = reading.read(error.path)
+    (holding,) = record.holdings
+    assert (holding.owner, holding.count, holding.pages) == ("one", 3, tuple(sorted(pages)))
+    assert "release_kv_cache in step 0" in holding.due
+    assert [e.kind for e in record.events] == ["extend", "free", "extend"][-len(record.events) :]
+    # The SWA pool next, then nothing that was told already.
+    assert "of the swa pool" in str(found(server, idle=False))
+    server.check(idle=False)
+
+
+def test_a_page_that_is_free_and_in_use(server):
+    one = server.admit("one", 3 * PAGE)
+    server.rig.allocator.free(server.tokens(one)[PAGE : 2 * PAGE])
+    error = found(server, idle=False)
+    assert error.finding.kind == "double"
+    assert "free and in use at once" in str(error)
+
+
+def test_a_page_twice_in_the_free_list(server):
+    allocator = server.rig.allocator.swa_attn_allocator
+    allocator.free_pages = torch.cat([allocator.free_pages, allocator.free_pages[:1]])
+    assert found(server).finding.kind == "repeated"
+    allocator.free_pages = torch.cat([allocator.free_pages[:-1], torch.tensor([4711])])
+    assert found(server).finding.kind == "outside"
+
+
+def test_a_row_that_an_idle_server_still_holds(server):
+    server.admit("one", PAGE)
+    server.check(idle=False)
+    error = found(server)
+    assert error.finding.kind == "row"
+    assert "request one" in str(error)
+    server.check()  # told once
+
+
+def test_when_it_counts(server):
+    recorder, scheduler = server.tracer.context.recorder, server.scheduler
+    for step in range(1, 601):
+        recorder.step = step
+        server.tracer.after_result(None, scheduler)
+    assert server.tracer.censuses == 2  # every 256 steps
+    server.tracer.before_idle(scheduler)
+    server.tracer.before_idle(scheduler)  # idle goes on
+    assert server.tracer.censuses == 3
+    scheduler.is_fully_idle = lambda: False
+    recorder.step += 1
+    server.tracer.before_idle(scheduler)
+    assert server.tracer.censuses == 3
+
+
+def test_an_unknown_prefix_cache_is_said_and_not_guessed_at(server, caplog):
+    server.scheduler.tree_cache = SimpleNamespace()
+    server.admit("one", PAGE)
+    server.check()
+    server.check()
+    assert caplog.text.count("its prefix cache is SimpleNamespace") == 1
+    assert server.tracer.censuses == 0
+
+
+def test_the_canary_bites(tmp_path, monkeypatch):
+    from g4debug.tracers.base import CanaryError
+    from g4debug.tracers.pool_leak import canary as pool_leak_canary
+
+    assert "found the page that was lost" in pool_leak_canary.fire(tmp_path, torch.device("cpu"))
+    monkeypatch.setattr(PoolLeakTracer, "check", lambda *args, **kwargs: None)
+    with pytest.raises(CanaryError, match="not found"):
+        pool_leak_canary.fire(tmp_path, torch.device("cpu"))

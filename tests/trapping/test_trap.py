@@ -1,0 +1,241 @@
+"""What a finding does, in each mode; and that nothing keeps it from being reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import os
+
+import pytest
+import torch
+
+from g4debug.dumps import reading
+from g4debug.findings.record import Evidence, Finding, Location, Pool, Step, Table, TrapRecord
+from g4debug.findings.steps import Recorder
+from g4debug.settings import Settings
+from g4debug.trapping import trap
+from g4debug.trapping.describe import Describer, geometry, switches
+from g4debug.trapping.trap import Trap, TrapError, cut_out
+
+POOL = Pool("swa", 10, 16, 144)
+
+
+def finding(**location) -> Finding:
+    where = {"layer_kind": "full", "forward_mode": "DECODE", "runner": "draft", **location}
+    return Finding(
+        check="page-table",
+        kind="out-of-range",
+        site="attn.layer_page_table",
+        headline="g4debug: page-table: page 99 in row 1",
+        location=Location(**where),
+        expected="a page of the swa pool",
+        got="99",
+        cause="a cause",
+    )
+
+
+def table(rows=2, columns=4, row=1, column=2) -> Table:
+    values = torch.ones(rows, columns, dtype=torch.int64)
+    values[row, column] = 99
+    return Table(
+        values=values,
+        seq_lens=torch.full((rows,), columns * 16),
+        first_live=torch.zeros(rows, dtype=torch.int64),
+        bad=torch.tensor([[row, column, 99]]),
+        pool=POOL,
+        rows_total=rows,
+        columns_total=columns,
+        rids=tuple(f"r{i}" for i in range(rows)),
+    )
+
+
+def make(tmp_path, describe=None, **settings) -> Trap:
+    settings = Settings(**{"debug": True, "debug_dir": tmp_path / "dumps", **settings})
+    return Trap(settings, describe or Describer(Recorder(4)))
+
+
+def dumps(tmp_path):
+    return sorted((tmp_path / "dumps").glob("*"))
+
+
+def caught(trap: Trap, found: Finding, table: Table | None = None) -> TrapError:
+    with pytest.raises(TrapError) as error:
+        trap.report(found, Evidence(table=table))
+    assert str(error.value).startswith("g4debug: page-table: page 99 in row 1\n")
+    return error.value
+
+
+def test_raise_mode_raises_with_a_dump(tmp_path, caplog):
+    error = caught(make(tmp_path), finding(), table())
+    assert error.path == dumps(tmp_path)[0]
+    record = reading.read(error.path)
+    assert record.finding == error.finding == finding()
+    assert record.table.bad.tolist() == [[1, 2, 99]]
+    text = str(error)
+    for part in ("expected: a page of the swa pool", "got:      99", "likely:   a cause",
+                 f"dump:     {error.path}", f"next:     g4debug show {error.path}"):  # fmt: skip
+        assert f"\n  {part}" in text
+    assert caplog.records[0].getMessage() == text
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_raise_mode_raises_each_time(tmp_path):
+    trap = make(tmp_path)
+    for number in (1, 2, 3):
+        assert caught(trap, finding()).path.name.endswith(f"-{number}.pt")
+    assert len(dumps(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("mode", ["contain", "log"])
+def test_the_other_modes_dump_a_kind_once_and_log_at_powers_of_ten(tmp_path, caplog, mode):
+    trap = make(tmp_path, mode=mode)
+    logged = []
+    for number in range(1, 121):
+        caplog.clear()
+        trap.report(finding(row=number), Evidence(table=table()))
+        if caplog.records:
+            logged.append(number)
+            assert caplog.records[0].getMessage().startswith("g4debug: page-table")
+            assert (f"seen {number} times" in caplog.text) is (number > 1)
+    assert logged == [1, 10, 100]
+    assert len(dumps(tmp_path)) == 1
+    for other in ({"layer_kind": "sliding"}, {"forward_mode": "EXTEND"}, {"runner": "target"}):
+        trap.report(finding(**other))
+    assert len(dumps(tmp_path)) == 4
+
+
+def test_the_number_of_dumps_is_limited_and_the_finding_is_not(tmp_path):
+    trap = make(tmp_path, max_dumps=2)
+    assert [caught(trap, finding()).path is not None for _ in range(4)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    error = caught(trap, finding())
+    assert "G4DEBUG_MAX_DUMPS=2" in error.problem
+    assert f"no dump:  {error.problem}" in str(error)
+    assert len(dumps(tmp_path)) == 2
+
+
+def test_no_dumps_at_all(tmp_path):
+    assert "G4DEBUG_MAX_DUMPS=0" in str(caught(make(tmp_path, max_dumps=0), finding()))
+    assert dumps(tmp_path) == []
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (2999, 2999), (1500, 7), (40, 2990)])
+def test_a_large_table_is_cut_around_its_bad_cell(tmp_path, cell):
+    error = caught(make(tmp_path, max_dump_mb=1), finding(), table(3000, 3000, *cell))
+    assert error.path.stat().st_size <= 1 << 20
+    got = reading.read(error.path).table
+    row, column = cell
+    assert got.bad.tolist() == [[row, column, 99]]
+    assert int(got.values[row - got.row0, column - got.column0]) == 99
+    assert got.rids[row - got.row0] == f"r{row}"
+    assert (got.rows_total, got.columns_total) == (3000, 3000)
+    assert len(got.seq_lens) == len(got.first_live) == len(got.rids) == len(got.values)
+
+
+def test_a_cut_of_a_table_without_bad_cells_or_with_many():
+    plain = dataclasses.replace(table(100, 100), bad=torch.empty(0, 3, dtype=torch.int64))
+    assert cut_out(plain, 4, 8).values.shape == (4, 8)
+    many = dataclasses.replace(table(100, 100), bad=torch.ones(5000, 3, dtype=torch.int64))
+    assert len(cut_out(many, 4, 8).bad) < 100
+    small = cut_out(table(), 64, 64)
+    assert torch.equal(small.values, table().values)
+
+
+def test_a_dump_that_stays_too_large_says_so(tmp_path):
+    def describe(found, evidence):
+        return TrapRecord(found, "now", environment={"X": "x" * (2 << 20)}, table=evidence.table)
+
+    error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table(500, 2000))
+    assert "G4DEBUG_MAX_DUMP_MB=1" in error.problem
+    assert dumps(tmp_path) == []
+
+
+def test_steps_are_cut_too(tmp_path):
+    steps = tuple(Step(n, "DECODE", ("r" * 200,) * 50, (1,) * 50) for n in range(400))
+
+    def describe(found, evidence):
+        return TrapRecord(found, "now", table=evidence.table, steps=steps)
+
+    error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table())
+    assert error.path.stat().st_size <= 1 << 20
+    kept = reading.read(error.path).steps
+    assert kept == steps[-len(kept) :]
+    assert kept
+
+
+def test_a_file_in_the_way_of_the_directory(tmp_path):
+    (tmp_path / "dumps").write_text("mine")
+    error = caught(make(tmp_path), finding(), table())
+    assert error.path is None
+    assert str(tmp_path / "dumps") in error.problem
+    assert (tmp_path / "dumps").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_is_not_ours(tmp_path):
+    (tmp_path / "dumps").mkdir(mode=0o500)
+    assert "Permission denied" in caught(make(tmp_path), finding()).problem
+
+
+def test_a_directory_that_nobody_can_write(tmp_path):
+    error = caught(make(tmp_path, debug_dir=trap.Path("/proc/g4debug")), finding(), table())
+    assert error.path is None
+    assert "/proc/g4debug" in str(error)
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    trap = make(tmp_path)
+    error = caught(trap, finding(), table())
+    assert "No space left on device" in error.problem
+    assert dumps(tmp_path) == []  # no half-written file either
+    monkeypatch.undo()
+    assert caught(trap, finding(), table()).path is not None  # the failure used up no budget
+
+
+@pytest.mark.parametrize("mode", ["raise", "contain"])
+def test_a_description_that_fails(tmp_path, caplog, mode):
+    def describe(found, evidence):
+        raise AttributeError("a bug of ours")
+
+    trap = make(tmp_path, describe, mode=mode)
+    if mode == "raise":
+        assert "AttributeError: a bug of ours" in caught(trap, finding(), table()).problem
+    else:
+        trap.report(finding(), Evidence(table=table()))
+    assert any(m.startswith("g4debug: page-table: page 99") for m in caplog.messages)
+
+
+def test_no_secret_and_no_foreign_variable_is_copied_into_a_dump():
+    got = switches(
+        {
+            "SGLANG_API_KEY": "s3cret",
+            "SGLANG_HF_TOKEN": "s3cret",
+            "G4DEBUG_MODE": "log",
+            "CUDA_VISIBLE_DEVICES": "1",
+            "HOME": "/h",
+        }
+    )
+    assert got == {"CUDA_VISIBLE_DEVICES": "1", "G4DEBUG_MODE": "log"}
+
+
+def test_the_geometry_is_plain_values():
+    class Scheduler:
+        class server_args:
+            page_size = 64
+            dtype = object()
+            tp_size = None
+
+        class model_config:
+            context_len = 2048
+
+    assert geometry(Scheduler) == {"page_size": 64, "context_len": 2048}
+    assert geometry(None) == {}
