@@ -1,0 +1,175 @@
+"""README and docs say what the code says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from g4debug import cli, discovery
+from g4debug.hooking import targets
+from g4debug.settings import FIX_PREFIX, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = tuple(sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / "TRIAGE.md", *DOCS)
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in PAGES}
+ONE_PAGE = 130  # lines
+
+
+def section(page: str, heading: str) -> str:
+    """What stands between a heading of the second level and the next one."""
+    found = TEXTS[page].partition(f"\n## {heading}\n")[2]
+    assert found, f"{page} has no section {heading!r}"
+    return found.partition("\n## ")[0]
+
+
+def first_cells(text: str) -> list[str]:
+    """The ids in the first column of a section's tables, linked or not."""
+    return re.findall(r"^\| \[?`([a-z0-9-]+)`", text, re.M)
+
+
+def code_of(text: str) -> str:
+    """The blocks and spans of code in a page."""
+    return "\n".join(re.findall(r"^```.*?^```|`[^`\n]+`", text, re.M | re.S))
+
+
+def default(value: object) -> str:
+    if isinstance(value, Path):
+        return f"`/tmp/{value.relative_to(tempfile.gettempdir())}`"
+    if value in ("", ()):
+        return "none"
+    return f"`{int(value)}`" if isinstance(value, bool) else f"`{value}`"
+
+
+def settings_table() -> list[str]:
+    """The rows that docs/environment.md must have, from the dataclass."""
+    rows = [
+        f"| `{f.metadata['env']}` | {default(f.default)} | {f.metadata['help']} |"
+        for f in dataclasses.fields(Settings)
+        if f.metadata
+    ]
+    switch = "0 keeps a fix off; 1 puts it on where it was written for this SGLang"
+    return [*rows, f"| `{FIX_PREFIX}<FIX>` | by need | {switch} |"]
+
+
+def test_the_environment_table_is_the_dataclass() -> None:
+    page = TEXTS["docs/environment.md"]
+    table = page.partition("<!-- settings:")[2].partition("<!-- /settings -->")[0]
+    assert [x for x in table.splitlines() if x.startswith("| `")] == settings_table()
+
+
+def test_every_command_is_there_and_no_other() -> None:
+    real = {cli._load(name).NAME for name in cli.command_names()}
+    page = TEXTS["docs/commands.md"]
+    assert set(re.findall(r"^\| `g4debug ([a-z-]+)", page, re.M)) == real
+    assert set(re.findall(r"^## ([a-z-]+)$", page, re.M)) == real
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_only_commands_that_exist_are_named(page: str) -> None:
+    real = {cli._load(name).NAME for name in cli.command_names()}
+    called = re.findall(r"(?:^|bin/|`)g4debug ([a-z][a-z-]+)", code_of(TEXTS[page]), re.M)
+    assert set(called) <= real
+
+
+def test_every_tracer_is_there() -> None:
+    page = TEXTS["docs/tracers.md"]
+    tracers = discovery.names("tracer")
+    assert sorted(first_cells(page)) == sorted(tracers)
+    assert set(tracers) <= set(re.findall(r"^## ([a-z-]+)$", page, re.M))
+
+
+def test_the_opt_in_tracers_are_called_so() -> None:
+    """The table says by what each tracer is armed."""
+    rows = re.findall(r"^\| \[`([a-z-]+)`\].*\| ([a-z ]+) \|$", TEXTS["docs/tracers.md"], re.M)
+    opt_in = {name: discovery.load("tracer", name).opt_in for name in discovery.names("tracer")}
+    assert dict(rows) == {n: "its name" if o else "default" for n, o in opt_in.items()}
+
+
+def test_every_fault_is_there_with_its_tracers() -> None:
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| .* \| (.*) \|$", section("docs/faults.md", "The faults"), re.M
+    )
+    caught_by = {
+        name: set(discovery.load("fault", name).caught_by) for name in discovery.names("fault")
+    }
+    assert {name: set(re.findall(r"`([a-z-]+)`", cell)) for name, cell in rows} == caught_by
+    assert len(rows) == len(caught_by)
+
+
+def test_every_fix_and_path_is_there_with_its_state_and_switch() -> None:
+    page = TEXTS["docs/fixes.md"]
+    fixes = {name: discovery.load("fix", name) for name in discovery.names("fix")}
+    paths = {name for name, fix in fixes.items() if fix.eligible}
+    assert sorted(first_cells(section("docs/fixes.md", "Bug fixes"))) == sorted(set(fixes) - paths)
+    assert sorted(first_cells(section("docs/fixes.md", "Performance paths"))) == sorted(paths)
+    for name, fix in fixes.items():
+        row = re.search(rf"^\| \[`{name}`\].*$", page, re.M)
+        own = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", page, re.M | re.S)
+        assert row, name
+        assert own, name
+        assert ("off" in re.split(r"\s*\|\s*", row[0])) is not fix.default, name
+        assert fix.switch in row[0] + own[1], name
+
+
+def test_every_repro_script_is_there() -> None:
+    scripts = {path.name for path in (ROOT / "repro").glob("[a-z]*.py")}
+    assert set(re.findall(r"repro/([a-z]\w+\.py)", TEXTS["docs/faults.md"])) == scripts
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_only_repro_scripts_that_exist_are_named(page: str) -> None:
+    for name in re.findall(r"repro/(\w+\.py)", TEXTS[page]):
+        assert (ROOT / "repro" / name).is_file(), name
+
+
+def test_ci_runs_the_readmes_test_command() -> None:
+    command = TEXTS["README.md"].partition("## Tests\n\n```\n")[2].partition("\n```")[0]
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == f"exec {command}"
+
+
+def test_verified_releases() -> None:
+    page = TEXTS["docs/supported.md"]
+    line = re.search(r"^- \*\*Verified\*\*: ([^,]*(?:, [0-9][^,]*)*),", page, re.M)
+    assert line
+    assert tuple(line[1].split(", ")) == targets.VERIFIED
+
+
+def test_the_readme_is_one_page_and_leads_to_every_other() -> None:
+    readme = TEXTS["README.md"]
+    assert len(readme.splitlines()) <= ONE_PAGE
+    linked = set(re.findall(r"\]\(([^)#]+)", readme))
+    assert {page for page in TEXTS if page != "README.md"} <= linked
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)  # a # in a block is no heading
+    return {
+        re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^#+ (.*)$", prose, re.M)
+    }
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_links_lead_somewhere(page: str) -> None:
+    here = ROOT / page
+    for target in re.findall(r"\]\(([^)]+)\)", TEXTS[page]):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (here.parent / file).resolve() if file else here
+        assert there.exists(), target
+        if anchor:
+            assert anchor in anchors(there.read_text()), target
+
+
+def test_the_picture_fetches_nothing() -> None:
+    picture = (ROOT / "docs" / "show.svg").read_text()
+    urls = set(re.findall(r"https?://[^\s\"'<>)]+", picture))
+    assert urls <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
+    assert "g4debug:" in picture.replace("&#160;", " ")
