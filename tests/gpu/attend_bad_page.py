@@ -31,7 +31,7 @@ def main(mode: str) -> None:
     workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=DEV)
     safe = torch.zeros_like(table)
     trap = TrapBuffer(torch.device(DEV))
-    site = trap.new_site()
+    site = trap.new_slot()
 
     def attend(pages: torch.Tensor) -> torch.Tensor:
         return flashinfer.decode.trtllm_batch_decode_with_kv_cache(

@@ -66,7 +66,7 @@ def test_many_random_tables():
             assert not trap.tripped
         rows, columns = rng.randint(0, 24), rng.choice((0, 1, 7, 255, 256, 257, 700))
         bad = rng.choice((0.0, 0.001, 0.3))
-        agrees(random_case(rng, rows, columns, bad), trap, trap.new_site())
+        agrees(random_case(rng, rows, columns, bad), trap, trap.new_slot())
 
 
 def test_many_random_tables_with_a_truth():
@@ -75,7 +75,7 @@ def test_many_random_tables_with_a_truth():
     for number in range(150):
         rows, columns = rng.randint(1, 12), rng.choice((1, 7, 40, 256, 300))
         bad = rng.choice((0.01, 0.1))
-        agrees(truthful(rng, rows, columns, bad), trap, trap.new_site())
+        agrees(truthful(rng, rows, columns, bad), trap, trap.new_slot())
         if number % 50 == 49:
             torch.cuda.synchronize()
             trap.clear()
@@ -91,7 +91,7 @@ def test_rows_wider_than_a_block(layout):
     lengths = torch.tensor([4000, 3997, 0])
     trap = TrapBuffer(CUDA)
     for window in (-1, 7, 3000):
-        agrees(Case(table, lengths, None, 50, 4, window), trap, trap.new_site())
+        agrees(Case(table, lengths, None, 50, 4, window), trap, trap.new_slot())
 
 
 def test_the_buffer_is_pinned_and_read_without_a_sync():
@@ -103,9 +103,9 @@ def test_the_buffer_is_pinned_and_read_without_a_sync():
         table = torch.zeros(2, 3, dtype=torch.int32, device=CUDA)
         lengths = torch.full((2,), 48, dtype=torch.int32, device=CUDA)
         out = torch.empty_like(table)
-        page_guard.launch(table, out, lengths, None, trap, trap.new_site(), 10, 16, -1)
+        page_guard.launch(table, out, lengths, None, trap, trap.new_slot(), 10, 16, -1)
         assert trap.tripped is False
-        assert trap.tripped_sites() == []
+        assert trap.tripped_slots() == []
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -120,7 +120,7 @@ class Graph:
         self.out_full = torch.full_like(self.full, POISON)
         self.out_swa = torch.full_like(self.full, POISON)
         self.lengths = torch.full((4,), 600 * 64, dtype=torch.int32, device=CUDA)
-        self.sites = self.trap.new_site(), self.trap.new_site()
+        self.sites = self.trap.new_slot(), self.trap.new_slot()
         self._guard()  # compiles; must not happen inside the capture
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -149,7 +149,7 @@ def test_a_fault_that_exists_only_at_replay():
     g.full[2, 300] = 10_000_000
     g.replay()
     assert g.trap.tripped
-    assert g.trap.tripped_sites() == [g.sites[0]]
+    assert g.trap.tripped_slots() == [g.sites[0]]
     fields = g.trap.fields(g.sites[0])
     assert (fields["row"], fields["column"], fields["value"]) == (2, 300, 10_000_000)
     assert (fields["seq_len"], fields["count"]) == (600 * 64, 1)
@@ -170,10 +170,10 @@ def test_two_sites_of_one_graph_are_told_apart():
     g.swa[3, 599] = 100  # the SWA pool's first invalid page, and a good one of the full pool
     g.full[3, 599] = 100
     g.replay()
-    assert g.trap.tripped_sites() == [g.sites[1]]
+    assert g.trap.tripped_slots() == [g.sites[1]]
     g.full[0, 0] = 1000
     g.replay()
-    assert g.trap.tripped_sites() == list(g.sites)
+    assert g.trap.tripped_slots() == list(g.sites)
     assert g.trap.fields(g.sites[0])["value"] == 1000
     assert g.trap.fields(g.sites[1])["value"] == 100
 

@@ -41,7 +41,7 @@ class Books:
         self.swa[:, :10] = self.swa_of
         self.out_full, self.out_swa = torch.empty_like(self.full), torch.empty_like(self.full)
         self.lengths = torch.tensor([160, 155, 1], dtype=torch.int32, device=CUDA)
-        self.sites = self.trap.new_site(), self.trap.new_site()
+        self.sites = self.trap.new_slot(), self.trap.new_slot()
         self.guard()
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -69,7 +69,7 @@ class Books:
         return {
             name: self.trap.fields(site)
             for name, site in zip(("full", "swa"), self.sites, strict=True)
-            if site in self.trap.tripped_sites()
+            if site in self.trap.tripped_slots()
         }
 
 

@@ -138,18 +138,18 @@ def _cell(fields: dict[str, int]) -> Cell:
 
 
 def _on_host(launch: Launch) -> Truth | None:
-    """The launch's truth on the host, cut to the slots of its rows."""
+    """The launch's truth on the host, cut to the requests of its rows."""
     truth = launch.truth
     if truth is None:
         return None
-    slots = truth.req_to_token.shape[0]
-    slot = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
-    taken = truth.req_to_token[slot.clamp(0, slots - 1)].cpu()
-    theirs = ((slot > 0) & (slot < slots)).cpu()
+    requests = truth.req_to_token.shape[0]
+    request = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
+    taken = truth.req_to_token[request.clamp(0, requests - 1)].cpu()
+    theirs = ((request > 0) & (request < requests)).cpu()
     return dataclasses.replace(
         truth,
         req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
-        req_pool_indices=torch.where(theirs, torch.arange(1, len(slot) + 1), 0),
+        req_pool_indices=torch.where(theirs, torch.arange(1, len(request) + 1), 0),
         shadow=None if truth.shadow is None else truth.shadow.cpu(),
         mapping=None if truth.mapping is None else truth.mapping.cpu(),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.tracers.limits import limits
+from g4debug.tracers.limits import moving_pages
 from g4debug.tracers.page_table.check import Truth
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Books:
     def learn(self, backend: Any, model_runner: Any) -> None:
         """A backend was built for this ModelRunner."""
         args = model_runner.server_args
-        found = limits(args)
+        found = moving_pages(args)
         self.limits.update(found)
         if found:
             return
@@ -67,7 +67,7 @@ class Books:
     def _padding(self, backend: Any, batch: Any) -> int:
         """Length of a captured graph's padding rows.
 
-        SGLang resets their lengths at each replay, but not their slots: those are an earlier
+        SGLang resets their lengths at each replay, but not their requests: those are an earlier
         batch's (cuda_graph_runner.py, ``populate_from_forward_batch``).
         """
         fill = int(backend.get_cuda_graph_seq_len_fill_value())

@@ -9,7 +9,7 @@ import torch
 from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
-from g4debug.tracers.limits import limits
+from g4debug.tracers.limits import moving_pages
 from g4debug.tracers.page_table.truth import Books
 
 
@@ -78,8 +78,8 @@ def test_the_limits_of_real_server_arguments(sglang):
         f: ServerArgs.__dataclass_fields__[f].default for f in ServerArgs.__dataclass_fields__
     }
     args = SimpleNamespace(**fields)
-    assert len(limits(args)) == 1  # SGLang's default is overlap scheduling
+    assert len(moving_pages(args)) == 1  # SGLang's default is overlap scheduling
     args.disable_overlap_schedule = True
-    assert limits(args) == []
+    assert moving_pages(args) == []
     args.disaggregation_mode, args.enable_pdmux = "prefill", True
-    assert len(limits(args)) == 2
+    assert len(moving_pages(args)) == 2
