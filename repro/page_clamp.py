@@ -2,7 +2,7 @@
 
     python repro/page_clamp.py [--device cpu|cuda] [--arm NAME] [--requests N] [--json] [--keep]
 
-Not a fix, and nobody is told (TRIAGE.md, "Why the clamp is not a fix"). Who names the bug:
+Not a fix, and nobody is told (TRIAGE.md, 'Why the clamp is not a fix'). Who names the bug:
 ``e4b_trtllm_mtp.py --arm diagnosed``; with the clamp on, debugging is refused at start. Exit code
 0 only if every arm did as it should, 1 if one did not, 2 for wrong arguments.
 """

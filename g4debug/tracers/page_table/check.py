@@ -39,10 +39,10 @@ class Truth:
 
     req_to_token: int32 [requests, tokens], token indices of the full pool. req_pool_indices:
     integer [>= rows], the request of each row, as its row of req_to_token; 0 is no request
-    (SGLang's padding), and such rows are not judged. swa: the table is of the SWA pool. shadow: int32 [full pages + 1], see
-    :mod:`g4debug.ledger.shadow`. mapping: int64 [>= full tokens], SGLang's
-    ``full_to_swa_index_mapping``, read only where there is no shadow. padding: rows of at most
-    this many tokens are not judged: a CUDA graph's padding rows keep those of an earlier
+    (SGLang's padding), and such rows are not judged. swa: the table is of the SWA pool. shadow:
+    int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`. mapping: int64 [>= full tokens],
+    SGLang's ``full_to_swa_index_mapping``, read only where there is no shadow. padding: rows of at
+    most this many tokens are not judged: a CUDA graph's padding rows keep those of an earlier
     batch, and are known by their length alone.
     """
 

@@ -10,15 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
+from typing import Literal
 
 IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
+Kind = Literal[
+    "verify-input-left",
+    "spec-info-dropped",
+    "wrong-type",
+    "wrong-shape",
+    "accept-length",
+    "seq-len",
+    "bookkeeping",
+    "stale-hidden-state",
+]
 
 
 @dataclass(frozen=True)
 class Violation:
     """What is wrong. ``row``: position in the batch, -1 if it is about the whole batch."""
 
-    kind: str
+    kind: Kind
     expected: str
     got: str
     row: int = -1
@@ -29,7 +40,8 @@ def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation
     """``state`` of an object of type ``type_name`` must be one of ``allowed``."""
     if state in allowed:
         return None
-    kind = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}.get(state, "wrong-type")
+    kinds: dict[str, Kind] = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}
+    kind = kinds.get(state, "wrong-type")
     if kind == "verify-input-left" and DRAFT not in allowed:
         kind = "wrong-type"
     got = "None" if state == IDLE else f"{state} ({type_name})"
@@ -64,7 +76,7 @@ def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Violati
 
 
 def check_counts(
-    kind: str, what: str, expected: Sequence[int], got: Sequence[int]
+    kind: Kind, what: str, expected: Sequence[int], got: Sequence[int]
 ) -> Violation | None:
     """One number for each request; they must be the same."""
     if expected == got or list(expected) == list(got):
@@ -81,7 +93,7 @@ def check_counts(
 
 
 def check_advance(
-    kind: str, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
+    kind: Kind, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
 ) -> Violation | None:
     """``after`` must be ``before`` plus ``by``, for each request."""
     if len(before) != len(by):

@@ -9,11 +9,23 @@ from typing import Any
 
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
-from g4debug.tracers.spec_lifecycle.check import Violation
+from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 
 LAUNCH = "<your launch command>"
-GUARDS = "fix spec-batch-guards (seed PR #22)"
+GUARDS = "fix spec-batch-guards (seed PR #22); "
 _EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells a graph's static buffers from SGLang's own code
+_LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
+_STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
+REFERENCES: dict[Kind, str] = {
+    "verify-input-left": _LEFT,
+    "spec-info-dropped": _STEP,
+    "wrong-type": _STEP,
+    "wrong-shape": _STEP,
+    "accept-length": _STEP,
+    "seq-len": _STEP,
+    "bookkeeping": _STEP,
+    "stale-hidden-state": _STEP,
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     """The finding; reads nothing but host memory."""
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
-    cause, reference, command = _explain(violation, at)
+    cause, fix, command = _explain(violation, at)
     about = f" of request {rid} (row {violation.row})" if rid else ""
     says = _SAYS[violation.kind](violation, about)
     return Finding(
@@ -70,7 +82,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
         expected=violation.expected,
         got=violation.got,
         cause=cause,
-        reference=reference,
+        reference=fix + REFERENCES[violation.kind],
         next_command=command,
     )
 
@@ -87,7 +99,7 @@ def _article(what: str) -> str:
     return what if what == "None" or what.startswith("another") else f"a {what}"
 
 
-_SAYS: dict[str, Callable[[Violation, str], str]] = {
+_SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "verify-input-left": _state,
     "spec-info-dropped": _state,
     "wrong-type": _state,
@@ -100,14 +112,14 @@ _SAYS: dict[str, Callable[[Violation, str], str]] = {
 
 
 def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
-    """Likely cause, the fix or thread that matches, and the next command."""
+    """Likely cause; the fix that matches, in front of the entry of TRIAGE.md; next command."""
     if at.left is not None and at.left.live == 0:
         return (
             f"every request of the batch ({at.left.requests}) finished in the verify of step "
             f"{at.left.step}; the worker puts a draft input in the verify input's place only if "
             "a request goes on, and nothing filtered the batch since: a waiting request was "
             "prefilled first. SGLang's next line is an AttributeError in merge_batch",
-            "fix idle-draft-input (seed PR #22; in sglang 0.5.13)",
+            "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
     if violation.kind == "spec-info-dropped":
@@ -115,37 +127,41 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
         return (
             "SGLang sets spec_info of a running batch in the worker only: a fix, a plugin or an "
             "error path replaced it by None. SGLang's next line is an assertion in draft",
-            "TRIAGE.md, 'speculative decoding'",
+            "",
             "g4debug doctor",
         )
     if violation.kind in _STATE:
         where = f" in step {at.left.step}" if at.left is not None else ""
         # In force, the guards repair such a batch, and serving could go on.
-        command = "G4DEBUG_MODE=log" if at.repairing else "G4DEBUG_FIX_SPEC_BATCH_GUARDS=1"
+        command = (
+            f"G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
+            if at.repairing
+            else f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
+        )
         return (
             f"{_STATE[violation.kind]}{where}; the path above ends where it went wrong",
             GUARDS,
-            f"{command} SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}",
+            command,
         )
     if violation.kind == "bookkeeping":
         return (
             f"{violation.what} is advanced by the v1 verify (eagle_info.py) and by the v2 result "
             "processing (scheduler_output_processor_mixin.py): it must be exactly one of them, "
             "once a step",
-            "seed PR #24 (double bookkeeping)",
+            "seed PR #24 (double bookkeeping); ",
             f"{LAUNCH} --disable-overlap-schedule",
         )
-    return (_CAUSES[violation.kind], "TRIAGE.md, 'speculative decoding'", _EAGER)
+    return _CAUSES[violation.kind], "", _EAGER
 
 
-_STATE = {
+_STATE: dict[Kind, str] = {
     "verify-input-left": "the worker's forward ended with requests that go on and its verify input "
     "still on the batch: the seed step did not run, or its draft input was overwritten",
     "wrong-type": "an object of another stage took the place of the one that belongs here",
     "wrong-shape": "rows of the draft state were lost, kept or merged twice: filter_batch and "
     "merge_batch cut by position, so a request would go on from another one's token",
 }
-_CAUSES = {
+_CAUSES: dict[Kind, str] = {
     "accept-length": "the verify counted wrongly what the target accepts: the walk through the "
     "draft tree always takes the bonus token and never more than the tree's depth",
     "seq-len": "the length moved apart from the tokens whose KV is committed: the next allocation, "
