@@ -12,6 +12,7 @@ from typing import Literal
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.launch import Launch
 
@@ -101,12 +102,8 @@ class Facts:
 
     @property
     def stale_state(self) -> bool:
-        """The backend does not know that its pool is a SWA pool: the upstream regression.
-
-        Not by use_sliding_window_kv_pool: in 0.5.13 it is False for every sound draft, whose own
-        pool is the dummy.
-        """
-        return self.untranslated and self.launch.backend._swa_kv_pool is None
+        """The backend does not know that its pool is a SWA pool: the upstream regression."""
+        return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
 
     def _kind(self) -> KindName:
         if self.untranslated:
@@ -220,10 +217,9 @@ class Facts:
 
     def cause(self) -> str:
         if self.stale_state:
-            b = self.launch.backend
             return (
                 "full-pool indices reached a sliding layer: the attention backend has "
-                f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool=None, "
+                f"{trtllm_mha.swa_state(self.launch.backend)}, "
                 "while the pool it reads is a SWAKVPool, so the table was not translated"
             )
         if self.untranslated:

@@ -26,12 +26,12 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.launch import Launch
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
-SITE = "attn.layer_page_table"
 # Cells behind a table's last row that a kernel reads if that row is too short.
 SLACK = 4096
 logger = logging.getLogger("g4debug")
@@ -52,8 +52,8 @@ class PageTableTracer:
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
 
     def install(self) -> None:
-        self.context.after("attn.init", self.after_backend_init)
-        self.context.after(SITE, self.after_page_table)
+        self.context.after(trtllm_mha.BUILT, self.after_backend_init)
+        self.context.after(trtllm_mha.HANDED_OVER, self.after_page_table)
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.stream_output", self.before_stream_output)
         # Where the kernel got the bad page after all (log mode), the context is dead by now,
@@ -104,19 +104,19 @@ class PageTableTracer:
         else:
             slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
             self._eager_slots[key] = slot
-        metadata = backend.forward_metadata
+        seq_lens, cu_q = trtllm_mha.lengths(backend)
         rows = table.shape[0]
         launch = Launch(
             backend=backend,
             layer=layer,
             batch=batch,
             table=table,
-            seq_lens=metadata.cache_seqlens_int32,
-            cu_q=metadata.cu_seqlens_q,
+            seq_lens=seq_lens,
+            cu_q=cu_q,
             out=self._buffer(key, table),
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
-            window=-1 if name == "full" else int(layer.sliding_window_size),
+            window=trtllm_mha.window(layer, name),
             truth=self.books.truth(backend, batch, name, rows, captured),
             slot=slot,
             captured=captured,
@@ -198,8 +198,8 @@ TRACER = Tracer(
     id="page-table",
     title="every live cell of a page table is the page that req_to_token and the allocators say",
     sites=(
-        "attn.init",
-        SITE,
+        trtllm_mha.BUILT,
+        trtllm_mha.HANDED_OVER,
         "scheduler.init",
         "scheduler.run_batch",
         "scheduler.run_event_loop",
