@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from g4debug import __version__, discovery
-from g4debug.cli._catalogue import armed, catalogue, opt_in
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import targets
@@ -40,7 +39,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
     if settings is not None:
         writes = installed is not None
         d.dumps = _dump_directory(d, settings) if writes else "none are written: no SGLang here"
-    catalogue(d, settings)
+    _catalogue(d, settings)
     if installed is None:
         d.viewer = True
         if settings is not None and (settings.asked or settings.cpu):
@@ -153,6 +152,44 @@ def _user() -> str:
 def _fixes() -> list[Any]:
     names = discovery.names("fix")
     return [discovery.load("fix", name) for name in names]
+
+
+def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
+    """The tracers and faults that there are, and which of them are asked for."""
+    settings = settings or Settings()
+    for name in discovery.names("tracer"):
+        tracer = _declared("tracer", name)
+        state = "opt-in" if _opt_in(name) else "off"
+        if name in _armed(settings):
+            state = f"armed ({settings.mode})"
+        d.tracers.append(Row(name, state, getattr(tracer, "title", "")))
+    injected = parse(settings.faults).chains
+    for name in discovery.names("fault"):
+        fault = _declared("fault", name)
+        catchers = tuple(getattr(fault, "caught_by", ()))
+        what = f"{fault.title}; caught by {', '.join(catchers)}" if fault else ""
+        d.faults.append(Row(name, "injected" if name in injected else "off", what))
+        if name in injected and settings.tracers and not set(catchers) & set(_armed(settings)):
+            d.notes.append(
+                f"fault {name} is injected, but none of its tracers is armed: {catchers}"
+            )
+
+
+def _armed(settings: Settings) -> tuple[str, ...]:
+    """The tracers that the server will arm: opt-in ones only if they are named."""
+    return tuple(n for n in settings.tracers if settings.trace or not _opt_in(n))
+
+
+def _opt_in(tracer: str) -> bool:
+    return bool(getattr(_declared("tracer", tracer), "opt_in", False))
+
+
+def _declared(noun: discovery.Noun, name: str) -> Any:
+    """What an item declares, or None where it cannot be imported (no triton on a laptop)."""
+    try:
+        return discovery.load(noun, name)
+    except ImportError:
+        return None
 
 
 def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
@@ -296,8 +333,8 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
 
 def _verdict(d: Diagnosis, settings: Settings) -> str:
     if settings.tracers:
-        verdict = f"ready: {', '.join(armed(settings))} armed, mode {settings.mode}"
+        verdict = f"ready: {', '.join(_armed(settings))} armed, mode {settings.mode}"
     else:
-        names = ", ".join(r.name for r in d.tracers if not opt_in(r.name))
+        names = ", ".join(r.name for r in d.tracers if not _opt_in(r.name))
         verdict = f"ready, nothing armed yet: SGLANG_TRTLLM_MHA_DEBUG=1 will arm {names}"
     return verdict + ("; FAULTS ARMED" if settings.faults else "")

@@ -14,7 +14,7 @@ from g4debug.cpu.geometry import E2B, E4B_256, SPECIAL_TOKENS, TINY, Geometry
 
 __all__ = ["E2B", "E4B_256", "TINY", "Geometry", "tiny_models", "write"]
 
-CODE_VERSION: Final = 1  # raise it whenever weights or _checkpoint give other numbers
+CODE_VERSION: Final = 1  # raise it whenever weights gives other numbers
 SHARD_BYTES: Final = 4_500_000_000  # a single larger tensor still gets a shard of its own
 STAMP: Final = "g4debug-model.json"
 
@@ -55,14 +55,14 @@ def write(
 def _write_all(
     geometry: Geometry, directory: Path, seed: int, device: str, stamp: dict[str, Any]
 ) -> None:
-    from g4debug.cpu import _checkpoint, weights
+    from g4debug.cpu import weights
 
     made = weights.Weights(geometry, seed, device)
     draft = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     try:
         for name, config, tensors in (
-            ("target", geometry.target_config(), _checkpoint.target_tensors(made)),
-            ("assistant", geometry.assistant_config(), _checkpoint.assistant_tensors(made)),
+            ("target", geometry.target_config(), weights.target_tensors(made)),
+            ("assistant", geometry.assistant_config(), weights.assistant_tensors(made)),
         ):
             folder = draft / name
             folder.mkdir(parents=True)

@@ -26,18 +26,20 @@ head per mirrored layer attends to the last dozens of tokens and votes *against*
 draft cannot have: the newest tokens' KV, the other layers' small contributions (`self_mix`), the
 per-layer embeddings. So it is right most of the time, not always, and wrong on a wrong page.
 
-Their names in a checkpoint, lifted into B: :mod:`g4debug.cpu._checkpoint`.
+``target_tensors`` and ``assistant_tensors`` yield all of them, the target's lifted into B, by the
+names that a Gemma-4 checkpoint gives them.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry
+from g4debug.cpu.geometry import ROPE, SPECIAL_TOKENS, Geometry, MoEGeometry
 
 LOW_SHARE = 0.35  # the part of |u|^2 in low frequencies: clusters against single tokens
 LOGIT_SIZE = 24.0  # logit of a token that the stream points at exactly
@@ -46,6 +48,7 @@ FASTEST = 0.1  # radians per position that attention may use: a draft lags by 1 
 CONSTANT_SHARE = 0.04  # the part that all tokens have in common, for heads that want position only
 RECENCY_SHARE = 0.5  # the part of a key that says "recent", whatever the token
 INHIBITION = 2.0  # the inhibiting head, relative to the strongest vote
+EXPERT_SHARE = 0.3  # of the MLP's size, so that a token's experts change what is said, not rule it
 MLP_SHARE = 0.1  # the mirrored layers' MLP contribution
 
 
@@ -233,3 +236,108 @@ class Weights:
         slow = self._rotary_speed(layer) < FASTEST
         weight = torch.where(slow, g.sharpness / math.sqrt(int(slow.sum())), 0.0)
         return weight.float().to(self.device)
+
+
+# --- the tensors of a checkpoint, by their names
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
+
+
+def layer_tensors(w: Weights, layer: int, prefix: str, core: Core, assistant: bool) -> Tensors:
+    """One decoder layer's tensors, lifted into B, or in R^r for the assistant."""
+    g = w.geometry
+    inner = g.assistant_intermediate if assistant else g.intermediate
+    width = g.assistant_hidden if assistant else g.hidden
+    one = math.sqrt(g.hidden / width)  # 1, or sqrt(d/r) for the same vector in R^r
+
+    def reads(matrix: torch.Tensor) -> torch.Tensor:
+        return matrix if assistant else matrix @ w.basis
+
+    def writes(matrix: torch.Tensor) -> torch.Tensor:
+        return matrix if assistant else w.basis.T @ matrix
+
+    def constant(size: int, value: float) -> torch.Tensor:
+        return torch.full((size,), value, device=w.device)
+
+    yield f"{prefix}.self_attn.q_proj.weight", reads(core.q)
+    yield f"{prefix}.self_attn.k_proj.weight", reads(core.k)
+    yield f"{prefix}.self_attn.v_proj.weight", reads(core.v)
+    yield f"{prefix}.self_attn.o_proj.weight", writes(core.o)
+    yield f"{prefix}.self_attn.q_norm.weight", core.q_norm
+    yield f"{prefix}.self_attn.k_norm.weight", constant(g.dim(layer), 1.0)
+    yield f"{prefix}.mlp.gate_proj.weight", reads(core.gate[:inner])
+    yield f"{prefix}.mlp.up_proj.weight", reads(core.up[:inner])
+    yield f"{prefix}.mlp.down_proj.weight", writes(core.down[:, :inner])
+    yield f"{prefix}.input_layernorm.weight", constant(width, one)
+    yield f"{prefix}.pre_feedforward_layernorm.weight", constant(width, one)
+    yield (
+        f"{prefix}.post_attention_layernorm.weight",
+        constant(width, one * core.attention_size),
+    )
+    yield f"{prefix}.post_feedforward_layernorm.weight", constant(width, one * core.mlp_size)
+    yield f"{prefix}.layer_scalar", constant(1, 1.0)
+    if not assistant and g.ple:
+        small = core.mlp_size * (0.5 if layer in g.mirrored else 1.0)
+        name = f"layer{layer}"
+        gate = w._normal(f"{name}/ple_gate", g.ple, g.assistant_hidden)
+        back = w._normal(f"{name}/ple_back", g.assistant_hidden, g.ple)
+        yield f"{prefix}.per_layer_input_gate.weight", reads(gate / math.sqrt(g.hidden))
+        yield f"{prefix}.per_layer_projection.weight", writes(back / math.sqrt(g.ple))
+        yield f"{prefix}.post_per_layer_input_norm.weight", constant(width, small)
+
+
+def expert_tensors(w: Weights, g: MoEGeometry, layer: int, prefix: str) -> Tensors:
+    """Router, experts and their norms of one layer, named as in a Gemma-4 checkpoint.
+
+    ``experts.gate_up_proj`` is [experts, 2 * intermediate, hidden], gate first;
+    ``experts.down_proj`` [experts, hidden, intermediate].
+    """
+    name, inner, unit = f"layer{layer}/experts", g.expert_intermediate, 1 / math.sqrt(g.hidden)
+
+    def constant(value: float) -> torch.Tensor:
+        return torch.full((g.hidden,), value, device=w.device)
+
+    # The router sees a vector of length 1 (its norm, over sqrt(hidden)): logits of a few.
+    yield f"{prefix}.router.proj.weight", w._normal(f"{name}/router", g.experts, g.hidden, std=4.0)
+    yield f"{prefix}.router.scale", constant(1.0)
+    yield f"{prefix}.router.per_expert_scale", torch.ones(g.experts, device=w.device)
+    gate_up = w._normal(f"{name}/gate_up", g.experts, 2 * inner, g.hidden, std=unit)
+    yield f"{prefix}.experts.gate_up_proj", gate_up
+    down = w._normal(f"{name}/down", g.experts, g.hidden, inner, std=1 / math.sqrt(inner))
+    yield f"{prefix}.experts.down_proj", down
+    yield f"{prefix}.pre_feedforward_layernorm_2.weight", constant(1.0)
+    yield f"{prefix}.post_feedforward_layernorm_1.weight", constant(1.0)
+    yield f"{prefix}.post_feedforward_layernorm_2.weight", constant(EXPERT_SHARE)
+
+
+def target_tensors(w: Weights) -> Tensors:
+    g = w.geometry
+    yield "model.embed_tokens.weight", w.embedding_core() @ w.basis
+    yield "lm_head.weight", w.head_core() @ w.basis
+    yield "model.norm.weight", torch.ones(g.hidden, device=w.device)
+    if g.ple:
+        rows = g.layers * g.ple
+        table = torch.empty(g.vocab, rows, dtype=getattr(torch, g.dtype), device=w.device)
+        table.normal_(0, 1 / math.sqrt(g.ple), generator=w._generator("ple"))
+        yield "model.embed_tokens_per_layer.weight", table
+        yield "model.per_layer_model_projection.weight", w._normal("ple_model", rows, g.hidden)
+        yield "model.per_layer_projection_norm.weight", torch.ones(g.ple, device=w.device)
+    for layer in range(g.layers):
+        yield from layer_tensors(w, layer, f"model.layers.{layer}", w.core(layer), False)
+        if isinstance(g, MoEGeometry):
+            yield from expert_tensors(w, g, layer, f"model.layers.{layer}")
+
+
+def assistant_tensors(w: Weights) -> Tensors:
+    g = w.geometry
+    head = w.head_core()
+    blocks = head[w.token_ordering()].view(g.centroids, -1, g.assistant_hidden).mean(1)
+    yield "model.embed_tokens.weight", head  # the assistant's lm_head is tied to its own table
+    yield "masked_embedding.centroids.weight", torch.nn.functional.normalize(blocks, dim=1)
+    yield "masked_embedding.token_ordering", w.token_ordering()
+    yield "pre_projection.weight", torch.cat([w.basis, g.coupling * w.basis], 1)
+    yield "post_projection.weight", w.basis.T
+    norm = torch.full((g.assistant_hidden,), math.sqrt(g.hidden / g.assistant_hidden))
+    yield "model.norm.weight", norm
+    for i, layer in enumerate(g.mirrored):
+        yield from layer_tensors(w, layer, f"model.layers.{i}", w.core(layer), True)

@@ -8,41 +8,91 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._compare_parts import Change, Part, mappings, several
 from g4debug.reporters._histories import length_range, pages
 from g4debug.reporters._table_view import TableView
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 
 
+@dataclass(frozen=True)
+class Change:
+    """One difference; None: that dump has no such thing."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the dumps.
+
+    same: how many of its values are equal; note: one line, or ''; newest_last: its changes
+    are a history, so the last ones say most.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    same: int
+    note: str = ""
+    newest_last: bool = False
+
+
 def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
     """All parts in the report's order, also those that are equal; empty in both: left out."""
     by_rid = bool(requests(a) & requests(b)) or not (requests(a) and requests(b))
     parts = [
-        mappings("finding", _fields(a.finding), _fields(b.finding)),
-        mappings("where", _where(a, by_rid), _where(b, by_rid)),
+        _mappings("finding", _fields(a.finding), _fields(b.finding)),
+        _mappings("where", _where(a, by_rid), _where(b, by_rid)),
         _table(a, b, by_rid),
-        several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
-        several("history", _words(a), _words(b), str),
-        several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
-        several("spec info", a.transitions, b.transitions, _transition, True),
+        _several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
+        _several("history", _words(a), _words(b), str),
+        _several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
+        _several("spec info", a.transitions, b.transitions, _transition, True),
         _steps(a, b, by_rid),
-        several("allocator", a.allocator, b.allocator, lambda e: _event(e, by_rid), True),
-        mappings("versions", a.versions, b.versions),
-        mappings("pools", _pools(a), _pools(b)),
-        mappings("geometry", a.geometry, b.geometry),
-        mappings("fixes", a.fixes, b.fixes),
-        mappings("tracers", a.tracers, b.tracers),
-        several("faults", a.faults, b.faults, str, True),
-        mappings("settings", a.environment, b.environment),
+        _several("allocator", a.allocator, b.allocator, lambda e: _event(e, by_rid), True),
+        _mappings("versions", a.versions, b.versions),
+        _mappings("pools", _pools(a), _pools(b)),
+        _mappings("geometry", a.geometry, b.geometry),
+        _mappings("fixes", a.fixes, b.fixes),
+        _mappings("tracers", a.tracers, b.tracers),
+        _several("faults", a.faults, b.faults, str, True),
+        _mappings("settings", a.environment, b.environment),
     ]
     return [p for p in parts if p.changes or p.same]
+
+
+def _mappings(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Part:
+    """Keys whose values differ, and those that one of them has alone."""
+    changes = []
+    for key in dict.fromkeys((*a, *b)):
+        left = str(a[key]) if key in a else None
+        right = str(b[key]) if key in b else None
+        if left != right:
+            changes.append(Change(key, left, right))
+    return Part(name, tuple(changes), len(a.keys() | b.keys()) - len(changes))
+
+
+def _several(
+    name: str,
+    a: Sequence[Any],
+    b: Sequence[Any],
+    text: Callable[[Any], str],
+    newest_last: bool = False,
+) -> Part:
+    """Items only in one of two lists, in their order; equal ones are counted."""
+    left, right = Counter(map(text, a)), Counter(map(text, b))
+    only_a = [Change("only in A", t, None) for t in (left - right).elements()]
+    only_b = [Change("only in B", None, t) for t in (right - left).elements()]
+    same = sum((left & right).values())
+    return Part(name, (*only_a, *only_b), same, newest_last=newest_last)
 
 
 def requests(record: TrapRecord) -> set[str]:
@@ -178,8 +228,8 @@ def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
             {} if t is None else {"table": "x".join(map(str, t.values.shape))}
             for t in (a.table, b.table)
         ]
-        return mappings("page table", sizes[0], sizes[1])
-    head = mappings("page table", _shape(a.table), _shape(b.table))
+        return _mappings("page table", sizes[0], sizes[1])
+    head = _mappings("page table", _shape(a.table), _shape(b.table))
     changes, same = list(head.changes), head.same
     left, right = _rows(a.table, by_rid), _rows(b.table, by_rid)
     views = (_view(a), _view(b))
