@@ -16,7 +16,7 @@ STYLES = {
     "wrapped": "green",
     "applied": "green",
     "armed": "green",
-    "bites": "green",
+    "caught": "green",
     "missing": "bold red",
     "target-missing": "bold red",
     "FAILED": "bold red",

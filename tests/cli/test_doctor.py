@@ -91,8 +91,8 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert data["plugin"][0]["state"] == "seen"
     canaries = {c["name"]: c["state"] for c in data["canary"]}
     assert {"flight-recorder", "page-table"} <= set(canaries)
-    assert set(canaries.values()) <= {"bites", "none"}
-    assert canaries["flight-recorder"] == canaries["page-table"] == "bites"
+    assert set(canaries.values()) <= {"caught", "none"}
+    assert canaries["flight-recorder"] == canaries["page-table"] == "caught"
     assert not (tmp_path / "dumps").exists(), "doctor must not change anything"
 
 
@@ -141,7 +141,9 @@ def test_no_sglang_on_a_laptop(tmp_path: Path) -> None:
 def test_debugging_asked_for_without_sglang(tmp_path: Path) -> None:
     code, out = run_doctor(tmp_path, customize=NO_SGLANG, SGLANG_TRTLLM_MHA_DEBUG="1")
     assert code == 1
-    assert out.startswith("not ready: debugging is asked for, but this Python has no SGLang")
+    assert out.startswith(
+        "not ready: the environment asks for debugging, but this Python has no SGLang"
+    )
 
 
 @needs_sglang
