@@ -111,7 +111,7 @@ def _apply(
         if forced:
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
         return FixState(fix, "not-needed", text)
-    off = FixState(fix, "off", f"shipped off; {own}=1 turns it on")
+    off = FixState(fix, "off", f"off by default; {own}=1 turns it on")
     if forced:
         why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")
     elif fix.id in recreated and fix.default:

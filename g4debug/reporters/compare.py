@@ -1,7 +1,7 @@
-"""What differs between two dumps: the last good step and the bad one, a good and a bad server.
+"""What differs between two dumps, for instance of a good server and a bad one.
 
-When a dump was made, by which process and from which path is no difference. Where the two
-have no request id in common (two servers), ids are left out and rows are taken in order.
+When, where and by which process a dump was made does not count. If the two have no request id in
+common, they are of two servers: ids are then left out, and rows are compared in their order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_COMPARED = ("location", "history", "pid")  # location and history are parts 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference; None: that dump has no such thing."""
+    """One difference: what A has and what B has. None means that this dump has no such thing."""
 
     name: str
     a: str | None
@@ -34,8 +34,8 @@ class Change:
 class Part:
     """One part of the dumps.
 
-    same: how many of its values are equal; note: one line, or ''; newest_last: its changes
-    are a history, so the last ones say most.
+    same: how many of its values are equal. note: one line, or ''. newest_last: the changes are a
+    history, so the last ones matter most.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Part:
 
 
 def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
-    """All parts in the report's order, also those that are equal; empty in both: left out."""
+    """All parts in the report's order, equal ones included. What both lack is left out."""
     by_rid = bool(requests(a) & requests(b)) or not (requests(a) and requests(b))
     parts = [
         _mappings("finding", _fields(a.finding), _fields(b.finding)),
@@ -70,7 +70,7 @@ def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
 
 
 def _mappings(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Part:
-    """Keys whose values differ, and those that one of them has alone."""
+    """The keys whose values differ, and the keys that only one of the two has."""
     changes = []
     for key in dict.fromkeys((*a, *b)):
         left = str(a[key]) if key in a else None
@@ -87,7 +87,7 @@ def _several(
     text: Callable[[Any], str],
     newest_last: bool = False,
 ) -> Part:
-    """Items only in one of two lists, in their order; equal ones are counted."""
+    """The items that only one of the two lists has, in their order. Equal ones are counted."""
     left, right = Counter(map(text, a)), Counter(map(text, b))
     only_a = [Change("only in A", t, None) for t in (left - right).elements()]
     only_b = [Change("only in B", None, t) for t in (right - left).elements()]
@@ -105,13 +105,13 @@ def requests(record: TrapRecord) -> set[str]:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """The fields of a dataclass that say something."""
+    """The fields of a dataclass that are known, that is, neither '' nor -1."""
     values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
     return {k: v for k, v in values.items() if k not in NOT_COMPARED and v not in ("", -1)}
 
 
 def _words(record: TrapRecord) -> tuple[str, ...]:
-    """The history in words (a crash's stack), unless the timeline has it exactly."""
+    """The history in words (such as a crash's stack), unless there is a timeline of events."""
     return () if record.events else record.finding.history
 
 
@@ -153,7 +153,7 @@ def _holding(h: Holding, by_rid: bool) -> str:
 
 
 def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
-    """Aligned by number: what differs in steps that both have, then those of one only."""
+    """Steps are matched by number: first those of both that differ, then those of only one."""
     left, right = {s.step: s for s in a.steps}, {s.step: s for s in b.steps}
     changes, same = [], 0
     for number in sorted(left.keys() & right.keys()):
@@ -180,7 +180,7 @@ def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
 
 
 def _step(step: Step, by_rid: bool) -> dict[str, str]:
-    """What two runs of a step have to agree in; its time is no part of it."""
+    """What has to be equal in two runs of a step. When it ran does not count."""
     lengths = dict(zip(step.rids, step.seq_lens, strict=False)) if by_rid else {}
     values = {
         "mode": step.forward_mode,
@@ -198,7 +198,7 @@ def _step(step: Step, by_rid: bool) -> dict[str, str]:
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Sorted, and split where a number is missing."""
+    """The numbers, sorted and split where one is missing."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
@@ -222,7 +222,10 @@ def _summary(items: Sequence[Step]) -> str:
 
 
 def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
-    """Rows by request id (or place): lengths, and the cells that a kernel may read."""
+    """The lengths of the rows and the cells that a kernel may read.
+
+    Rows are matched by request id, or by their place.
+    """
     if a.table is None or b.table is None:
         sizes = [
             {} if t is None else {"table": "x".join(map(str, t.values.shape))}
@@ -265,7 +268,7 @@ def _view(record: TrapRecord) -> TableView:
 
 
 def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
-    """Key of each row -> its index. Rows of padding, and those without an id, go by place."""
+    """The key of each row -> its index. The key is the request id, or else the row's place."""
     keys: dict[Hashable, int] = {}
     for i in range(table.values.shape[0]):
         rid = table.rids[i] if table.rids and by_rid else ""
@@ -280,7 +283,7 @@ def _row_name(key: Hashable) -> str:
 def _cells(
     name: str, views: tuple[TableView, TableView], rows: tuple[int, int]
 ) -> tuple[list[Change], int]:
-    """What differs in one row, and how many cells are equal, of the columns saved in both."""
+    """What differs in one row, and how many cells are equal. Only columns that both saved count."""
     places = [v.row0 + r for v, r in zip(views, rows, strict=True)]
     lengths = [int(v.table.seq_lens[r]) for v, r in zip(views, rows, strict=True)]
     changes = []
