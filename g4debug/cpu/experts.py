@@ -1,4 +1,4 @@
-"""The experts of a mixture, run in torch: SGLang's method for CPUs refuses Gemma-4's."""
+"""Runs a mixture of experts in torch, because SGLang's method for CPUs does not take Gemma-4's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def forward_cpu(self: Any, layer: Any, dispatch_output: Any) -> Any:
-    """Stands in for ``UnquantizedFusedMoEMethod.forward_cpu``, which asserts silu.
+    """Stands in for ``UnquantizedFusedMoEMethod.forward_cpu``, which asserts that experts use silu.
 
     Gemma-4's experts use gelu. The stand-in calls SGLang's own torch code for experts, which that
     method would call next and which handles both.
