@@ -55,9 +55,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
         return d
     if str(installed) not in targets.VERIFIED:
         verified = ", ".join(targets.VERIFIED)
-        d.notes.append(
-            f"g4debug was not tried with SGLang {installed}; it was tried with {verified}"
-        )
+        d.notes.append(f"SGLang {installed} was not tried with g4debug; these were: {verified}")
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
@@ -253,8 +251,8 @@ def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> No
     d.plugin.append(Row("entry point", "seen", f"{entry.value}, by {', '.join(owners)}"))
     if entry.dist is not None and entry.dist.version != __version__:
         d.notes.append(
-            f"g4debug was installed as version {entry.dist.version}, but its code is "
-            f"{__version__}; run: pip install --force-reinstall g4debug"
+            f"the installed version is {entry.dist.version}, but the code is {__version__}; "
+            "run: pip install --force-reinstall g4debug"
         )
 
 
