@@ -1,4 +1,4 @@
-"""The wheel, not the editable install: everything that a user gets is in it, and works from there."""
+"""The wheel, not the editable install: all that a user gets is in it, and works from there."""
 
 from __future__ import annotations
 
