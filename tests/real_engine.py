@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import warm
@@ -117,6 +118,16 @@ def drive(
             text = log.read_text(errors="replace")
             pytest.fail(f"still running after {seconds} s:\n{text[-3000:]}")
     return Run(status, log.read_text(errors="replace"), dumps_in(folder))
+
+
+def in_session(leader: int) -> list[str]:
+    """The command lines of a session's living processes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def dumps_in(folder: Path) -> list[TrapRecord]:

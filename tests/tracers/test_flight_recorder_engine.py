@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_engine import ENGINE, Process, dumps_in, side_by_side, started
+from real_engine import ENGINE, NOHUP, TERMINAL, Process, dumps_in, side_by_side, started
 
 from g4debug.record import TrapRecord
 
@@ -20,7 +20,7 @@ DRIVER = Path(__file__).with_name("drive_engine.py")
 REPRO = Path(__file__).resolve().parents[2] / "repro"
 HANG = 2  # G4DEBUG_HANG_SECONDS
 LIMIT = 150  # seconds; an engine alone takes about 12
-SOON = 15  # what SIGTERM must not wait for takes longer; a busy machine is slow, too
+SOON = 100  # what SIGTERM must not wait for takes 600; a busy machine is slow, too
 
 
 @dataclass
@@ -59,19 +59,25 @@ class Run:
         scheduler = self.scheduler()
         begin = time.monotonic()
         scheduler.send_signal(signal.SIGTERM)
-        psutil.wait_procs([scheduler], 30)
+        psutil.wait_procs([scheduler], LIMIT)
         assert not scheduler.is_running() or scheduler.status() == psutil.STATUS_ZOMBIE
         return time.monotonic() - begin
 
 
 @contextlib.contextmanager
-def engine(folder: Path, *command: str, **environ: str) -> Iterator[Run]:
+def engine(
+    folder: Path,
+    *command: str,
+    ignored: tuple[signal.Signals, ...] = TERMINAL,
+    **environ: str,
+) -> Iterator[Run]:
     environ = {
         "G4DEBUG_TRACE": "flight-recorder",
         "G4DEBUG_HANG_SECONDS": str(HANG),
         **environ,
     }
-    with started(folder, *(command or (str(DRIVER),)), **environ) as (process, log):
+    what = command or (str(DRIVER),)
+    with started(folder, *what, ignored=ignored, **environ) as (process, log):
         yield Run(process, log, folder)
 
 
@@ -133,13 +139,15 @@ def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
     assert run.text.count(f"AttributeError: {error}") == 2  # ours and SGLang's
 
 
-def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path):
-    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=4*off->1*on(120000)") as run:
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
+    hang = {"G4DEBUG_FAULTS": "delayed-step=4*off->1*on(600000)"}
+    with engine(tmp_path, ignored=ignored, **hang) as run:
         run.wait_for("delayed-step #1")
         time.sleep(HANG + 0.5)
         seconds = run.terminate_scheduler()
         assert seconds < SOON
-        assert run.process.wait(30) != 0
+        assert run.process.wait(LIMIT) != 0
     (record,) = run.dumps()
     f = record.finding
     assert (f.check, f.kind) == ("flight-recorder", "hang")
@@ -157,7 +165,7 @@ def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_pat
     with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=50*on(400)") as run:
         run.wait_for("delayed-step #3")
         seconds = run.terminate_scheduler()
-        assert run.process.wait(30) != 0
+        assert run.process.wait(LIMIT) != 0
     assert seconds < SOON
     assert run.dumps() == []
     assert "exit code -15" in run.text
