@@ -48,7 +48,7 @@ class Run:
         deadline = time.monotonic() + LIMIT
         while True:
             children = psutil.Process(self.process.pid).children(recursive=True)
-            found = [c for c in children if "sglang::scheduler" in " ".join(c.cmdline())]
+            found = [c for c in children if "sglang::scheduler" in title(c)]
             if found:
                 return found[0]
             assert time.monotonic() < deadline, self.text[-3000:]
@@ -62,6 +62,13 @@ class Run:
         psutil.wait_procs([scheduler], LIMIT)
         assert not scheduler.is_running() or scheduler.status() == psutil.STATUS_ZOMBIE
         return time.monotonic() - begin
+
+
+def title(process: psutil.Process) -> str:
+    """What a process is called; nothing, if it has ended, waited for or not."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # ZombieProcess is one
+        return " ".join(process.cmdline())
+    return ""
 
 
 @contextlib.contextmanager
