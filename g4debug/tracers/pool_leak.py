@@ -78,10 +78,10 @@ class PoolLeakTracer:
             self._report_rows(live)
 
     def live_requests(self) -> list[Any]:
-        """Requests that hold a row of req_to_token."""
+        """Requests that hold a row of req_to_token; of a session, the one that runs."""
         ledger = self.context.recorder.ledger
         known = [] if ledger is None else list(ledger.requests.values())
-        return [r for r in known if r.req_pool_idx is not None and r.session is None]
+        return [r for r in known if r.req_pool_idx is not None]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         named = (census.leaked, census.double, census.repeated, census.outside)
