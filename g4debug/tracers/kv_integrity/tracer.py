@@ -31,7 +31,8 @@ from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
-from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, limits, to_device
+from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, to_device
+from g4debug.tracers.limits import moving_pages
 
 HANDED_OUT = 256  # new pages whose stamps are compared at a time
 SAMPLE = 64  # sealed pages of each pool that are compared after each step
@@ -264,6 +265,19 @@ class KvIntegrityTracer:
         if self.ledger.broken:
             return None
         return self.pools.get(self._names.get(id(allocator), ""))
+
+
+def limits(server_args: Any) -> list[str]:
+    """Why KV cannot be judged on this server; empty if it can."""
+    found = moving_pages(server_args)
+    for name, why in (
+        ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
+        ("enable_hisparse", "HiSparse exchanges KV under a page"),
+        ("dllm_algorithm", "a diffusion model rewrites KV that it committed"),
+    ):
+        if getattr(server_args, name, None):
+            found.append(why)
+    return found
 
 
 def install(context: Context) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, check_state
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.state import Custody, rows_of, state_of
-
-DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
+from g4debug.tracers.spec_lifecycle.spec_info import check_draft_input, is_ours, state_of
 
 
 class SpecBatches:
@@ -77,17 +76,3 @@ class SpecBatches:
         if had != requests:
             self.log.note("filter", before, state, requests, f"{had - requests} of {had} left")
         return result
-
-
-def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
-    """One row for each of ``requests``, and the hidden states that it was handed over with."""
-    wanted = dict.fromkeys(DRAFT_FIELDS, requests)
-    if getattr(spec, "hidden_states", None) is not None:
-        wanted["hidden_states"] = requests
-    return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
-
-
-def is_ours(holder: Any) -> bool:
-    """True for a scheduler or batch of FROZEN_KV_MTP."""
-    algorithm = getattr(holder, "spec_algorithm", None)
-    return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import Violation, check_advance
+import torch
+
+from g4debug.tracers.spec_lifecycle.check import Violation, check_advance, check_counts
 
 NAMES = ("output_ids", "kv_committed_len", "spec_verify_ct")
 Counts = tuple[list[int], list[int], list[int]]
@@ -74,3 +76,44 @@ def _counts(reqs: Any) -> Counts:
         [r.kv_committed_len for r in reqs],
         [r.spec_verify_ct for r in reqs],
     )
+
+
+class DeviceLengths:
+    """Compares ``batch.seq_lens`` on the device with the host's copy, without waiting for it.
+
+    An asynchronous copy to pinned memory starts before the draft and is looked at after the
+    verify, which has waited for the same stream anyway. On a CPU the two are compared at once.
+    """
+
+    def __init__(self) -> None:
+        self._pinned: torch.Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+        self._expected: list[int] | None = None
+
+    def start(self, seq_lens: torch.Tensor, expected: list[int]) -> Violation | None:
+        """seq_lens: integer [requests]; expected: the host's lengths."""
+        if not seq_lens.is_cuda:
+            return _compare(expected, seq_lens.tolist())
+        if self._expected is not None:
+            return None  # the last copy was never looked at: its buffer may be in flight
+        size = seq_lens.shape[0]
+        if self._pinned is None or self._pinned.shape[0] < size or self._event is None:
+            self._pinned = torch.empty(max(1024, 2 * size), dtype=torch.int64, pin_memory=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pinned[:size].copy_(seq_lens, non_blocking=True)
+        self._event.record()
+        self._expected = expected
+        return None
+
+    def look(self) -> Violation | None:
+        """The result of the last start, if it is there."""
+        if self._expected is None or self._pinned is None or self._event is None:
+            return None
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        expected, self._expected = self._expected, None
+        return _compare(expected, self._pinned[: len(expected)].tolist())
+
+
+def _compare(expected: list[int], got: list[int]) -> Violation | None:
+    return check_counts("seq-len", "seq_lens on the device", expected, got)

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import Any
 
 from g4debug.findings.record import Evidence, Transition
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.report import HandOver, Left, describe
-from g4debug.tracers.spec_lifecycle.state import History, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
+HISTORY = 32  # hand-overs that are remembered
 _LABELS = {"worker.seed_step": "seed", "worker.forward": "end"}
 _MOST_LEFT = 64
+
+
+class History:
+    """The last hand-overs of all batches of the process, kept as plain tuples until asked for."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, str, str, str, int, str]] = deque(maxlen=HISTORY)
+
+    def add(
+        self, step: int, site: str, before: str, after: str, requests: int, note: str = ""
+    ) -> None:
+        self._seen.append((step, site, before, after, requests, note))
+
+    def transitions(self, *last: Transition) -> tuple[Transition, ...]:
+        """Oldest first, then ``last``."""
+        return (*(Transition(*seen) for seen in self._seen), *last)
 
 
 class SpecLog:

@@ -19,7 +19,7 @@ from typing import Any
 
 from g4debug.hooking import targets
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle.batches import SpecBatches, check_draft_input, is_ours
+from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
     EXTEND,
@@ -30,9 +30,15 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_rows,
     check_state,
 )
-from g4debug.tracers.spec_lifecycle.counts import Counting
+from g4debug.tracers.spec_lifecycle.counts import Counting, DeviceLengths
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.state import Custody, DeviceLengths, rows_of, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_draft_input,
+    is_ours,
+    rows_of,
+    state_of,
+)
 
 logger = logging.getLogger("g4debug")
 

@@ -312,7 +312,7 @@ def test_a_finding_that_cannot_be_described_is_not_lost(arm, monkeypatch, caplog
     def buggy(*args):
         raise KeyError("a bug in the report")
 
-    monkeypatch.setattr(page_table_report, "_rids", buggy)
+    monkeypatch.setattr(page_table_report, "read_table", buggy)
     arm(**DEBUG, G4DEBUG_MODE=mode)
     rig = Rig()
     backend, batch = prepared(rig)
