@@ -28,7 +28,7 @@ _FALSE = ("0", "off", "false", "no")
 
 
 class SettingsError(Exception):
-    """A variable is not understood or cannot be obeyed. The text says which one and what is valid."""
+    """A variable is not understood or cannot be obeyed. The text says which one, and why."""
 
 
 def _flag(text: str, name: str) -> bool:

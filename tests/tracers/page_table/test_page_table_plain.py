@@ -152,4 +152,4 @@ def test_an_allocator_that_the_hooks_do_not_see_is_judged_by_nobody(arm, caplog)
     rig.step(rig.backend(), "decode", rig.requests[1:])
     assert fault.pending() is None
     (said,) = [m for m in caplog.messages if "Theirs" in m]
-    assert "cannot tell pages that are free" in said
+    assert "cannot tell which pages of a page table are free" in said

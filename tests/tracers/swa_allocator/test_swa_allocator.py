@@ -223,7 +223,9 @@ def test_the_mapping_of_a_page_that_a_sequence_goes_on_in(armed):
     with pytest.raises(TrapError) as error:
         grow(rig, a)
     assert error.value.finding.kind == "mapping-mismatch"
-    assert f"page {page} has SWA page {right}, the mapping says {other}" in error.value.finding.got
+    assert (
+        f"page {page} has SWA page {right}, but the mapping says {other}" in error.value.finding.got
+    )
 
 
 def test_a_mapping_that_is_written_wrong(armed, monkeypatch):
