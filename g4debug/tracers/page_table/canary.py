@@ -1,8 +1,8 @@
-"""Proof that the page-table tracer bites: real faults on a small table that is made up.
+"""Proves that the page-table tracer works: it must catch two faults in a small, invented table.
 
-One page that no pool has, and one that is another request's. The tracer, the guard, the trap, the
-faults and the dump are the real ones; only the backend, the pool and the batch around them are
-stand-ins. No SGLang is needed, and no server is touched.
+One fault writes a page that no pool has, the other a page of another request. The tracer, the
+guard, the trap, the faults and the dump are the real ones. Only the backend, the pool and the batch
+are stand-ins. No SGLang is needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAGES = len(LENGTHS) * COLUMNS + 1
 
 
 def fire(folder: Path, device: torch.device) -> str:
-    """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
+    """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
     settings = Settings(debug=True, debug_dir=folder)
     recorder = Recorder(settings.steps)
     trap = Trap(settings, Describer(recorder))
@@ -67,7 +67,7 @@ _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=T
 
 
 def _serving(device: torch.device) -> tuple[Any, Any, Any]:
-    """A backend with one sound table of three requests, a full-attention layer, a batch."""
+    """A backend with one sound table of three requests, a full layer, and a batch."""
     lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
     table = torch.arange(1, PAGES, dtype=torch.int32, device=device).view(len(LENGTHS), COLUMNS)
     req_to_token = torch.zeros(len(LENGTHS) + 1, COLUMNS * PAGE_SIZE, dtype=torch.int32)
@@ -92,7 +92,7 @@ def _serving(device: torch.device) -> tuple[Any, Any, Any]:
 
 
 def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
-    """What one forward leads to: nothing, or the trap's exception."""
+    """Check one forward. Returns the trap's exception, or None."""
     try:
         tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
         if backend.forward_metadata.page_table.is_cuda:

@@ -12,17 +12,17 @@ from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
 
-# Kinds that depend on what is held now: by the time of the report a request may have ended.
+# Kinds that depend on what is held. Until the report is made, a request may have ended.
 _PASSING = (Kind.FREED, Kind.EVICTED)
 
 
 @dataclass
 class Launch:
-    """One guarded hand-over: what was checked, with the tensors to check it again."""
+    """One hand-over that the guard checked, with the tensors that are needed to check it again."""
 
     backend: Any
     layer: Any
-    batch: Any  # ForwardBatch; of a captured graph, its static buffers
+    batch: Any  # the ForwardBatch; in a captured CUDA graph, with static buffers
     table: torch.Tensor
     seq_lens: torch.Tensor
     cu_q: torch.Tensor | None
@@ -37,20 +37,20 @@ class Launch:
 
 @dataclass(frozen=True)
 class Cell:
-    """One bad cell. Of a row that is too short: column = its columns, value = pages it needs."""
+    """One bad cell. If the row is too short: column = its columns, value = the pages it needs."""
 
     row: int
     column: int
     value: int
     kind: Kind
-    expected: int  # page that belongs there, -1 if not known
+    expected: int  # the page that belongs there, -1 if not known
 
 
 def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tuple[Table, Cell]:
-    """Copy the guarded table to the host and check it again; the cell to report.
+    """Copy the table to the host and check it again. Returns it, and the cell to report.
 
-    That is the first one of the kind that the kernel saw, or what the kernel saw, if the table
-    was changed since.
+    ``seen`` is what the guard saw. If it is still in the table, the first bad cell of its kind is
+    reported. If the table was changed since then, ``seen`` itself is.
     """
     rows = launch.table.shape[0]
     q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
@@ -68,7 +68,7 @@ def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tu
         cells = [seen, *(c for c in cells if (c.row, c.column) != (seen.row, seen.column))]
         cell = seen
     used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
-    columns = min(values.shape[1], used + 2)  # what lies past every row's end says nothing
+    columns = min(values.shape[1], used + 2)  # what lies behind the end of every row says nothing
     table = Table(
         values=values[:, :columns].clone(),
         seq_lens=lengths,
@@ -95,12 +95,13 @@ def _cells(checked: TableCheck) -> list[Cell]:
 
 
 def cell_of(fields: dict[str, int]) -> Cell:
+    """The cell that the guard left in a slot of the trap buffer."""
     kind = Kind(fields["kind"])
     return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
 
 
 def _on_host(launch: Launch) -> Truth | None:
-    """The launch's truth on the host, cut to the requests of its rows."""
+    """The truth of this launch, on the host, with the requests of its rows only."""
     truth = launch.truth
     if truth is None:
         return None
@@ -118,7 +119,7 @@ def _on_host(launch: Launch) -> Truth | None:
 
 
 def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:
-    """Request of each row, by the request-pool index that the forward really used."""
+    """The request of each row, from the row of ``req_to_token`` that the forward used."""
     by_index = recorder.requests_by_pool_index()
     indices = launch.batch.req_pool_indices.tolist()[:rows]
     current = recorder.current

@@ -1,4 +1,8 @@
-"""Turns what the page-table guard saw into a Finding. Runs only after it tripped."""
+"""Turns what the page-table guard saw into a Finding, in words. Runs only if it saw something.
+
+Everything is read as far as possible: after an error of the device the report says less, but
+nothing that is not known.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ def describe(
     draft: bool,
     ledger: Ledger | None,
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
-    """The finding; the table around it, if the device can still be read; its page's events."""
+    """The finding, the table (if the device can still be read), and the events of the page."""
     if launch is None:
         return _bare(fields, recorder), None, ()
     page_size = int(launch.backend.page_size)
@@ -75,7 +79,7 @@ def describe(
         _used(recorder, launch.pool_name),
     )
     table, cell = None, cell_of(fields)
-    with suppress(RuntimeError):  # a dead CUDA context: what the kernel wrote is all there is
+    with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
         table, cell = read_table(launch, pool, recorder, cell)
     _settle(ledger)
     rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
@@ -120,6 +124,8 @@ def describe(
 
 
 class Facts:
+    """What this process knows about one bad cell, and how the report says it."""
+
     def __init__(self, launch: Launch, cell: Cell, rid: str, ledger: Ledger | None) -> None:
         self.launch, self.cell, self.rid = launch, cell, rid
         self.ledger = ledger
@@ -144,7 +150,7 @@ class Facts:
 
     @property
     def untranslated(self) -> bool:
-        """The cell holds the request's own full-pool page where a SWA page belongs."""
+        """True if the cell holds the request's own full-pool page where a SWA page belongs."""
         return (
             self.pool_name == "swa"
             and self.cell.kind in (Kind.RANGE, Kind.MISMATCH, Kind.EVICTED)
@@ -154,7 +160,7 @@ class Facts:
 
     @property
     def stale_state(self) -> bool:
-        """The backend does not know that its pool is a SWA pool: the upstream regression."""
+        """True if the backend does not know that its pool is a SWA pool (upstream regression)."""
         return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
 
     def _kind(self) -> KindName:
@@ -176,7 +182,7 @@ class Facts:
         return self.ledger.pools.get(name or self.pool_name)
 
     def _subject(self) -> tuple[str, int]:
-        """(pool, page) whose owner and events explain the finding; page -1 for none."""
+        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
         if self.kind == "full-index-in-swa-table" or self.kind == "use-after-free":
             return "full", self.full_page
         if self.kind == "evicted-in-window":
@@ -186,7 +192,7 @@ class Facts:
         return self.pool_name, -1 if self.kind == "row-too-short" else self.right
 
     def _evicted(self) -> int:
-        """The SWA page that this request's tokens had; -1 if it is not known any more."""
+        """The SWA page that the tokens of this request had. -1 if it is not known any more."""
         pool = self._pool("swa")
         if pool is None or not self.rid:
             return -1
@@ -202,42 +208,49 @@ class Facts:
     # --- in words ----------------------------------------------------------------------------
 
     def what(self) -> str:
-        """What the layer gets: the middle of the headline."""
+        """The middle of the headline, which says what the layer gets."""
         name, pages = self.pool_name.upper(), self.launch.pages
-        its = f"its {name} page is {self.right}" if self.right > 0 else "no page belongs there"
+        right = f"the right {name} page is {self.right}"
+        but = f"but {right if self.right > 0 else 'no page belongs there'}"
         if self.kind == "row-too-short":
-            return f"reads {self.value} pages of a row that has {self.cell.column}"
+            return f"reads {self.value} pages of a row that has only {self.cell.column}"
         if self.kind == "use-after-free":
             return f"reads full-pool page {self.full_page}, which is free"
         if self.kind == "evicted-in-window":
-            return f"needs {self._tokens()} in its window, their SWA page was evicted"
+            return f"needs {self._tokens()} in its window, but their SWA page was evicted"
         if self.kind == "page-zero":
-            return f"gets the reserved page 0, {its}"
+            return f"gets the reserved page 0, {but}"
         label = "full-pool page" if self.untranslated else "page"
         if not 0 <= self.value < pages:
-            return f"gets {label} {self.value}, its {name} pool has {pages} pages"
+            return f"gets {label} {self.value}, but its {name} pool has {pages} pages"
         whose = ""
         if self.kind == "other-request":
             whose = f" of request {self._owner_of(self.pool_name, self.value)}"
         free = " (free)" if self.kind == "stale" else ""
-        return f"gets {label} {self.value}{whose}{free}, {its}"
+        return f"gets {label} {self.value}{whose}{free}, {but}"
 
     def expected(self) -> str:
+        """What belongs in the cell."""
         if self.kind == "row-too-short":
-            return f"at least {self.value} columns: one for each page of the row's length"
+            return f"at least {self.value} columns, one for each page of the row's length"
         if self.kind == "use-after-free":
             return f"a page that is held as long as {self._tokens()} are read"
         if self.kind == "evicted-in-window":
-            return f"a SWA page for {self._tokens()}: the window of {self.launch.window} reaches it"
-        belongs = f"; for this request and column: {self.right}" if self.right > 0 else ""
-        return f"a page of the {self.pool_name} pool, 0..{self.launch.pages - 1}{belongs}"
+            return (
+                f"a SWA page for {self._tokens()}, which the window of {self.launch.window} "
+                "tokens still reaches"
+            )
+        belongs = f"; for this cell, page {self.right}" if self.right > 0 else ""
+        return f"one of the pages 0..{self.launch.pages - 1} of the {self.pool_name} pool{belongs}"
 
     def got(self, count: int) -> str:
+        """What is in the cell. ``count``: how many cells of the table are bad."""
         if self.kind == "row-too-short":
             return f"{self.cell.column} columns"
-        return f"{self.value} ({count} bad cell{'' if count == 1 else 's'})"
+        return f"page {self.value} ({count} bad cell{'' if count == 1 else 's'} in the table)"
 
     def owner(self) -> str:
+        """Who has the page that explains the finding, in words."""
         if self.untranslated:
             return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
         if self.kind == "row-too-short":
@@ -247,7 +260,7 @@ class Facts:
         return self._held(*self._subject())
 
     def _held(self, name: str, page: int, before: str = "") -> str:
-        """Who holds a page, in words; '' if the ledger does not know it."""
+        """Who holds a page, in words. '' if the ledger does not know it."""
         pool = self._pool(name)
         if pool is None or not 0 < page < pool.pages:
             return ""
@@ -255,10 +268,10 @@ class Facts:
         what = f"{before}{name} page {page}"
         at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
         if pool.held[page]:
-            return f"{what} was handed out to request {owner}{at}, and is held"
+            return f"{what} was handed out to request {owner}{at}, and is still held"
         if not pool.serials(page):
             return f"{what} was never handed out"
-        return f"{what} is free; the last to have it was request {owner}{at}"
+        return f"{what} is free; request {owner} had it last{at}"
 
     def _owner_of(self, name: str, page: int) -> str:
         return self.ledger.owner(name, page) if self.ledger is not None else ""
@@ -268,6 +281,7 @@ class Facts:
         return f"tokens {first}..{first + self.page_size - 1}"
 
     def cause(self) -> str:
+        """The likely cause. '' if nothing is known."""
         if self.stale_state:
             return (
                 "full-pool indices reached a sliding layer: the attention backend has "
@@ -276,28 +290,31 @@ class Facts:
             )
         if self.untranslated:
             return (
-                "a full-pool index stands where the translated one belongs, though the backend "
-                "translates: the SWA table was overwritten, or this cell of it never translated"
+                "the cell holds a full-pool page where a SWA page belongs, although the backend "
+                "translates its tables: the SWA table was overwritten, or this cell was never "
+                "translated"
             )
         if self.kind == "row-too-short":
             return (
                 "seq_lens and the table were made from different lengths, or the request is "
-                "longer than the CUDA graph's static table: the kernel reads the next row"
+                "longer than the CUDA graph's static table; the kernel reads on into the next row"
             )
         if self.kind == "use-after-free":
             return (
-                "the request's pages were given back while it is still being served: its last "
-                "free is in the history"
+                "the request's pages were freed while it is still being served; the history shows "
+                "the last free"
             )
         if self.kind == "evicted-in-window":
             return (
-                "SWA pages were evicted too early: the mapping of these tokens is gone, and the "
-                "sliding layers read page 0 or somebody else's KV"
+                "the SWA page was evicted too early; these tokens have no mapping any more, so the "
+                "sliding layers read page 0 or another request's KV"
             )
         if self.full_page < 0:
             return ""
         if self.full_page == 0:
-            return "req_to_token has no token there: the row is longer than what was allocated"
+            return (
+                "req_to_token has no token there: the row is longer than what was allocated for it"
+            )
         return (
             "the cell differs from what req_to_token says "
             f"(full page {self.full_page}, SWA page {self.swa_page}): "
@@ -311,10 +328,11 @@ class Facts:
         return ""
 
     def next_command(self) -> str:
+        """What to run next."""
         if self.stale_state:
             return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
         if self.kind in ("use-after-free", "evicted-in-window", "row-too-short"):
-            return ALL  # page 0 in place of what is gone makes wrong answers: not contain
+            return ALL  # not contain: with page 0 in place of what is gone, answers would be wrong
         return CONTAIN
 
 
@@ -331,8 +349,8 @@ def _settle(ledger: Ledger | None) -> None:
         return
     try:
         ledger.settle(wait=True)
-    except RuntimeError as e:  # a dead CUDA context: the events up to now must do
-        logger.warning("g4debug: page-table: the last allocator events are lost (%s)", e)
+    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
+        logger.warning("g4debug: page-table: the allocators' last events are lost (%s)", e)
 
 
 def _used(recorder: Recorder, name: str) -> int:
@@ -340,7 +358,7 @@ def _used(recorder: Recorder, name: str) -> int:
 
 
 def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
-    """From the kernel's own words alone."""
+    """A finding from what the guard wrote, and nothing else."""
     cell = cell_of(fields)
     kind = NAMES[cell.kind]
     outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)

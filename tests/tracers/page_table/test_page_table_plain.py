@@ -80,7 +80,7 @@ def test_a_page_that_was_given_back_is_not_read(rig, mode):
     assert finding.kind == "use-after-free"
     assert f"reads full-pool page {page}, which is free" in finding.headline
     assert (finding.location.request, finding.location.column) == ("b", 5)
-    assert "the last to have it was request b" in finding.owner
+    assert "request b had it last" in finding.owner
     assert " free " in finding.history[-1]
     agree(rig)
 
