@@ -106,15 +106,15 @@ def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> Tra
 def _read_back(error: TrapError, backend: Any) -> str:
     """Compare the finding and its dump with the table itself."""
     if error.path is None:
-        raise CanaryError(f"found, but not dumped: {error.problem}")
+        raise CanaryError(f"it was found, but not dumped: {error.problem}")
     record = reading.read(error.path)
     if record.table is None or not len(record.table.bad):
-        raise CanaryError("found, but the dump does not hold the bad cell")
+        raise CanaryError("it was found, but the bad cell is not in the dump")
     row, column, value = (int(x) for x in record.table.bad[0])
     where = record.finding.location
     if (where.row, where.column) != (row, column):
         raise CanaryError(f"the headline names another cell than the dump: {error.finding}")
     right = 1 + row * COLUMNS + column
     if int(backend.forward_metadata.page_table[row, column]) != value or value == right:
-        raise CanaryError(f"found a cell that is not the bad one: {error.finding.headline}")
+        raise CanaryError(f"another cell than the bad one was found: {error.finding.headline}")
     return f"page {value} at row {row}, column {column}"

@@ -1,4 +1,4 @@
-"""Who made the hidden states that a hand-over passes on, and whether they are still the same."""
+"""Checks that a draft gets the hidden states that were made for it, and not those of another step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from g4debug.tracers.spec_lifecycle.check import Violation
 
 @dataclass(frozen=True)
 class Mark:
-    """A tensor as it was handed over: the very object, and how often it had been written."""
+    """Identifies a tensor: which object it is, and how often it was written to."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int
@@ -23,32 +23,33 @@ class Mark:
         return Mark(weakref.ref(tensor), _version(tensor))
 
     def differs(self, tensor: torch.Tensor | None) -> str:
-        """'' if ``tensor`` is the one that was handed over, else what is different."""
+        """'' if ``tensor`` is the same tensor and unchanged, else what is different."""
         if tensor is None:
             return "None"
         if self.tensor() is not tensor:
             return "another tensor"
-        return "" if self.version == _version(tensor) else "the same tensor, written since"
+        return "" if self.version == _version(tensor) else "a tensor that was written to since then"
 
 
 def _version(tensor: torch.Tensor) -> int:
-    # Tensors of inference mode are not counted; there only another object is seen.
+    # In inference mode torch does not count writes. Then only another object is noticed.
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
 class Custody:
     """Follows the hidden states from the forward that made them to the draft that reads them.
 
-    Compares identity and torch's version counter, never values: nothing is read from a device.
+    It compares which tensor it is, and torch's counter of writes to it, but never values. So
+    nothing is read from a device.
     """
 
     def __init__(self) -> None:
         self.made: Mark | None = None  # by this step's verify or target extend
-        self.selected: Mark | None = None  # rows of it, for the seed step
+        self.selected: Mark | None = None  # the rows of them that the seed step gets
         self._held: dict[int, tuple[weakref.ref[Any], Mark]] = {}  # by id() of a draft input
 
     def made_by_forward(self, hidden: torch.Tensor | None) -> Violation | None:
-        """A forward's hidden states; not those of the step before."""
+        """Remember a forward's hidden states. They must not be those of the step before."""
         stale = hidden is not None and self.made is not None and self.made.tensor() is hidden
         self.made = None if hidden is None else Mark.of(hidden)
         if stale:
@@ -56,20 +57,22 @@ class Custody:
         return None
 
     def check_made(self, hidden: torch.Tensor | None) -> Violation | None:
+        """These must be the hidden states that this step's forward made."""
         why = "" if self.made is None else self.made.differs(hidden)
         return _stale("those that this step's forward made", why) if why else None
 
     def select(self, hidden: torch.Tensor | None) -> None:
-        """Remember what was picked out of them for the seed step."""
+        """Remember what was selected from them for the seed step."""
         self.selected = None if hidden is None else Mark.of(hidden)
 
     def check_selected(self, hidden: torch.Tensor | None) -> Violation | None:
+        """These must be the hidden states that were selected for the seed step."""
         why = "" if self.selected is None else self.selected.differs(hidden)
         self.selected = None
         return _stale("those that were selected for the seed step", why) if why else None
 
     def hold(self, spec: Any) -> None:
-        """Remember the hidden states that a draft input carries from here on."""
+        """Remember the hidden states that a draft input carries from now on."""
         hidden = getattr(spec, "hidden_states", None)
         if len(self._held) > 64:
             self._held = {k: v for k, v in self._held.items() if v[0]() is not None}
@@ -79,7 +82,7 @@ class Custody:
             self._held[id(spec)] = (weakref.ref(spec), Mark.of(hidden))
 
     def check_held(self, spec: Any) -> Violation | None:
-        """A draft input of unknown origin is not judged."""
+        """A draft input must still carry its hidden states. One of unknown origin is not judged."""
         owner, mark = self._held.get(id(spec), (None, None))
         if owner is None or mark is None or owner() is not spec:
             return None

@@ -1,4 +1,4 @@
-"""The spec-lifecycle tracer's record of hand-overs, and how a broken one gets reported."""
+"""Keeps the last hand-overs of ``batch.spec_info``, and reports one that is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_LEFT = 64
 
 
 class History:
-    """The last hand-overs of all batches of the process, kept as plain tuples until asked for."""
+    """The last hand-overs of all batches in this process."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[int, str, str, str, int, str]] = deque(maxlen=HISTORY)
@@ -29,11 +29,13 @@ class History:
         self._seen.append((step, site, before, after, requests, note))
 
     def transitions(self, *last: Transition) -> tuple[Transition, ...]:
-        """Oldest first, then ``last``."""
+        """The hand-overs, oldest first, and then ``last``."""
         return (*(Transition(*seen) for seen in self._seen), *last)
 
 
 class SpecLog:
+    """``repairing``: fix spec-batch-guards is in force."""
+
     def __init__(self, context: Context, repairing: bool) -> None:
         self.context = context
         self.repairing = repairing
@@ -41,11 +43,11 @@ class SpecLog:
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
     def note(self, site: str, before: str, after: str, requests: int, note: str = "") -> None:
-        """One hand-over, as it went."""
+        """Note one hand-over that went well."""
         self.history.add(self.context.recorder.step, site, before, after, requests, note)
 
     def leave(self, spec: Any, requests: int, live: int) -> None:
-        """A forward ended with ``spec`` on the batch, which is no draft input."""
+        """Note that a forward ended with ``spec`` on the batch, which is not a draft input."""
         if len(self._left) >= _MOST_LEFT:
             self._left = {k: v for k, v in self._left.items() if v[0]() is not None}
         left = Left(self.context.recorder.step, requests, live)
@@ -59,7 +61,7 @@ class SpecLog:
         rids: list[str] | None = None,
         note: str = "",
     ) -> None:
-        """Report ``violation``, if there is one; raises TrapError in raise mode."""
+        """Report ``violation``, if there is one. Raises TrapError in raise mode."""
         if violation is None:
             return
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))

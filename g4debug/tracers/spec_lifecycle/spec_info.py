@@ -1,4 +1,4 @@
-"""Reads ``batch.spec_info``: which state it is in, and how many rows its tensors have."""
+"""Reads ``batch.spec_info``: its state, and how many rows its tensors have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _states: dict[type, str] = {type(None): IDLE}
 
 
 def state_of(spec: Any) -> str:
-    """Typestate of a ``spec_info``: one of FROZEN_KV_MTP's, or the name of another type."""
+    """The state of a ``spec_info``. If it is not FROZEN_KV_MTP's, the name of its type."""
     kind = type(spec)
     state = _states.get(kind)
     if state is None:
@@ -24,13 +24,13 @@ def state_of(spec: Any) -> str:
 
 
 def rows_of(spec: Any, *fields: str) -> dict[str, int]:
-    """First dimension of each tensor, -1 for one that is None; no read of a device."""
+    """The first dimension of each tensor, -1 if it is None. Reads nothing from a device."""
     values = ((name, getattr(spec, name, None)) for name in fields)
     return {name: -1 if v is None else int(v.shape[0]) for name, v in values}
 
 
 def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
-    """One row for each of ``requests``, and the hidden states that it was handed over with."""
+    """It must have one row for each request, and the hidden states that were handed over."""
     wanted = dict.fromkeys(DRAFT_FIELDS, requests)
     if getattr(spec, "hidden_states", None) is not None:
         wanted["hidden_states"] = requests
@@ -38,6 +38,6 @@ def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation |
 
 
 def is_ours(holder: Any) -> bool:
-    """True for a scheduler or batch of FROZEN_KV_MTP."""
+    """True for a scheduler or a batch of FROZEN_KV_MTP."""
     algorithm = getattr(holder, "spec_algorithm", None)
     return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())

@@ -197,7 +197,7 @@ def test_a_sequence_goes_on_in_a_page_that_is_free(armed, kind):
     a = rig.admit("a", PAGE + 3)
     grow(rig, a, kind)
     rig.allocator.free(tokens_of(rig, a, PAGE))
-    with pytest.raises(TrapError, match="is not held, and a sequence goes on in it") as error:
+    with pytest.raises(TrapError, match="is not held, but a sequence continues in it") as error:
         grow(rig, a, kind)
     assert error.value.finding.kind == "use-after-free"
     assert error.value.finding.site == f"pool.alloc_{kind}"
