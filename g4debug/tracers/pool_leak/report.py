@@ -54,7 +54,7 @@ def describe(
             step=ledger.recorder.step,
             request=worst.owner,
         ),
-        expected="each page is in the free list once, or the prefix cache or a live request holds it",
+        expected="each page is once in the free list, or held by the prefix cache or a request",
         got=f"{what} {words}: {_list(pages)}",
         owner=f"page {first}: {worst.last or 'nothing is known about it'}",
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),

@@ -1,4 +1,4 @@
-"""Checks that a draft gets the hidden states that were made for it, and not those of another step."""
+"""Checks that a draft gets the hidden states of its own step."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ REFERENCES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class Left:
-    """A verify input that a worker's forward left behind. It is harmless until the batch goes on."""
+    """A verify input that a worker's forward left behind: harmless until the batch goes on."""
 
     step: int
     requests: int
@@ -113,7 +113,7 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
 
 
 def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
-    """(likely cause, fix that matches, to stand in front of the entry of TRIAGE.md, next command)."""
+    """(likely cause, the fix that matches, as a prefix of the reference, next command)."""
     if at.left is not None and at.left.live == 0:
         return (
             f"every request of the batch ({at.left.requests}) finished in the verify of step "
@@ -126,7 +126,7 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
     if violation.kind == "spec-info-dropped":
         # The fix repairs this at a merge only, because a batch without it may not have run yet.
         return (
-            "only SGLang's worker changes spec_info of a running batch, so a fix, a plugin or an "
+            "only SGLang's worker sets spec_info of a running batch, so a fix, a plugin or an "
             "error path replaced it by None. SGLang's next line would be an assertion in draft",
             "",
             "g4debug doctor",
@@ -159,7 +159,7 @@ _STATE: dict[Kind, str] = {
     "verify-input-left": "the worker's forward ended with its verify input still on the batch, "
     "although requests go on: the seed step did not run, or its draft input was overwritten",
     "wrong-type": "an object of another stage was put in the place of the one that belongs here",
-    "wrong-shape": "rows of the draft state were lost, kept too long, or merged twice; filter_batch "
+    "wrong-shape": "rows of the draft state were lost, left over, or merged twice; filter_batch "
     "and merge_batch work by position, so a request would go on from another one's token",
 }
 _CAUSES: dict[Kind, str] = {
