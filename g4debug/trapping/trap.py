@@ -101,7 +101,7 @@ class Trap:
         if self.written >= budget:
             return (
                 None,
-                f"this process may write no more (G4DEBUG_MAX_DUMPS={self.settings.max_dumps})",
+                f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} allows no more dumps",
             )
         try:
             limit = self.settings.max_dump_mb << 20

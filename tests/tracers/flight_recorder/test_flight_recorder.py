@@ -290,7 +290,7 @@ def test_requests_that_no_step_serves(clock):
         progress.came_round()
     hang = progress.hang(10)
     assert not hang.stuck
-    assert "no step began for 12 s (3 requests wait, 1 run)" in hang.what
+    assert "has begun no step for 12 s (3 requests waiting, 1 running)" in hang.what
     recorder.scheduler._engine_paused = True
     assert progress.hang(10) is None
 
