@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 Noun = Literal["tracer", "fault", "fix"]
 
-# Where the items of each kind live. Performance paths are fixes with a folder of their own.
+# The folders of each kind of item. Performance paths are fixes, but have a folder of their own.
 FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
     "tracer": ("g4debug.tracers",),
     "fault": ("g4debug.faults",),

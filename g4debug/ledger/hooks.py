@@ -77,7 +77,8 @@ class LedgerHooks:
             self.feed.know(allocator, "full")
 
     def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.ledger.pools:  # else it is built inside of a SWA allocator, see below
+        # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
+        if not self.ledger.pools:
             self.feed.know(allocator, "full")
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:

@@ -68,7 +68,8 @@ class KvIntegrityTracer:
     # --- which pools -----------------------------------------------------------------------
 
     def after_pool_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.pools and not self.limits:  # else it is built inside of a SWA allocator
+        # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
+        if not self.pools and not self.limits:
             self.watch(allocator, "full", allocator.get_kvcache())
         return result
 
