@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _run import Outcome, run_arm
+from _run import Outcome, Stopped, listen, run_arm
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -235,9 +235,10 @@ def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
 
 def main(repro: Repro, doc: str, requests: str) -> int:
     """Run the arms that were asked for. 0: all did as they should, 1: one did not,
-    2: not on this device, 130: Ctrl-C.
+    2: not on this device, 128 and its number: a signal, Ctrl-C is 130.
     """
     args = arguments(repro, doc, requests)
+    listen()
     console = Console(stderr=args.json, highlight=False)
     device = args.device or default_device()
     if device not in repro.devices:
@@ -255,9 +256,9 @@ def main(repro: Repro, doc: str, requests: str) -> int:
         console.print(summary(repro, done))
         if args.json:
             print(json.dumps(as_json(repro, device, done), indent=2))
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         console.print("stopped; no process of ours is left")
-        return 130
+        return stopped.status
     finally:
         if args.keep or not good:
             console.print(Text(f"logs: {folder}"), soft_wrap=True)

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _run import end_with_the_script
+
 TOKENS = 200
 
 
@@ -98,6 +100,7 @@ def prefill(runner: Any) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_script()
     if sys.argv[1] == "cpu":
         from g4debug import cpu
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from _matrix import Row, run_clean, run_drill
 from _matrix_table import markdown, render
+from _run import script
 from rich.console import Console
 
 from g4debug import discovery
@@ -68,4 +69,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _run import ILLEGAL, Outcome, run_arm
+from _run import ILLEGAL, Outcome, run_arm, script
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
@@ -114,4 +114,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _arms import default_device
-from _run import _group
+from _run import _group, ended, script
 from rich.console import Console
 from rich.table import Table
 
@@ -41,9 +40,7 @@ def run(arm: str, device: str, folder: Path) -> dict[str, Any]:
         environment = cpu.environment(environment)
     environment[SWITCH] = ARMS[arm]
     with log.open("wb") as sink, _group(command, environment, sink) as process:
-        try:
-            process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
+        if ended(process, SECONDS) is None:
             return {"error": f"took longer than {SECONDS} s; log: {log}"}
     if not result.is_file():
         return {"error": f"ended with status {process.returncode}; log: {log}"}
@@ -84,4 +81,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _run import HERE, Outcome, run_command
+from _run import HERE, Outcome, run_command, script
 from rich.console import Console
 
 from g4debug import discovery
@@ -37,9 +37,9 @@ def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> O
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
     result = folder / f"{name}.json"
-    script = str(HERE / "_mixed_arm.py")
+    arm = str(HERE / "_mixed_arm.py")
     shapes = (json.dumps(ENGINE), json.dumps(SHAPE))
-    command = [sys.executable, script, str(result), str(count), "1", *shapes]
+    command = [sys.executable, arm, str(result), str(count), "1", *shapes]
     with console.status(name):
         return run_command(name, command, result, env, folder, LIMIT)
 
@@ -99,4 +99,4 @@ def _line(run: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -78,9 +78,9 @@ class PoolLeakTracer:
             self._report_rows(live)
 
     def live_requests(self) -> list[Any]:
-        """The requests that hold a row of req_to_token."""
+        """The requests that hold a row of req_to_token. Of a session, that is the one that runs."""
         known = list(self.ledger.requests.values())
-        return [r for r in known if r.req_pool_idx is not None and r.session is None]
+        return [r for r in known if r.req_pool_idx is not None]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         named = (census.leaked, census.double, census.repeated, census.outside)
