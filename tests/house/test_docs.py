@@ -52,7 +52,7 @@ def settings_table() -> list[str]:
         for f in dataclasses.fields(Settings)
         if f.metadata
     ]
-    switch = "0 keeps a fix off; 1 puts it on where it was written for this SGLang"
+    switch = "0 keeps a fix off; 1 forces it on, if it was written for this SGLang"
     return [*rows, f"| `{FIX_PREFIX}<FIX>` | by need | {switch} |"]
 
 

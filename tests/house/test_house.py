@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 330
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -61,15 +60,6 @@ def test_no_file_names_a_registry_or_a_machine():
             if places.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}")
     assert not found, "\n".join(found)
-
-
-def test_files_stay_readable_in_one_sitting():
-    long = {
-        str(path.relative_to(ROOT)): count
-        for path in tracked("g4debug/*.py", "fixes/*.py", "scripts/*.py")
-        if (count := len(path.read_text().splitlines())) > LONGEST
-    }
-    assert not long
 
 
 def test_ci_runs_the_tests_and_nothing_else():

@@ -154,7 +154,7 @@ def test_a_write_into_a_freed_page_is_found_when_it_is_handed_out(serving, pool)
     first = next(n for n, sliding in LAYERS.items() if sliding == (pool == "swa"))
     assert f"slot 7, K of layer {first}; {2 * len(keys)} rows" in finding.got
     assert f"freed in step {step}" in finding.expected
-    assert f"page {page} was held by a; it is b's now" in finding.owner
+    assert f"page {page} was held by a; now b holds it" in finding.owner
     record = reading.read(error.value.path)
     assert [e.kind for e in record.events][-3:] == ["extend", "free", "extend"]
     assert all(e.pages[0] == page for e in record.events)
@@ -191,7 +191,7 @@ def test_who_still_has_the_page_is_named(serving):
     it.write(it.tokens("a")[-1:])
     with pytest.raises(TrapError) as error:
         it.admit("b")
-    assert f"page {page} was held by a; it is b's now; in the row of a (column 3)" in (
+    assert f"page {page} was held by a; now b holds it; it is also in the row of a (column 3)" in (
         error.value.finding.owner
     )
 
@@ -264,8 +264,8 @@ def test_a_committed_page_that_changes_is_found(serving, pool, harm, seen):
     assert f"{pool.upper()} page {page}, K of layer {layer}, tokens 16..31 of request a" in (
         finding.headline
     )
-    assert "one buffer of one layer only" in finding.cause
-    nan = f"NaN or Inf in 1 rows, the first: slot 4, K of layer {layer}"
+    assert "only one buffer of one layer changed" in finding.cause
+    nan = f"NaN or Inf in 1 rows, the first at KV slot 4, K of layer {layer}"
     assert (nan in finding.got) == (harm is put_nan)
     assert [e.kind for e in reading.read(error.value.path).events][:1] == ["extend"]
 
@@ -282,7 +282,7 @@ def test_somebody_elses_write_into_a_live_page(serving):
     finding = error.value.finding
     assert f"FULL page {page}, K of layer 2, and 3 more of its 4 buffers" in finding.headline
     assert "somebody else wrote into the page" in finding.cause
-    assert f"it still was in step {it.recorder.step - 1}" in finding.expected
+    assert f"it still had it in step {it.recorder.step - 1}" in finding.expected
 
 
 def test_nan_in_a_page_that_is_complete(serving):
@@ -294,7 +294,7 @@ def test_nan_in_a_page_that_is_complete(serving):
     finding = error.value.finding
     assert finding.kind == "nan"
     assert finding.location.request == "a"
-    assert f"slot {PAGE - 2}: token {PAGE - 2} of request a" in finding.headline
+    assert f"KV slot {PAGE - 2}: token {PAGE - 2} of request a" in finding.headline
 
 
 def test_pages_take_turns(serving, monkeypatch):
