@@ -15,7 +15,7 @@ import torch
 from g4debug.fixes import _paths, fused_router, ple_tail, triple_rmsnorm
 from g4debug.fixes._spec import Fix
 
-from g4debug import targets
+from g4debug import plugin, targets
 from g4debug.cpu.geometry import TINY, TINY_MOE
 
 PATHS = {m.ID: m for m in (fused_router, ple_tail, triple_rmsnorm)}
@@ -100,9 +100,20 @@ def test_a_server_that_nobody_asked_is_sglangs_own(process, arm, launches, path)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_kill_switch(process, arm, launches, path):
-    arm(**OFF)
+    assert path in owners(arm, {})
+    assert path not in owners(arm, OFF)
     run(GEOMETRY[path])
     assert not launches
+
+
+def owners(arm, switches):
+    """Who hooks anything in this SGLang."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    HookRegistry.reset()
+    arm(**switches)
+    hooks = plugin.in_force.hooks
+    return {owner for site in hooks.sites for owner in hooks.owners(site)}
 
 
 @pytest.mark.parametrize("path", PATHS)
