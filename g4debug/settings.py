@@ -20,7 +20,17 @@ from g4debug import discovery
 
 # Not ".../g4debug": a process that starts in the temporary folder would import that folder
 # as an (empty) package of this name, and SGLang would serve on, unarmed.
-DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+
+
+def ours(directory: Path) -> Path:
+    """The directory; if it is another user's, where we cannot write, one with our number."""
+    if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
+        return directory.with_name(f"{directory.name}-{os.getuid()}")
+    return directory
+
+
+DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_PREFIX = "G4DEBUG_FIX_"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from g4debug import cli, discovery, targets
-from g4debug.settings import FIX_PREFIX, Settings
+from g4debug.settings import DUMP_DIR, FIX_PREFIX, Settings, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -19,7 +19,8 @@ TRIAGE = (ROOT / "TRIAGE.md").read_text()
 
 def default(value: object) -> str:
     if isinstance(value, Path):
-        return f"`/tmp/{value.relative_to(tempfile.gettempdir())}`"
+        assert value == ours(DUMP_DIR)
+        return f"`/tmp/{DUMP_DIR.relative_to(tempfile.gettempdir())}`"
     if value in ("", ()):
         return "none"
     return f"`{int(value)}`" if isinstance(value, bool) else f"`{value}`"
