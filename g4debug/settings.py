@@ -19,7 +19,17 @@ from g4debug import discovery
 
 # The folder must not be called "g4debug": a process that is started in the temporary folder would
 # import it as an empty package of that name, and SGLang would serve on with nothing armed.
-DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+
+
+def ours(directory: Path) -> Path:
+    """The directory itself, or, where we may not write, one whose name ends with our user number."""
+    if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
+        return directory.with_name(f"{directory.name}-{os.getuid()}")
+    return directory
+
+
+DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_PREFIX = "G4DEBUG_FIX_"
 

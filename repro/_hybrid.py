@@ -24,7 +24,7 @@ def cpu(requests: int | None) -> Workload:
         speculative_attention_mode="decode",
     )
     small = _workload.cpu(requests or 3)
-    return replace(small, prompt=(150, 250), output=30, engine=arguments, limit=240)
+    return replace(small, prompt=(150, 250), output=30, engine=arguments, limit=300)
 
 
 def cuda(requests: int | None) -> Workload:

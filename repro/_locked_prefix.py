@@ -54,7 +54,7 @@ def cpu(requests: int | None) -> Workload:
         chunked_prefill_size=512,
     )
     output = [SHORT, LONG, *[SHORT] * (count - 2)]
-    return Workload(output, TINY.vocab, arguments, limit=120)
+    return Workload(output, TINY.vocab, arguments, limit=300)
 
 
 def _uncached(device: Callable[[int | None], Workload]) -> Callable[[int | None], Workload]:

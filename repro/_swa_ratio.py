@@ -80,7 +80,7 @@ def cpu(requests: int | None) -> Workload:
         max_running_requests=count,
         chunked_prefill_size=SMALL_CHUNK,
     )
-    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, limit=150)
+    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, limit=300)
 
 
 def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Callable[..., Any]]:

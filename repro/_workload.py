@@ -45,7 +45,7 @@ def cpu(requests: int | None) -> Workload:
         max_running_requests=requests or 10,
         chunked_prefill_size=512,
     )
-    return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, limit=150)
+    return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, limit=300)
 
 
 def in_memory(name: str) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+_kept: deque[socket.socket] = deque(maxlen=64)
 # Below what Linux chooses from; and with the 10000 that SGLang adds for its gRPC port, a port.
 PORTS: Final = range(20_000, 32_000)
 # SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.
@@ -117,13 +119,22 @@ def serving(
 
 def _free_port() -> int:
     """Not the kernel's choice, which SGLang would take: it listens seconds later, and by then a
-    connection of another process may have the port. Linux gives those 32768 and up."""
-    for port in random.sample(PORTS, 100):
+    connection of another process may have the port. Linux gives those 32768 and up.
+
+    Until then the port is kept from other processes of ours by an address that lives as long as
+    this one, or as its next 63 ports.
+    """
+    for port in random.SystemRandom().sample(PORTS, 100):
+        mine = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
+                if sys.platform == "linux":  # an abstract address: no file
+                    mine.bind(f"\0g4debug-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                mine.close()
                 continue  # taken
+            _kept.append(mine)
             return port
     raise CpuEngineError(f"CPU server: got 100 taken ports of {PORTS}, expected a free one.")
 

@@ -90,7 +90,7 @@ class Session:
             time.sleep(0.3)
         pytest.fail(f"still running after {seconds} s: {self.alive()}")
 
-    def gone(self, seconds: float = 10) -> bool:
+    def gone(self, seconds: float = 60) -> bool:
         """Whether all of them end within this time."""
         end = time.monotonic() + seconds
         while self.alive() and time.monotonic() < end:
@@ -107,12 +107,12 @@ def session(folder: Path, *flags: str, **how) -> Iterator[Session]:
         for pid in run.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        run.process.wait(10)
+        run.process.wait(60)
 
 
 def test_all_four_arms_do_as_they_should(tmp_path):
     with session(tmp_path, *CPU, "--json") as run:
-        status = run.wait(450)  # the other scripts run beside it
+        status = run.wait(900)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
         assert len(run.sessions) == 5  # its own, and one for each arm
@@ -142,10 +142,10 @@ def test_all_four_arms_do_as_they_should(tmp_path):
 
 def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
-        assert run.wait(60, until="sglang::scheduler") is None
+        assert run.wait(300, until="sglang::scheduler") is None
         assert len(run.alive()) >= 3  # this script, the arm, SGLang's scheduler
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-        assert run.wait(30) == 130
+        assert run.wait(300) == 130
         assert run.gone()
         assert "Traceback" not in run.err.read_text()
         assert "no process of ours is left" in run.out.read_text()
@@ -164,11 +164,11 @@ def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
 def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, arm, ignored):
     """From a terminal and as nohup, CI and ``&`` start it: there Ctrl-C is not meant for it."""
     with session(tmp_path, *flags, script=REPRO.with_name(name), ignored=ignored) as run:
-        assert run.wait(60, until=arm) is None
+        assert run.wait(300, until=arm) is None
         for number in ignored:
             run.process.send_signal(number)
         run.process.send_signal(signal.SIGTERM)
-        assert run.wait(60) == 128 + signal.SIGTERM
+        assert run.wait(300) == 128 + signal.SIGTERM
         assert run.gone()
         assert "Traceback" not in run.err.read_text()
         said = run.out.read_text() + run.err.read_text()
@@ -178,19 +178,19 @@ def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, arm,
 @pytest.mark.parametrize("number", NOHUP)
 def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
-        assert run.wait(60, until="_arm.py") is None
+        assert run.wait(300, until="_arm.py") is None
         run.process.send_signal(number)
-        assert run.wait(60) == 128 + number
+        assert run.wait(300) == 128 + number
         assert run.gone()
 
 
 def test_an_arm_ends_with_its_script_even_by_sigkill(tmp_path):
     for_hours = ("--requests", "200000")
     with session(tmp_path, *for_hours, script=REPRO.with_name("soak.py")) as run:
-        assert run.wait(60, until="sglang::scheduler") is None
+        assert run.wait(300, until="sglang::scheduler") is None
         run.process.kill()
-        assert run.wait(60) == -signal.SIGKILL
-        assert run.gone(60)
+        assert run.wait(300) == -signal.SIGKILL
+        assert run.gone()
 
 
 def test_wrong_arguments():

@@ -89,7 +89,7 @@ def started(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
 
 
 def _cold(
@@ -108,7 +108,7 @@ def _cold(
 
 
 def drive(
-    folder: Path, *command: str, seconds: float = 300, cold: bool = False, **environ: str
+    folder: Path, *command: str, seconds: float = 600, cold: bool = False, **environ: str
 ) -> Run:
     """Run it to its end, which must come within ``seconds``."""
     with started(folder, *command, cold=cold, **environ) as (process, log):

@@ -26,7 +26,7 @@ from pathlib import Path
 from g4debug import cpu
 
 SERVER = Path(__file__).with_name("warm_server.py")
-SECONDS = 120  # that the import may take; alone it takes 4
+SECONDS = 300  # that the import may take; alone it takes 4
 SIGNALS = """
 import os, signal, sys
 ignored = set(map(int, sys.argv[1].split()))

@@ -17,7 +17,7 @@ from g4debug.findings.record import TrapRecord
 
 DRIVER = Path(drive_tracers.__file__)
 HANG = 2  # G4DEBUG_HANG_SECONDS
-LIMIT = 150  # seconds; an engine alone takes about 12
+LIMIT = 300  # seconds; an engine alone takes about 12
 
 
 @dataclass

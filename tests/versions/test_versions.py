@@ -39,7 +39,7 @@ STATES = {
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
     "triple-rmsnorm":     (A, A, N, N, N),  # not run with what is later
-    "vision-layer":       (OFF, OFF, N, N, N),  # as mm-batched-encoder
+    "vision-layer":       (A, A, N, N, N),  # as mm-batched-encoder
     "yoco-fast-prefill":  (A, N, N, N, N),  # written for 0.5.12 only
 }  # fmt: skip
 

@@ -132,7 +132,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # on a GPU the kernels were compared, the whole tower not yet with float32
     eligible=(
         "in Gemma-4's vision tower on CUDA, its attention fa3 or triton_attn; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

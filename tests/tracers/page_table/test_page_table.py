@@ -221,11 +221,12 @@ def test_log_mode_changes_nothing(arm, caplog):
     assert any("g4debug: page-table in target decode: full layer" in m for m in caplog.messages)
 
 
-def test_a_sound_table_reaches_the_kernel_unchanged(arm):
+def test_a_sound_table_reaches_the_kernel_unchanged(arm, guarded):
     clean = clean_outputs()
     arm(**DEBUG)
     for output, right in zip(clean_outputs(), clean, strict=True):
         assert torch.equal(output, right)
+    assert guarded  # it was looked at
 
 
 def test_a_stale_draft_is_named_as_what_it_is(arm):
