@@ -23,7 +23,7 @@ DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
 
 
 def ours(directory: Path) -> Path:
-    """The directory; where we may not write in it, one whose name ends with our user number."""
+    """``directory``. If we may not write there, one whose name ends with our user number."""
     if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
         return directory.with_name(f"{directory.name}-{os.getuid()}")
     return directory

@@ -163,7 +163,7 @@ def test_stopped_it_leaves_all_as_it_was(tmp_path):
 def test_outside_the_main_thread_it_says_that_it_cannot(tmp_path):
     status, seen, _, err = run(tmp_path, "thread")
     assert (status, seen) == (-signal.SIGTERM, "")
-    assert "not in the main thread" in err
+    assert "not the main thread" in err
 
 
 def test_a_dump_that_hangs_does_not_keep_the_process(tmp_path):

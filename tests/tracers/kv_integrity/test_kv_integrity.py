@@ -391,16 +391,16 @@ def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
         allocator = PagedTokenToKVPoolAllocator(8 * PAGE, PAGE, torch.float32, "cpu", pool, False)
         allocator.free(allocator.alloc(2 * PAGE))
         assert seen == ["after_alloc", "after_free"]
-        return [dict(tracer.pools), list(tracer.why_not)]
+        return [dict(tracer.pools), list(tracer.limits)]
 
     with_both = MHATokenToKVPool(8 * PAGE, PAGE, torch.float32, 1, DIM, 2, "cpu", False)
-    pools, why_not = allocate(with_both)
-    assert (list(pools), why_not) == (["full"], [])
+    pools, limits = allocate(with_both)
+    assert (list(pools), limits) == (["full"], [])
     assert pools["full"].stamped.sum() == 2  # the freed ones
     tracer.pools.clear()
-    pools, why_not = allocate(None)
-    why = "NoneType has no k_buffer and v_buffer, one tensor per layer"
-    assert (pools, why_not) == ({}, [why])
+    pools, limits = allocate(None)
+    why = "NoneType has no k_buffer and v_buffer with one tensor for each layer"
+    assert (pools, limits) == ({}, [why])
     assert not caplog.records  # no hook failed
     args = SimpleNamespace(disable_overlap_schedule=True)
     tracer.after_scheduler_init(None, SimpleNamespace(server_args=args))
