@@ -1,4 +1,4 @@
-"""Runs the arms of a repro, each in a process group of its own that never outlives us."""
+"""Runs the variants of a repro, each in a process group of its own that never outlives us."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 
 @dataclass
 class Outcome:
-    """What one arm did. status is None if it was stopped for taking too long."""
+    """What one variant did. status is None if it was stopped because it took too long."""
 
-    arm: str
+    variant: str
     status: int | None
     seconds: float
     log: Path
@@ -52,7 +52,7 @@ class Outcome:
         return max((float(m) for m in _SWA_USAGE.findall(self.text)), default=0.0)
 
     def traceback(self, lines: int = 14) -> list[str]:
-        """The end of the scheduler's traceback, as the user sees it."""
+        """The last lines of the scheduler's traceback, as a user sees it in the log."""
         text = self.text
         start = text.rfind("Scheduler hit an exception")
         if start < 0:
@@ -69,23 +69,25 @@ class Outcome:
         return found if len(found) <= lines else [found[0], "  …", *found[-lines + 2 :]]
 
 
-def run_arm(
-    arm: str,
+def run_variant(
+    variant: str,
     device: str,
     requests: int,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None],
     workload: str = "_workload",
 ) -> Outcome:
-    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds.
+    """Run ``_variant.py`` with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
     ``workload``: the module of this folder that says what to run on ``device``.
     """
-    result = folder / f"{arm}.json"
-    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
-    return run_command(arm, command, result, environment, folder, limit, progress, device == "cpu")
+    result = folder / f"{variant}.json"
+    script = str(HERE / "_variant.py")
+    command = [sys.executable, script, workload, device, str(requests), str(result)]
+    on_cpu = device == "cpu"
+    return run_command(variant, command, result, environment, folder, timeout, progress, on_cpu)
 
 
 def run_command(
@@ -94,13 +96,13 @@ def run_command(
     result: Path,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None] = lambda text: None,
     on_cpu: bool = True,
 ) -> Outcome:
     """Run a command that starts an engine and leaves its ``result``, a JSON file."""
     log = folder / f"{name}.log"
-    # Our caller's own switches must not leak into an arm.
+    # The switches of whoever called the script must not leak into a variant.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
     if on_cpu:
         from g4debug import cpu
@@ -119,7 +121,7 @@ def run_command(
                 status = process.wait(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
-                if elapsed > limit:
+                if elapsed > timeout:
                     break
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
@@ -129,7 +131,7 @@ def run_command(
 def _group(
     command: list[str], environment: Mapping[str, str], sink: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own; whatever happens, the whole group is gone after."""
+    """A process in a group of its own. Whatever happens, the whole group is gone afterwards."""
     process = subprocess.Popen(
         command,
         env=environment,

@@ -1,4 +1,4 @@
-"""The demo as a user runs it: four arms, one verdict, and nothing left behind."""
+"""The demo as a user runs it: four variants, one verdict, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -101,16 +101,16 @@ def session(folder: Path, *flags: str) -> Iterator[Session]:
         run.process.wait(10)
 
 
-def test_all_four_arms_do_as_they_should(tmp_path):
+def test_all_four_variants_do_what_they_should(tmp_path):
     with session(tmp_path, "--json") as run:
         status = run.wait(450)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
-        assert len(run.sessions) == 5  # its own, and one for each arm
+        assert len(run.sessions) == 5  # its own, and one for each variant
         assert run.gone()
     result = json.loads(run.out.read_text())  # nothing else is on stdout
     assert result["good"] is True
-    arms = result["arms"]
+    arms = result["arms"]  # the variants; the key is older than the word
     assert list(arms) == ["clean", "broken", "diagnosed", "fixed"]
     assert all(arm["good"] is True for arm in arms.values()), arms
     assert arms["clean"]["status"] == arms["fixed"]["status"] == 0
@@ -134,7 +134,7 @@ def test_all_four_arms_do_as_they_should(tmp_path):
 def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
     with session(tmp_path, "--arm", "clean") as run:
         assert run.wait(60, until="sglang::scheduler") is None
-        assert len(run.alive()) >= 3  # this script, the arm, SGLang's scheduler
+        assert len(run.alive()) >= 3  # this script, the variant, SGLang's scheduler
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
         assert run.wait(30) == 130
         assert run.gone()
@@ -143,7 +143,12 @@ def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
 
 
 def test_wrong_arguments():
-    for flags in (["--arm", "cleen"], ["--device", "tpu"], ["--requests", "many"]):
+    for flags in (
+        ["--variant", "cleen"],
+        ["--arm", "cleen"],
+        ["--device", "tpu"],
+        ["--requests", "many"],
+    ):
         done = subprocess.run(
             [sys.executable, str(REPRO), *flags], capture_output=True, text=True, check=False
         )
