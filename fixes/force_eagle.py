@@ -62,7 +62,7 @@ def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
     )
     if ASSISTANT not in (getattr(config, "architectures", None) or ()):
         return
-    reasons = obstacles(config, cuda_graphs=not server_args.disable_cuda_graph)
+    reasons = limits(config, cuda_graphs=not server_args.disable_cuda_graph)
     if reasons:
         raise SystemExit(
             f"g4debug: {SWITCH}=1: this assistant cannot be served by EAGLE: {'; '.join(reasons)}. "
@@ -70,7 +70,7 @@ def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
         )
 
 
-def obstacles(config: Any, cuda_graphs: bool) -> list[str]:
+def limits(config: Any, cuda_graphs: bool) -> list[str]:
     """Why an assistant of this (Hugging Face) config cannot be an EAGLE draft; empty: it can."""
     text = config.text_config
     hidden, backbone = text.hidden_size, config.backbone_hidden_size

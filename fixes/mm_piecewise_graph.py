@@ -49,7 +49,7 @@ def around_handler(call_next: Callable[..., None], server_args: Any) -> None:
             SWITCH, ARCHITECTURE, ", ".join(config.hf_config.architectures),
         )  # fmt: skip
         return call_next(server_args)
-    reasons = refusals(config.hf_text_config, kv_shared_runs())
+    reasons = limits(config.hf_text_config, kv_shared_runs())
     if reasons:
         raise SystemExit(f"g4debug: {SWITCH}=1 is refused for this model: {'; '.join(reasons)}")
     config.is_multimodal = False  # the only condition that is lifted; read nowhere else in there
@@ -63,7 +63,7 @@ def around_handler(call_next: Callable[..., None], server_args: Any) -> None:
         logger.info("g4debug: %s: the language model gets piecewise CUDA graphs", SWITCH)
 
 
-def refusals(text_config: Any, kv_shared_runs: bool) -> list[str]:
+def limits(text_config: Any, kv_shared_runs: bool) -> list[str]:
     """Why a Gemma-4 of this text config is refused; empty: it is not."""
     layers, found = text_config.num_hidden_layers, []
     shared = getattr(text_config, "num_kv_shared_layers", 0) or 0

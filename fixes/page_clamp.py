@@ -3,7 +3,7 @@
 Not a fix. It keeps a server up whose page tables are wrong, and *hides* that they are: each cell
 beyond the pool becomes the last page, which somebody else owns, so the layer reads a stranger's
 KV and nobody is told. It is here to be measured against the real fix (``repro/page_clamp.py``;
-TRIAGE.md, "Why the clamp is not a fix"). To keep a server up, use ``G4DEBUG_MODE=contain``,
+TRIAGE.md, 'Why the clamp is not a fix'). To keep a server up, use ``G4DEBUG_MODE=contain``,
 which reports every bad cell.
 
 The clamp sits inside the page-table tracer, which would then see no bad cell any more: the two

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from _mixed import engine, requests
+from _run import end_with_the_script
 
 IDLE_SECONDS = 0.5
 
 
 def main() -> None:
+    end_with_the_script()
     result, count, waves = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     overrides: dict[str, Any] = json.loads(sys.argv[4])
     shape: dict[str, Any] = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}

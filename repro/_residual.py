@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _run import end_with_the_script
+
 TOKENS = 200
 
 
@@ -99,6 +101,7 @@ def prefill(runner: Any) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_script()
     if sys.argv[1] == "cpu":
         from g4debug import cpu
 

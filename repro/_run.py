@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +23,58 @@ _SWITCH = re.compile(
     r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG|SGLANG_GEMMA4_|SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM)"
 )
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LIFELINE = "REPRO_LIFELINE"  # the variable in which a variant finds the pipe's number
+_asked: list[int] = []  # signals that asked this script to end
+
+
+class Stopped(BaseException):
+    """A signal asked this script to end. ``status``: 128 and its number, as a shell says it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+def listen() -> None:
+    """Let a signal end this script within a second, and with it all that it started.
+
+    A signal that was ignored when the script was started stays ignored: Ctrl-C is not meant for
+    a job in the background, nor the end of the terminal for one under nohup. The handler raises
+    nothing, because an exception between the start of a variant and the note of it would lose
+    the variant.
+    """
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: _asked.append(number))
+
+
+def go_on() -> None:
+    """Raises Stopped once a signal has asked for the end."""
+    if _asked:
+        raise Stopped(_asked[0])
+
+
+def script(main: Callable[[], int]) -> int:
+    """The exit status of ``main``, or that of the signal which ended it."""
+    listen()
+    try:
+        return main()
+    except Stopped as stopped:
+        print("stopped; no process of ours is left", file=sys.stderr)
+        return stopped.status
+
+
+def end_with_the_script() -> None:
+    """For a variant: when the script that started it is gone, even by SIGKILL, so is its group."""
+    line = os.environ.pop(LIFELINE, None)
+    if line is not None:
+        threading.Thread(target=_hold, args=(int(line),), daemon=True).start()
+
+
+def _hold(line: int) -> None:
+    os.read(line, 1)  # nobody writes: it returns when the script's end of the pipe is closed
+    os.killpg(0, signal.SIGKILL)
 
 
 @dataclass
@@ -84,8 +137,8 @@ def run_variant(
     ``workload``: the module of this folder that says what to run on ``device``.
     """
     result = folder / f"{variant}.json"
-    script = str(HERE / "_variant.py")
-    command = [sys.executable, script, workload, device, str(requests), str(result)]
+    program = str(HERE / "_variant.py")
+    command = [sys.executable, program, workload, device, str(requests), str(result)]
     on_cpu = device == "cpu"
     return run_command(variant, command, result, environment, folder, timeout, progress, on_cpu)
 
@@ -109,22 +162,33 @@ def run_command(
 
         base = cpu.environment(base)
     begin = time.monotonic()
-    status: int | None = None
+    phase = "starting"
+
+    def look() -> None:
+        nonlocal phase
+        if phase == "starting" and UP in log.read_text(errors="replace"):
+            phase = "generating"
+        progress(f"{phase}, {time.monotonic() - begin:.0f} s")
+
     with log.open("wb") as sink, _group(command, {**base, **environment}, sink) as process:
-        phase = "starting"
-        while True:
-            elapsed = time.monotonic() - begin
-            if phase == "starting" and UP in log.read_text(errors="replace"):
-                phase = "generating"
-            progress(f"{phase}, {elapsed:.0f} s")
-            try:
-                status = process.wait(timeout=0.5)
-                break
-            except subprocess.TimeoutExpired:
-                if elapsed > timeout:
-                    break
+        status = ended(process, timeout, look)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
+
+
+def ended(
+    process: subprocess.Popen[bytes], timeout: float, look: Callable[[], None] = lambda: None
+) -> int | None:
+    """Its exit status, None if it still runs after ``timeout`` seconds. Raises Stopped."""
+    end = time.monotonic() + timeout
+    while True:
+        go_on()
+        look()
+        try:
+            return process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > end:
+                return None
 
 
 @contextmanager
@@ -132,18 +196,25 @@ def _group(
     command: list[str], environment: Mapping[str, str], sink: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own. Whatever happens, the whole group is gone afterwards."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=sink,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    go_on()
+    line, ours = os.pipe()
     try:
-        yield process
+        process = subprocess.Popen(
+            command,
+            env={**environment, LIFELINE: str(line)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[line],
+        )
+        try:
+            yield process
+        finally:
+            # SGLang's children stay in the group of their parent, also after it died.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     finally:
-        # SGLang's children stay in the group of their parent, also after it died.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.close(line)
+        os.close(ours)

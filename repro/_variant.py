@@ -13,8 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from _run import end_with_the_script
+
 
 def main() -> None:
+    end_with_the_script()
     module, device, requests, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if device == "cpu":
         from g4debug import cpu

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import _render
 from _render import QUOTE
-from _run import Outcome, run_variant
+from _run import Outcome, Stopped, listen, run_variant
 from rich.console import Console
 
 from g4debug.dumps import file, reading
@@ -295,9 +295,11 @@ def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
 
 def main(repro: Repro, doc: str, requests: str) -> int:
     """Run the variants that were asked for. Returns 0 if all did what they should, 1 if one did
-    not, 2 if the script cannot run on this device, 130 after Ctrl-C.
+    not, 2 if the script cannot run on this device, and 128 plus its number after a signal (Ctrl-C:
+    130).
     """
     args = arguments(repro, doc, requests)
+    listen()
     console = Console(stderr=args.json, highlight=False)
     device = args.device or default_device()
     if device not in repro.devices:
@@ -325,9 +327,9 @@ def main(repro: Repro, doc: str, requests: str) -> int:
         summary(repro, done, console)
         if args.json:
             print(json.dumps(as_json(repro, device, done), indent=2))
-    except KeyboardInterrupt:
+    except Stopped as stopped:
         console.print("stopped; no process of ours is left")
-        return 130
+        return stopped.status
     finally:
         if args.keep or not good:
             _render.for_copying(console, "The logs of the variants are kept in:", str(folder))

@@ -22,6 +22,7 @@ from pathlib import Path
 import _render
 from _matrix import Row, run_clean, run_drill
 from _matrix_table import block, clean_block, markdown
+from _run import script
 from rich.console import Console
 
 from g4debug import discovery
@@ -90,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -21,7 +21,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _render
-from _run import ILLEGAL, Outcome, run_variant
+from _run import ILLEGAL, Outcome, run_variant, script
 from _variants import Verdict, not_completed
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
@@ -132,4 +132,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

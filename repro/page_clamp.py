@@ -3,7 +3,7 @@ worse, and nothing is reported.
 
     python repro/page_clamp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json] [--keep]
 
-The bug is that of e4b_trtllm_mtp.py. TRIAGE.md, "Why the clamp is not a fix", tells more. There is
+The bug is that of e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more. There is
 no variant with debugging on, because debugging and the clamp together are refused at start. For
 the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
 

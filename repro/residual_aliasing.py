@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _render
-from _run import _group
+from _run import _group, ended, script
 from _variants import default_device
 from rich.console import Console
 
@@ -46,9 +45,7 @@ def run(variant: str, device: str, folder: Path) -> dict[str, Any]:
         environment = cpu.environment(environment)
     environment[SWITCH] = VARIANTS[variant]
     with log.open("wb") as sink, _group(command, environment, sink) as process:
-        try:
-            process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
+        if ended(process, SECONDS) is None:
             return {"error": f"It took longer than {SECONDS} s. Its log: {log}"}
     if not result.is_file():
         return {"error": f"It ended with exit status {process.returncode}. Its log: {log}"}
@@ -113,4 +110,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

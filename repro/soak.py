@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 import _render
-from _run import HERE, Outcome, run_command
+from _run import HERE, Outcome, run_command, script
 from _variants import not_completed
 from rich.console import Console
 
@@ -43,9 +43,9 @@ def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> O
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
     result = folder / f"{name}.json"
-    script = str(HERE / "_mixed_variant.py")
+    program = str(HERE / "_mixed_variant.py")
     shapes = (json.dumps(ENGINE), json.dumps(SHAPE))
-    command = [sys.executable, script, str(result), str(count), "1", *shapes]
+    command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
         return run_command(name, command, result, env, folder, TIMEOUT)
 
@@ -114,4 +114,4 @@ def _line(run: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

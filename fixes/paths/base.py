@@ -11,7 +11,7 @@ logger = logging.getLogger("g4debug")
 _said: set[tuple[str, str]] = set()
 
 
-def server_refuses(path: str) -> str:
+def server_limit(path: str) -> str:
     """Why a server with these arguments does not run a path; '' if it does.
 
     On a CPU it does where the environment forces the path on: Triton's interpreter then runs its
@@ -25,7 +25,7 @@ def server_refuses(path: str) -> str:
     if not cuda and not (args.device == "cpu" and Settings.from_environ().fixes.get(path)):
         kind = "ROCm" if torch.version.hip else args.device
         return f"the device is {kind}, the kernels were measured on CUDA only"
-    if why := other_numbers_refused(args):
+    if why := numbers_limit(args):
         return why
     if getattr(args, "enable_torch_compile", False):
         return "--enable-torch-compile fuses these operations itself"
@@ -34,7 +34,7 @@ def server_refuses(path: str) -> str:
     return ""
 
 
-def other_numbers_refused(args: Any) -> str:
+def numbers_limit(args: Any) -> str:
     """Why a server with these ServerArgs takes no sums in another order; '' if it does."""
     if getattr(args, "enable_deterministic_inference", False):
         return "--enable-deterministic-inference: sums may be ordered by batch size"
@@ -43,7 +43,7 @@ def other_numbers_refused(args: Any) -> str:
     return ""
 
 
-def norms_refuse(layer: Any, *names: str) -> str:
+def norms_limit(layer: Any, *names: str) -> str:
     """Why a kernel may not stand in for these norms of a layer; '' if it may."""
     for name in names:
         norm = getattr(layer, name)

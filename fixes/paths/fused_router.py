@@ -29,7 +29,7 @@ def after_init(result: None, moe: Any, *args: Any, **kwargs: Any) -> None:
     """After ``Gemma4MoE.__init__``."""
     from g4debug.fixes.paths import base
 
-    why_not = base.server_refuses(ID)
+    why_not = base.server_limit(ID)
     config = moe.topk.topk_config
     if not why_not:
         config.custom_routing_function = routing(

@@ -34,19 +34,19 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
         why_not = "this model has no per-layer embedding"
         base.say(ID, f"layer {layer.layer_id}", why_not, alone=True)
         return
-    why_not = base.server_refuses(ID) or refusal(layer)
+    why_not = base.server_limit(ID) or limit(layer)
     if not why_not:
         layer.g4debug_ple_tail = _gemma4_layer.ple_forward
     base.say(ID, f"layer {layer.layer_id}", why_not)
 
 
-def refusal(layer: Any) -> str:
+def limit(layer: Any) -> str:
     """Why a layer with a per-layer embedding goes SGLang's way; '' if it need not."""
     from g4debug.fixes.paths import base
 
     if layer.enable_moe_block:
         return "got a layer with experts and a per-layer embedding, expected a dense one"
-    why: str = base.norms_refuse(layer, *NORMS)
+    why: str = base.norms_limit(layer, *NORMS)
     return why
 
 

@@ -34,13 +34,13 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     if not layer.enable_moe_block:
         base.say(ID, f"layer {layer.layer_id}", "this model has no experts", alone=True)
         return
-    why_not = base.server_refuses(ID) or refusal(layer)
+    why_not = base.server_limit(ID) or limit(layer)
     if not why_not:
         layer.g4debug_triple_rmsnorm = _gemma4_layer.moe_forward
     base.say(ID, f"layer {layer.layer_id}", why_not)
 
 
-def refusal(layer: Any) -> str:
+def limit(layer: Any) -> str:
     """Why a layer with experts goes SGLang's way; '' if it need not."""
     from g4debug.fixes.paths import base
 
@@ -52,7 +52,7 @@ def refusal(layer: Any) -> str:
     eps.add(base.eps_of(layer.router.norm))
     if len(eps) > 1:
         return f"got norms with epsilons {sorted(eps)}, expected one for all three"
-    why: str = base.norms_refuse(layer, *NORMS) or base.norms_refuse(layer.router, "norm")
+    why: str = base.norms_limit(layer, *NORMS) or base.norms_limit(layer.router, "norm")
     return why
 
 

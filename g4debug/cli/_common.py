@@ -22,7 +22,7 @@ class CliError(Exception):
 
 def one_line(text: str) -> str:
     """``text`` on one line, with everything that could steer a terminal escaped."""
-    from g4debug.reporters._text import clean
+    from g4debug.reporters.text import clean
 
     return clean(" ".join(text.split()))
 

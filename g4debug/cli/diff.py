@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     dumps = [(str(path), read_dump(path)) for path in (args.a, args.b)]
     from g4debug.reporters import diff
-    from g4debug.reporters._compare import compare
+    from g4debug.reporters.compare import compare
 
     try:
         parts = compare(dumps[0][1], dumps[1][1])

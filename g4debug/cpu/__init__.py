@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from g4debug.cpu.error import CpuEngineError as CpuEngineError
+
 SITE: Final = Path(__file__).parent / "site"
 
 # What a process and its spawned children read before or while SGLang is imported.
@@ -34,10 +36,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "TOKENIZERS_PARALLELISM": "false",  # SGLang forks helpers after the tokenizer was used
     "HF_HUB_OFFLINE": "1",  # the models are local directories: never ask the network
 }
-
-
-class CpuEngineError(RuntimeError):
-    """The CPU engine cannot or must not run here. The text says what to do instead."""
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

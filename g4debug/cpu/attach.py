@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from g4debug.cpu import (
-    CpuEngineError,
     draft_tree,
     experts,
     flashinfer_init,
@@ -18,6 +17,7 @@ from g4debug.cpu import (
     softcap,
     verify_greedy,
 )
+from g4debug.cpu.error import CpuEngineError
 
 log = logging.getLogger("g4debug.cpu")
 

@@ -1,4 +1,4 @@
-"""What the parts of the page ledger's hooks share: the pools, the guard, the caller's name."""
+"""What the parts of the page ledger's hooks share: the pools, isolation, the caller's name."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Feed:
                     type(allocator).__qualname__,
                 )
 
-    def guard(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+    def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook``, or None once the ledger is given up; a bug in it gives it up."""
 
-        def guarded(*args: Any, **kwargs: Any) -> Any:
+        def isolated(*args: Any, **kwargs: Any) -> Any:
             if self.ledger.broken:
                 return None
             try:
@@ -71,14 +71,14 @@ class Feed:
                 )
                 return None
 
-        return guarded
+        return isolated
 
-    def guard_result(self, hook: Callable[..., None]) -> Callable[..., Any]:
+    def isolate_result(self, hook: Callable[..., None]) -> Callable[..., Any]:
         """The same for a hook that runs after a site, whose result stands."""
-        guarded = self.guard(hook)
+        isolated = self.isolate(hook)
 
         def after(result: Any, *args: Any, **kwargs: Any) -> Any:
-            guarded(result, *args, **kwargs)
+            isolated(result, *args, **kwargs)
             return result
 
         return after

@@ -149,7 +149,7 @@ class HandOuts:
             for rid, page in zip(tails, going_on.tolist(), strict=False):
                 pool.ends_in(rid, page)
 
-        self.ledger.post(out, self.feed.guard(enter))
+        self.ledger.post(out, self.feed.isolate(enter))
 
     @staticmethod
     def _is_far(indices: torch.Tensor) -> bool:
@@ -206,7 +206,7 @@ class HandOuts:
                 attempt(self.ledger.enter, pool, "alloc", pages, holds=True, caller=where)
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
-        self.ledger.post(out, self.feed.guard(enter))
+        self.ledger.post(out, self.feed.isolate(enter))
 
     def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
         """Without a SWA pool no pairing follows that marks the new pages in the shadow."""
@@ -266,7 +266,7 @@ class HandOuts:
 
         # The fault that this looks for may be an index that the mapping does not have.
         mapping = allocator.full_to_swa_index_mapping
-        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.guard(written))
+        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.isolate(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """Pairs pages that were allocated one by one (HiCache's load-back); 0: no SWA page."""

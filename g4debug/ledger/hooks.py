@@ -36,7 +36,7 @@ class LedgerHooks:
     def install(self, hooks: Hooks) -> None:
         """Put the hooks on the sites that this SGLang has."""
         out, back = self.handed_out, self.taken_back
-        guard: Callable[..., Any] = self.feed.guard
+        isolate: Callable[..., Any] = self.feed.isolate
         after: dict[str, Callable[..., None]] = {
             "pool.init": self.after_init,
             "swa.init": self.after_swa_init,
@@ -52,10 +52,10 @@ class LedgerHooks:
             "swa.set_mapping": out.after_set_mapping,
         }
         for site, hook in after.items():
-            self._put(hooks.after, site, self.feed.guard_result(hook))
-        self._put(hooks.before, "batch.prepare_for_extend", guard(self.before_extend))
-        self._put(hooks.before, "batch.prepare_for_decode", guard(self.before_decode))
-        self._put(hooks.before, "scheduler.run_batch", guard(self.before_run))
+            self._put(hooks.after, site, self.feed.isolate_result(hook))
+        self._put(hooks.before, "batch.prepare_for_extend", isolate(self.before_extend))
+        self._put(hooks.before, "batch.prepare_for_decode", isolate(self.before_decode))
+        self._put(hooks.before, "scheduler.run_batch", isolate(self.before_run))
         self._put(hooks.around, "pool.free", back.around_free)
         self._put(hooks.around, "swa.free", back.around_swa_free)
         self._put(hooks.around, "swa.free_swa", back.around_free_swa)

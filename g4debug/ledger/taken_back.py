@@ -26,9 +26,9 @@ class TakeBacks:
         self._freeing = 0  # inside SWATokenToKVPoolAllocator.free
         self._corrected: torch.Tensor | None = None  # full-pool indices, for its free_swa
         self._unpaired: Pages = np.empty(0, dtype=np.int64)  # full pages in free_swa
-        self._entered_free = feed.guard(self._enter_free)
-        self._entered_swa = feed.guard(self._enter_free_swa)
-        self._left_swa = feed.guard(self._leave_free_swa)
+        self._entered_free = feed.isolate(self._enter_free)
+        self._entered_swa = feed.isolate(self._enter_free_swa)
+        self._left_swa = feed.isolate(self._leave_free_swa)
 
     # --- one pool ------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.reporters._histories import Column, Grid, Row
-from g4debug.reporters._text import fit, shorten, symbols_for
+from g4debug.reporters.text import fit, shorten, symbols_for
 
 GAP = 2
 MAX_CELL = 40

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters._compare_parts import Change, Part
-from g4debug.reporters._text import Symbols, fit, symbols_for
+from g4debug.reporters.text import Symbols, fit, symbols_for
 
 SHOWN = 12  # differences of one part
 

@@ -10,7 +10,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.reporters._text import clean
+from g4debug.reporters.text import clean
 
 SILENT = "nothing: must stay silent"
 LABEL = 11

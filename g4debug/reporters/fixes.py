@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from g4debug.reporters._text import clean
+from g4debug.reporters.text import clean
 
 STYLES = {"applied": "green", "off": "yellow", "target-missing": "bold red"}
 

@@ -20,7 +20,7 @@ from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts
 from g4debug.reporters import _table_words as words
 from g4debug.reporters._table_view import TableView, window
-from g4debug.reporters._text import UNICODE, fit
+from g4debug.reporters.text import UNICODE, fit
 
 MOST = 500  # rows of a history in the page; --json has all
 ROWS, COLUMNS = 32, 48  # of the page map, around the fault

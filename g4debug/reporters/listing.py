@@ -10,7 +10,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.reporters._text import clean, shorten, symbols_for
+from g4debug.reporters.text import clean, shorten, symbols_for
 
 WIDE = 120  # from here on there is room for whole file names
 CHECK_WIDTH = 15  # "flight-recorder"

@@ -14,7 +14,7 @@ from rich.text import Text
 from g4debug.findings.record import Pool, Table
 from g4debug.reporters import _table_words as words
 from g4debug.reporters._table_view import Cell, TableView, clamp, window
-from g4debug.reporters._text import Symbols, clean, shorten, symbols_for
+from g4debug.reporters.text import Symbols, clean, shorten, symbols_for
 
 DEFAULT_ROWS = 12
 RID_WIDTH = 8

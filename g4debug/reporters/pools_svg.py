@@ -9,8 +9,8 @@ from __future__ import annotations
 from html import escape
 
 from g4debug.pools.plan import STEP, Plan, Row, row
-from g4debug.reporters._text import shorten
 from g4debug.reporters.pools import load_line, model_line
+from g4debug.reporters.text import shorten
 
 WIDTH, HEIGHT = 900, 500
 LEFT, RIGHT, TOP, BOTTOM = 70, 96, 122, 64

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts, _grid, page_map
-from g4debug.reporters._text import Symbols, fit, shorten, symbols_for
+from g4debug.reporters.text import Symbols, fit, shorten, symbols_for
 
 LABEL = 10
 BAR = 10

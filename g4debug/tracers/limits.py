@@ -1,11 +1,11 @@
-"""What a server does that keeps a tracer from judging more than ranges."""
+"""What a server does that keeps tracers from judging: the limits that several of them share."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def limits(server_args: Any) -> list[str]:
+def moving_pages(server_args: Any) -> list[str]:
     """Why more than ranges cannot be judged on this server; empty if it can.
 
     Each says what to change. With overlap scheduling a request that ended in the last step is

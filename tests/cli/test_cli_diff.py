@@ -15,7 +15,7 @@ from sample_trap import RIDS, sample_record
 from g4debug import cli
 from g4debug.dumps import writing
 from g4debug.findings.record import TrapRecord
-from g4debug.reporters._compare import Part, compare
+from g4debug.reporters.compare import Part, compare
 
 
 def parts(a: TrapRecord, b: TrapRecord) -> dict[str, Part]:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, NOHUP, TERMINAL, drive, in_session, side_by_side
+from warm import signals
+
+from g4debug.cpu.server import _free_port
 
 pytestmark = ENGINE
 HERE = Path(__file__).parent
@@ -118,3 +126,42 @@ def test_server_answers_over_http(tmp_path):
     assert openai["choices"][0]["text"].split() == native["text"].split()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{url}/health", timeout=5)
+
+
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+@pytest.mark.parametrize("when", ["starting", "serving"])
+def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
+    """SIGTERM to `g4debug cpu-server`, as `kill`, a service manager and CI send it."""
+    log, port = tmp_path / "log", _free_port()
+    command = [sys.executable, "-m", "g4debug", "cpu-server", "--port", str(port)]
+    with log.open("wb") as sink:
+        server = subprocess.Popen(
+            [*signals(*ignored), *command], stdout=sink, stderr=sink, start_new_session=True
+        )
+    try:
+        end = time.monotonic() + 150
+        while not _is(when, server.pid, port):
+            assert server.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < end, log.read_text()[-3000:]
+            time.sleep(0.05)
+        if signal.SIGHUP in ignored:  # SGLang and uvicorn handle the others themselves
+            server.send_signal(signal.SIGHUP)
+            assert _is(when, server.pid, port)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(150) != -signal.SIGHUP
+        end = time.monotonic() + 60
+        while left := in_session(server.pid):
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _is(when: str, pid: int, port: int) -> bool:
+    if when == "starting":
+        return any("sglang::scheduler" in name for name in in_session(pid))
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200
+    return False

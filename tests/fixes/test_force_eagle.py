@@ -10,7 +10,7 @@ import pytest
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.models import tiny_models, write
 from g4debug.cpu.server import server_arguments
-from g4debug.fixes.force_eagle import FIX, SWITCH, obstacles, still_broken
+from g4debug.fixes.force_eagle import FIX, SWITCH, limits, still_broken
 
 ON = {SWITCH: "1"}
 
@@ -66,11 +66,11 @@ def test_hidden_size_and_cuda_graphs(arm, even):
 
     config = get_config(str(even[1]), trust_remote_code=False)
     assert (config.text_config.hidden_size, config.backbone_hidden_size) == (32, 64)
-    assert obstacles(config, cuda_graphs=False) == []
-    (reason,) = obstacles(config, cuda_graphs=True)
+    assert limits(config, cuda_graphs=False) == []
+    (reason,) = limits(config, cuda_graphs=True)
     assert reason.startswith("its hidden size is 32, the target's 64")
     config.text_config.hidden_size = 64
-    assert obstacles(config, cuda_graphs=True) == []
+    assert limits(config, cuda_graphs=True) == []
 
 
 def test_drafts_and_algorithms_that_are_none_of_its_business(arm):

@@ -16,7 +16,7 @@ from published import A4B_26B, folder
 
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import server_arguments
-from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, refusals, still_broken
+from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, limits, still_broken
 from g4debug.hooking import targets
 
 ON = {SWITCH: "1"}
@@ -115,9 +115,9 @@ def test_text_only_models_are_not_touched(arm, server_args):
 
 def test_all_reasons_are_named():
     config = SimpleNamespace(num_hidden_layers=35, num_kv_shared_layers=20, **PLE)
-    assert len(refusals(config, kv_shared_runs=False)) == 2
-    assert len(refusals(config, kv_shared_runs=True)) == 1
-    assert refusals(SimpleNamespace(num_hidden_layers=30), kv_shared_runs=False) == []
+    assert len(limits(config, kv_shared_runs=False)) == 2
+    assert len(limits(config, kv_shared_runs=True)) == 1
+    assert limits(SimpleNamespace(num_hidden_layers=30), kv_shared_runs=False) == []
 
 
 def test_shipped_off(sglang):

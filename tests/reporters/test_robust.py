@@ -11,7 +11,7 @@ from record_strategies import TEXT, records
 
 from g4debug.cli._common import make_console
 from g4debug.findings.record import Holding, PageEvent, Transition, TrapRecord
-from g4debug.reporters import _compare, diff, html, terminal
+from g4debug.reporters import compare, diff, html, terminal
 
 ANY = st.integers() | st.just(1 << 2000)
 LONG = TEXT | st.sampled_from(["x" * 300, "word " * 99, "\n\u202e\x1b[0m", "  "])
@@ -47,12 +47,12 @@ def test_any_record_makes_a_page_and_a_whole_report(record: TrapRecord) -> None:
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.data_too_large])
 @given(wholes, wholes)
 def test_any_two_records_can_be_compared(a: TrapRecord, b: TrapRecord) -> None:
-    assert not any(p.changes for p in _compare.compare(a, a))
-    there = {p.name: len(p.changes) for p in _compare.compare(a, b)}
-    back = {p.name: len(p.changes) for p in _compare.compare(b, a)}
+    assert not any(p.changes for p in compare.compare(a, a))
+    there = {p.name: len(p.changes) for p in compare.compare(a, b)}
+    back = {p.name: len(p.changes) for p in compare.compare(b, a)}
     assert there == back
     stream = io.StringIO()
     dumps = [("a.pt", a), ("b.pt", b)]
-    diff.render(dumps, _compare.compare(a, b), make_console(width=60, stream=stream))
+    diff.render(dumps, compare.compare(a, b), make_console(width=60, stream=stream))
     assert "\x1b" not in stream.getvalue()
-    diff.render_json(dumps, _compare.compare(a, b), stream)
+    diff.render_json(dumps, compare.compare(a, b), stream)

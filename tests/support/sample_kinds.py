@@ -60,7 +60,7 @@ def evicted() -> TrapRecord:
         owner=f"request {A}, since step 96",
         history=("step 96: extend", "step 96: map", "step 117: evict"),
         cause="the eviction point was computed from the length after this step's tokens",
-        reference="TRIAGE.md, 'wrong answers after a long prompt'",
+        reference="TRIAGE.md, 'A SWA page is evicted inside the window'",
         next_command="G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>",
     )
     return _record(finding, events=events, allocator=tail + events)

@@ -1,4 +1,7 @@
-"""Launch-blocking regressions that the seeds' base had: no release has them (TRIAGE 14)."""
+"""Launch-blocking regressions that the seeds' base had: no release has them.
+
+TRIAGE.md, 'Launch-blocking regressions of source builds'.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_nothing_of_sglang_is_imported(release):
     """The probes and ``apply`` read; what they import would be another release's."""
     code = (
         "import sys; from pathlib import Path; from g4debug.hooking import targets\n"
-        "from g4debug.fixes import _spec; from g4debug.hooking.hooks import Hooks\n"
+        "from g4debug.fixes import base; from g4debug.hooking.hooks import Hooks\n"
         f"with targets.looking_at(Path({str(targets.sglang_root())!r})):\n"
         "    base.apply_all(Hooks(), {}, {})\n"
         "print([m for m in ('sglang', 'torch', 'triton') if m in sys.modules])"

@@ -48,7 +48,7 @@ def _batched(
 
     from g4debug.fixes.paths.mm_batched_encoder.batches import Entry, collect
 
-    why = refusal(model)
+    why = limit(model)
     if why:
         _say("not used", why)
         return call_next(model, items)
@@ -103,11 +103,11 @@ def budget(device: torch.device) -> int:
     return int(device_memory(device)) * percent // 100
 
 
-def refusal(model: Any) -> str:
+def limit(model: Any) -> str:
     """Why SGLang goes image by image, '' if it need not."""
     from sglang.srt.server_args import get_global_server_args
 
-    why: str = base.other_numbers_refused(get_global_server_args())
+    why: str = base.numbers_limit(get_global_server_args())
     if why:
         return why
     layers = model.vision_tower.encoder.layers

@@ -39,7 +39,7 @@ def after_init(result: None, tower: Any, *args: Any, **kwargs: Any) -> None:
     """After ``Gemma4VisionEncoder.__init__``: decide for this tower."""
     from g4debug.fixes.paths import base
 
-    why_not = base.server_refuses(ID) or refusal(tower)
+    why_not = base.server_limit(ID) or limit(tower)
     use(tower, not why_not)
     base.say(ID, "the vision tower", why_not)
 
@@ -55,7 +55,7 @@ def used(tower: Any) -> bool:
     return getattr(tower.encoder, "g4debug_vision_layer", False)
 
 
-def refusal(tower: Any) -> str:
+def limit(tower: Any) -> str:
     """Why a tower goes SGLang's way; '' if it need not."""
     from g4debug.fixes.paths import base
 
@@ -64,7 +64,7 @@ def refusal(tower: Any) -> str:
         backend = type(attention.qkv_backend).__name__
         if backend not in NO_MASK:
             return f"{backend} may read a mask, expected {' or '.join(NO_MASK)}"
-        why = base.norms_refuse(layer, *NORMS) or base.norms_refuse(attention, *HEAD_NORMS)
+        why = base.norms_limit(layer, *NORMS) or base.norms_limit(attention, *HEAD_NORMS)
         if why:
             return f"layer {number}: {why}"
         eps = {base.eps_of(getattr(attention, name)) for name in HEAD_NORMS}

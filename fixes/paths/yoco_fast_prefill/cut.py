@@ -172,7 +172,8 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
                 setattr(backend, name, torch.zeros_like(before[name]))
         if batch.forward_mode.is_decode() and (backend.sliding_window_size or 0) > 0:
             # SGLang's triton decode sees one key less of a window than its prefill, whose answer
-            # we owe: itself and sliding_window_size before it (TRIAGE 17).
+            # we owe: itself and sliding_window_size before it. TRIAGE.md, 'The triton backend
+            # decodes with one key less than the window'.
             backend.sliding_window_size += 1
         backend.init_forward_metadata(batch)
         return backend.forward_metadata

@@ -14,7 +14,7 @@ ones get its output, and the result goes back to its places among zeros. If no r
 layers are not called.
 
 Falls back to SGLang's forward, all rows: see :func:`plan <.plan.plan>` and
-:func:`static_reason`. Under piecewise CUDA graphs the forward is compiled for all rows, and
+:func:`batch_limit`. Under piecewise CUDA graphs the forward is compiled for all rows, and
 stays so, unless ``G4DEBUG_YOCO_EAGER_ROWS`` says from how many spared rows on it runs eagerly.
 
 Same tokens, not the same bits: a matrix product of fewer rows may add in another order.
@@ -145,7 +145,7 @@ def decide(model: Any, forward_batch: Any) -> list[int] | str:
     if isinstance(first, str):
         _say(f"not used: {first}")
         return first
-    why = static_reason(forward_batch)
+    why = batch_limit(forward_batch)
     if why:
         _say(f"not used: {why}")
         return why
@@ -166,7 +166,7 @@ def first_shared_layer(model: Any) -> int | str:
     return _first[model]
 
 
-def static_reason(forward_batch: Any) -> str:
+def batch_limit(forward_batch: Any) -> str:
     """Why this server cannot use the path, '' if it can."""
     from sglang.srt.compilation.piecewise_context_manager import get_forward_context
     from sglang.srt.server_args import get_global_server_args

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from g4debug import discovery
 from g4debug.findings.record import Finding, Location
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"
+Kind = Literal["cuda-error", "exception", "hang"]
+_DIED = "TRIAGE.md, 'The server died and only the flight recorder left a dump'"
+REFERENCES: dict[Kind, str] = {
+    "cuda-error": _DIED,
+    "exception": _DIED,
+    "hang": "TRIAGE.md, 'The scheduler hangs'",
+}
 WRAPPERS = (
     "g4debug/hooking/hooks.py",
     "g4debug/tracers/base.py",
@@ -78,10 +85,11 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
             ". This is only where it surfaced: a CUDA error is reported by whatever waits for the "
             "device next, and the kernel that failed was launched before"
         )
+    kind: Kind = "cuda-error" if cuda else "exception"
     again = BLOCKING if cuda else ""
     return Finding(
         check=CHECK,
-        kind="cuda-error" if cuda else "exception",
+        kind=kind,
         site=site,
         headline=f"g4debug: {CHECK} in {_phase(site, context)}: {_name_and_line(error)}",
         location=_location(context),
@@ -89,6 +97,7 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context),
+        reference=REFERENCES[kind],
         next_command=again if complete else ARM_ALL,
     )
 
@@ -108,6 +117,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         got=f"none for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context),
+        reference=REFERENCES["hang"],
         next_command="" if complete else ARM_ALL,
     )
 

@@ -143,13 +143,13 @@ class SigtermWatch:
     def _bounded(self, work: Callable[[], None]) -> None:
         """Whatever hangs the scheduler may hang us, too: a lock, a full disk, a blocked log."""
 
-        def guarded() -> None:
+        def isolated() -> None:
             try:
                 work()
             except Exception:
                 logger.exception("g4debug: flight-recorder failed; please report this")
 
-        thread = threading.Thread(target=guarded, name="g4debug-last-dump", daemon=True)
+        thread = threading.Thread(target=isolated, name="g4debug-last-dump", daemon=True)
         thread.start()
         thread.join(LIMIT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.ledger.ledger import Ledger
@@ -14,7 +14,13 @@ logger = logging.getLogger("g4debug")
 NAMED = 4  # requests that are named one by one
 Found = tuple[Finding, tuple[PageEvent, ...]]
 ALL = "G4DEBUG_TRACE=kv-integrity,page-table,swa-allocator,spec-lifecycle <your launch command>"
-TRIAGE = "TRIAGE.md, 'wrong answers, no crash: KV is corrupted'"
+Kind = Literal["write-after-free", "kv-changed", "nan"]
+_CORRUPTED = "TRIAGE.md, 'Wrong answers, no crash: KV is corrupted'"
+REFERENCES: dict[Kind, str] = {
+    "write-after-free": _CORRUPTED,
+    "kv-changed": _CORRUPTED,
+    "nan": _CORRUPTED,
+}
 
 
 def describe_written(
@@ -54,7 +60,7 @@ def describe_written(
             "a forward wrote through a stale page table or out_cache_loc: its request was given "
             "up, or its page freed too early, between the free and now"
         ),
-        reference=TRIAGE,
+        reference=REFERENCES["write-after-free"],
         next_command=ALL,
     )
     return finding, events
@@ -102,7 +108,7 @@ def describe_changed(
             else "one buffer of one layer only: not a token's write, which changes all layers; a "
             "kernel that writes out of bounds, or a memory error (see: nvidia-smi -q -d ECC)"
         ),
-        reference=TRIAGE,
+        reference=REFERENCES["kv-changed"],
         next_command=ALL,
     )
     return finding, events
@@ -134,7 +140,7 @@ def describe_not_finite(
             f"layer {layer} is the first of the {pool.name} pool that has it: what came into that "
             "layer was NaN already, or it read KV that is (look for kv-changed)"
         ),
-        reference=TRIAGE,
+        reference=REFERENCES["nan"],
         next_command=f"SGLANG_SPEC_NAN_DETECTION=1 {ALL}",
     )
     return finding, events

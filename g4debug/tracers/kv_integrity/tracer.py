@@ -10,7 +10,7 @@ Opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writes KV:
   pool after each step. NaN and Inf are looked for when it is sealed.
 
 Sound only where one stream runs scheduler and forward one after the other, and nobody else
-moves KV: ``obstacles`` says where that is not so, and the tracer then checks nothing. Reads
+moves KV: ``limits`` says where that is not so, and the tracer then checks nothing. Reads
 come behind what they look at and before what may follow, in stream order; results come to the
 host by the page ledger's staging, so no step waits for them.
 """
@@ -31,7 +31,7 @@ from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
-from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, obstacles, to_device
+from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, limits, to_device
 
 HANDED_OUT = 256  # new pages whose stamps are compared at a time
 SAMPLE = 64  # sealed pages of each pool that are compared after each step
@@ -44,7 +44,7 @@ class KvIntegrityTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.pools: dict[str, Watched] = {}
-        self.why_not: list[str] = []  # reasons to check nothing
+        self.limits: list[str] = []  # why nothing can be checked here
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV is there to stay
         self._idle_step = 0  # of the last check at idle
@@ -66,14 +66,14 @@ class KvIntegrityTracer:
     # --- which pools -----------------------------------------------------------------------
 
     def after_pool_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.pools and not self.why_not:  # a SWA allocator that follows takes it over
+        if not self.pools and not self.limits:  # a SWA allocator that follows takes it over
             self.watch(allocator, "full", allocator.get_kvcache())
         return result
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         self.pools.clear()
         self._names.clear()
-        self.why_not.clear()
+        self.limits.clear()
         for name in ("full", "swa"):
             self.watch(getattr(allocator, f"{name}_attn_allocator"), name, allocator.get_kvcache())
         return result
@@ -86,19 +86,19 @@ class KvIntegrityTracer:
         try:
             kv = KvPages(allocator.get_kvcache(), pool.pages, pool.page_size)
         except Unsupported as e:
-            self.why_not.append(str(e))
+            self.limits.append(str(e))
             return
         self.pools[name] = Watched(pool, kv, layers_of(kvcache, name))
         self._names[id(allocator)] = name
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        self.why_not += obstacles(scheduler.server_args)
-        if not self.pools and not self.why_not:
-            self.why_not.append("it has no paged KV pool")
-        if self.why_not:
+        self.limits += limits(scheduler.server_args)
+        if not self.pools and not self.limits:
+            self.limits.append("it has no paged KV pool")
+        if self.limits:
             self.pools.clear()
             self._names.clear()
-            why = "; ".join(self.why_not)
+            why = "; ".join(self.limits)
             logger.warning("g4debug: kv-integrity is armed, but checks nothing here: %s", why)
         return result
 

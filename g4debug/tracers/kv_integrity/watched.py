@@ -12,7 +12,7 @@ import torch
 from g4debug.findings.record import PageEvent
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
-from g4debug.tracers.limits import limits
+from g4debug.tracers.limits import moving_pages
 
 CHUNK = 64  # pages read at a time: the device needs scratch of that many pages of one buffer
 
@@ -113,9 +113,9 @@ def to_device(indices: Pages, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(indices).to(device, non_blocking=True)
 
 
-def obstacles(server_args: Any) -> list[str]:
+def limits(server_args: Any) -> list[str]:
     """Why KV cannot be judged on this server; empty if it can."""
-    found = limits(server_args)
+    found = moving_pages(server_args)
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
         ("enable_hisparse", "HiSparse exchanges KV under a page"),

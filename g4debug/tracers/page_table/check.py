@@ -37,12 +37,12 @@ class Kind(IntEnum):
 class Truth:
     """What a table must agree with; all tensors on the table's device.
 
-    req_to_token: int32 [slots, tokens], token indices of the full pool. req_pool_indices:
-    integer [>= rows], slot of each row; slot 0 is no request's (SGLang's padding), such rows are
-    not judged. swa: the table is of the SWA pool. shadow: int32 [full pages + 1], see
-    :mod:`g4debug.ledger.shadow`. mapping: int64 [>= full tokens], SGLang's
-    ``full_to_swa_index_mapping``, read only where there is no shadow. padding: rows of at most
-    this many tokens are not judged: a CUDA graph's padding rows keep the slots of an earlier
+    req_to_token: int32 [requests, tokens], token indices of the full pool. req_pool_indices:
+    integer [>= rows], the request of each row, as its row of req_to_token; 0 is no request
+    (SGLang's padding), and such rows are not judged. swa: the table is of the SWA pool. shadow:
+    int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`. mapping: int64 [>= full tokens],
+    SGLang's ``full_to_swa_index_mapping``, read only where there is no shadow. padding: rows of at
+    most this many tokens are not judged: a CUDA graph's padding rows keep those of an earlier
     batch, and are known by their length alone.
     """
 
@@ -131,11 +131,11 @@ def _disagreements(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(Kind of each cell or 0, the page that belongs there, whether the allocator gave it)."""
     rows, columns = values.shape
-    slots, tokens = truth.req_to_token.shape
-    slot = truth.req_pool_indices[:rows].to(torch.int64)
+    requests, tokens = truth.req_to_token.shape
+    request = truth.req_pool_indices[:rows].to(torch.int64)
     at = torch.arange(columns, device=values.device) * page_size
-    judged = judged & ((slot > 0) & (slot < slots))[:, None] & (at < tokens)
-    token = truth.req_to_token[slot.clamp(0, slots - 1)][:, at.clamp(max=tokens - 1)]
+    judged = judged & ((request > 0) & (request < requests))[:, None] & (at < tokens)
+    token = truth.req_to_token[request.clamp(0, requests - 1)][:, at.clamp(max=tokens - 1)]
     full = torch.where(token < 0, UNKNOWN, token.to(torch.int64) // page_size)
     freed = torch.zeros_like(judged)
     word = torch.zeros_like(full)

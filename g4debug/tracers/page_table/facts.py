@@ -7,22 +7,52 @@ known.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.launch import Launch
 
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-_NAMES = {
+KindName = Literal[
+    "negative",
+    "out-of-range",
+    "row-too-short",
+    "page-zero",
+    "mismatch",
+    "use-after-free",
+    "evicted-in-window",
+    "full-index-in-swa-table",
+    "other-request",
+    "stale",
+]
+NAMES: dict[Kind, KindName] = {
     Kind.NEGATIVE: "negative",
     Kind.RANGE: "out-of-range",
     Kind.SHORT: "row-too-short",
     Kind.ZERO: "page-zero",
+    Kind.MISMATCH: "mismatch",
     Kind.FREED: "use-after-free",
     Kind.EVICTED: "evicted-in-window",
+}
+_CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
+_WRONG = "TRIAGE.md, 'The page table names a wrong page'"
+_EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
+REFERENCES: dict[KindName, str] = {
+    "negative": _WRONG,
+    "out-of-range": _WRONG,
+    "row-too-short": _WRONG,
+    "page-zero": _WRONG,
+    "mismatch": _WRONG,
+    "use-after-free": _WRONG,
+    "evicted-in-window": _EVICTED,
+    "full-index-in-swa-table": _CRASH,
+    "other-request": _WRONG,
+    "stale": _WRONG,
 }
 
 
@@ -72,18 +102,14 @@ class Facts:
 
     @property
     def stale_state(self) -> bool:
-        """The backend does not know that its pool is a SWA pool: the upstream regression.
+        """The backend does not know that its pool is a SWA pool: the upstream regression."""
+        return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
 
-        Not by use_sliding_window_kv_pool: in 0.5.13 it is False for every sound draft, whose own
-        pool is the dummy.
-        """
-        return self.untranslated and self.launch.backend._swa_kv_pool is None
-
-    def _kind(self) -> str:
+    def _kind(self) -> KindName:
         if self.untranslated:
             return "full-index-in-swa-table"
         if self.cell.kind is not Kind.MISMATCH:
-            return _NAMES[self.cell.kind]
+            return NAMES[self.cell.kind]
         pool = self._pool()
         if pool is None or not 0 < self.value < pool.pages:
             return "mismatch"
@@ -191,10 +217,9 @@ class Facts:
 
     def cause(self) -> str:
         if self.stale_state:
-            b = self.launch.backend
             return (
                 "full-pool indices reached a sliding layer: the attention backend has "
-                f"use_sliding_window_kv_pool={b.use_sliding_window_kv_pool}, _swa_kv_pool=None, "
+                f"{trtllm_mha.swa_state(self.launch.backend)}, "
                 "while the pool it reads is a SWAKVPool, so the table was not translated"
             )
         if self.untranslated:
@@ -227,12 +252,11 @@ class Facts:
             "the table was overwritten after it was built, or built from stale data"
         )
 
-    def reference(self) -> str:
+    def fix(self) -> str:
+        """The fix that matches, in front of the entry of TRIAGE.md; '' for none."""
         if self.stale_state:
-            return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it)"
-        if self.kind in ("negative", "out-of-range"):
-            return "TRIAGE.md, 'illegal memory access in decode'"
-        return "TRIAGE.md, 'The trap names another kind of page'"
+            return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it); "
+        return ""
 
     def next_command(self) -> str:
         if self.stale_state:

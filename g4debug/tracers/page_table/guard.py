@@ -13,7 +13,7 @@ Kinds and conditions in full: :func:`g4debug.tracers.page_table.check.check_page
 reference of this kernel.
 
 ``out`` past u is not written: FlashInfer never dereferences it. The first program that
-finds a bad cell at a site writes what it saw *straight into pinned host memory*, so the
+finds a bad cell in a launch writes what it saw *straight into pinned host memory*, so the
 host reads it without a copy or a sync, and still has it if the context dies a moment
 later. Which program is first may vary; that there is a bad cell does not. The host
 re-checks the whole table before it reports.
@@ -43,7 +43,7 @@ _EVICTED = tl.constexpr(int(Kind.EVICTED))
 
 @triton.jit(
     do_not_specialize=[
-        "pages", "page_size", "window", "columns", "site", "slots", "tokens", "known", "padding",
+        "pages", "page_size", "window", "columns", "slot", "requests", "tokens", "known", "padding",
     ]
 )  # fmt: skip
 def _page_guard_kernel(
@@ -60,15 +60,15 @@ def _page_guard_kernel(
     page_size,
     window,
     columns,
-    site,
-    slots,
+    slot,
+    requests,
     tokens,
     known,  # words of the book: full pages, or tokens of the mapping
     padding,
     stride_row,
     stride_column,
     out_stride_row,
-    stride_slot,
+    stride_request,
     HAS_Q: tl.constexpr,
     HAS_TRUTH: tl.constexpr,
     HAS_SHADOW: tl.constexpr,
@@ -98,11 +98,11 @@ def _page_guard_kernel(
         expected = tl.zeros([BLOCK], tl.int64) - 1
         repaired = tl.zeros([BLOCK], tl.int64)
         if HAS_TRUTH:
-            slot = tl.load(req_pool_indices + row).to(tl.int64)
+            request = tl.load(req_pool_indices + row).to(tl.int64)
             at = column.to(tl.int64) * page_size
-            theirs = (slot > 0) & (slot < slots) & (n > padding)  # some request's row
+            theirs = (request > 0) & (request < requests) & (n > padding)  # some request's row
             judged = live & (column < tl.where(theirs, used, 0)) & (at < tokens)
-            token = tl.load(req_to_token + slot * stride_slot + at, mask=judged, other=0)
+            token = tl.load(req_to_token + request * stride_request + at, mask=judged, other=0)
             token = token.to(tl.int64)
             full = tl.where(token < 0, -1, token // page_size)
             freed = judged & (column < 0)
@@ -140,25 +140,25 @@ def _page_guard_kernel(
         count = cells
         if start == 0:
             count += (needed > columns).to(tl.int32)
-        # Nested: Triton's `and` evaluates both sides, and the atomic claims the site.
+        # Nested: Triton's `and` evaluates both sides, and the atomic claims the slot.
         if count > 0:  # noqa: SIM102
-            if tl.atomic_add(claims + site, count) == 0:
+            if tl.atomic_add(claims + slot, count) == 0:
                 where = tl.min(tl.where(bad, column, 2147483647), axis=0)
                 here = column == where
                 short = cells == 0
-                host_slot = host + site.to(tl.int64) * N_FIELDS
+                at_host = host + slot.to(tl.int64) * N_FIELDS
                 what = tl.sum(tl.where(here, value, 0), axis=0)
                 why = tl.sum(tl.where(here, kind, 0), axis=0)
                 belongs = tl.sum(tl.where(here, expected, 0), axis=0)
-                tl.store(host_slot + 1, row)
-                tl.store(host_slot + 2, tl.where(short, columns, where).to(tl.int64))
-                tl.store(host_slot + 3, tl.where(short, needed, what))
-                tl.store(host_slot + 4, n)
-                tl.store(host_slot + 5, count.to(tl.int64))
-                tl.store(host_slot + 6, tl.where(short, _SHORT, why).to(tl.int64))
-                tl.store(host_slot + 7, tl.where(short, -1, belongs))
-                tl.store(host_slot, n * 0 + 1)
-                tl.store(host, n * 0 + 1)  # slot 0 is the summary flag of all sites
+                tl.store(at_host + 1, row)
+                tl.store(at_host + 2, tl.where(short, columns, where).to(tl.int64))
+                tl.store(at_host + 3, tl.where(short, needed, what))
+                tl.store(at_host + 4, n)
+                tl.store(at_host + 5, count.to(tl.int64))
+                tl.store(at_host + 6, tl.where(short, _SHORT, why).to(tl.int64))
+                tl.store(at_host + 7, tl.where(short, -1, belongs))
+                tl.store(at_host, n * 0 + 1)
+                tl.store(host, n * 0 + 1)  # slot 0 is the summary flag of all slots
 
 
 def launch(
@@ -167,7 +167,7 @@ def launch(
     seq_lens: torch.Tensor,
     cu_q: torch.Tensor | None,
     trap: TrapBuffer,
-    site: int,
+    slot: int,
     pages: int,
     page_size: int,
     window: int,
@@ -182,10 +182,10 @@ def launch(
     rows, columns = table.shape
     if rows == 0 or columns == 0:
         return
-    book, slots, tokens, known, stride_slot, padding = seq_lens, 0, 0, 0, 0, 0
+    book, requests, tokens, known, stride_request, padding = seq_lens, 0, 0, 0, 0, 0
     if truth is not None:
-        slots, tokens = truth.req_to_token.shape
-        stride_slot, padding = truth.req_to_token.stride(0), truth.padding
+        requests, tokens = truth.req_to_token.shape
+        stride_request, padding = truth.req_to_token.stride(0), truth.padding
         if truth.shadow is not None:
             book, known = truth.shadow, truth.shadow.numel() - 1
         elif truth.swa:
@@ -205,15 +205,15 @@ def launch(
         page_size,
         window,
         columns,
-        site,
-        slots,
+        slot,
+        requests,
         tokens,
         known,
         padding,
         table.stride(0),
         table.stride(1),
         out.stride(0),
-        stride_slot,
+        stride_request,
         HAS_Q=cu_q is not None,
         HAS_TRUTH=truth is not None,
         HAS_SHADOW=truth is not None and truth.shadow is not None,
@@ -230,7 +230,7 @@ def reference(
     seq_lens: torch.Tensor,
     cu_q: torch.Tensor | None,
     trap: TrapBuffer,
-    site: int,
+    slot: int,
     pages: int,
     page_size: int,
     window: int,
@@ -241,15 +241,15 @@ def reference(
     checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
     out.copy_(checked.safe)
     count = len(checked.bad) + len(checked.short)
-    if count and int(trap.claims[site]) == 0:
+    if count and int(trap.claims[slot]) == 0:
         found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
         rows = [found[:1].tolist()[0]] if len(found) else []
         if len(checked.short):
             row, needed = (int(x) for x in checked.short[0])
             rows.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
         row, column, value, kind, expected = min(rows, key=lambda r: r[:2])
-        slot = site * FIELDS
+        begin = slot * FIELDS
         words = [1, row, column, value, int(seq_lens[row]), count, kind, expected]
-        trap.host[slot : slot + FIELDS] = torch.tensor(words)
+        trap.host[begin : begin + FIELDS] = torch.tensor(words)
         trap.host[FLAG] = 1
-    trap.claims[site] += count
+    trap.claims[slot] += count

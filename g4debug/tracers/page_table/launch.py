@@ -25,5 +25,5 @@ class Launch:
     pages: int
     window: int
     truth: Truth | None
-    site: int
+    slot: int
     captured: bool

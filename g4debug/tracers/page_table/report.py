@@ -13,7 +13,7 @@ from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Poo
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
-from g4debug.tracers.page_table.facts import Cell, Facts, event_line
+from g4debug.tracers.page_table.facts import NAMES, REFERENCES, Cell, Facts, event_line
 from g4debug.tracers.page_table.launch import Launch
 
 logger = logging.getLogger("g4debug")
@@ -78,7 +78,7 @@ def describe(
         owner=facts.owner(),
         history=tuple(event_line(e) for e in events),
         cause=facts.cause(),
-        reference=facts.reference(),
+        reference=facts.fix() + REFERENCES[facts.kind],
         next_command=facts.next_command(),
     )
     return finding, table, events
@@ -138,18 +138,18 @@ def _cell(fields: dict[str, int]) -> Cell:
 
 
 def _on_host(launch: Launch) -> Truth | None:
-    """The launch's truth on the host, cut to the slots of its rows."""
+    """The launch's truth on the host, cut to the requests of its rows."""
     truth = launch.truth
     if truth is None:
         return None
-    slots = truth.req_to_token.shape[0]
-    slot = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
-    taken = truth.req_to_token[slot.clamp(0, slots - 1)].cpu()
-    theirs = ((slot > 0) & (slot < slots)).cpu()
+    requests = truth.req_to_token.shape[0]
+    request = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
+    taken = truth.req_to_token[request.clamp(0, requests - 1)].cpu()
+    theirs = ((request > 0) & (request < requests)).cpu()
     return dataclasses.replace(
         truth,
         req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
-        req_pool_indices=torch.where(theirs, torch.arange(1, len(slot) + 1), 0),
+        req_pool_indices=torch.where(theirs, torch.arange(1, len(request) + 1), 0),
         shadow=None if truth.shadow is None else truth.shadow.cpu(),
         mapping=None if truth.mapping is None else truth.mapping.cpu(),
     )
@@ -181,11 +181,12 @@ def _used(recorder: Recorder, name: str) -> int:
 def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
     """From the kernel's own words alone."""
     cell = _cell(fields)
+    kind = NAMES[cell.kind]
     outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
-    what = "is out of range" if outside else f"is wrong ({cell.kind.name.lower()})"
+    what = "is out of range" if outside else f"is wrong ({kind})"
     return Finding(
         check="page-table",
-        kind="out-of-range" if cell.kind is Kind.RANGE else cell.kind.name.lower(),
+        kind=kind,
         site="attn.layer_page_table",
         headline=(
             f"g4debug: page-table: page {cell.value} {what} (row {cell.row}, column {cell.column})"
@@ -200,4 +201,5 @@ def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
         ),
         expected=f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool",
         got=str(cell.value),
+        reference=REFERENCES[kind],
     )

@@ -26,12 +26,12 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.launch import Launch
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
-SITE = "attn.layer_page_table"
 # Cells behind a table's last row that a kernel reads if that row is too short.
 SLACK = 4096
 logger = logging.getLogger("g4debug")
@@ -42,18 +42,18 @@ class PageTableTracer:
         self.context = context
         self.contain = context.settings.mode != "log"
         self.trap: TrapBuffer | None = None
-        self.launches: dict[int, Launch] = {}  # by site
+        self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
         self.lost = False  # a sticky device error: nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.books = Books(context.ledger)
         self._latest: dict[tuple[int, str], Launch] = {}
-        self._eager_sites: dict[tuple[int, str], int] = {}
+        self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
 
     def install(self) -> None:
-        self.context.after("attn.init", self.after_backend_init)
-        self.context.after(SITE, self.after_page_table)
+        self.context.after(trtllm_mha.BUILT, self.after_backend_init)
+        self.context.after(trtllm_mha.HANDED_OVER, self.after_page_table)
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.stream_output", self.before_stream_output)
         # Where the kernel got the bad page after all (log mode), the context is dead by now,
@@ -100,28 +100,28 @@ class PageTableTracer:
         key = (id(backend), name)
         captured = table.is_cuda and torch.cuda.is_current_stream_capturing()
         if captured:
-            site = self.trap.new_site()
+            slot = self.trap.new_slot()
         else:
-            site = self._eager_sites.setdefault(key, 0) or self.trap.new_site()
-            self._eager_sites[key] = site
-        metadata = backend.forward_metadata
+            slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
+            self._eager_slots[key] = slot
+        seq_lens, cu_q = trtllm_mha.lengths(backend)
         rows = table.shape[0]
         launch = Launch(
             backend=backend,
             layer=layer,
             batch=batch,
             table=table,
-            seq_lens=metadata.cache_seqlens_int32,
-            cu_q=metadata.cu_seqlens_q,
+            seq_lens=seq_lens,
+            cu_q=cu_q,
             out=self._buffer(key, table),
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
-            window=-1 if name == "full" else int(layer.sliding_window_size),
+            window=trtllm_mha.window(layer, name),
             truth=self.books.truth(backend, batch, name, rows, captured),
-            site=site,
+            slot=slot,
             captured=captured,
         )
-        self.launches[site] = launch
+        self.launches[slot] = launch
         guard = page_guard.launch if table.is_cuda else page_guard.reference
         guard(
             table,
@@ -129,7 +129,7 @@ class PageTableTracer:
             launch.seq_lens,
             launch.cu_q,
             self.trap,
-            site,
+            slot,
             launch.pages,
             int(backend.page_size),
             launch.window,
@@ -166,8 +166,8 @@ class PageTableTracer:
         if self.trap is None or self.lost or not self.trap.tripped:
             return
         recorder, found = self.context.recorder, []
-        for site in self.trap.tripped_sites() or [0]:
-            launch, fields = self.launches.get(site), self.trap.fields(site)
+        for slot in self.trap.tripped_slots() or [0]:
+            launch, fields = self.launches.get(slot), self.trap.fields(slot)
             draft = launch is not None and id(launch.backend) in self.drafts
             try:
                 found.append(describe(launch, fields, recorder, draft, self.context.ledger))
@@ -176,11 +176,11 @@ class PageTableTracer:
                 logger.exception("g4debug: page-table finding could not be described in full")
                 bare, _, _ = describe(None, fields, recorder, draft, None)
                 found.append((bare, None, ()))
-        self._rearm()
+        self._clear()
         for finding, table, events in found:  # in raise mode the first one ends it
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
-    def _rearm(self) -> None:
+    def _clear(self) -> None:
         assert self.trap is not None
         try:
             self.trap.clear()
@@ -198,8 +198,8 @@ TRACER = Tracer(
     id="page-table",
     title="every live cell of a page table is the page that req_to_token and the allocators say",
     sites=(
-        "attn.init",
-        SITE,
+        trtllm_mha.BUILT,
+        trtllm_mha.HANDED_OVER,
         "scheduler.init",
         "scheduler.run_batch",
         "scheduler.run_event_loop",

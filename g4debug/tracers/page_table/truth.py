@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.tracers.limits import limits
+from g4debug.tracers.limits import moving_pages
+from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Truth
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Books:
     def learn(self, backend: Any, model_runner: Any) -> None:
         """A backend was built for this ModelRunner."""
         args = model_runner.server_args
-        found = limits(args)
+        found = moving_pages(args)
         self.limits.update(found)
         if found:
             return
@@ -55,27 +56,14 @@ class Books:
             mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
             if mapping is None:
                 return None
+        padding = 0
+        if captured:
+            padding = trtllm_mha.padding(backend, batch, id(backend) in self._frozen)
         return Truth(
             req_to_token=backend.req_to_token,
             req_pool_indices=indices,
             swa=swa,
             shadow=shadow,
             mapping=mapping,
-            padding=self._padding(backend, batch) if captured else 0,
+            padding=padding,
         )
-
-    def _padding(self, backend: Any, batch: Any) -> int:
-        """Length of a captured graph's padding rows.
-
-        SGLang resets their lengths at each replay, but not their slots: those are an earlier
-        batch's (cuda_graph_runner.py, ``populate_from_forward_batch``).
-        """
-        fill = int(backend.get_cuda_graph_seq_len_fill_value())
-        mode = batch.forward_mode
-        if mode.is_target_verify():
-            return fill + int(backend.speculative_num_draft_tokens)
-        # FROZEN_KV_MTP builds its draft's metadata as for a decode without speculation.
-        plain = batch.spec_info is None or id(backend) in self._frozen
-        if mode.is_decode_or_idle() and not plain:
-            return fill + int(backend.speculative_step_id) + 1
-        return fill

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.ledger.ledger import Ledger
@@ -12,6 +12,15 @@ from g4debug.tracers.pool_leak.check import Census, Pages
 
 NAMED = 8  # pages and holdings that are named one by one
 Released = Mapping[str, tuple[int, bool]]
+Kind = Literal["leaked", "double", "repeated", "outside", "row"]
+_LEAK = "TRIAGE.md, 'Pool memory leak detected'"
+REFERENCES: dict[Kind, str] = {
+    "leaked": _LEAK,
+    "double": _LEAK,
+    "repeated": _LEAK,
+    "outside": _LEAK,
+    "row": _LEAK,
+}
 
 
 def describe(
@@ -50,7 +59,7 @@ def describe(
         owner=f"page {first}: {worst.last or 'nothing is known of it'}",
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
         cause=_cause(kind, worst),
-        reference="TRIAGE.md, 'pool memory leak detected'",
+        reference=REFERENCES[kind],
         next_command="G4DEBUG_LEAK_STEPS=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
         if kind == "leaked"
         else "G4DEBUG_TRACE=swa-allocator <your launch command>",
@@ -91,13 +100,13 @@ def describe_rows(
         expected="an idle server has given all rows back",
         got=f"rows of {rids}",
         cause="release_kv_cache was not called, or did not reach ReqToTokenPool.free",
-        reference="TRIAGE.md, 'pool memory leak detected'",
+        reference=REFERENCES["row"],
         next_command="g4debug show --all <this dump>",
     )
     return finding, holdings
 
 
-def _worst(census: Census) -> tuple[str, Pages, str]:
+def _worst(census: Census) -> tuple[Kind, Pages, str]:
     """Kind, pages and words of the worst part: what corrupts comes before what is lost."""
     if len(census.double):
         return "double", census.double, "free and in use at once"

@@ -77,9 +77,9 @@ class PoolLeakTracer:
             self._report_rows(live)
 
     def live_requests(self) -> list[Any]:
-        """Requests that hold a row of req_to_token."""
+        """Requests that hold a row of req_to_token; of a session, the one that runs."""
         known = list(self.ledger.requests.values())
-        return [r for r in known if r.req_pool_idx is not None and r.session is None]
+        return [r for r in known if r.req_pool_idx is not None]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         named = (census.leaked, census.double, census.repeated, census.outside)

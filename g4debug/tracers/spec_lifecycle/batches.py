@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Problem, check_rows, check_state
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.state import Custody, rows_of, state_of
 
@@ -32,11 +32,11 @@ class SpecBatches:
             spec = side.spec_info
             live = sum(not r.finished() for r in side.reqs)
             allowed = (DRAFT,) if not self.types_only else (DRAFT, IDLE)
-            problem = check_state(state_of(spec), type(spec).__name__, allowed)
-            if problem is None and not self.types_only:
-                problem = check_draft_input(self.custody, spec, live)
+            violation = check_state(state_of(spec), type(spec).__name__, allowed)
+            if violation is None and not self.types_only:
+                violation = check_draft_input(self.custody, spec, live)
             note = "the batch that is merged into" if side is batch else "the batch that joins"
-            self.log.judge("batch.merge", side, problem, note=note)
+            self.log.judge("batch.merge", side, violation, note=note)
         self._merging = state_of(batch.spec_info)
 
     def after_merge(self, result: Any, batch: Any, other: Any) -> Any:
@@ -63,8 +63,8 @@ class SpecBatches:
             live = bool(keep_indices)
         if live:
             # Nothing to filter is no fault: a batch that has not run yet has none.
-            problem = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
-            self.log.judge("batch.filter", batch, problem or self.custody.check_held(spec))
+            violation = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
+            self.log.judge("batch.filter", batch, violation or self.custody.check_held(spec))
 
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(batch):
@@ -79,7 +79,7 @@ class SpecBatches:
         return result
 
 
-def check_draft_input(custody: Custody, spec: Any, requests: int) -> Problem | None:
+def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
     """One row for each of ``requests``, and the hidden states that it was handed over with."""
     wanted = dict.fromkeys(DRAFT_FIELDS, requests)
     if getattr(spec, "hidden_states", None) is not None:

@@ -10,50 +10,62 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
+from typing import Literal
 
 IDLE, DRAFT, VERIFY, EXTEND = "idle", "draft-input", "verify-input", "draft-extend-input"
+Kind = Literal[
+    "verify-input-left",
+    "spec-info-dropped",
+    "wrong-type",
+    "wrong-shape",
+    "accept-length",
+    "seq-len",
+    "bookkeeping",
+    "stale-hidden-state",
+]
 
 
 @dataclass(frozen=True)
-class Problem:
+class Violation:
     """What is wrong. ``row``: position in the batch, -1 if it is about the whole batch."""
 
-    kind: str
+    kind: Kind
     expected: str
     got: str
     row: int = -1
     what: str = ""  # the field in question, '' if none
 
 
-def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Problem | None:
+def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation | None:
     """``state`` of an object of type ``type_name`` must be one of ``allowed``."""
     if state in allowed:
         return None
-    kind = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}.get(state, "wrong-type")
+    kinds: dict[str, Kind] = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}
+    kind = kinds.get(state, "wrong-type")
     if kind == "verify-input-left" and DRAFT not in allowed:
         kind = "wrong-type"
     got = "None" if state == IDLE else f"{state} ({type_name})"
-    return Problem(kind, " or ".join(allowed), got, what="spec_info")
+    return Violation(kind, " or ".join(allowed), got, what="spec_info")
 
 
-def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Problem | None:
+def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Violation | None:
     """Length of each tensor's first dimension, by field; fields that are not there are -1."""
     for name, want in wanted.items():
         have = rows.get(name, want)
         if have != want:
             got = f"{name} has {have} rows" if have >= 0 else f"{name} is None"
-            return Problem("wrong-shape", f"{want} rows", got, what=name)
+            return Violation("wrong-shape", f"{want} rows", got, what=name)
     return None
 
 
-def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Problem | None:
+def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Violation | None:
     """Accepted drafts of each request, without the bonus token: 0..``steps``."""
     if len(correct) != requests:
         got = f"accept lengths of {len(correct)} requests"
-        return Problem("accept-length", f"one accept length for each of {requests}", got)
+        return Violation("accept-length", f"one accept length for each of {requests}", got)
     if correct and (min(correct) < 0 or max(correct) > steps):
         row = next(i for i, n in enumerate(correct) if not 0 <= n <= steps)
-        return Problem(
+        return Violation(
             "accept-length",
             f"an accept length of 1..{steps + 1}",
             f"accept length {correct[row] + 1}",
@@ -64,23 +76,25 @@ def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Problem
 
 
 def check_counts(
-    kind: str, what: str, expected: Sequence[int], got: Sequence[int]
-) -> Problem | None:
+    kind: Kind, what: str, expected: Sequence[int], got: Sequence[int]
+) -> Violation | None:
     """One number for each request; they must be the same."""
     if expected == got or list(expected) == list(got):
         return None
     if len(expected) != len(got):
-        return Problem(
+        return Violation(
             kind, f"{what} of {len(expected)} requests", f"of {len(got)} requests", what=what
         )
     row = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
     off = got[row] - expected[row]
-    return Problem(kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what)
+    return Violation(
+        kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what
+    )
 
 
 def check_advance(
-    kind: str, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
-) -> Problem | None:
+    kind: Kind, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
+) -> Violation | None:
     """``after`` must be ``before`` plus ``by``, for each request."""
     if len(before) != len(by):
         return check_counts(kind, what, before, after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import Problem, check_advance
+from g4debug.tracers.spec_lifecycle.check import Violation, check_advance
 
 NAMES = ("output_ids", "kv_committed_len", "spec_verify_ct")
 Counts = tuple[list[int], list[int], list[int]]
@@ -31,7 +31,7 @@ class Counting:
 
     def check_verify(
         self, worker: Any, batch: Any, correct: list[int], live: list[int]
-    ) -> Problem | None:
+    ) -> Violation | None:
         """Everything went forward by what was accepted. ``live``: rows that go on."""
         assert self._before is not None
         before, lens = self._before
@@ -40,15 +40,15 @@ class Counting:
         by = [n + 1 for n in correct]
         once = [1] * len(by)
         for name, old, new, steps in zip(NAMES, before, after, (by, by, once), strict=True):
-            problem = check_advance("bookkeeping", name, old, new, steps)
-            if problem is not None:
-                return problem
+            violation = check_advance("bookkeeping", name, old, new, steps)
+            if violation is not None:
+                return violation
         if worker.topk > 1:  # there SGLang does not advance the lengths of what finished
             lens, lens_after = [lens[i] for i in live], [lens_after[i] for i in live]
             by = [by[i] for i in live]
         return check_advance("seq-len", "seq_lens_cpu", lens, lens_after, by)
 
-    def check_since(self, reqs: Any) -> Problem | None:
+    def check_since(self, reqs: Any) -> Violation | None:
         """Nobody has counted anything again since the verify."""
         if not self._rids:
             return None
@@ -61,7 +61,7 @@ class Counting:
             if was is not None and was != counts:
                 i = next(i for i in range(len(NAMES)) if was[i] != counts[i])
                 got = f"{NAMES[i]} = {counts[i]} ({counts[i] - was[i]:+d} after the verify)"
-                return Problem("bookkeeping", f"{NAMES[i]} = {was[i]}", got, row, NAMES[i])
+                return Violation("bookkeeping", f"{NAMES[i]} = {was[i]}", got, row, NAMES[i])
         return None
 
     def sent(self) -> None:

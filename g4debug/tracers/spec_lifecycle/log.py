@@ -7,7 +7,7 @@ from typing import Any
 
 from g4debug.findings.record import Evidence, Transition
 from g4debug.tracers.base import Context
-from g4debug.tracers.spec_lifecycle.check import Problem
+from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.report import HandOver, Left, describe
 from g4debug.tracers.spec_lifecycle.state import History, state_of
 
@@ -16,9 +16,9 @@ _MOST_LEFT = 64
 
 
 class SpecLog:
-    def __init__(self, context: Context, guarded: bool) -> None:
+    def __init__(self, context: Context, repairing: bool) -> None:
         self.context = context
-        self.guarded = guarded
+        self.repairing = repairing
         self.history = History()
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
@@ -37,12 +37,12 @@ class SpecLog:
         self,
         site: str,
         batch: Any,
-        problem: Problem | None,
+        violation: Violation | None,
         rids: list[str] | None = None,
         note: str = "",
     ) -> None:
-        """Report ``problem``, if there is one; raises TrapError in raise mode."""
-        if problem is None:
+        """Report ``violation``, if there is one; raises TrapError in raise mode."""
+        if violation is None:
             return
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))
         if rids is None:
@@ -51,9 +51,9 @@ class SpecLog:
         ref, left = self._left.get(id(spec), (None, None))
         if ref is None or ref() is not spec:
             left = None
-        at = HandOver(site, label, batch, tuple(rids), left, self.guarded)
+        at = HandOver(site, label, batch, tuple(rids), left, self.repairing)
         state = state_of(spec) if batch is not None else ""
-        said = f"expected {problem.expected}, got {problem.got}"
+        said = f"expected {violation.expected}, got {violation.got}"
         last = Transition(
             step=self.context.recorder.step,
             site=label,
@@ -63,5 +63,5 @@ class SpecLog:
             note=f"{note}: {said}" if note else said,
             ok=False,
         )
-        finding = describe(problem, at, self.context.recorder)
+        finding = describe(violation, at, self.context.recorder)
         self.context.trap.report(finding, Evidence(transitions=self.history.transitions(last)))

@@ -9,11 +9,23 @@ from typing import Any
 
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
-from g4debug.tracers.spec_lifecycle.check import Problem
+from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 
 LAUNCH = "<your launch command>"
-GUARDS = "fix spec-batch-guards (seed PR #22)"
+GUARDS = "fix spec-batch-guards (seed PR #22); "
 _EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells a graph's static buffers from SGLang's own code
+_LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
+_STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
+REFERENCES: dict[Kind, str] = {
+    "verify-input-left": _LEFT,
+    "spec-info-dropped": _STEP,
+    "wrong-type": _STEP,
+    "wrong-shape": _STEP,
+    "accept-length": _STEP,
+    "seq-len": _STEP,
+    "bookkeeping": _STEP,
+    "stale-hidden-state": _STEP,
+}
 
 
 @dataclass(frozen=True)
@@ -27,14 +39,14 @@ class Left:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Where a problem was seen."""
+    """Where a violation was seen."""
 
     site: str  # "batch.merge"
     label: str  # as in the history: "merge"
     batch: Any
     rids: tuple[str, ...]
     left: Left | None = None  # how the verify input in question came to stay
-    guarded: bool = False  # fix spec-batch-guards is in force
+    repairing: bool = False  # fix spec-batch-guards is in force
 
 
 _RUNNERS = {
@@ -45,17 +57,18 @@ _RUNNERS = {
 }
 
 
-def describe(problem: Problem, at: HandOver, recorder: Recorder) -> Finding:
+def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     """The finding; reads nothing but host memory."""
-    rid = at.rids[problem.row] if 0 <= problem.row < len(at.rids) else ""
+    rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
-    cause, reference, command = _explain(problem, at)
-    about = f" of request {rid} (row {problem.row})" if rid else ""
+    cause, fix, command = _explain(violation, at)
+    about = f" of request {rid} (row {violation.row})" if rid else ""
+    says = _SAYS[violation.kind](violation, about)
     return Finding(
         check="spec-lifecycle",
-        kind=problem.kind,
+        kind=violation.kind,
         site=at.site,
-        headline=f"g4debug: spec-lifecycle in {at.label}: {_SAYS[problem.kind](problem, about)}",
+        headline=f"g4debug: spec-lifecycle in {at.label}: {says}",
         location=Location(
             process="scheduler",
             pid=os.getpid(),
@@ -64,21 +77,21 @@ def describe(problem: Problem, at: HandOver, recorder: Recorder) -> Finding:
             forward_mode=mode,
             runner=_RUNNERS.get(at.site, ""),
             request=rid,
-            row=problem.row,
+            row=violation.row,
         ),
-        expected=problem.expected,
-        got=problem.got,
+        expected=violation.expected,
+        got=violation.got,
         cause=cause,
-        reference=reference,
+        reference=fix + REFERENCES[violation.kind],
         next_command=command,
     )
 
 
-def _off(p: Problem, about: str) -> str:
+def _off(p: Violation, about: str) -> str:
     return f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}"
 
 
-def _state(p: Problem, about: str) -> str:
+def _state(p: Violation, about: str) -> str:
     return f"batch.spec_info is {_article(p.got)}, not a {p.expected}"
 
 
@@ -86,7 +99,7 @@ def _article(what: str) -> str:
     return what if what == "None" or what.startswith("another") else f"a {what}"
 
 
-_SAYS: dict[str, Callable[[Problem, str], str]] = {
+_SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "verify-input-left": _state,
     "spec-info-dropped": _state,
     "wrong-type": _state,
@@ -98,53 +111,57 @@ _SAYS: dict[str, Callable[[Problem, str], str]] = {
 }
 
 
-def _explain(problem: Problem, at: HandOver) -> tuple[str, str, str]:
-    """Likely cause, the fix or thread that matches, and the next command."""
+def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
+    """Likely cause; the fix that matches, in front of the entry of TRIAGE.md; next command."""
     if at.left is not None and at.left.live == 0:
         return (
             f"every request of the batch ({at.left.requests}) finished in the verify of step "
             f"{at.left.step}; the worker puts a draft input in the verify input's place only if "
             "a request goes on, and nothing filtered the batch since: a waiting request was "
             "prefilled first. SGLang's next line is an AttributeError in merge_batch",
-            "fix idle-draft-input (seed PR #22; in sglang 0.5.13)",
+            "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
-    if problem.kind == "spec-info-dropped":
+    if violation.kind == "spec-info-dropped":
         # The guards repair this at a merge only: a batch without draft state may not have run yet.
         return (
             "SGLang sets spec_info of a running batch in the worker only: a fix, a plugin or an "
             "error path replaced it by None. SGLang's next line is an assertion in draft",
-            "TRIAGE.md, 'speculative decoding'",
+            "",
             "g4debug doctor",
         )
-    if problem.kind in _STATE:
+    if violation.kind in _STATE:
         where = f" in step {at.left.step}" if at.left is not None else ""
         # In force, the guards repair such a batch, and serving could go on.
-        command = "G4DEBUG_MODE=log" if at.guarded else "G4DEBUG_FIX_SPEC_BATCH_GUARDS=1"
-        return (
-            f"{_STATE[problem.kind]}{where}; the path above ends where it went wrong",
-            GUARDS,
-            f"{command} SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}",
+        command = (
+            f"G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
+            if at.repairing
+            else f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
         )
-    if problem.kind == "bookkeeping":
         return (
-            f"{problem.what} is advanced by the v1 verify (eagle_info.py) and by the v2 result "
+            f"{_STATE[violation.kind]}{where}; the path above ends where it went wrong",
+            GUARDS,
+            command,
+        )
+    if violation.kind == "bookkeeping":
+        return (
+            f"{violation.what} is advanced by the v1 verify (eagle_info.py) and by the v2 result "
             "processing (scheduler_output_processor_mixin.py): it must be exactly one of them, "
             "once a step",
-            "seed PR #24 (double bookkeeping)",
+            "seed PR #24 (double bookkeeping); ",
             f"{LAUNCH} --disable-overlap-schedule",
         )
-    return (_CAUSES[problem.kind], "TRIAGE.md, 'speculative decoding'", _EAGER)
+    return _CAUSES[violation.kind], "", _EAGER
 
 
-_STATE = {
+_STATE: dict[Kind, str] = {
     "verify-input-left": "the worker's forward ended with requests that go on and its verify input "
     "still on the batch: the seed step did not run, or its draft input was overwritten",
     "wrong-type": "an object of another stage took the place of the one that belongs here",
     "wrong-shape": "rows of the draft state were lost, kept or merged twice: filter_batch and "
     "merge_batch cut by position, so a request would go on from another one's token",
 }
-_CAUSES = {
+_CAUSES: dict[Kind, str] = {
     "accept-length": "the verify counted wrongly what the target accepts: the walk through the "
     "draft tree always takes the bonus token and never more than the tree's depth",
     "seq-len": "the length moved apart from the tokens whose KV is committed: the next allocation, "

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from g4debug.findings.record import Transition
-from g4debug.tracers.spec_lifecycle.check import DRAFT, EXTEND, IDLE, VERIFY, Problem, check_counts
+from g4debug.tracers.spec_lifecycle.check import (
+    DRAFT,
+    EXTEND,
+    IDLE,
+    VERIFY,
+    Violation,
+    check_counts,
+)
 
 HISTORY = 32
 _SUFFIXES = (("DraftExtendInput", EXTEND), ("DraftInput", DRAFT), ("VerifyInput", VERIFY))
@@ -86,7 +93,7 @@ class Custody:
         self.selected: Mark | None = None  # rows of it, for the seed step
         self._held: dict[int, tuple[weakref.ref[Any], Mark]] = {}  # by id() of a draft input
 
-    def made_by_forward(self, hidden: torch.Tensor | None) -> Problem | None:
+    def made_by_forward(self, hidden: torch.Tensor | None) -> Violation | None:
         """A forward's hidden states; not those of the step before."""
         stale = hidden is not None and self.made is not None and self.made.tensor() is hidden
         self.made = None if hidden is None else Mark.of(hidden)
@@ -94,7 +101,7 @@ class Custody:
             return _stale("this forward's", "those of the step before")
         return None
 
-    def check_made(self, hidden: torch.Tensor | None) -> Problem | None:
+    def check_made(self, hidden: torch.Tensor | None) -> Violation | None:
         why = "" if self.made is None else self.made.differs(hidden)
         return _stale("those that this step's forward made", why) if why else None
 
@@ -102,7 +109,7 @@ class Custody:
         """Remember what was picked out of them for the seed step."""
         self.selected = None if hidden is None else Mark.of(hidden)
 
-    def check_selected(self, hidden: torch.Tensor | None) -> Problem | None:
+    def check_selected(self, hidden: torch.Tensor | None) -> Violation | None:
         why = "" if self.selected is None else self.selected.differs(hidden)
         self.selected = None
         return _stale("those that were selected for the seed step", why) if why else None
@@ -117,7 +124,7 @@ class Custody:
         else:
             self._held[id(spec)] = (weakref.ref(spec), Mark.of(hidden))
 
-    def check_held(self, spec: Any) -> Problem | None:
+    def check_held(self, spec: Any) -> Violation | None:
         """A draft input of unknown origin is not judged."""
         owner, mark = self._held.get(id(spec), (None, None))
         if owner is None or mark is None or owner() is not spec:
@@ -126,8 +133,8 @@ class Custody:
         return _stale("those that the last hand-over left in it", why) if why else None
 
 
-def _stale(expected: str, got: str) -> Problem:
-    return Problem("stale-hidden-state", expected, got, what="hidden_states")
+def _stale(expected: str, got: str) -> Violation:
+    return Violation("stale-hidden-state", expected, got, what="hidden_states")
 
 
 class DeviceLengths:
@@ -142,7 +149,7 @@ class DeviceLengths:
         self._event: torch.cuda.Event | None = None
         self._expected: list[int] | None = None
 
-    def start(self, seq_lens: torch.Tensor, expected: list[int]) -> Problem | None:
+    def start(self, seq_lens: torch.Tensor, expected: list[int]) -> Violation | None:
         """seq_lens: integer [requests]; expected: the host's lengths."""
         if not seq_lens.is_cuda:
             return _compare(expected, seq_lens.tolist())
@@ -157,7 +164,7 @@ class DeviceLengths:
         self._expected = expected
         return None
 
-    def look(self) -> Problem | None:
+    def look(self) -> Violation | None:
         """The result of the last start, if it is there."""
         if self._expected is None or self._pinned is None or self._event is None:
             return None
@@ -167,5 +174,5 @@ class DeviceLengths:
         return _compare(expected, self._pinned[: len(expected)].tolist())
 
 
-def _compare(expected: list[int], got: list[int]) -> Problem | None:
+def _compare(expected: list[int], got: list[int]) -> Violation | None:
     return check_counts("seq-len", "seq_lens on the device", expected, got)

@@ -24,7 +24,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
     EXTEND,
     VERIFY,
-    Problem,
+    Violation,
     check_accepted,
     check_counts,
     check_rows,
@@ -41,8 +41,8 @@ class SpecLifecycleTracer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._seeded_from = ""  # state before the seed step that runs
-        guarded = "spec-batch-guards" in context.hooks.owners("batch.merge")
-        self.log = SpecLog(context, guarded)
+        repairing = "spec-batch-guards" in context.hooks.owners("batch.merge")
+        self.log = SpecLog(context, repairing)
         self.counting = Counting()
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
@@ -135,15 +135,15 @@ class SpecLifecycleTracer:
         if _idle(batch):
             return
         spec, requests = batch.spec_info, len(batch.reqs)
-        problem = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
-        if problem is None and self._drafted is not None and self._drafted() is not spec:
-            problem = Problem("wrong-type", "verify-input of this step's draft", "another one")
-        if problem is None:
+        violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
+        if violation is None and self._drafted is not None and self._drafted() is not spec:
+            violation = Violation("wrong-type", "verify-input of this step's draft", "another one")
+        if violation is None:
             nodes = requests * spec.draft_token_num
             fields = ("draft_token", "positions", "retrieve_index")
             wanted = dict(zip(fields, (nodes, nodes, requests), strict=True))
-            problem = check_rows(rows_of(spec, *fields), wanted)
-        self.log.judge("worker.verify", batch, problem)
+            violation = check_rows(rows_of(spec, *fields), wanted)
+        self.log.judge("worker.verify", batch, violation)
         self.counting.begin(batch)
 
     def after_verify(self, result: Any, worker: Any, batch: Any) -> Any:
@@ -174,10 +174,10 @@ class SpecLifecycleTracer:
         if _idle(batch):
             return
         spec = batch.spec_info
-        problem = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
-        if problem is None and self._extend is not None and self._extend() is not spec:
-            problem = Problem("wrong-type", "draft-extend-input of this verify", "another one")
-        self.log.judge("worker.extend_after_decode", batch, problem)
+        violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
+        if violation is None and self._extend is not None and self._extend() is not spec:
+            violation = Violation("wrong-type", "draft-extend-input of this verify", "another one")
+        self.log.judge("worker.extend_after_decode", batch, violation)
         self.log.note("extend-after-decode", VERIFY, state_of(spec), len(batch.reqs))
 
     def before_select_verified(self, worker: Any, draft_input: Any) -> None:
@@ -229,24 +229,24 @@ class SpecLifecycleTracer:
         live = requests if extend else sum(not r.finished() for r in batch.reqs)
         if state in (VERIFY, EXTEND):
             self.log.leave(spec, requests, live)
-        problem = None
+        violation = None
         if live:
-            problem = check_state(state, type(spec).__name__, (DRAFT,)) or check_draft_input(
+            violation = check_state(state, type(spec).__name__, (DRAFT,)) or check_draft_input(
                 self.custody, spec, live
             )
         note = "extend" if extend else "" if live else "every request finished"
         self.log.judge(
-            "worker.forward", batch, problem or self.counting.check_since(batch.reqs), note=note
+            "worker.forward", batch, violation or self.counting.check_since(batch.reqs), note=note
         )
         self.log.note("end", state, state, requests, note)
         return result
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
         """Nobody gets what was counted twice."""
-        problem = self.counting.check_since(reqs)
+        violation = self.counting.check_since(reqs)
         self.counting.sent()
-        if problem is not None:
-            self.log.judge("scheduler.stream_output", None, problem, [r.rid for r in reqs])
+        if violation is not None:
+            self.log.judge("scheduler.stream_output", None, violation, [r.rid for r in reqs])
 
 
 def _idle(batch: Any) -> bool:
@@ -257,13 +257,13 @@ def _few(numbers: list[int], most: int = 8) -> str:
     return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
-def _check_extend_input(spec: Any, accepted: list[int]) -> Problem | None:
+def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
     """The draft-extend input carries the requests that go on, and all their tokens."""
     if not accepted:
         return None
-    problem = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
-    if problem is not None:
-        return problem
+    violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
+    if violation is not None:
+        return violation
     counts = check_counts(
         "accept-length", "num_accept_tokens", accepted, list(spec.num_accept_tokens_cpu)
     )

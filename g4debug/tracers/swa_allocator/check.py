@@ -7,19 +7,30 @@ never handed out (sglang mem_cache/allocator.py, ``clear``); pages are 1..held.s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 Pages = np.ndarray[Any, np.dtype[np.int64]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Kind = Literal[
+    "out-of-range",
+    "page-zero",
+    "double-alloc",
+    "double-free",
+    "free-unallocated",
+    "use-after-free",
+    "mapping-mismatch",
+    "maps-freed",
+    "evicted-in-window",
+]
 
 
 @dataclass(frozen=True)
 class Violation:
     """kind: what is wrong. pages: int64 [n], the guilty ones, in the order given."""
 
-    kind: str
+    kind: Kind
     pages: Pages
 
 
@@ -48,11 +59,11 @@ def check_freed(pages: Pages, held: Flags, ever: Flags) -> tuple[Violation, ...]
     ever: bool [pages of the pool], handed out at least once since the process started.
     """
     outside = (pages < 0) | (pages >= len(held))
-    found = [
-        Violation(kind, pages[mask])
-        for kind, mask in (("out-of-range", outside), ("page-zero", pages == 0))
-        if mask.any()
-    ]
+    found = []
+    if outside.any():
+        found.append(Violation("out-of-range", pages[outside]))
+    if (pages == 0).any():
+        found.append(Violation("page-zero", pages[pages == 0]))
     inside = pages[~outside & (pages != 0)]
     loose = ~held[inside]
     never = loose & ~ever[inside]

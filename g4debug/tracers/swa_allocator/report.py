@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.swa_allocator.check import Violation
+from g4debug.tracers.swa_allocator.check import Kind, Violation
 
 NAMED = 8  # pages that are named one by one
 
@@ -18,15 +18,13 @@ class Words:
     what: str  # after "FULL page 7"
     expected: str
     cause: str
-    reference: str = "TRIAGE.md, 'wrong answers, or a server that dies when its KV pool fills'"
 
 
-WORDS = {
+WORDS: dict[Kind, Words] = {
     "out-of-range": Words(
         "does not exist",
         "pages 1..{last} of the {pool} pool",
         "the allocator's free list, or what was freed into it, was corrupted before",
-        "TRIAGE.md, 'illegal memory access in decode'",
     ),
     "page-zero": Words(
         "is reserved, and was {verb}",
@@ -68,8 +66,20 @@ WORDS = {
         "only pages that lie whole before the window",
         "the eviction point is too far right: see swa_evicted_seqlen in _evict_swa, or the "
         "prefix cache's SWA lock",
-        "TRIAGE.md, 'wrong answers after a long prompt'; sglang#27789",
     ),
+}
+_BOOKS = "TRIAGE.md, 'A KV page is freed twice, handed out twice, or used after it was freed'"
+_EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
+REFERENCES: dict[Kind, str] = {
+    "out-of-range": _BOOKS,
+    "page-zero": _BOOKS,
+    "double-alloc": _BOOKS,
+    "double-free": _BOOKS,
+    "free-unallocated": _BOOKS,
+    "use-after-free": _BOOKS,
+    "mapping-mismatch": _BOOKS,
+    "maps-freed": _BOOKS,
+    "evicted-in-window": _EVICTED,
 }
 
 
@@ -109,7 +119,7 @@ def describe(
         owner=_owner(pool, page, request),
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
         cause=words.cause,
-        reference=words.reference,
+        reference=REFERENCES[violation.kind],
         next_command=(
             "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
             if event.kind == "free"

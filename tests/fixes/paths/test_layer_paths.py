@@ -182,16 +182,16 @@ def test_no_per_layer_input_is_sglangs_way(process, arm, launches):
 )
 def test_norms_that_the_triple_kernel_is_not(process, name, attribute, value):
     layer = real_layer.layer(TINY_MOE)
-    assert triple_rmsnorm.refusal(layer) == ""
+    assert triple_rmsnorm.limit(layer) == ""
     setattr(layer.get_submodule(name), attribute, value)
-    assert "expected" in triple_rmsnorm.refusal(layer)
+    assert "expected" in triple_rmsnorm.limit(layer)
 
 
 def test_norms_that_the_tail_is_not(process):
     layer = real_layer.layer(TINY)
-    assert ple_tail.refusal(layer) == ""
+    assert ple_tail.limit(layer) == ""
     layer.post_per_layer_input_norm.scale_shift = 1.0
-    assert "post_per_layer_input_norm" in ple_tail.refusal(layer)
+    assert "post_per_layer_input_norm" in ple_tail.limit(layer)
 
 
 def test_the_input_of_a_layer_with_experts_is_left_alone(process, arm):

@@ -283,7 +283,7 @@ def test_sdpa_takes_one_image_at_a_time(model, calls, monkeypatch):
     monkeypatch.setitem(attention._modules, "qkv_backend", None)
     monkeypatch.setattr(attention, "qkv_backend", None)
     monkeypatch.setitem(vars(attention), "qkv_backend", VisionSdpaAttention())
-    assert "sdpa" in mm_batched_encoder.refusal(model)
+    assert "sdpa" in mm_batched_encoder.limit(model)
 
 
 @pytest.mark.parametrize(

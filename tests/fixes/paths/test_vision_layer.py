@@ -261,10 +261,10 @@ def test_no_mask_is_built(process, arm, monkeypatch):
 )
 def test_layers_that_are_not_its_own(process, name, attribute, value):
     made = tower()
-    assert vision_layer.refusal(made) == ""
+    assert vision_layer.limit(made) == ""
     setattr(made.encoder.layers[1].get_submodule(name), attribute, value)
-    assert vision_layer.refusal(made).startswith("layer 1: ")
-    assert "expected" in vision_layer.refusal(made)
+    assert vision_layer.limit(made).startswith("layer 1: ")
+    assert "expected" in vision_layer.limit(made)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -156,7 +156,10 @@ def test_with_prompt_logprobs_the_rows_stay_a_prefill(model, rows, monkeypatch):
 
 
 def test_the_decode_step_sees_the_whole_window_and_sglangs_own_one_key_less(model, rows):
-    """TRIAGE 17: SGLang's sliding_window_size is the window less one."""
+    """SGLang's sliding_window_size is the window less one.
+
+    TRIAGE.md, 'The triton backend decodes with one key less than the window'.
+    """
     forward_batch = model.prepare(model.forward_batch(model.batch([model.request(tokens(150))])))
     _, step = yoco_cut.cut_batch(forward_batch, [1])
     yoco_cut.as_decode(step, model.backend)

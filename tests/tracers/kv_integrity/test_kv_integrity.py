@@ -101,16 +101,21 @@ class Serving:
 
 
 @pytest.fixture
-def serving(arm, monkeypatch):
+def tracers(monkeypatch):
+    """Those that were put into this SGLang."""
     made = []
     install = KvIntegrityTracer.install
     monkeypatch.setattr(
         KvIntegrityTracer, "install", lambda self: (made.append(self), install(self))
     )
+    return made
 
+
+@pytest.fixture
+def serving(arm, tracers):
     def make(mode="raise", trace="kv-integrity"):
         folder = arm(G4DEBUG_TRACE=trace, G4DEBUG_MODE=mode)
-        (tracer,) = made
+        (tracer,) = tracers
         it = Serving(Rig(), tracer)
         it.folder = folder
         return it
@@ -345,6 +350,9 @@ def test_a_session_may_write_its_tail_anew(serving):
     request.session = object()
     it.decode("a", 2)
     assert not it.tracer.pools["full"].sealed.any()
+    it.admit("b", PAGE - 1)
+    it.decode("b", 2)  # the same without a session
+    assert it.tracer.pools["full"].sealed.nonzero()[0].tolist() == [it.page("b", 0)]
 
 
 def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
@@ -362,13 +370,41 @@ def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
     assert not findings(it)
 
 
-def test_a_pool_without_k_and_v(arm, caplog):
+def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+    seen = []
+    for name in ("after_alloc", "after_free"):
+        real = getattr(KvIntegrityTracer, name)
+
+        def hook(self, *args, _name=name, _real=real):
+            seen.append(_name)
+            return _real(self, *args)
+
+        monkeypatch.setattr(KvIntegrityTracer, name, hook)
     arm(G4DEBUG_TRACE="kv-integrity")
-    allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.float32, "cpu", None, False)
-    allocator.free(allocator.alloc(2 * PAGE))
-    assert not caplog.records
+    (tracer,) = tracers
+
+    def allocate(pool):
+        seen.clear()
+        allocator = PagedTokenToKVPoolAllocator(8 * PAGE, PAGE, torch.float32, "cpu", pool, False)
+        allocator.free(allocator.alloc(2 * PAGE))
+        assert seen == ["after_alloc", "after_free"]
+        return [dict(tracer.pools), list(tracer.why_not)]
+
+    with_both = MHATokenToKVPool(8 * PAGE, PAGE, torch.float32, 1, DIM, 2, "cpu", False)
+    pools, why_not = allocate(with_both)
+    assert (list(pools), why_not) == (["full"], [])
+    assert pools["full"].stamped.sum() == 2  # the freed ones
+    tracer.pools.clear()
+    pools, why_not = allocate(None)
+    why = "NoneType has no k_buffer and v_buffer, one tensor per layer"
+    assert (pools, why_not) == ({}, [why])
+    assert not caplog.records  # no hook failed
+    args = SimpleNamespace(disable_overlap_schedule=True)
+    tracer.after_scheduler_init(None, SimpleNamespace(server_args=args))
+    assert caplog.text.count(f"checks nothing here: {why}") == 1
 
 
 def test_it_is_armed_by_its_name_only(arm):

@@ -30,12 +30,12 @@ def test_the_interpreter_really_runs_the_kernel():
     assert isinstance(page_guard._page_guard_kernel, InterpretedFunction)
 
 
-def run(function, case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
+def run(function, case: Case, trap: TrapBuffer, slot: int) -> torch.Tensor:
     cells = case.table.numel()
     memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32)
     out = memory[:cells].view(case.table.shape)
     function(
-        case.table, out, case.seq_lens, case.cu_q, trap, site,
+        case.table, out, case.seq_lens, case.cu_q, trap, slot,
         case.pages, case.page_size, case.window, case.truth,
     )  # fmt: skip
     assert (memory[cells:] == POISON).all()  # nothing behind the table is written
@@ -47,8 +47,8 @@ def agrees(case: Case) -> None:
     seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
     before = case.table.clone()
     for function in (page_guard.launch, page_guard.reference):
-        trap = TrapBuffer(CPU, sites=8)
-        out = run(function, case, trap, site=3)
+        trap = TrapBuffer(CPU, slots=8)
+        out = run(function, case, trap, slot=3)
         for (row, column), value in safe.items():
             assert int(out[row, column]) == value
         if function is page_guard.launch:  # it must not touch what nobody reads
@@ -57,7 +57,7 @@ def agrees(case: Case) -> None:
                 untouched[row, column] = value
             assert torch.equal(out, untouched)
         assert trap.tripped == bool(seen)
-        assert trap.tripped_sites() == ([3] if seen else [])
+        assert trap.tripped_slots() == ([3] if seen else [])
         assert trap.claims.tolist() == [0, 0, 0, len(seen), 0, 0, 0, 0]
         fields = trap.fields(3)
         if seen:
@@ -107,7 +107,7 @@ def one_bad(value: int = 99) -> Case:
 
 @pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
 def test_the_first_finding_at_a_site_stands_until_cleared(function):
-    trap = TrapBuffer(CPU, sites=4)
+    trap = TrapBuffer(CPU, slots=4)
     run(function, one_bad(99), trap, 1)
     first = trap.fields(1)
     assert (first["flag"], first["row"], first["column"], first["value"]) == (1, 1, 1, 99)
@@ -117,28 +117,28 @@ def test_the_first_finding_at_a_site_stands_until_cleared(function):
     assert int(trap.claims[1]) == 2
     trap.clear()
     assert not trap.tripped
-    assert trap.tripped_sites() == []
+    assert trap.tripped_slots() == []
     run(function, one_bad(77), trap, 1)
     assert trap.fields(1)["value"] == 77
 
 
 @pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
-def test_sites_do_not_disturb_each_other(function):
-    trap = TrapBuffer(CPU, sites=5)
-    sites = [trap.new_site() for _ in range(3)]
-    assert sites == [1, 2, 3]
+def test_slots_do_not_disturb_each_other(function):
+    trap = TrapBuffer(CPU, slots=5)
+    slots = [trap.new_slot() for _ in range(3)]
+    assert slots == [1, 2, 3]
     run(function, one_bad(99), trap, 2)
     run(function, one_bad(5), trap, 1)  # 5 is a good page
     run(function, one_bad(88), trap, 3)
-    assert trap.tripped_sites() == [2, 3]
-    assert [trap.fields(s)["value"] for s in sites] == [0, 99, 88]
+    assert trap.tripped_slots() == [2, 3]
+    assert [trap.fields(s)["value"] for s in slots] == [0, 99, 88]
 
 
-def test_more_launches_than_sites_share_the_last_one():
-    trap = TrapBuffer(CPU, sites=4)
-    assert [trap.new_site() for _ in range(5)] == [1, 2, 3, 3, 3]
+def test_more_launches_than_slots_share_the_last_one():
+    trap = TrapBuffer(CPU, slots=4)
+    assert [trap.new_slot() for _ in range(5)] == [1, 2, 3, 3, 3]
     run(page_guard.launch, one_bad(), trap, 3)
-    assert trap.tripped_sites() == [3]
+    assert trap.tripped_slots() == [3]
 
 
 def test_query_lengths_come_from_their_running_sum():

@@ -24,8 +24,8 @@ STATES = (IDLE, DRAFT, VERIFY, EXTEND, "NgramVerifyInput")
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("allowed", [(DRAFT,), (VERIFY,), (DRAFT, IDLE)])
 def test_only_what_is_allowed_passes(state, allowed):
-    problem = check_state(state, "T", allowed)
-    assert (problem is None) == (state in allowed)
+    violation = check_state(state, "T", allowed)
+    assert (violation is None) == (state in allowed)
 
 
 def test_what_is_wrong_has_a_name_of_its_own():
@@ -44,8 +44,8 @@ def test_what_is_wrong_has_a_name_of_its_own():
 def test_rows():
     assert check_rows({"a": 3, "b": 3}, {"a": 3, "b": 3}) is None
     assert check_rows({"a": 3, "other": 9}, {"a": 3}) is None
-    problem = check_rows({"a": 3, "b": 2}, {"a": 3, "b": 3})
-    assert (problem.kind, problem.what, problem.got) == ("wrong-shape", "b", "b has 2 rows")
+    violation = check_rows({"a": 3, "b": 2}, {"a": 3, "b": 3})
+    assert (violation.kind, violation.what, violation.got) == ("wrong-shape", "b", "b has 2 rows")
     assert check_rows({"a": -1}, {"a": 1}).got == "a is None"
     assert check_rows({"a": 0}, {"a": 0}) is None
 
@@ -54,8 +54,8 @@ def test_rows():
 @given(st.lists(st.integers(-2, 6), max_size=8), st.integers(1, 5))
 def test_accept_lengths(correct, steps):
     bad = [i for i, n in enumerate(correct) if n < 0 or n > steps]
-    problem = check_accepted(correct, len(correct), steps)
-    assert (problem.row if problem else None) == (bad[0] if bad else None)
+    violation = check_accepted(correct, len(correct), steps)
+    assert (violation.row if violation else None) == (bad[0] if bad else None)
     assert check_accepted([*correct, 0], len(correct), steps) is not None
 
 
@@ -70,10 +70,10 @@ def test_counts_go_forward_by_what_was_accepted(rows, data):
     row = data.draw(st.integers(0, len(rows) - 1))
     off = data.draw(st.sampled_from([-3, -1, 1, by[row]]))
     after[row] += off
-    problem = check_advance("bookkeeping", "x", before, after, by)
-    assert (problem.kind, problem.row, problem.what) == ("bookkeeping", row, "x")
-    assert problem.expected == f"x = {after[row] - off}"
-    assert problem.got == f"x = {after[row]} ({off:+d})"
+    violation = check_advance("bookkeeping", "x", before, after, by)
+    assert (violation.kind, violation.row, violation.what) == ("bookkeeping", row, "x")
+    assert violation.expected == f"x = {after[row] - off}"
+    assert violation.got == f"x = {after[row]} ({off:+d})"
 
 
 def test_a_number_for_each_request():

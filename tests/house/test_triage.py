@@ -1,0 +1,392 @@
+"""TRIAGE.md: whoever has a log line, or a dump, is led to an entry that exists.
+
+The kinds of findings are read off the code. A report looks its reference up by the kind of its
+finding (``REFERENCES[kind]``), the kinds are a ``Literal`` type, and mypy holds every place that
+makes a violation to it. So a kind that is in no table is found here or by ``make lint``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import importlib
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from g4debug import cli, discovery
+from g4debug.settings import FIX_PREFIX, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIAGE = (ROOT / "TRIAGE.md").read_text()
+LAUNCH = "<your launch command>"
+HOLE = "…"  # a placeholder of a string
+REFERENCE = re.compile(r"TRIAGE\.md, '([^']+)'")
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-")
+
+
+def headings() -> list[str]:
+    """All headings, without the numbers of the entries."""
+    return [re.sub(r"^\d+\. ", "", h) for h in re.findall(r"^#+ (.*)$", TRIAGE, re.M)]
+
+
+def entries() -> dict[int, str]:
+    """Number -> heading."""
+    return {int(n): h for n, h in re.findall(r"^## (\d+)\. (.*)$", TRIAGE, re.M)}
+
+
+def anchors() -> dict[str, str]:
+    """Heading of an entry -> its anchor."""
+    return {heading: slug(f"{number}. {heading}") for number, heading in entries().items()}
+
+
+def rows(name: str) -> list[list[str]]:
+    """The cells of the tables between <!-- name ... --> and <!-- /name -->, without headers."""
+    begin, end = f"<!-- {name}: ", f"<!-- /{name} -->"
+    assert TRIAGE.count(begin) == TRIAGE.count(end) == 1
+    part = TRIAGE.partition(begin)[2].partition(end)[0]
+    lines = [x for x in part.splitlines() if x.startswith("| `")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Module name -> tree, of the package and of its fixes."""
+    found = {}
+    for folder, package in ((ROOT / "g4debug", "g4debug"), (ROOT / "fixes", "g4debug.fixes")):
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if "site" in parts or parts[0] == "fixes":  # stand-ins for other packages; a link
+                continue
+            name = ".".join((package, *(p for p in parts if p != "__init__")))
+            found[name] = ast.parse(path.read_text())
+    return found
+
+
+def strings(module: str) -> Iterator[str]:
+    """Every text of a module but its docstrings, f-strings with HOLE for what is put in."""
+    tree = sources()[module]
+    parts: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts += node.values
+        elif isinstance(node, ast.Expr):
+            parts.append(node.value)
+    skip = set(map(id, parts))
+    for node in ast.walk(tree):
+        if id(node) in skip:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(_part(module, part) for part in node.values)
+
+
+def _part(module: str, part: ast.expr) -> str:
+    """A part of an f-string; of a report's, its constants are put in."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    value = part.value
+    if isinstance(value, ast.Name) and module in {m for m, _ in findings()}:
+        constant = getattr(importlib.import_module(module), value.id, HOLE)
+        return constant if isinstance(constant, str) else HOLE
+    return HOLE
+
+
+# --- the entries --------------------------------------------------------------------------------
+
+
+def test_the_numbers_have_no_hole() -> None:
+    numbers = re.findall(r"^## (\d+)\. ", TRIAGE, re.M)
+    assert numbers == [str(n) for n in range(1, len(numbers) + 1)]
+    assert len(set(headings())) == len(headings()) - _repeated_parts()
+
+
+def _repeated_parts() -> int:
+    """Entries have parts of the same names (Symptom, Cause, ...); nothing else is there twice."""
+    parts = re.findall(r"^### (.*)$", TRIAGE, re.M)
+    common = {p for p in parts if parts.count(p) > 1}
+    assert common <= {
+        "Symptom",
+        "Run this",
+        "What the finding says",
+        "What the dump shows",
+        "Cause",
+        "Fix",
+        "What was run",
+    }
+    return sum(parts.count(p) - 1 for p in common)
+
+
+def test_the_index_leads_to_every_entry() -> None:
+    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n---\n")[0]
+    linked = set(re.findall(r"\]\(#([^)]+)\)", index))
+    assert not set(anchors().values()) - linked
+
+
+def test_a_link_shows_the_number_of_the_entry_that_it_leads_to() -> None:
+    found = re.findall(r"\[(?:[Ee]ntry )?(\d+)(?:, [^\]]*)?\]\(#([^)]+)\)", TRIAGE)
+    assert len(found) > 100
+    of_part: dict[str, int] = {}
+    number = 0
+    for line in re.findall(r"^##+ .*$", TRIAGE, re.M):
+        heading = line.lstrip("# ")
+        number = int(heading.partition(".")[0]) if re.match(r"\d+\. ", heading) else number
+        of_part.setdefault(slug(heading), number)
+    assert [(n, a) for n, a in found if of_part.get(a) != int(n)] == []
+
+
+def test_every_row_of_the_index_begins_with_the_log() -> None:
+    index = TRIAGE.partition("## Find your entry\n")[2].partition("\n---\n")[0]
+    lines = [x for x in index.splitlines() if x.startswith("| ")]
+    first = [x.split(" | ")[0] for x in lines]
+    begins = ("| `", "| nothing", "| any other", "| In the log", "| The line says", "| BF16")
+    assert [x for x in first if not x.startswith(begins)] == []
+
+
+# --- findings -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def findings() -> list[tuple[str, ast.Call]]:
+    """(module, call) of each place that makes a Finding."""
+    return [
+        (module, node)
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
+        and (node.func.id if isinstance(node.func, ast.Name) else node.func.attr) == "Finding"
+    ]
+
+
+def argument(call: ast.Call, name: str) -> ast.expr:
+    found = [k.value for k in call.keywords if k.arg == name]
+    assert len(found) == 1, f"line {call.lineno}: a Finding without {name}="
+    return found[0]
+
+
+def check_of(module: str, call: ast.Call) -> str:
+    """The tracer's name, as the finding says it."""
+    value = argument(call, "check")
+    if isinstance(value, ast.Constant):
+        return value.value
+    return getattr(importlib.import_module(module), value.id)
+
+
+def references() -> dict[str, dict[str, str]]:
+    """Check -> kind -> reference, from the tables that the reports use."""
+    found: dict[str, dict[str, str]] = {}
+    for module, call in findings():
+        table = importlib.import_module(module).REFERENCES
+        assert found.setdefault(check_of(module, call), table) is table
+    return found
+
+
+def test_every_tracer_says_where_its_findings_are_explained() -> None:
+    assert set(references()) == set(discovery.names("tracer"))
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), findings(), ids=[f"{m}:{c.lineno}" for m, c in findings()]
+)
+def test_a_finding_names_the_entry_of_its_own_kind(module: str, call: ast.Call) -> None:
+    """``kind=k, reference=… REFERENCES[k]``, and no kind is put together out of parts."""
+    kind = argument(call, "kind")
+    assert isinstance(kind, ast.Constant | ast.Name | ast.Attribute), ast.unparse(kind)
+    looked_up = [
+        node.slice
+        for node in ast.walk(argument(call, "reference"))
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "REFERENCES"
+    ]
+    assert [ast.unparse(x) for x in looked_up] == [ast.unparse(kind)]
+
+
+def kind_types() -> list[tuple[str, tuple[str, ...], dict[str, str]]]:
+    """(module, kinds of its Literal type, its table) of each table."""
+    found = []
+    for module, tree in sources().items():
+        for node in tree.body:
+            if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) != "REFERENCES":
+                continue
+            space = vars(importlib.import_module(module))
+            kinds, value = get_args(eval(ast.unparse(node.annotation), space))
+            assert value is str
+            found.append((module, get_args(kinds), space["REFERENCES"]))
+    return found
+
+
+def test_the_tables_have_every_kind_of_the_type() -> None:
+    found = kind_types()
+    assert len(found) == len(references())
+    for module, kinds, table in found:
+        assert kinds, f"{module}: the keys of REFERENCES are not a Literal"
+        assert set(kinds) == set(table), module
+
+
+def test_every_kind_of_the_page_table_check_has_a_name() -> None:
+    report = next(
+        importlib.import_module(m) for m, c in findings() if check_of(m, c) == "page-table"
+    )
+    assert set(report.NAMES) == set(report.Kind)
+    assert set(report.NAMES.values()) <= set(report.REFERENCES)
+
+
+def test_every_reference_is_an_entry() -> None:
+    known = set(entries().values())
+    for check, table in references().items():
+        for kind, reference in table.items():
+            found = REFERENCE.fullmatch(reference)
+            assert found, f"{check}: {kind}: {reference}"
+            assert found[1] in known, f"{check}: {kind}: {reference}"
+
+
+def test_the_index_has_every_kind_of_every_tracer_and_no_other() -> None:
+    indexed = {}
+    for _, name, entry in rows("findings"):
+        check, kind = re.fullmatch(r"`([a-z-]+): ([a-z-]+)`", name).groups()
+        assert (check, kind) not in indexed, name
+        indexed[check, kind] = re.findall(r"\]\(#([^)]+)\)", entry)[0]
+    assert indexed == {
+        (check, kind): anchors()[REFERENCE.findall(reference)[0]]
+        for check, table in references().items()
+        for kind, reference in table.items()
+    }
+
+
+def test_a_fix_in_front_of_the_entry_exists() -> None:
+    named = {
+        name
+        for module in sources()
+        if module.startswith("g4debug.tracers.")
+        for text in strings(module)
+        for name in re.findall(r"^fix ([a-z-]+) \(", text)
+    }
+    assert {"swa-state-swap", "idle-draft-input", "spec-batch-guards"} <= named
+    assert named <= set(discovery.names("fix"))
+
+
+# --- what points here ---------------------------------------------------------------------------
+
+
+def test_whoever_names_an_entry_names_it_by_a_heading_that_is_there() -> None:
+    """By number nobody does: numbers change."""
+    known, named = set(headings()), 0
+    for folder in ("g4debug", "fixes", "repro", "benchmarks", "scripts", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            if path == Path(__file__):
+                continue
+            text = re.sub(r"\s*\n\s*(?:#\s*)?", " ", path.read_text())
+            found = REFERENCE.findall(text)
+            named += len(found)
+            assert [h for h in found if h not in known] == [], path
+            assert not re.search(r"TRIAGE(?:\.md)?,?(?: entry)? \d", text), path
+    assert named > 10
+
+
+# --- next commands ------------------------------------------------------------------------------
+
+
+def next_commands() -> list[str]:
+    """Every text of the tracers that a user may type: what begins with g4debug, or launches."""
+    return sorted(
+        {
+            text
+            for module in sources()
+            if module.startswith("g4debug.tracers.")
+            for text in strings(module)
+            if LAUNCH in text or re.match(r"(?:g4debug|python) [^(]", text)
+        }
+        - {LAUNCH}
+    )
+
+
+@pytest.mark.parametrize("text", next_commands())
+def test_a_next_command_can_be_typed(text: str) -> None:
+    before, launches, after = text.partition(LAUNCH)
+    if not launches:
+        program, name, *rest = shlex.split(re.sub(r"<[^>]*>", "FILE", text))
+        assert program == "g4debug"
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        cli._find(name).add_arguments(parser)  # raises for a command that is not there
+        assert not parser.parse_known_args(rest)[1]
+        return
+    environment = dict(word.split("=", 1) for word in shlex.split(before))
+    ours = {k: v for k, v in environment.items() if k.startswith(("G4DEBUG_", "SGLANG_TRTLLM_"))}
+    settings = Settings.from_environ(ours)  # raises for a name or a value that is not known
+    assert sum(k.startswith(FIX_PREFIX) for k in ours) == len(settings.fixes)
+    for name in set(environment) - set(ours) - {"CUDA_LAUNCH_BLOCKING"}:
+        assert f"\n    {name} =" in in_sglang("environ.py")
+    for flag in after.split():
+        assert f'"{flag}"' in in_sglang("server_args.py")
+
+
+def test_there_are_next_commands() -> None:
+    found = next_commands()
+    assert len(found) > 10
+    for part in ("G4DEBUG_FIX_", "G4DEBUG_TRACE=", "G4DEBUG_MODE=", "g4debug show", "--disable-"):
+        assert any(part in text for text in found), part
+
+
+def test_the_commands_that_messages_name_are_there() -> None:
+    words = r"(?:^|\n|[:;] +|\bthen |\bor |NEXT +|`)g4debug ([a-z][a-z-]*)(?= |$|`|\n)(?! \()"
+    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    named = {name for text in texts for name in re.findall(words, text)}
+    assert {"show", "list", "doctor", "pools"} <= named
+    assert named <= {cli._load(name).NAME for name in cli.command_names()}
+
+
+def in_sglang(name: str) -> str:
+    found = importlib.util.find_spec("sglang")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("needs sglang")
+    return (Path(found.submodule_search_locations[0]) / "srt" / name).read_text()
+
+
+def test_the_variables_that_messages_name_are_real() -> None:
+    known = {f.metadata["env"] for f in Settings.__dataclass_fields__.values() if f.metadata}
+    known |= {FIX_PREFIX + n.upper().replace("-", "_") for n in discovery.names("fix")}
+    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    named = {n for text in texts for n in re.findall(r"\bG4DEBUG_[A-Z][A-Z_]*[A-Z]\b(?!_)", text)}
+    assert "G4DEBUG_FIX_SWA_STATE_SWAP" in named
+    assert named <= known
+
+
+def test_the_scripts_that_are_named_are_there() -> None:
+    texts = [TRIAGE, *(text for module in sources() for text in strings(module))]
+    named = {n for text in texts for n in re.findall(r"\b(?:repro|tests|fixes)/[\w/]+\.py\b", text)}
+    assert "repro/page_clamp.py" in named
+    assert [n for n in sorted(named) if not (ROOT / n).exists()] == []
+
+
+# --- what g4debug says about itself -------------------------------------------------------------
+
+
+def test_the_messages_of_the_last_entry_are_in_the_source() -> None:
+    said = {re.sub(r"%[sd]", HOLE, text) for module in sources() for text in strings(module)}
+    found = rows("messages")
+    assert len(found) > 15
+    missing = [
+        message
+        for cells in found
+        for message in re.findall(r"`([^`]+)`", cells[0])
+        if not any(_says(text, message) for text in said)
+    ]
+    assert missing == []
+
+
+def _says(text: str, message: str) -> bool:
+    """The pieces between the holes are in the text, in this order."""
+    return re.search(".*".join(map(re.escape, message.split(HOLE))), text, re.S) is not None
