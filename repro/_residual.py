@@ -1,8 +1,9 @@
-"""One arm of residual_aliasing: a real Gemma-4 forward that captures hidden states.
+"""One variant of residual_aliasing: a real Gemma-4 forward that captures hidden states.
 
     python repro/_residual.py DEVICE RESULT.json
 
-Compares what the model hands out as captured with a copy made when each layer was entered.
+It compares the states that the model captured with copies that were made when each layer was
+entered.
 """
 
 from __future__ import annotations

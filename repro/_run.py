@@ -1,4 +1,4 @@
-"""Runs the arms of a repro, each in a process group of its own that never outlives us."""
+"""Runs the variants of a repro, each in a process group of its own that never outlives us."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SWITCH = re.compile(
 )
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-LIFELINE = "REPRO_LIFELINE"  # the variable in which an arm finds the pipe's number
+LIFELINE = "REPRO_LIFELINE"  # the variable in which a variant finds the pipe's number
 _asked: list[int] = []  # signals that asked this script to end
 
 
@@ -41,7 +41,8 @@ def listen() -> None:
 
     A signal that was ignored when the script was started stays ignored: Ctrl-C is not meant for
     a job in the background, nor the end of the terminal for one under nohup. The handler raises
-    nothing, because an exception between the start of an arm and the note of it would lose the arm.
+    nothing, because an exception between the start of a variant and the note of it would lose
+    the variant.
     """
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -65,7 +66,7 @@ def script(main: Callable[[], int]) -> int:
 
 
 def end_with_the_script() -> None:
-    """For an arm: when the script that started it is gone, even by SIGKILL, so is its group."""
+    """For a variant: when the script that started it is gone, even by SIGKILL, so is its group."""
     line = os.environ.pop(LIFELINE, None)
     if line is not None:
         threading.Thread(target=_hold, args=(int(line),), daemon=True).start()
@@ -78,9 +79,9 @@ def _hold(line: int) -> None:
 
 @dataclass
 class Outcome:
-    """What one arm did. status is None if it was stopped for taking too long."""
+    """What one variant did. status is None if it was stopped because it took too long."""
 
-    arm: str
+    variant: str
     status: int | None
     seconds: float
     log: Path
@@ -104,7 +105,7 @@ class Outcome:
         return max((float(m) for m in _SWA_USAGE.findall(self.text)), default=0.0)
 
     def traceback(self, lines: int = 14) -> list[str]:
-        """The end of the scheduler's traceback, as the user sees it."""
+        """The last lines of the scheduler's traceback, as a user sees it in the log."""
         text = self.text
         start = text.rfind("Scheduler hit an exception")
         if start < 0:
@@ -121,23 +122,25 @@ class Outcome:
         return found if len(found) <= lines else [found[0], "  …", *found[-lines + 2 :]]
 
 
-def run_arm(
-    arm: str,
+def run_variant(
+    variant: str,
     device: str,
     requests: int,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None],
     workload: str = "_workload",
 ) -> Outcome:
-    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds.
+    """Run ``_variant.py`` with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
     ``workload``: the module of this folder that says what to run on ``device``.
     """
-    result = folder / f"{arm}.json"
-    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
-    return run_command(arm, command, result, environment, folder, limit, progress, device == "cpu")
+    result = folder / f"{variant}.json"
+    program = str(HERE / "_variant.py")
+    command = [sys.executable, program, workload, device, str(requests), str(result)]
+    on_cpu = device == "cpu"
+    return run_command(variant, command, result, environment, folder, timeout, progress, on_cpu)
 
 
 def run_command(
@@ -146,13 +149,13 @@ def run_command(
     result: Path,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None] = lambda text: None,
     on_cpu: bool = True,
 ) -> Outcome:
     """Run a command that starts an engine and leaves its ``result``, a JSON file."""
     log = folder / f"{name}.log"
-    # Our caller's own switches must not leak into an arm.
+    # The switches of whoever called the script must not leak into a variant.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
     if on_cpu:
         from g4debug import cpu
@@ -168,16 +171,16 @@ def run_command(
         progress(f"{phase}, {time.monotonic() - begin:.0f} s")
 
     with log.open("wb") as sink, _group(command, {**base, **environment}, sink) as process:
-        status = ended(process, limit, look)
+        status = ended(process, timeout, look)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
 
 
 def ended(
-    process: subprocess.Popen[bytes], limit: float, look: Callable[[], None] = lambda: None
+    process: subprocess.Popen[bytes], timeout: float, look: Callable[[], None] = lambda: None
 ) -> int | None:
-    """Its exit status, None if it still runs after ``limit`` seconds. Raises Stopped."""
-    end = time.monotonic() + limit
+    """Its exit status, None if it still runs after ``timeout`` seconds. Raises Stopped."""
+    end = time.monotonic() + timeout
     while True:
         go_on()
         look()
@@ -192,7 +195,7 @@ def ended(
 def _group(
     command: list[str], environment: Mapping[str, str], sink: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own; whatever happens, the whole group is gone after."""
+    """A process in a group of its own. Whatever happens, the whole group is gone afterwards."""
     go_on()
     line, ours = os.pipe()
     try:

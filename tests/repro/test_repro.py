@@ -1,4 +1,4 @@
-"""The demo as a user runs it: four arms, one verdict, and nothing left behind."""
+"""The demo as a user runs it: four variants, one verdict, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -110,16 +110,16 @@ def session(folder: Path, *flags: str, **how) -> Iterator[Session]:
         run.process.wait(60)
 
 
-def test_all_four_arms_do_as_they_should(tmp_path):
+def test_all_four_variants_do_what_they_should(tmp_path):
     with session(tmp_path, *CPU, "--json") as run:
         status = run.wait(900)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
-        assert len(run.sessions) == 5  # its own, and one for each arm
+        assert len(run.sessions) == 5  # its own, and one for each variant
         assert run.gone()
     result = json.loads(run.out.read_text())  # nothing else is on stdout
     assert result["good"] is True
-    arms = result["arms"]
+    arms = result["arms"]  # the variants; the key is older than the word
     assert list(arms) == ["clean", "broken", "diagnosed", "fixed"]
     assert all(arm["good"] is True for arm in arms.values()), arms
     assert arms["clean"]["status"] == arms["fixed"]["status"] == 0
@@ -140,10 +140,10 @@ def test_all_four_arms_do_as_they_should(tmp_path):
     path.unlink()
 
 
-def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
+def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
         assert run.wait(300, until="sglang::scheduler") is None
-        assert len(run.alive()) >= 3  # this script, the arm, SGLang's scheduler
+        assert len(run.alive()) >= 3  # this script, the variant, SGLang's scheduler
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
         assert run.wait(300) == 130
         assert run.gone()
@@ -153,18 +153,18 @@ def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
 @pytest.mark.parametrize(
-    ("name", "flags", "arm"),
+    ("name", "flags", "started"),
     [
-        ("e4b_trtllm_mtp.py", [*CPU, "--arm", "clean"], "_arm.py"),
-        ("matrix.py", ["--fault", "page-oob", "--jobs", "2"], "_mixed_arm.py"),
-        ("soak.py", [], "_mixed_arm.py"),
+        ("e4b_trtllm_mtp.py", [*CPU, "--variant", "clean"], "_variant.py"),
+        ("matrix.py", ["--fault", "page-oob", "--jobs", "2"], "_mixed_variant.py"),
+        ("soak.py", [], "_mixed_variant.py"),
         ("residual_aliasing.py", CPU, "_residual.py"),
     ],
 )
-def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, arm, ignored):
+def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, started, ignored):
     """From a terminal and as nohup, CI and ``&`` start it: there Ctrl-C is not meant for it."""
     with session(tmp_path, *flags, script=REPRO.with_name(name), ignored=ignored) as run:
-        assert run.wait(300, until=arm) is None
+        assert run.wait(300, until=started) is None
         for number in ignored:
             run.process.send_signal(number)
         run.process.send_signal(signal.SIGTERM)
@@ -178,13 +178,13 @@ def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, arm,
 @pytest.mark.parametrize("number", NOHUP)
 def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
-        assert run.wait(300, until="_arm.py") is None
+        assert run.wait(300, until="_variant.py") is None
         run.process.send_signal(number)
         assert run.wait(300) == 128 + number
         assert run.gone()
 
 
-def test_an_arm_ends_with_its_script_even_by_sigkill(tmp_path):
+def test_a_variant_ends_with_its_script_even_by_sigkill(tmp_path):
     for_hours = ("--requests", "200000")
     with session(tmp_path, *for_hours, script=REPRO.with_name("soak.py")) as run:
         assert run.wait(300, until="sglang::scheduler") is None
@@ -194,7 +194,12 @@ def test_an_arm_ends_with_its_script_even_by_sigkill(tmp_path):
 
 
 def test_wrong_arguments():
-    for flags in (["--arm", "cleen"], ["--device", "tpu"], ["--requests", "many"]):
+    for flags in (
+        ["--variant", "cleen"],
+        ["--arm", "cleen"],
+        ["--device", "tpu"],
+        ["--requests", "many"],
+    ):
         done = subprocess.run(
             [sys.executable, str(REPRO), *flags], capture_output=True, text=True, check=False
         )

@@ -25,7 +25,7 @@ def runs(tmp_path_factory):
     """Those that end by themselves, two at a time."""
     folder = tmp_path_factory.mktemp("engine")
     dead = {"G4DEBUG_FAULTS": "seed=1;page-oob=1*on@mode=target_verify"}
-    crash = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
+    crash = (str(REPRO / "_variant.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
     off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
     return side_by_side(
         dead=lambda: ended(folder / "dead", **dead),

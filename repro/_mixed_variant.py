@@ -1,8 +1,8 @@
 """One run of the mixed workload, in a process of its own.
 
-``python repro/_mixed_arm.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
-REQUESTS requests; between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
-of :func:`_mixed.requests`. Writes what came out of every request.
+``python repro/_mixed_variant.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
+REQUESTS requests. Between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
+of :func:`_mixed.requests`. It writes what came out of every request.
 """
 
 from __future__ import annotations
