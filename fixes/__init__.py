@@ -1,1 +1,4 @@
-"""Fixes for bugs of SGLang, one file each, importable as g4debug.fixes; paths/ is performance."""
+"""The fixes for bugs of SGLang, one file each, imported as g4debug.fixes.
+
+The performance paths are in paths/.
+"""

@@ -1,16 +1,16 @@
 """What a fix or performance path declares, and how its state is decided.
 
-A fix's file imports neither torch nor sglang at module level: the settings read every
-``FIX``, also where SGLang is not installed. ``still_broken()`` takes no argument and looks
-at SGLang's *source* by :func:`g4debug.fixes.source.source`, never at its version and never
-by importing it::
+The file of a fix imports neither torch nor sglang at module level, because the settings read every
+``FIX``, also where SGLang is not installed. ``still_broken()`` takes no argument. It reads SGLang's
+*source* with :func:`g4debug.fixes.source.source`; it does not ask for the version, and it imports
+nothing of SGLang::
 
     def still_broken() -> bool:
         return "if key is not None" not in source("sglang.srt.layers.radix_attention.some_function")
 
-So the same probe serves the installed SGLang and, inside ``targets.looking_at``, a wheel
-that is only unpacked: ``make versions`` decides every fix's state on every release that
-way. ``apply`` only registers wrappers on ``hooks``, and imports SGLang inside of them.
+So it works for the installed SGLang and, inside ``targets.looking_at``, also for a wheel that is
+only unpacked: in that way ``make versions`` finds the state of every fix on every release.
+``apply`` only registers wrappers on ``hooks``; SGLang is imported inside the wrappers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ State = Literal["applied", "not-needed", "off", "target-missing"]
 
 @dataclass(frozen=True)
 class Fix:
-    """One fix, declared as ``FIX`` in its file.
+    """One fix or performance path, declared as ``FIX`` in its file.
 
-    seed: the pull request that it implements. upstream: the thread that fixed it there.
-    needs: SGLang versions that it was written for. still_broken: a probe of the installed
-    code (never of its version). apply: puts the fix's wrappers on the hooks.
-    switch: the variable that the seed documents, '' for none; it works beside
-    ``G4DEBUG_FIX_<ID>``. default: False ships it off, so that it is applied only when forced on.
-    eligible: of a performance path, where it runs (elsewhere SGLang's own code does); '' for a fix.
+    seed: the pull request that it implements. upstream: the thread in which SGLang fixed it. needs:
+    the SGLang versions that it was written for. still_broken: whether the code of this SGLang has
+    the bug. apply: puts the wrappers on the hooks. switch: the variable that the seed documents, or
+    ''; it works beside ``G4DEBUG_FIX_<ID>``. default: False means off by default, so that it is
+    applied only if somebody switches it on. eligible: where a performance path runs (elsewhere
+    SGLang's own code does); '' for a fix.
     """
 
     id: str
@@ -65,11 +65,11 @@ class FixState:
         return f"{self.state}: {self.why}"
 
 
-_in_force: dict[str, FixState] = {}  # of this process, by id
+_in_force: dict[str, FixState] = {}  # the states in this process, by id
 
 
 def state_of(fix_id: str) -> State | None:
-    """What became of a fix in this process; None before :func:`apply_all` ran."""
+    """The state of a fix in this process; None before :func:`apply_all` ran."""
     found = _in_force.get(fix_id)
     return found.state if found is not None else None
 
@@ -80,12 +80,12 @@ def apply_all(
     recreated: Mapping[str, str],
     forced_by: Mapping[str, str] | None = None,
 ) -> tuple[FixState, ...]:
-    """Decide and apply every fix of the folder.
+    """Decide the state of every fix, and apply those that are needed.
 
-    ``switches``: fixes that the environment forces on or off; ``forced_by``: fix id -> the
-    variable that does (default: the fix's own). ``recreated``: fix id -> fault that puts the
-    fixed bug back, which makes the fix needed again. Raises SettingsError for a fix that is
-    forced on where it was not written for, or where it cannot be put.
+    switches: the fixes that the environment forces on or off. forced_by: fix id -> the variable
+    that forces it (default: the fix's own). recreated: fix id -> the fault that puts the bug back,
+    so that the fix is needed again. Raises SettingsError if a fix is forced on that was not written
+    for this SGLang, or that cannot be applied to it.
     """
     fixes = (discovery.load("fix", name) for name in discovery.names("fix"))
     states = tuple(_apply(fix, hooks, switches, recreated, forced_by or {}) for fix in fixes)
@@ -111,7 +111,7 @@ def _apply(
         if forced:
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
         return FixState(fix, "not-needed", text)
-    off = FixState(fix, "off", f"shipped off; {own}=1 turns it on")
+    off = FixState(fix, "off", f"off by default; {own}=1 turns it on")
     if forced:
         why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")
     elif fix.id in recreated and fix.default:
@@ -119,7 +119,7 @@ def _apply(
     else:
         try:
             broken = fix.still_broken()
-        except Exception as e:  # an unknown SGLang: what a probe stumbles over is its business
+        except Exception as e:  # in an unknown SGLang anything may go wrong
             if not fix.default:
                 return off
             return FixState(fix, "target-missing", f"{type(e).__name__}: {e}")
@@ -141,10 +141,10 @@ def _apply(
 
 
 def _check_sites(fix: Fix, hooks: Hooks) -> None:
-    """An unknown SGLang may lack a place that the table of targets names.
+    """Raise HookError if SGLang lacks a place that the fix wraps.
 
-    Found out here, before SGLang applies the hooks, only this fix is lost; found by the
-    audit afterwards, the server would have to stop.
+    If this is found here, before SGLang applies the hooks, only this fix is left out. If the audit
+    found it afterwards, the server would have to stop.
     """
     for site in hooks.sites_of(fix.id):
         dotted = targets.path(site)

@@ -1,14 +1,16 @@
-"""``SGLANG_GEMMA4_FORCE_EAGLE=1``: no promotion to FROZEN_KV_MTP (seed PR #22). Shipped off.
+"""``SGLANG_GEMMA4_FORCE_EAGLE=1`` keeps EAGLE for a Gemma-4 assistant. Off by default.
 
-SGLang turns ``--speculative-algorithm NEXTN`` and ``EAGLE`` into FROZEN_KV_MTP where the draft is
-a Gemma-4 assistant. With the switch they stay EAGLE, to compare the two. Most assistants cannot
-be served that way, and the server would say so late and in other words; this stops it at start:
+If the draft is a Gemma-4 assistant, SGLang turns ``--speculative-algorithm NEXTN`` and ``EAGLE``
+into FROZEN_KV_MTP. With the switch they stay EAGLE, so that the two can be compared. From seed
+PR #22. Most assistants cannot be served by EAGLE. The server would die later and without the
+reason, so this stops it at start, and says why:
 
-* the draft's CUDA graphs keep hidden states of the *assistant's* hidden size
-  (``EagleDraftInput.hidden_size_for``), its model wants the target's (``gemma4_mtp.py``);
-* EAGLE gives a draft a KV pool of its own, of one head dimension. An assistant whose full and
-  sliding layers have different ones dies in its first prefill, "shape mismatch: value tensor ..."
-  (run on the CPU engine; with equal ones it serves, also with unequal hidden sizes, eagerly).
+* The draft's CUDA graphs keep hidden states of the *assistant's* hidden size
+  (``EagleDraftInput.hidden_size_for``), but its model wants the target's (``gemma4_mtp.py``).
+* EAGLE gives a draft a KV pool of its own, with one head dimension. An assistant whose full and
+  sliding layers have different ones dies in its first prefill, of "shape mismatch: value tensor
+  ...". (This was run on the CPU engine. With equal head dimensions the assistant is served without
+  CUDA graphs, even if the hidden sizes differ.)
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def around_alias(
 
 
 def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
-    """Before ``ServerArgs.check_server_args``: SystemExit, with the reason, if EAGLE cannot."""
+    """Runs before ``ServerArgs.check_server_args``: SystemExit if EAGLE cannot serve the draft."""
     if server_args.speculative_algorithm != "EAGLE":
         return
     from sglang.srt.utils.hf_transformers_utils import get_config
@@ -71,7 +73,7 @@ def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def limits(config: Any, cuda_graphs: bool) -> list[str]:
-    """Why an assistant of this (Hugging Face) config cannot be an EAGLE draft; empty: it can."""
+    """Why an assistant with this Hugging Face config cannot be an EAGLE draft; [] if it can."""
     text = config.text_config
     hidden, backbone = text.hidden_size, config.backbone_hidden_size
     dims = sorted({d for d in (getattr(text, name, None) for name in _HEAD_DIMS) if d})
@@ -90,12 +92,12 @@ def limits(config: Any, cuda_graphs: bool) -> list[str]:
 
 
 def still_broken() -> bool:
-    """True if SGLang promotes, and has no switch of that name."""
+    """True if SGLang turns EAGLE into FROZEN_KV_MTP and has no switch of that name."""
     for home in _HOMES:
         try:
             alias = source(f"{home}.{_ALIAS}")
         except AttributeError:
-            continue  # imported there, or not yet there
+            continue  # in this release it is in the other module
         return PROMOTED in alias and SWITCH not in alias
     raise AttributeError(f"no {_ALIAS} in {' or '.join(_HOMES)}")
 
@@ -109,7 +111,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="NEXTN and EAGLE with a Gemma-4 assistant stay EAGLE, where that is possible",
+    title="a switch for comparisons: NEXTN and EAGLE with a Gemma-4 assistant stay EAGLE",
     seed="PR #22",
     upstream="none",
     needs=">=0.5.12,<0.5.14",

@@ -1,15 +1,16 @@
-"""An idle draft input after a verify in which every request finished (seed PR #22).
+"""Leaves an idle draft input on a batch after a verify in which every request finished.
 
-FROZEN_KV_MTP's worker puts its verify input on ``batch.spec_info`` and replaces it by a draft
-input only if a request goes on (``frozen_kv_mtp_worker.py:473``). When every request finished,
-the ``FrozenKVMTPVerifyInput`` stays. The next prefill is merged into that batch before anything
-filters it, and a verify input has no ``merge_batch``: AttributeError, the server dies.
-Under DP attention the branch is taken, but stores the idle input on a *copy* of the batch
-(``:542``); a ``FrozenKVMTPDraftExtendInput`` stays, which cannot be merged either. 0.5.13 mended
-the first, not the second (``:522``).
+FROZEN_KV_MTP's worker puts its verify input on ``batch.spec_info`` and replaces it by a draft input
+only if a request goes on (``frozen_kv_mtp_worker.py:473``). If every request finished, the
+``FrozenKVMTPVerifyInput`` stays there. The next prefill is merged into that batch before the batch
+is filtered. A verify input has no ``merge_batch``, so the server dies of an AttributeError. Under
+DP attention the worker does make an idle input, but stores it on a *copy* of the batch (``:542``).
+Then a ``FrozenKVMTPDraftExtendInput`` stays, which cannot be merged either. 0.5.13 fixed the first
+case, but not the second (``:522``).
 
-The fix: after the worker's forward, if every request of the batch is finished and no draft
-input is there, an idle one (0 rows) takes its place, as the worker itself does where it seeds.
+The fix acts after the worker's forward. If every request of the batch is finished and there is no
+draft input, it puts an idle one (with 0 rows) on the batch, as the worker does elsewhere. From seed
+PR #22.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def around_forward(call_next: Callable[..., Any], worker: Any, batch: Any) -> An
 
 
 def idle_input(worker: Any, batch: Any) -> Any:
-    """A FrozenKVMTPDraftInput of 0 rows, shaped as ``worker`` shapes its own."""
+    """A FrozenKVMTPDraftInput of 0 rows, with the shapes that ``worker`` uses for its own."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
 
@@ -55,7 +56,7 @@ def idle_input(worker: Any, batch: Any) -> Any:
 
 
 def still_broken() -> bool:
-    """True if nothing is put there for want of survivors, or only on a copy of the batch."""
+    """True if no idle input is made when all requests finished, or only on a copy of the batch."""
     forward = source(f"{WORKER}.forward_batch_generation")
     branches = [
         node
@@ -74,7 +75,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="an idle draft input replaces what a verify leaves behind when every request finished",
+    title="a verify in which every request finished leaves an idle draft input on the batch",
     seed="PR #22",
     upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",
     needs=">=0.5.12,<0.5.14",

@@ -1,15 +1,15 @@
-"""A prefix that a running request has locked keeps its pages (upstream sglang #29352).
+"""Lets a prefix that a running request has locked keep its pages (upstream sglang #29352).
 
-The prefix cache of hybrid models drops the SWA half of a node that lies behind every running
-request's window (a "tombstone"), while requests that share the prefix still read its full
-half. If another request then computes the same prefix anew, ``SWARadixCache._insert_helper``
-takes the newcomer's pages into the node and *frees the old full pages*, locked or not. The
-running request goes on reading them: they are handed to somebody else, its answer is wrong,
-and nothing crashes. Found by this project's page-table tracer in its own soak.
+The prefix cache of hybrid models gives back the SWA pages of a node that lies behind the window of
+every running request; such a node is a "tombstone". Requests that share the prefix still read its
+full pages. If another request then computes the same prefix anew, ``SWARadixCache._insert_helper``
+takes that request's pages into the node and *frees the old full pages*, whether they are locked or
+not. The running request goes on reading them while they belong to somebody else: its answer is
+wrong, and nothing crashes. Found by this project's page-table tracer in its own soak test.
 
-The fix, before SGLang's insert: a locked tombstone keeps its full pages and takes over only
-the newcomer's SWA pages. SGLang then sees a node that is no tombstone, and frees the
-newcomer's full pages as it does for any other overlap.
+The fix acts before SGLang's insert. A locked tombstone keeps its full pages and takes over only the
+SWA pages of the new request. For SGLang the node is then no tombstone any more, and it frees the
+new request's full pages as it does for any other overlap.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def before_insert(
     update_kv_after_len: int,
     swa_evicted_seqlen: int = 0,
 ) -> None:
-    """Before ``SWARadixCache._insert_helper``: give SWA pages back to locked tombstones.
+    """Runs before ``SWARadixCache._insert_helper``: gives locked tombstones their SWA pages again.
 
-    key: the tokens to insert below ``node``. value: int64 [len(key)], their full-pool indices.
-    update_kv_after_len: tokens that the tree owns already. swa_evicted_seqlen: tokens whose SWA
-    pages the newcomer has given up itself.
+    key: the tokens to insert below ``node``. value: int64 [len(key)], their positions in the full
+    pool. update_kv_after_len: how many tokens the tree owns already. swa_evicted_seqlen: for how
+    many tokens the new request has already given its SWA pages back.
     """
     begin = 0
     while len(key) > 0 and (child := node.children.get(key.child_key(tree.page_size))) is not None:
@@ -59,7 +59,7 @@ def before_insert(
                 node = tree._split_node(node.key, node, length)
             skip = max(0, swa_evicted_seqlen - begin)
             if skip:
-                tree._split_node(node.key, node, skip)  # leaves the rest in `node`
+                tree._split_node(node.key, node, skip)  # the rest stays in `node`
             adopt_swa(tree, node, value[skip:length])
         elif length < len(node.key):
             return
@@ -67,18 +67,22 @@ def before_insert(
 
 
 def adopt_swa(tree: Any, node: Any, newcomer: torch.Tensor) -> None:
-    """Move the SWA slots of ``newcomer`` (full-pool indices) to the node's own full slots."""
+    """Give the node the SWA pages of the new request.
+
+    newcomer: the new request's positions in the full pool. The node's own positions are then mapped
+    to the SWA positions of these, which are mapped to nothing any more.
+    """
     allocator = tree.token_to_kv_pool_allocator
-    slots = allocator.full_to_swa_index_mapping[newcomer].clone()
-    allocator.set_full_to_swa_mapping(node.value, slots)
-    allocator.set_full_to_swa_mapping(newcomer, slots.new_zeros(len(slots)))
+    positions = allocator.full_to_swa_index_mapping[newcomer].clone()
+    allocator.set_full_to_swa_mapping(node.value, positions)
+    allocator.set_full_to_swa_mapping(newcomer, positions.new_zeros(len(positions)))
     node.swa_tombstone = False
     tree.swa_lru_list.insert_mru(node)
     tree.swa_evictable_size_ += len(node.value)
 
 
 def still_broken() -> bool:
-    """True if the insert frees a tombstone's full pages without asking who has locked them."""
+    """True if the insert frees a tombstone's full pages without asking whether they are locked."""
     text = source("sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper")
     frees = re.search(r"free\(\s*node\.value", text) is not None
     return frees and re.search(r"if\s+(not\s+)?node\.full_lock_ref", text) is None
@@ -93,7 +97,7 @@ def apply(hooks: Hooks) -> None:
 FIX = Fix(
     id=ID,
     title="a cached prefix that a running request reads keeps its pages",
-    seed="none: found by the page-table tracer",
+    seed="none; found by the page-table tracer",
     upstream="sglang #29352 (2026-06-30)",
     needs=">=0.5.12,<0.5.15",
     still_broken=still_broken,

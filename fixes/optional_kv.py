@@ -1,15 +1,16 @@
-"""Attention without K and V of its own under piecewise CUDA graphs (seed PR #16).
+"""Lets layers without K and V of their own run under piecewise CUDA graphs (seed PR #16).
 
-A KV-shared layer (E2B: 20 of 35, E4B: 18 of 42) reads the KV of an earlier layer and passes
-``key=None, value=None``. Under piecewise CUDA graphs, the default, prefill attention goes through
-the custom op ``sglang::unified_attention_with_output``, which slices both: ``TypeError:
-'NoneType' object is not subscriptable``, at start (``radix_attention.py:169``).
+A KV-shared layer (20 of 35 layers in E2B, 18 of 42 in E4B) reads the KV of an earlier layer and
+passes ``key=None, value=None``. Under piecewise CUDA graphs, which are the default, attention in a
+prefill goes through the custom op ``sglang::unified_attention_with_output``, which slices both. So
+the server dies at start of ``TypeError: 'NoneType' object is not subscriptable``
+(``radix_attention.py:169``).
 
-An op's schema and body cannot be changed once it is registered, so a call without K and V goes to
-an op of our own that has no such arguments, ``sglang::unified_attention_without_kv``. It is a
-split op like SGLang's, so the graph is cut around it, too. Its body calls SGLang's op with empty K
-and V, which does its slicing and bookkeeping, and puts the Nones back right before the backend.
-Calls with K and V are not touched.
+The schema and the body of an op cannot be changed once it is registered. So a call without K and V
+goes to an op of our own that has no such arguments, ``sglang::unified_attention_without_kv``. It is
+a split op like SGLang's, so the graph is cut around it, too. Its body calls SGLang's op with empty
+K and V, and right before the backend it puts None in their place again. Calls with K and V are not
+changed.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 ID = "optional-kv"
 OP = "unified_attention_without_kv"
 SGLANGS_OP = "sglang.srt.layers.radix_attention.unified_attention_with_output"
-_calls: dict[str, Callable[..., None]] = {}  # "piecewise" and "breakable", once registered
+_calls: dict[str, Callable[..., None]] = {}  # "piecewise" and "breakable", once it is registered
 
 
 class _WithoutKV:
-    """Stands on a ForwardBatch in place of its backend, for one call."""
+    """Takes the place of a ForwardBatch's backend for one call."""
 
     def __init__(self, forward_batch: Any) -> None:
         self.forward_batch, self.backend = forward_batch, forward_batch.attn_backend
@@ -47,8 +48,8 @@ class _WithoutKV:
 def register_op() -> None:
     """Register our op with torch and as a split op, once per process.
 
-    Its arguments are SGLang's without key and value: query [tokens, heads, dim] and output, both
-    padded to the graph's size, save_kv_cache, layer_id.
+    Its arguments are those of SGLang's op without key and value: query [tokens, heads, dim] and
+    output, both padded to the graph's size, save_kv_cache and layer_id.
     """
     if _calls:
         return
@@ -70,7 +71,7 @@ def register_op() -> None:
         finally:
             stand_in.step_aside()
 
-    # torch reads the schema off real types; the names above are strings in this module.
+    # torch makes the schema from types. In this module annotations are only strings.
     unified_attention_without_kv.__annotations__ = {
         "query": torch.Tensor,
         "output": torch.Tensor,
@@ -84,7 +85,7 @@ def register_op() -> None:
 
 
 def before_init_graphs(*args: Any, **kwargs: Any) -> None:
-    """Before ``ModelRunner.init_piecewise_cuda_graphs``, which reads the list of split ops."""
+    """Runs before ``ModelRunner.init_piecewise_cuda_graphs``, which reads the list of split ops."""
     register_op()
 
 
@@ -98,7 +99,7 @@ def around_op(
     layer_id: int,
     **kwargs: Any,
 ) -> None:
-    """Wraps ``radix_attention.unified_attention_with_output``; dynamo traces through it."""
+    """Wraps ``radix_attention.unified_attention_with_output``. dynamo traces through it."""
     if key is not None or value is not None or kwargs:
         return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
     return _calls["piecewise"](query, output, save_kv_cache, layer_id)
@@ -114,14 +115,14 @@ def around_breakable_op(
     layer_id: int,
     **kwargs: Any,
 ) -> None:
-    """The same for ``bcg_unified_attention_with_output`` (breakable CUDA graphs)."""
+    """Wraps ``bcg_unified_attention_with_output``, the same for breakable CUDA graphs."""
     if key is not None or value is not None or kwargs:
         return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
     return _calls["breakable"](query, output, save_kv_cache, layer_id)
 
 
 def still_broken() -> bool:
-    """True if the op slices ``key`` whether or not there is one."""
+    """True if the op slices ``key`` without asking whether there is one."""
     body = source(SGLANGS_OP)
     return "key = key[:" in body and "key is not None" not in body
 

@@ -1,13 +1,13 @@
-"""Page tables clamped into the layer's pool (seed PR #5, which its author reverted). Shipped off.
+"""Clamps page tables into the layer's pool. This is not a fix, and it is off by default.
 
-Not a fix. It keeps a server up whose page tables are wrong, and *hides* that they are: each cell
-beyond the pool becomes the last page, which somebody else owns, so the layer reads a stranger's
-KV and nobody is told. It is here to be measured against the real fix (``repro/page_clamp.py``;
-TRIAGE.md, 'Why the clamp is not a fix'). To keep a server up, use ``G4DEBUG_MODE=contain``,
-which reports every bad cell.
+It keeps a server up whose page tables are wrong, and *hides* that they are wrong. Each cell beyond
+the pool gets the last page, which belongs to somebody else, so the layer reads another request's KV
+and nobody is told. It exists so that it can be compared with the real fix (``repro/page_clamp.py``;
+TRIAGE.md, 'Why the clamp is not a fix'). To keep a server up, use ``G4DEBUG_MODE=contain``, which
+reports every kind of bad cell. From seed PR #5, which its author reverted.
 
-The clamp sits inside the page-table tracer, which would then see no bad cell any more: the two
-together are refused.
+The clamp runs before the page-table tracer, which would then see no bad cell any more. So a server
+does not start with both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 def after_page_table(
     table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
 ) -> torch.Tensor:
-    """``table``: int32 [rows, columns] as SGLang built it. Returns a clamped copy, same shape."""
+    """``table``: int32 [rows, columns] as SGLang made it. Returns a clamped copy."""
     pool, _ = pool_of_layer(backend, layer, forward_batch)
     return table.clamp(0, pages_of(pool, layer, backend.page_size) - 1)
 
@@ -47,14 +47,14 @@ def apply(hooks: Hooks) -> None:
     if "page-table" in Settings.from_environ().tracers:
         raise SettingsError(
             f"{fix_switch(ID)}=1 hides from the tracer page-table what it looks for; choose one "
-            "of them (to keep a server up and still be told: G4DEBUG_MODE=contain)"
+            "of them (G4DEBUG_MODE=contain also keeps a server up, and reports bad cells)"
         )
     hooks.after("attn.layer_page_table", Order.FIX, ID, after_page_table)
 
 
 FIX = Fix(
     id=ID,
-    title="page tables clamped into the pool: survives, and reads strangers' KV (not a fix)",
+    title="not a fix: page tables are clamped, and the server reads other requests' KV",
     seed="PR #5",
     upstream="none; the seed reverted it in PR #6",
     needs=">=0.5.12",

@@ -1,14 +1,14 @@
-"""Captured hidden states of Gemma-4 are what they were when captured (from the fork).
+"""Keeps the hidden states that Gemma-4 captures for a draft as they were captured.
 
-``Gemma4DecoderLayer.forward`` takes its input as the residual, and on CUDA the fused
-add-and-norm adds the attention's output to the residual *in place*: the layer overwrites
-its own input. In the chain of layers nobody reads that tensor again. But where the model
-captures hidden states for a draft (EAGLE3; DFLASH from 0.5.14 on), the list holds the same
-tensor, and the draft gets "input + attention" of the next layer instead of the input.
+``Gemma4DecoderLayer.forward`` uses its input as the residual. On CUDA the fused add-and-norm adds
+the attention's output to the residual *in place*, so the layer overwrites its own input. No layer
+reads that tensor again. But if the model captures hidden states for a draft (EAGLE3; DFLASH from
+0.5.14 on), the captured list holds the same tensor, and the draft gets "input + attention" of the
+next layer instead of the input.
 
-The fix: a captured layer works on a copy of its input. Layers that are not captured, and so
-all of FROZEN_KV_MTP, which reads only the last norm's output, are left as they are and cost
-nothing.
+With the fix a captured layer works on a copy of its input. Layers that are not captured are left as
+they are and cost nothing. FROZEN_KV_MTP captures none: it reads only the output of the last norm.
+From a later fix of the seeds' fork.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KEPT = "_g4debug_kept"
 def own_input(
     layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Forward pre-hook: the layer gets a copy of hidden_states ([tokens, hidden])."""
+    """A forward pre-hook: the layer gets a copy of hidden_states ([tokens, hidden])."""
     if "hidden_states" in kwargs:
         return args, {**kwargs, "hidden_states": kwargs["hidden_states"].clone()}
     positions, hidden_states, *others = args
@@ -43,11 +43,11 @@ def own_input(
 
 
 def keep_captured(text_model: Any) -> None:
-    """Let each layer in ``layers_to_capture`` work on a copy; can be called again."""
+    """Let each layer in ``layers_to_capture`` work on a copy. It may be called again."""
     for handle in vars(text_model).pop(_KEPT, ()):
         handle.remove()
     layers = text_model.layers
-    # The number of layers itself stands for the last layer's output, which nobody overwrites.
+    # The index len(layers) means the last layer's output, which nobody overwrites.
     captured = sorted({i for i in text_model.layers_to_capture if 0 <= i < len(layers)})
     vars(text_model)[_KEPT] = [
         layers[i].register_forward_pre_hook(own_input, with_kwargs=True) for i in captured
@@ -55,7 +55,7 @@ def keep_captured(text_model: Any) -> None:
 
 
 def after_capture(result: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wraps ``set_eagle3_layers_to_capture`` and ``set_dflash_layers_to_capture``."""
+    """Runs after ``set_eagle3_layers_to_capture`` and ``set_dflash_layers_to_capture``."""
     text_model = getattr(model, "language_model", None) or model.model
     if not hasattr(text_model, "layers_to_capture"):
         text_model = text_model.model
@@ -64,7 +64,7 @@ def after_capture(result: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def still_broken() -> bool:
-    """True if the layer's residual is its input, and is then handed to a norm that writes it."""
+    """True if the layer's residual is its input and is then passed to a norm that overwrites it."""
     forward = source(f"{LAYER}.forward")
     norm = forward.partition("self.pre_feedforward_layernorm(")[2].partition(")")[0]
     return "residual = hidden_states\n" in forward and "residual" in norm
@@ -82,8 +82,8 @@ def apply(hooks: Hooks) -> None:
 FIX = Fix(
     id=ID,
     title="hidden states that Gemma-4 captures for a draft are not overwritten by the next layer",
-    seed="none: a later fix of the seeds' fork",
-    upstream="none known; gone in 0.5.23, whose layers hand the residual over explicitly",
+    seed="none; a later fix of the seeds' fork",
+    upstream="none known; 0.5.23 does not have the bug, its layers pass the residual explicitly",
     needs=">=0.5.12",
     still_broken=still_broken,
     apply=apply,

@@ -1,9 +1,9 @@
-"""Reads SGLang's source without importing it: what ``still_broken()`` probes look through.
+"""Reads SGLang's source without importing SGLang, for ``still_broken()`` of the fixes.
 
-The same probe then answers for the installed SGLang and, inside
+So ``still_broken()`` works for the installed SGLang and, inside
 :func:`g4debug.hooking.targets.looking_at`, for a wheel that is only unpacked. Names are followed as
-Python would: a method to the base class that defines it, a name to the module that it was
-imported from. What is made at run time (``setattr``, a patch of another plugin) is not seen.
+Python does it: a method to the base class that defines it, and a name to the module from which it
+was imported. What is made at run time (``setattr``, a patch of another plugin) is not seen.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 from g4debug.hooking import targets
 
-_HOPS = 20  # of imports and base classes; more is a circle
+_HOPS = 20  # imports and base classes to follow; more would be a circle
 
 
 def source(dotted: str) -> str:
-    """Source text of a module, class, function, method or assignment; decorators included.
+    """The source of a module, class, function, method or assignment, with its decorators.
 
-    ``dotted`` is a full path such as ``sglang.srt.managers.scheduler.Scheduler.run_batch``.
-    Raises ImportError if its module is not there, AttributeError if the module has no such
-    name: :func:`g4debug.fixes.base.apply_all` reads both as ``target-missing``.
+    ``dotted`` is a full path such as ``sglang.srt.managers.scheduler.Scheduler.run_batch``. Raises
+    ImportError if there is no such module, and AttributeError if the module has no such name. Both
+    make the state ``target-missing`` in :func:`g4debug.fixes.base.apply_all`.
     """
     path, names = _module(dotted)
     if not names:
@@ -43,7 +43,7 @@ def exists(dotted: str) -> bool:
 
 
 def _module(dotted: str) -> tuple[Path, list[str]]:
-    """The file of the longest prefix that is a module, and the names that are left."""
+    """The file of the longest beginning that is a module, and the names that are left."""
     here, names = targets.sglang_root(), dotted.split(".")
     for i, name in enumerate(names):
         if (here / name).is_dir():
@@ -68,12 +68,12 @@ def _text(path: Path) -> str:
 def _parse(path: Path, changed: int) -> ast.Module:
     try:
         return ast.parse(_text(path), str(path))
-    except SyntaxError as e:  # of a Python newer than this one
+    except SyntaxError as e:  # SGLang was written for a newer Python than this one
         raise ImportError(f"{path.name} cannot be read: {e}") from e
 
 
 def _find(path: Path, names: list[str], dotted: str, hops: int) -> tuple[Path, ast.stmt]:
-    """The file and statement that define ``names`` (a chain) as seen from the module ``path``."""
+    """The file and the statement that define ``names[0].names[1]...`` for the module ``path``."""
     module = _parse(path, path.stat().st_mtime_ns)
     node = _defined(module.body, names[0]) if names and hops else None
     if node is None:
@@ -94,12 +94,12 @@ def _find(path: Path, names: list[str], dotted: str, hops: int) -> tuple[Path, a
             try:
                 return _find(path, [*chain, *names[1:]], dotted, hops - 1)
             except (ImportError, AttributeError):
-                continue  # the next base, or a class of another package
+                continue  # try the next base; this one may be of another package
     raise AttributeError(f"SGLang {targets.sglang_version()} has no {dotted}")
 
 
 def _defined(body: list[ast.stmt], name: str) -> ast.stmt | None:
-    """The last statement that binds ``name``, also one below an ``if``, ``try`` or ``with``."""
+    """The last statement that binds ``name``, also inside of an ``if``, ``try`` or ``with``."""
     found: ast.stmt | None = None
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,22 +1,22 @@
-"""A batch keeps one row of draft state per live request, or gets it back (seed PR #22).
+"""Makes sure that a batch has one row of draft state for each live request (seed PR #22).
 
-``merge_batch`` and ``filter_batch`` of a ScheduleBatch trust ``spec_info`` to be a draft input
-whose rows belong to its unfinished requests. Where it is something else (a verify or
-draft-extend input that stayed, nothing, or the wrong number of rows), SGLang dies of an
-AttributeError or of its own count, or, worse, takes the wrong rows: then a request goes on
-from another one's token.
+``merge_batch`` and ``filter_batch`` of a ScheduleBatch expect ``spec_info`` to be a draft input
+with one row for each unfinished request, and do not check it. If it is something else (a verify
+input or draft-extend input that stayed, nothing, or the wrong number of rows), SGLang dies of an
+AttributeError or of its own count. Or, which is worse, it takes the wrong rows, and a request goes
+on from another request's token.
 
-The guard does what is right, for FROZEN_KV_MTP (spec v1):
+For FROZEN_KV_MTP (spec v1) this fix does the following:
 
-* a side with no live request needs no draft state: it counts as idle (0 rows);
-* live requests without draft state of their own get a *plain row*: the bonus token is the
-  request's last token, the hidden state zero. Verify still decides on every token, so the
-  output stays what it was; the guesses of one step are poor, and accept length with them;
-* anything that fits goes SGLang's own way, untouched.
+* A batch without live requests needs no draft state and counts as idle (0 rows).
+* Live requests without draft state of their own get a *plain row*: the bonus token is the request's
+  last token, and the hidden state is zero. The verify decides on every token, so the output stays
+  what it was. Only the guesses of one step are poor, and so is its accept length.
+* If the draft state fits, SGLang's own code runs unchanged.
 
-Each kind of repair is logged once per process: something else must have gone wrong before.
-(The seed's guard skipped the merge. That leaves the batch without rows for the new requests,
-and the next draft stops at an assertion.)
+Each kind of repair is logged once per process, because something else must have gone wrong before.
+(The seed skipped the merge instead. The batch then has no rows for the new requests, and the next
+draft stops at an assertion.)
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _said: set[str] = set()
 
 
 def around_merge(call_next: Callable[..., Any], batch: Any, other: Any) -> Any:
-    """Wraps ``ScheduleBatch.merge_batch``: ``other``'s requests come behind ``batch``'s."""
-    if not _guarded(batch) or (_fits(batch, live(batch)) and _fits(other, live(other))):
+    """Wraps ``ScheduleBatch.merge_batch``, which appends the requests of ``other``."""
+    if not _covers(batch) or (_fits(batch, live(batch)) and _fits(other, live(other))):
         return call_next(batch, other)
     mine, theirs = _rows_of(batch, "merge"), _rows_of(other, "merge")
     left = batch.spec_info
@@ -57,12 +57,12 @@ def around_merge(call_next: Callable[..., Any], batch: Any, other: Any) -> Any:
 def around_filter(call_next: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps ``ScheduleBatch.filter_batch``, which keeps the unfinished or the given requests.
 
-    Nothing on ``spec_info`` is no fault here: a batch that has not run yet has none.
+    It is right that ``spec_info`` is None on a batch that has not run yet.
     """
     filtered = kwargs.get("v1_spec_info_filtered", args[2] if len(args) > 2 else False)
     rows = len(live(batch)) if filtered else len(batch.reqs)
     left = batch.spec_info
-    if not _guarded(batch) or left is None or (is_draft_input(left) and len(left.topk_p) == rows):
+    if not _covers(batch) or left is None or (is_draft_input(left) and len(left.topk_p) == rows):
         return call_next(batch, *args, **kwargs)
     batch.spec_info = None
     try:
@@ -71,7 +71,7 @@ def around_filter(call_next: Callable[..., Any], batch: Any, *args: Any, **kwarg
         batch.spec_info = left
         raise
     if not batch.reqs:
-        batch.spec_info = left  # nobody is left who would need it
+        batch.spec_info = left  # there is no request left that needs it
     else:
         _say("filter", left, rows)
         batch.spec_info = plain_rows(batch, batch.reqs)
@@ -90,7 +90,7 @@ def is_draft_input(spec_info: Any) -> bool:
 
 
 def plain_rows(batch: Any, requests: list[Any]) -> Any:
-    """A FrozenKVMTPDraftInput with a plain row for each of ``requests``; none: an idle one.
+    """A FrozenKVMTPDraftInput with a plain row for each of ``requests``, idle if there are none.
 
     bonus_tokens int64 [n], hidden_states [n, hidden of the target], topk_p float32 [n, topk],
     topk_index int64 [n, topk].
@@ -115,8 +115,8 @@ def plain_rows(batch: Any, requests: list[Any]) -> Any:
     )
 
 
-def _guarded(batch: Any) -> bool:
-    """FROZEN_KV_MTP without overlap: with it, the rows are promises of a later step."""
+def _covers(batch: Any) -> bool:
+    """True with FROZEN_KV_MTP and without overlap scheduling, where rows are filled in later."""
     return bool(batch.spec_algorithm.is_frozen_kv_mtp()) and not batch.is_spec_v2
 
 
@@ -142,15 +142,15 @@ def _say(where: str, got: Any, rows: int) -> None:
         return
     _said.add(key)
     logger.warning(
-        "g4debug: %s: in %s_batch got %s, expected draft state for %d live requests; they go on "
-        "from their last token with a plain row each: outputs stay right, accept length drops "
-        "for a step. Said once; to find the cause: SGLANG_TRTLLM_MHA_DEBUG=1",
+        "g4debug: %s: in %s_batch got %s, expected draft state for %d live requests; each goes on "
+        "from its last token with a plain row. The output stays right, and the accept length is "
+        "low for one step. This is logged once; SGLANG_TRTLLM_MHA_DEBUG=1 helps to find the cause",
         ID, where, what, rows,
     )  # fmt: skip
 
 
 def still_broken() -> bool:
-    """True if both methods use ``spec_info`` without looking at what it is."""
+    """True if both methods use ``spec_info`` without checking what it is."""
     texts = [source(f"{BATCH}.{name}_batch") for name in ("merge", "filter")]
     return all(
         f"self.spec_info.{name}_batch" in text
@@ -169,7 +169,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="merging and filtering a batch check its draft state first",
+    title="merging and filtering a batch first check its draft state, and repair it",
     seed="PR #22",
     upstream="none; from 0.5.14 on FROZEN_KV_MTP runs as spec v2",
     needs=">=0.5.12,<0.5.14",

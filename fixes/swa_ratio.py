@@ -1,22 +1,23 @@
-"""``swa_full_tokens_ratio=0.15`` for Gemma-4 with experts (seed PRs #2 and #7).
+"""Sets ``swa_full_tokens_ratio=0.15`` for a Gemma-4 with experts (seed PRs #2 and #7).
 
-SGLang divides KV memory by one ratio, 0.8 for every model: for 100 tokens of the full pool, 80
-of the SWA pool. A sliding layer only ever reads a window, so on a mixture of experts, where
-much memory is left for KV, the full pool is what long requests queue for. A dense Gemma-4 keeps
-0.8: its weights leave less, and the seed saw the SWA pool run empty with 0.15 (PR #7).
+SGLang divides the KV memory by one ratio, which is 0.8 for every model: for 100 tokens of the full
+pool the SWA pool has 80. A sliding layer only reads a window. So with a mixture of experts, which
+leaves much memory for KV, long requests wait for the full pool while the SWA pool is half empty. A
+dense Gemma-4 keeps 0.8: its weights leave less memory, and with 0.15 the seed saw the SWA pool run
+out (PR #7).
 
-Whether 0.15 is right for *your* requests is another question: ``g4debug pools`` answers it.
+0.15 is not right for every load; ``g4debug pools`` computes what is right for yours.
 
-A value that the user gave is always kept, an explicit 0.8, too. SGLang does not say which it
-was, but Python does: until ``ServerArgs`` is pickled for the scheduler, a default is the very
-object that the class declares, both through the command line (argparse hands its default on
-unconverted) and through ``Engine(**kwargs)``; what a user writes is another object of equal
-value. So the fix works in the launching process, before ``ServerArgs.check_server_args``. A
-``ServerArgs`` that was unpickled counts as the user's, and is left alone. Passing
+A ratio that the user gave is always kept, even if it is 0.8. SGLang does not say whether the user
+gave it, but it can be found out. Until ``ServerArgs`` is pickled for the scheduler, a default is
+the same object as in the class, both with the command line (argparse passes its default on
+unconverted) and with ``Engine(**kwargs)``. What a user writes is another object of equal value. So
+the fix acts in the process that launches the server, before ``ServerArgs.check_server_args``. The
+ratio of a ``ServerArgs`` that was unpickled counts as the user's and is kept. Passing
 ``ServerArgs.swa_full_tokens_ratio`` itself counts as the default.
 
-From 0.5.14 on SGLang may size the SWA pool by the number of requests and read no ratio (radix
-cache off, ``max_running_requests`` given; sglang #28755). The fix then changes nothing.
+From 0.5.14 on SGLang sizes the SWA pool by the number of requests and reads no ratio if the radix
+cache is off and ``max_running_requests`` is given (sglang #28755). The fix then changes nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ logger = logging.getLogger("g4debug")
 
 
 def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
-    """Before ``ServerArgs.check_server_args``, in the process that launches the server."""
+    """Runs before ``ServerArgs.check_server_args``, in the process that launches the server."""
     verdict = choose(server_args)
     if verdict is None:
         return
@@ -64,41 +65,41 @@ def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def choose(server_args: Any) -> tuple[float, str] | None:
-    """The ratio for these ServerArgs and the reason; None for a model that is no Gemma-4.
+    """The ratio for these ServerArgs, and the reason. None for a model that is no Gemma-4.
 
-    Reads the model's config as SGLang does (``ServerArgs.get_model_config``).
+    It reads the model's config as SGLang does (``ServerArgs.get_model_config``).
     """
     config = server_args.get_model_config()
     if not set(config.hf_config.architectures or ()) & {*ARCHITECTURES}:
         return None
     ratio: float = server_args.swa_full_tokens_ratio
     if not is_default(server_args):
-        return ratio, "given by the user"
+        return ratio, "the user gave it"
     experts = getattr(config.hf_text_config, "num_experts", None) or 0
     if experts <= 0:
-        return ratio, "a dense Gemma-4"
+        return ratio, "this is a dense Gemma-4"
     if server_args.disable_hybrid_swa_memory:
         return ratio, "there is no SWA pool (disable_hybrid_swa_memory)"
     if sized_by_requests(server_args):
-        return ratio, "not read: SGLang sizes the SWA pool by max_running_requests"
-    return RATIO, f"a Gemma-4 with {experts} experts; g4debug pools tells what your load needs"
+        return ratio, "SGLang does not read it: it sizes the SWA pool by max_running_requests"
+    return RATIO, f"this Gemma-4 has {experts} experts; g4debug pools tells what your load needs"
 
 
 def is_default(server_args: Any) -> bool:
-    """True if nobody gave a ratio: the value is the object that the class declares."""
+    """True if nobody gave a ratio: the value is the same object as in the class."""
     default: object = type(server_args).swa_full_tokens_ratio
     return server_args.swa_full_tokens_ratio is default
 
 
 def sized_by_requests(server_args: Any) -> bool:
-    """True where SGLang (0.5.14 and later) takes its request-cap configurator."""
+    """True if SGLang (0.5.14 and later) sizes the SWA pool by the number of requests."""
     if (
         not server_args.disable_radix_cache
         or server_args.max_running_requests is None
         or server_args.chunked_prefill_size is None
     ):
         return False
-    # As source: importing it here would pull the pools into the launching process.
+    # The source is read: an import would load the pools into the process that launches the server.
     return bool(exists(_REQUEST_CAP))
 
 
@@ -109,7 +110,7 @@ def still_broken() -> bool:
         texts += gemma4_branches(source(_MODEL_DEFAULTS))
         known += 1
     except AttributeError:
-        pass  # later releases keep a model's defaults in a place of its own
+        pass  # later releases have a model's defaults in another place
     for place in _GEMMA4_DEFAULTS:
         try:
             texts.append(source(place))
@@ -122,7 +123,7 @@ def still_broken() -> bool:
 
 
 def gemma4_branches(function: str) -> list[str]:
-    """The bodies of the ``if``s of a function's source that ask for Gemma-4."""
+    """The bodies of all ``if`` statements of a function's source that ask for Gemma-4."""
     return [
         "\n".join(ast.unparse(statement) for statement in node.body)
         for node in ast.walk(ast.parse(textwrap.dedent(function)))
@@ -138,9 +139,9 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="swa_full_tokens_ratio 0.15 for Gemma-4 with experts, 0.8 for dense, the user's kept",
+    title="a Gemma-4 with experts gets swa_full_tokens_ratio=0.15, unless you give a ratio",
     seed="PRs #2 and #7",
-    upstream="none up to 0.5.23; #28755 sizes by requests where the radix cache is off",
+    upstream="none up to 0.5.23; #28755 sizes the SWA pool by requests if the radix cache is off",
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,

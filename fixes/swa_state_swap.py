@@ -1,18 +1,18 @@
-"""SWA state follows the KV pool (seed PR #6; upstream sglang #26966, #27491).
+"""Lets the SWA state of the draft's backend follow the KV pool that is really read.
 
-The draft of FROZEN_KV_MTP owns a 64-token dummy pool and reads the target's pool through
-two views (``_frozen_kv_target_view`` for metadata, ``_target_kv_pool_view`` for the
-forward). A trtllm_mha backend that decided once, from the dummy pool, that it has no SWA
-pool (``use_sliding_window_kv_pool=False, _swa_kv_pool=None``) then hands *full-pool* page
-indices to the sliding layers, whose pool is smaller: an illegal memory access.
+The draft of FROZEN_KV_MTP has a dummy pool of 64 tokens and reads the target's pool through two
+views (``_frozen_kv_target_view`` for the metadata, ``_target_kv_pool_view`` for the forward). A
+trtllm_mha backend that decided once, from the dummy pool, that it has no SWA pool
+(``use_sliding_window_kv_pool=False, _swa_kv_pool=None``) then gives page numbers of the *full* pool
+to the sliding layers, whose pool is smaller. That is an illegal memory access.
 
-The fix: inside both views the two attributes follow the pool that the view shows, and are
-put back afterwards, on exceptions too; what the CUDA graphs bind later (the SWA page-table
-buffer, and more in 0.5.13) is allocated as the *target's* pool needs it. The draft's graph
-capture and replay run inside the same views, so they need nothing of their own.
+With the fix, inside of both views the two attributes are those of the pool that the view shows.
+They are put back afterwards, also after an exception. What the CUDA graphs use later (the SWA
+page-table buffer, and more in 0.5.13) is allocated as the *target's* pool needs it. The draft's
+graphs are captured and replayed inside the same views, so nothing more is needed for them.
 
-0.5.13 resolves the pool rightly: there, the fix is for the demo's fault, which puts the old
-state back.
+From seed PR #6; upstream sglang #26966 and #27491. 0.5.13 finds the right pool by itself; there the
+fix is for the demo's fault, which puts the old state back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 
 
 def backends_of(backend: Any) -> tuple[Any, ...]:
-    """The backends below ``backend`` that cache SWA state (inside a HybridAttnBackend, too)."""
+    """``backend`` and the backends inside it (of a HybridAttnBackend) that keep SWA state."""
     found = []
     for candidate in (
         backend,
@@ -48,9 +48,9 @@ def backends_of(backend: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def swa_state_of(backend: Any, pool: Any) -> Iterator[None]:
-    """Let the SWA state of ``backend`` be the one that ``pool`` implies, for a while.
+    """Give ``backend`` the SWA state that belongs to ``pool``, for a while.
 
-    Nests: the state found on entry is the one restored, whatever the body raises.
+    The state from before is put back at the end, also after an exception. It may be nested.
     """
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
@@ -76,13 +76,13 @@ def around_view(
 ) -> Any:
     """Wraps ``FrozenKVMTPWorker._frozen_kv_target_view`` and ``._target_kv_pool_view``.
 
-    Both return a context manager; ours is entered inside it.
+    Both return a context manager. Ours is entered inside of it.
     """
     view = call_next(worker, forward_batch, *args, **kwargs)
 
     @contextmanager
     def with_swa_state() -> Iterator[Any]:
-        # During __init__ the worker captures graphs before draft_attn_backend is its own.
+        # The worker captures graphs in __init__, before it has set draft_attn_backend.
         backend = getattr(worker, "draft_attn_backend", None) or forward_batch.attn_backend
         with view as value, swa_state_of(backend, worker.kv_context.target_token_to_kv_pool):
             yield value
@@ -93,9 +93,9 @@ def around_view(
 def around_alloc_swa_page_table(
     call_next: Callable[..., Any], backend: Any, max_bs: int, max_num_pages: int
 ) -> torch.Tensor | None:
-    """Allocate the SWA page-table buffer wherever the *target's* pool is a SWA pool.
+    """Allocate the SWA page-table buffer if the *target* has a SWA pool.
 
-    Returns int32 [max_bs, max_num_pages], zeros, or None for a model without SWA.
+    Returns zeros, int32 [max_bs, max_num_pages], or None for a model without SWA.
     """
     import torch
 
@@ -108,9 +108,9 @@ def around_alloc_swa_page_table(
 def around_init_graph_state(
     call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Allocate what the graphs will bind inside the views (0.5.13: more than the page table).
+    """Allocate what the graphs will use inside the views (in 0.5.13 more than the page table).
 
-    SGLang calls this outside of them, when the draft's backend knows only its dummy pool.
+    SGLang calls this outside of the views, when the draft's backend knows only its dummy pool.
     """
     if not getattr(backend, "_g4debug_target_is_swa", False):
         return call_next(backend, *args, **kwargs)
@@ -119,7 +119,7 @@ def around_init_graph_state(
 
 
 def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """Remember whether the allocator, which is the target's for a draft, has a SWA pool."""
+    """Remember whether the allocator has a SWA pool. A draft has the target's allocator."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     kv_pool = getattr(model_runner.token_to_kv_pool_allocator, "get_kvcache", lambda: None)()
@@ -129,7 +129,7 @@ def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwarg
 
 
 def still_broken() -> bool:
-    """True if the backend decides from the runner's own pool, once, in ``__init__``."""
+    """True if the backend decides once, in ``__init__``, from the pool of its own runner."""
     init = source(f"{BACKEND}.__init__")
     decides = "use_sliding_window_kv_pool" in init
     asks_allocator = "token_to_kv_pool_allocator" in init
@@ -149,9 +149,9 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="SWA state of the draft's attention backend follows the swapped KV pool",
+    title="the SWA state of the draft's attention backend follows the pool that is really read",
     seed="PR #6",
-    upstream="sglang #26966 (2026-06-02), generalised by #27491",
+    upstream="sglang #26966 (2026-06-02), made more general by #27491",
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,

@@ -1,7 +1,7 @@
-"""Find a Python that can hold the environment, then hand over to environment.py.
+"""Finds a Python for the virtual environment, and then lets it run environment.py.
 
-Run by the Makefile with whatever `python3` is, so this file parses and runs on Python 3.6:
-an old interpreter gets a sentence, not a SyntaxError. Everything modern is in environment.py.
+The Makefile runs this file with whatever `python3` is. So it has to run on Python 3.6, too: an old
+interpreter prints a sentence and not a SyntaxError. What needs a newer Python is in environment.py.
 """
 
 import os
@@ -10,9 +10,10 @@ import sys
 from typing import List, Optional, Tuple
 
 OLDEST = (3, 11)
-# 3.11 first: the pins were proven on it. The plain name last: it may be anything.
+# 3.11 comes first, because the pinned packages were tried on it. python3 comes last, because it may
+# be any version.
 NAMES = ("python3.11", "python3.12", "python3.13", "python3")
-# `ensurepip` is what Debian leaves out when python3-venv is not installed; `venv` alone imports.
+# Without the package python3-venv Debian has `venv`, but not `ensurepip`, which it needs.
 PROBE = """
 import sys
 print("%d.%d" % sys.version_info[:2])
@@ -26,14 +27,14 @@ except ImportError:
 
 
 class Refused(Exception):
-    """A reason to stop that the user can act on; printed as one line."""
+    """The set-up has to stop. The text is printed as one line and says what the user can do."""
 
 
 def probe(command: str) -> Optional[Tuple[Tuple[int, int], str, bool]]:
-    """(version, path of the real interpreter, has venv) of a command, or None if it won't run."""
+    """(version, path of the real interpreter, has venv) of a command; None if it cannot be run."""
     try:
         out = subprocess.check_output([command, "-c", PROBE], stderr=subprocess.DEVNULL, timeout=60)
-    except (OSError, subprocess.SubprocessError):  # absent, or a pyenv shim with nothing behind it
+    except (OSError, subprocess.SubprocessError):  # there is none, or only an empty pyenv shim
         return None
     lines = out.decode("utf-8", "replace").splitlines()
     if len(lines) != 3:
@@ -43,10 +44,11 @@ def probe(command: str) -> Optional[Tuple[Tuple[int, int], str, bool]]:
 
 
 def find_python(asked: str, venv: str) -> str:
-    """The interpreter to build with: the one asked for, else the one in use, else the best named.
+    """The interpreter that makes the environment.
 
-    The one that already made this environment goes before the named ones, so that `make demo`
-    after `make test PYTHON=python3.12` does not throw the environment away.
+    It is the one that was asked for, or else the one that made this environment before, or else the
+    first usable one of NAMES. So `make demo` after `make test PYTHON=python3.12` does not throw the
+    environment away.
     """
     candidates = (asked,) if asked else (os.path.join(venv, "bin", "python"), *NAMES)
     without_venv = ""
@@ -66,18 +68,18 @@ def find_python(asked: str, venv: str) -> str:
     how = "make PYTHON=/path/to/python3.11 ..."
     if without_venv:
         raise Refused(
-            f"Python {without_venv} has no venv module: install it (Debian, Ubuntu: apt install "
-            f"python{without_venv}-venv) or name another Python: {how}"
+            f"Python {without_venv} has no venv module: install it (on Debian and Ubuntu: apt "
+            f"install python{without_venv}-venv), or name another Python: {how}"
         )
     if too_old:
-        raise Refused(f"Python 3.11 or newer is needed, and {too_old}: name another: {how}")
+        raise Refused(f"Python 3.11 or newer is needed, but {too_old}: name another one: {how}")
     if asked:
         raise Refused(f"PYTHON={asked} cannot be run: name a Python 3.11 or newer: {how}")
-    raise Refused(f"no Python 3.11 or newer was found: install one, or name it: {how}")
+    raise Refused(f"no Python 3.11 or newer was found: install one, or say where it is: {how}")
 
 
 def main(argv: List[str]) -> int:
-    """argv: the environment's folder, then what environment.py takes."""
+    """argv: the arguments of environment.py, of which the first is the environment's folder."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:
         python = find_python(os.environ.get("PYTHON", ""), argv[0])

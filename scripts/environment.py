@@ -1,10 +1,10 @@
-"""Make the virtual environment that `make test` and `make demo` run in, once.
+"""Makes the virtual environment in which `make test` and `make demo` run.
 
     environment.py VENV SGLANG_VERSION
 
-Nothing happens when the environment on disk is the one that the pins describe. The stamp is
-written last and removed first, so an interruption anywhere leaves an environment without a
-stamp, and the next run makes it again. A lock keeps two makes from building at once.
+If the environment on disk is the one that the pinned packages describe, nothing is done. The stamp
+is written last and removed first. So if the set-up is interrupted, the environment has no stamp,
+and the next run makes it again. A lock keeps two makes from doing this at once.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from pip_errors import explain
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = ROOT / "requirements"
-# An environment is 2.6 GB on disk; pip unpacks and caches beside it.
+# An environment takes 2.6 GB of the disk, and pip needs room to unpack and to cache.
 NEEDED_GIB = 5
-# Ours, so that a folder somebody else made is never emptied.
+# A folder without this file was made by somebody else and is never emptied.
 MARKER = ".made-by-g4debug"
-# Asks what an interpreter needs to say about torch: nothing else may have brought CUDA along.
+# The new interpreter runs this: beside a CPU build of torch there may be no CUDA packages.
 SANITY = """
 import importlib.metadata as metadata, torch, triton, transformers
 cuda = sorted(d.name for d in metadata.distributions() if d.name.startswith("nvidia-"))
@@ -37,8 +37,9 @@ if cuda and not torch.version.cuda:
     raise SystemExit("CUDA packages beside a CPU torch: " + ", ".join(cuda))
 print("torch", torch.__version__, "CUDA" if torch.version.cuda else "CPU")
 """
-# Each start of SGLang imports thousands of modules: 9 s of compiling (measured) where the user's
-# environment forbids Python to write bytecode. Files for other Pythons fail, and need not matter.
+# SGLang imports thousands of modules. Compiling them takes 9 s (measured) at each start if the
+# user's environment forbids Python to write bytecode. Files for other versions of Python fail to
+# compile, which does not matter.
 BYTECODE = """
 import compileall, sysconfig
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2, workers=0)
@@ -52,7 +53,7 @@ class Step:
 
 
 class Console:
-    """Progress: a line that counts on a terminal, a line every few seconds in a log file."""
+    """Shows the progress: a line that counts on a terminal, or a line every 10 s in a log file."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -60,7 +61,7 @@ class Console:
         self.every = 1.0 if self.live else 10.0
 
     def last_words(self) -> str:
-        """What pip did last, to show that it lives."""
+        """The last line of pip's output, to show that it goes on."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - 2000))
             lines = [x for x in log.read().decode("utf-8", "replace").splitlines() if x.strip()]
@@ -90,7 +91,7 @@ class Console:
 
 
 def pinned(name: str) -> str:
-    """The version of the package that names a file of pins, for the progress line."""
+    """The version to which the package ``name`` is pinned, for the progress line."""
     for path in PINS.glob("*.txt"):
         for line in path.read_text().splitlines():
             if line.startswith(name + "=="):
@@ -130,12 +131,12 @@ class Environment:
         self.engine = PINS / f"sglang-{sglang}.txt"
         if not self.engine.is_file():
             known = sorted(p.stem.removeprefix("sglang-") for p in PINS.glob("sglang-*.txt"))
-            raise Refused(f"SGLANG={sglang} has no pins here; known: {', '.join(known)}")
+            raise Refused(f"SGLANG={sglang} is not known here; known are: {', '.join(known)}")
         self.sglang = sglang
         self.torch, self.dev = PINS / "torch.txt", PINS / "dev.txt"
         self.log = venv / "install.log"
         self.stamp, self.project_stamp = venv / "stamp", venv / "stamp-project"
-        # The path is part of the key: a moved environment has wrong paths inside it.
+        # The path is part of the key, because an environment that was moved has wrong paths in it.
         self.key = digest(
             *(self.torch, self.engine, self.dev, *sorted(Path(__file__).parent.glob("*.py"))),
             f"{sys.version_info[0]}.{sys.version_info[1]} {venv}",
@@ -143,17 +144,19 @@ class Environment:
         self.project_key = digest(ROOT / "pyproject.toml", self.key)
 
     def made(self) -> bool:
-        # `exists` follows the link, so a Python that was uninstalled since counts as missing.
+        # `exists` follows the link, so it is False if that Python was uninstalled.
         return matches(self.stamp, self.key) and self.python.exists()
 
     def ready(self) -> bool:
         return self.made() and matches(self.project_stamp, self.project_key)
 
     def empty(self) -> None:
-        """Clear the folder, its marker last, so that an interrupted clearing can be resumed."""
+        """Empty the folder. The marker stays, so that it can be emptied again after a stop."""
         if self.venv.exists():
             if any(self.venv.iterdir()) and not (self.venv / MARKER).exists():
-                raise Refused(f"{self.venv.name} was not made by this Makefile: move it away")
+                raise Refused(
+                    f"the folder {self.venv.name} was not made by this Makefile: move it away"
+                )
             self.stamp.unlink(missing_ok=True)
             for child in self.venv.iterdir():
                 if child.name == MARKER:
@@ -165,15 +168,15 @@ class Environment:
         free = shutil.disk_usage(self.venv.parent).free / 2**30
         if free < NEEDED_GIB:
             raise Refused(
-                f"{free:.1f} GiB free on the disk of {self.venv.parent}, about {NEEDED_GIB} GiB "
-                "are needed: make room, or clone to a larger disk"
+                f"the disk of {self.venv.parent} has {free:.1f} GiB free, and about {NEEDED_GIB} "
+                "GiB are needed: make room, or clone to a larger disk"
             )
         self.venv.mkdir(exist_ok=True)
         (self.venv / MARKER).touch()
 
     def pip(self, *args: str) -> list[str]:
-        # Wheels only: a source build would need compilers. No bytecode yet: one step compiles
-        # it all at once, on all cores.
+        # Only wheels are installed, because a source build would need compilers. Bytecode is
+        # compiled in a step of its own, on all cores.
         common = ["--no-input", "--no-compile", "--progress-bar", "off", "--only-binary", ":all:"]
         return [str(self.python), "-m", "pip", "install", *common, *args]
 
@@ -197,7 +200,7 @@ class Environment:
         ]
 
     def project(self) -> Step:
-        """Editable, for the entry points. From here, so the index has no part in it."""
+        """The step that installs g4debug itself, for its entry points. It asks no index."""
         flags = ("--no-deps", "--no-build-isolation", "--no-index", "-e", str(ROOT))
         return Step("g4debug itself, editable", self.pip(*flags))
 
@@ -206,15 +209,15 @@ class Environment:
         scratch.mkdir(exist_ok=True)
         drop = ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "VIRTUAL_ENV")
         env = {k: v for k, v in os.environ.items() if k not in drop}
-        # TMPDIR: /tmp may be a small RAM disk; the disk that was measured is this one.
+        # TMPDIR is set because /tmp may be a small RAM disk. Here the free space was checked.
         env |= {"PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         env["TMPDIR"] = str(scratch)
         with self.log.open("ab") as log:
             log.write(f"\n$ {' '.join(step.command)}\n".encode())
             log.flush()
             begin = log.tell()
-            # The child holds the lock too: if this process is killed outright, the next make
-            # waits for the orphan instead of clearing the folder under it.
+            # The child holds the lock, too. If this process is killed, the next make waits for the
+            # child instead of emptying the folder that the child works in.
             process = subprocess.Popen(
                 step.command, stdout=log, stderr=log, env=env, cwd=ROOT, pass_fds=(held,)
             )
@@ -247,7 +250,7 @@ class Environment:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the lock beside the environment; say what one waits for."""
+    """Hold the lock beside the environment. Whoever has to wait for it is told so."""
     with path.open("a") as handle:
         waited = 0
         while True:
@@ -256,7 +259,10 @@ def locked(path: Path) -> Iterator[int]:
                 break
             except BlockingIOError:
                 if waited % 20 == 0:
-                    print(f"another make is setting up; waiting for {path.name}", flush=True)
+                    print(
+                        f"another make is setting up the environment; waiting for {path.name}",
+                        flush=True,
+                    )
                 waited += 1
                 time.sleep(0.5)
         yield handle.fileno()
@@ -277,7 +283,7 @@ def main(venv: str, sglang: str) -> int:
         print(f"g4debug set-up: {explain(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ng4debug set-up: interrupted; the next run starts it again", file=sys.stderr)
+        print("\ng4debug set-up: interrupted; the next make starts it again", file=sys.stderr)
         return 130
     return 0
 

@@ -1,4 +1,4 @@
-"""Turn what a failed pip printed into one line that says what to do."""
+"""Turns the output of a pip that failed into one line that says what to do."""
 
 import re
 
@@ -22,21 +22,26 @@ MISSING = re.compile(r"No matching distribution found for (\S+)")
 
 
 def explain(said: str) -> str:
-    """The cause that the user can act on, the most certain first."""
+    """The cause, and what the user can do. The most certain causes are tried first."""
     if any(words in said for words in NO_SPACE):
         return "the disk is full: make room, then run make again"
     if "ead-only file system" in said or "Permission denied" in said:
-        return f"cannot write here: {last_error(said)}"
+        return f"the files cannot be written: {last_error(said)}"
     if refused := REFUSED.search(said):
         code = refused[1] or refused[2]
-        return f"the package registry answered {code}: check pip's index settings, or try later"
-    # pip reports an unreachable index as "no matching distribution": ask for the network first.
+        return (
+            f"the package registry answered {code}: check pip's index settings, or try again later"
+        )
+    # If the index cannot be reached, pip also says "no matching distribution", so check this first.
     if any(words in said for words in NO_NETWORK):
-        return "download failed, the package registry cannot be reached: check network and proxy"
+        return "the package registry cannot be reached: check the network and the proxy"
     if "DO NOT MATCH THE HASHES" in said:
-        return "a download arrived damaged: run make again"
-    if "(from versions: none)" in said:  # pip hides the cause when it is told not to retry
-        return "the package registry offers no version at all: check network and index settings"
+        return "a downloaded file is damaged: run make again"
+    if "(from versions: none)" in said:  # pip does not say why if it may not retry
+        return (
+            "the package registry offers no version at all: check the network and pip's index "
+            "settings"
+        )
     if missing := MISSING.search(said):
         return (
             f"the package registry has no ready-made {missing[1]} for this Python and machine: "

@@ -116,7 +116,7 @@ def test_a_switch_that_is_not_understood_stops_the_process(outcomes, case, names
     [
         ({"G4DEBUG_FAULTS": "page-oob"}, "name=action"),
         ({"G4DEBUG_FAULTS": "page-oob=1*of"}, "page-oob has no task 'of'; valid: off, on, corrupt"),
-        ({"G4DEBUG_FAULTS": "page-oob=corrupt(all)"}, "expected a number of cells, from 1"),
+        ({"G4DEBUG_FAULTS": "page-oob=corrupt(all)"}, "expected a number of cells, at least 1"),
         ({"G4DEBUG_TRACE": "pages"}, f"unknown tracer 'pages'; valid: {TRACERS}"),
         ({"G4DEBUG_FIX_SWA_STATE": "1"}, "no such fix; valid: G4DEBUG_FIX_"),
         ({"G4DEBUG_FIX_SWA_STATE_SWAP": "1"}, "written for SGLang"),  # but not for this one

@@ -1,9 +1,9 @@
-"""The ``g4debug`` command. A subcommand is a module in this folder; there is no list.
+"""The ``g4debug`` command. Each subcommand is a module of this folder; there is no list to edit.
 
-Such a module's name does not start with ``_`` and it has ``NAME``, ``HELP``,
-``add_arguments(parser)`` and ``run(args) -> int``. With ``PASS_THROUGH = True`` the
-arguments that its parser does not know arrive as ``args.rest``. Modules import what is slow
-(torch, numpy) inside ``run``; only the called one is imported at all.
+The module's name does not start with ``_``, and it has ``NAME``, ``HELP``,
+``add_arguments(parser)`` and ``run(args) -> int``. If it sets ``PASS_THROUGH = True``, the
+arguments that its parser does not know arrive as ``args.rest``. What is slow to import (torch,
+numpy) is imported inside ``run``, and only the module of the command that was called is loaded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EXIT_USAGE = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; ``argv`` without the program's name, default ``sys.argv[1:]``.
+    """Run one command. ``argv`` is without the program's name; the default is ``sys.argv[1:]``.
 
-    Returns the exit code: 2 for a wrong call or an input that cannot be used (one line on
-    stderr), 130 after Ctrl-C and 141 after a closed pipe (both silent, as a shell would).
-    argparse's own exits (``--help``, an unknown option) leave as SystemExit.
+    Returns the exit code: 2 for a wrong call or an input that cannot be used (with one line on
+    stderr), 130 after Ctrl-C, and 141 after a closed pipe. The last two print nothing, like any
+    command of a shell. argparse's own exits (``--help``, an unknown option) raise SystemExit.
     """
     args = sys.argv[1:] if argv is None else list(argv)
     _tolerant_streams()
@@ -105,7 +105,7 @@ def _find(name: str) -> ModuleType:
 
 
 def _load(name: str) -> ModuleType | str:
-    """Import one command, or say in a line why it cannot be: one must not take down all."""
+    """Import one command, or say in one line why that fails: the others must still work."""
     try:
         module = importlib.import_module(f"{__name__}.{name}")
     except Exception as e:
@@ -118,7 +118,7 @@ def _help() -> str:
     lines = [
         "usage: g4debug COMMAND [...]    g4debug COMMAND --help    g4debug --version",
         "",
-        "From an SGLang 'illegal memory access' on Gemma-4 to a diagnosis.",
+        "Find out why SGLang crashes or answers wrongly on Gemma-4.",
         "",
         "commands:",
     ]
@@ -128,12 +128,12 @@ def _help() -> str:
             lines.append(f"  {name.replace('_', '-'):<12} (unavailable: {command})")
         else:
             lines.append(f"  {command.NAME:<12} {command.HELP}")
-    lines += ["", "A server died? g4debug list, then g4debug show DUMP"]
+    lines += ["", "A server died? Run g4debug list, then g4debug show DUMP."]
     return "\n".join(lines)
 
 
 def _versions() -> str:
-    """g4debug's version, and what is installed next to it, without importing it."""
+    """The versions of g4debug, SGLang, torch and Python. SGLang and torch are not imported."""
     from importlib import metadata
 
     parts = [f"g4debug {__version__}"]
@@ -146,7 +146,7 @@ def _versions() -> str:
 
 
 def _tolerant_streams() -> None:
-    # A rid or a path that the terminal's encoding lacks must not end the report.
+    # A request id or a path may have characters that the terminal's encoding lacks.
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -155,7 +155,7 @@ def _tolerant_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    # The interpreter flushes stdout once more at exit; give it somewhere to go.
+    # The interpreter flushes stdout once more at exit, which must not fail on the closed pipe.
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What the subcommands share: the one-line error and the console."""
+"""What the subcommands share: errors of one line, reading a dump, and the console."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_WIDTH = 1000
 
 
 class CliError(Exception):
-    """Ends a command with exit code 2 and this text, on one line, on stderr."""
+    """Ends a command with exit code 2. Its text is printed to stderr on one line."""
 
 
 def one_line(text: str) -> str:
@@ -28,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def read_dump(path: Path) -> TrapRecord:
-    """The record of a dump; CliError, one line that says why, if it cannot be read."""
+    """The record of a dump. Raises CliError, which says why, if the dump cannot be read."""
     from g4debug.dumps.file import DumpError
     from g4debug.dumps.reading import read
 
@@ -45,10 +45,11 @@ def make_console(
     stream: IO[str] | None = None,
     record: bool = False,
 ) -> Console:
-    """A console on ``stream`` (default stdout), ``width`` columns wide (default: its own).
+    """A console on ``stream`` (default: stdout), ``width`` columns wide (default: its own width).
 
-    Plain text without a single ANSI code unless the stream is a terminal and ``color`` is
-    on; NO_COLOR counts as ``color=False``. ``record=True`` is for ``save_svg``: always in colour.
+    It writes colours only if the stream is a terminal and ``color`` is on, and else not one ANSI
+    code. NO_COLOR counts as ``color=False``. ``record=True`` is for ``export_svg`` and always has
+    colours.
     """
     from rich.console import Console
 

@@ -1,4 +1,7 @@
-"""Collects what ``g4debug doctor`` reports. Only the probe, in its own process, imports SGLang."""
+"""Collects what ``g4debug doctor`` reports.
+
+SGLang is imported only by the probe (``_probe.py``), which runs in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from g4debug import __version__, discovery
-from g4debug.cli._catalogue import armed, catalogue, opt_in
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import targets
@@ -28,36 +30,38 @@ from g4debug.settings import Settings, SettingsError, fix_switch
 GROUP = "sglang.srt.plugins"
 NAME = "g4debug"
 PROBE_SECONDS = 180
-ONLY_VIEW = "only g4debug show and g4debug list can be used here: this Python has no SGLang"
+ONLY_VIEW = "this Python has no SGLang: dumps can be opened here, but nothing can be debugged"
 
 
 def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
-    """Look at everything. ``canary``: auto (where there is no GPU to share), 1 or 0."""
+    """Look at everything. ``canary``: 1, 0, or auto, which means 1 where there is no CUDA."""
     d = Diagnosis()
     d.versions, d.gpus = _versions(), _gpus()
     settings = _settings(d, environ)
     installed = targets.sglang_version()
     if settings is not None:
         writes = installed is not None
-        d.dumps = _dump_directory(d, settings) if writes else "none are written: no SGLang here"
-    catalogue(d, settings)
+        d.dumps = _dump_directory(d, settings) if writes else "none are written, without SGLang"
+    _catalogue(d, settings)
     if installed is None:
         d.viewer = True
         if settings is not None and (settings.asked or settings.cpu):
             d.problems.append(
-                "debugging is asked for, but this Python has no SGLang; run doctor with the "
-                f"server's Python (this one: {sys.executable})"
+                "the environment asks for debugging, but this Python has no SGLang; run doctor "
+                f"with the server's Python (this one is {sys.executable})"
             )
-        d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "no SGLang here")
+        d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "this Python has no SGLang")
         d.conclude(ONLY_VIEW)
         return d
     if str(installed) not in targets.VERIFIED:
         verified = ", ".join(targets.VERIFIED)
-        d.notes.append(f"SGLang {installed} is not verified with g4debug; verified: {verified}")
+        d.notes.append(f"SGLang {installed} was not tried with g4debug; these were: {verified}")
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
-        d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "solve the above first")
+        d.unchecked = dict.fromkeys(
+            ("sites", "fixes", "canary"), "the problem at the top has to be solved first"
+        )
     elif settings is not None:
         _probe(d, settings, environ, canary)
     d.conclude(_verdict(d, settings) if settings is not None else "")
@@ -72,7 +76,10 @@ def _versions() -> dict[str, str]:
 
 
 def _gpus() -> list[str]:
-    """Names and driver by nvidia-smi: no CUDA context is made beside a running server."""
+    """The GPUs and their driver, asked of nvidia-smi.
+
+    torch would make a CUDA context, which takes memory from a server that may be running.
+    """
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -89,7 +96,7 @@ def _gpus() -> list[str]:
 
 
 def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
-    """The environment as the server would read it; None if it would refuse to start."""
+    """The environment as the server would read it; None if the server would not start with it."""
     settings: Settings | None = None
     try:
         settings = Settings.from_environ(environ)
@@ -107,18 +114,19 @@ def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:
     if settings is None:
         return None
     if settings.tracers and settings.mode == "contain":
-        d.notes.append("G4DEBUG_MODE=contain: after a finding, that step's tokens are wrong")
-    if settings.tracers and settings.mode == "log":
-        d.notes.append("G4DEBUG_MODE=log: a finding is reported, the crash still happens")
-    if settings.faults:
         d.notes.append(
-            f"faults are injected, the server will be broken on purpose: {settings.faults}"
+            "with G4DEBUG_MODE=contain the server goes on after a finding, and the tokens of that "
+            "step are wrong"
         )
+    if settings.tracers and settings.mode == "log":
+        d.notes.append("with G4DEBUG_MODE=log a finding is only reported: the crash still happens")
+    if settings.faults:
+        d.notes.append(f"G4DEBUG_FAULTS breaks this server on purpose: {settings.faults}")
     return settings
 
 
 def _dump_directory(d: Diagnosis, settings: Settings) -> str:
-    """Whether a dump could be written now. Leaves no file and makes no directory."""
+    """Whether a dump could be written now. This leaves no file and makes no directory."""
     directory = settings.debug_dir
     if settings.max_dumps == 0:
         return "none are written: G4DEBUG_MAX_DUMPS=0"
@@ -131,15 +139,17 @@ def _dump_directory(d: Diagnosis, settings: Settings) -> str:
         free = shutil.disk_usage(place).free
     except OSError as e:
         reason = e.strerror or str(e)
-        d.problems.append(f"no dump can be written to {directory}: {reason} (as {_user()})")
+        d.problems.append(
+            f"no dump can be written to {directory}: {reason} (as the user {_user()})"
+        )
         return f"{directory}: not writable: {reason}"
     needed = settings.max_dumps * settings.max_dump_mb << 20
     if free < needed:
         d.notes.append(
-            f"{directory}: {free >> 20} MiB free; {settings.max_dumps} dumps may take up to "
-            f"{needed >> 20} MiB"
+            f"{directory} has {free >> 20} MiB free, but {settings.max_dumps} dumps may take up "
+            f"to {needed >> 20} MiB"
         )
-    there = "" if place == directory else ", will be created"
+    there = "" if place == directory else ", will be created when it is needed"
     return f"{directory}: writable{there}, {free / (1 << 30):.1f} GiB free"
 
 
@@ -155,6 +165,47 @@ def _fixes() -> list[Any]:
     return [discovery.load("fix", name) for name in names]
 
 
+def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
+    """Every tracer and fault that exists, and whether the environment asks for it."""
+    settings = settings or Settings()
+    for name in discovery.names("tracer"):
+        tracer = _declared("tracer", name)
+        state = "opt-in" if _opt_in(name) else "off"
+        if name in _armed(settings):
+            state = f"armed ({settings.mode})"
+        d.tracers.append(Row(name, state, getattr(tracer, "title", "")))
+    injected = parse(settings.faults).chains
+    for name in discovery.names("fault"):
+        fault = _declared("fault", name)
+        catchers = tuple(getattr(fault, "caught_by", ()))
+        caught = f"caught by {', '.join(catchers)}" if catchers else "no tracer may report it"
+        what = f"{fault.title}; {caught}" if fault else ""
+        d.faults.append(Row(name, "injected" if name in injected else "off", what))
+        missed = catchers and not set(catchers) & set(_armed(settings))
+        if name in injected and settings.tracers and missed:
+            d.notes.append(
+                f"the fault {name} is injected, but no tracer that catches it is armed; "
+                f"it is caught by {', '.join(catchers)}"
+            )
+
+
+def _armed(settings: Settings) -> tuple[str, ...]:
+    """The tracers that the server will arm. An opt-in tracer is armed only if it is named."""
+    return tuple(n for n in settings.tracers if settings.trace or not _opt_in(n))
+
+
+def _opt_in(tracer: str) -> bool:
+    return bool(getattr(_declared("tracer", tracer), "opt_in", False))
+
+
+def _declared(noun: discovery.Noun, name: str) -> Any:
+    """What an item declares, or None if it cannot be imported here (a laptop has no triton)."""
+    try:
+        return discovery.load(noun, name)
+    except ImportError:
+        return None
+
+
 def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
     """Would SGLang's plugin loader find g4debug, load it, and call it?"""
     found = [e for e in metadata.entry_points(group=GROUP) if e.name == NAME]
@@ -162,7 +213,7 @@ def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
     if not found:
         d.plugin.append(Row("entry point", "missing", f"no {NAME} in group {GROUP}"))
         d.problems.append(
-            "SGLang does not see g4debug: it is not installed in this Python; "
+            "SGLang does not see g4debug, because it is not installed in this Python; "
             "run: pip install g4debug"
         )
     elif len(found) > 1:
@@ -186,7 +237,7 @@ def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
         d.plugin.append(Row("SGLANG_PLUGINS", "allows g4debug", allowed))
     others = sorted({e.name for e in metadata.entry_points(group=GROUP)} - {NAME})
     if others:
-        d.notes.append(f"other SGLang plugins are installed, too: {', '.join(others)}")
+        d.notes.append(f"other plugins for SGLang are also installed: {', '.join(others)}")
 
 
 def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> None:
@@ -200,14 +251,17 @@ def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> No
     d.plugin.append(Row("entry point", "seen", f"{entry.value}, by {', '.join(owners)}"))
     if entry.dist is not None and entry.dist.version != __version__:
         d.notes.append(
-            f"installed as {entry.dist.version}, but the code is {__version__}; "
+            f"the installed version is {entry.dist.version}, but the code is {__version__}; "
             "run: pip install --force-reinstall g4debug"
         )
 
 
 def _shadowed(d: Diagnosis) -> None:
-    """``python -m`` looks in the current directory first; a folder ``g4debug`` there (of dumps,
-    say) hides an editable install, and SGLang would only log that."""
+    """Would a folder ``g4debug`` in the current directory (of dumps, say) hide the package?
+
+    ``python -m`` looks in that directory first. Such a folder hides an editable install, and
+    SGLang would only log it.
+    """
     spec = PathFinder.find_spec(NAME, [os.getcwd(), *sys.path])
     if spec is not None and spec.origin is None:
         folder = next(iter(spec.submodule_search_locations or []), NAME)
@@ -218,7 +272,7 @@ def _shadowed(d: Diagnosis) -> None:
 
 
 def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary: str) -> None:
-    """Load the plugins for real, in another process, with every tracer armed."""
+    """Load SGLang's plugins in another process, with every tracer armed."""
     environment = dict(environ)
     if not settings.tracers:
         environment["SGLANG_TRTLLM_MHA_DEBUG"] = "1"  # to prove that it would work
@@ -227,8 +281,12 @@ def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary:
         status = _run([str(out), canary], environment, log)
         if not out.is_file():
             said = log.read_text(errors="replace").strip().splitlines()
-            last = one_line(said[-1])[:300] if said else "nothing was printed"
-            ended = "took too long" if status is None else f"ended with status {status}"
+            last = one_line(said[-1])[:300] if said else "it printed nothing"
+            ended = (
+                f"took longer than {PROBE_SECONDS} s"
+                if status is None
+                else f"ended with status {status}"
+            )
             d.problems.append(f"loading SGLang's plugins {ended}: {last}")
             d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "loading SGLang failed")
             return
@@ -237,7 +295,7 @@ def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary:
 
 
 def _run(arguments: list[str], environment: dict[str, str], log: Path) -> int | None:
-    """The probe's exit status, None if it took too long; nothing of it is left behind."""
+    """Run the probe. Returns its exit status, or None if it took too long. None of it is left."""
     line, ours = os.pipe()  # ours is closed when this process ends, whatever ends it
     command = [sys.executable, "-m", "g4debug.cli._probe", *arguments, str(line)]
     try:
@@ -266,9 +324,9 @@ def _run(arguments: list[str], environment: dict[str, str], log: Path) -> int | 
 
 def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
     d.where = (
-        "in the installed SGLang, as its server loads it"
+        "as a server of the installed SGLang loads them"
         if facts["cuda"]
-        else "in the installed SGLang on g4debug's CPU stand-ins: there is no CUDA here"
+        else "in the installed SGLang on g4debug's CPU engine, because there is no CUDA here"
     )
     if facts["error"]:
         d.problems.append(facts["error"].removesuffix("; run: g4debug doctor"))
@@ -278,11 +336,13 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
         owners = ", ".join(dict.fromkeys(site["owners"]))
         detail = {
             "wrapped": f"by {owners}",
-            "found": f"NOT wrapped, needed by {owners}" if owners else "",
+            "found": f"NOT wrapped, although {owners} needs it" if owners else "",
         }.get(site["state"], site["detail"])
         d.sites.append(Row(site["site"], site["state"], detail))
         if site["state"] == "missing" and not owners:
-            d.notes.append(f"hook site {site['site']} is missing; nothing armed needs it")
+            d.notes.append(
+                f"the hook site {site['site']} is missing, but nothing that is on needs it"
+            )
     for name, text in facts["fixes"].items():
         state, _, why = text.partition(": ")
         d.fixes.append(Row(name, state, why))
@@ -290,20 +350,25 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
             switch = settings.forced_by.get(name, fix_switch(name))
             d.problems.append(f"{switch}=1 cannot be honoured: {text}")
         elif state == "target-missing":
-            d.notes.append(f"fix {name} cannot be applied: {why}")
+            d.notes.append(f"the fix {name} cannot be applied: {why}")
     for name, seen in facts["canary"].items():
         d.canary.append(Row(name, seen["state"], seen["detail"]))
         if seen["state"] == "FAILED":
             d.problems.append(f"the canary of tracer {name} failed: {seen['detail']}")
     if not facts["canary"]:
-        why = "it takes GPU memory" if facts["cuda"] else "--no-canary"
-        d.unchecked["canary"] = f"{why}; to fire it: g4debug doctor --canary"
+        why = (
+            "it takes GPU memory, so it has to be asked for"
+            if facts["cuda"]
+            else "--no-canary was given"
+        )
+        d.unchecked["canary"] = f"{why}; to fire the canaries, run: g4debug doctor --canary"
 
 
 def _verdict(d: Diagnosis, settings: Settings) -> str:
     if settings.tracers:
-        verdict = f"ready: {', '.join(armed(settings))} armed, mode {settings.mode}"
+        names = ", ".join(_armed(settings))
+        verdict = f"ready: a server will arm {names} in mode {settings.mode}"
     else:
-        names = ", ".join(r.name for r in d.tracers if not opt_in(r.name))
-        verdict = f"ready, nothing armed yet: SGLANG_TRTLLM_MHA_DEBUG=1 will arm {names}"
-    return verdict + ("; FAULTS ARMED" if settings.faults else "")
+        names = ", ".join(r.name for r in d.tracers if not _opt_in(r.name))
+        verdict = f"ready, but nothing is armed: SGLANG_TRTLLM_MHA_DEBUG=1 would arm {names}"
+    return verdict + ("; FAULTS ARE INJECTED" if settings.faults else "")

@@ -1,8 +1,8 @@
-"""Run by ``g4debug doctor`` in a process of its own: load the plugins as SGLang does, and look.
+"""The process in which ``g4debug doctor`` loads the plugins as SGLang does, to see what happens.
 
-``python -m g4debug.cli._probe OUT.json CANARY LINE`` (CANARY: auto, 1 or 0; LINE: a pipe that
-doctor holds the other end of). Without CUDA, this process and no other gets the CPU engine's
-environment, so that SGLang can be imported.
+``python -m g4debug.cli._probe OUT.json CANARY LINE``, where CANARY is auto, 1 or 0, and LINE is a
+pipe whose other end doctor holds. Where there is no CUDA, this process gets the CPU engine's
+environment, so that SGLang can be imported at all.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def main() -> None:
             cpu.prepare()
         _load_plugins(facts)
     except (Exception, SystemExit) as e:
-        # SystemExit is how g4debug refuses to start; its text is what the server would say.
+        # g4debug raises SystemExit to stop a server at start. Its text is what the server says.
         text = str(e) if isinstance(e, SystemExit) else f"{type(e).__name__}: {e}"
         facts["error"] = text.removeprefix("g4debug: ")
     if canary == "1" or (canary == "auto" and not cuda):
         facts["canary"] = {t: _canary(t, cuda) for t in discovery.names("tracer")}
     out.write_text(json.dumps(facts))
     sys.stdout.flush()
-    os._exit(0)  # SGLang's atexit handlers and threads have nothing to say here
+    os._exit(0)  # do not wait for SGLang's atexit handlers and threads
 
 
 def _end_with_doctor(line: int) -> None:
@@ -57,7 +57,7 @@ def _has_cuda() -> bool:
 
 
 def _load_plugins(facts: dict[str, Any]) -> None:
-    """Run SGLang's own loader, and ask g4debug's hooks what became of them."""
+    """Run SGLang's own plugin loader, then ask g4debug's hooks whether they are in place."""
     from sglang.srt.plugins import load_plugins
 
     from g4debug import plugin
@@ -82,13 +82,13 @@ def _canary(tracer: str, cuda: bool) -> dict[str, str]:
     import torch
 
     device = torch.device("cuda" if cuda else "cpu")
-    on = f"on {torch.cuda.get_device_name()}" if cuda else "on the CPU reference"
+    on = f"on {torch.cuda.get_device_name()}" if cuda else "on the CPU"
     try:
         with tempfile.TemporaryDirectory(prefix="g4debug-canary-") as folder:
             seen = importlib.import_module(name).fire(Path(folder), device)
     except Exception as e:
         return {"state": "FAILED", "detail": f"{on}: {type(e).__name__}: {e}"}
-    return {"state": "bites", "detail": f"{on}: {seen}"}
+    return {"state": "caught", "detail": f"{on}: {seen}"}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`g4debug cpu-server`: a real SGLang server on the toy models, on a machine with no GPU."""
+"""`g4debug cpu-server`: a real SGLang server on a toy Gemma-4, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import os
 import sys
 
 NAME = "cpu-server"
-HELP = "start a real SGLang server on a toy Gemma-4, on a machine with no GPU"
+HELP = "start a real SGLang server on a toy Gemma-4, without a GPU"
 PASS_THROUGH = True  # unknown flags are sglang.launch_server's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Starts sglang.launch_server on the CPU engine. Any of its flags may follow and wins over "
-        "the default; --model-path replaces the toy models, and then MTP is off unless you ask."
+        "Start sglang.launch_server on the CPU engine, with a toy Gemma-4 and its MTP assistant.\n"
+        "\n"
+        "You may add any flag of sglang.launch_server; it wins over the default. With\n"
+        "--model-path your model takes the place of the toy, and MTP is off unless you ask for it."
     )
     parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
 
@@ -26,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
     if importlib.util.find_spec("sglang") is None:
         print(
-            "g4debug cpu-server: this Python has no SGLang; in a clone: make env", file=sys.stderr
+            "g4debug cpu-server: this Python has no SGLang; in a clone, run: make env",
+            file=sys.stderr,
         )
         return 2
     try:

@@ -1,8 +1,8 @@
-"""What changed between two dumps: the last good step and the bad one, a good and a bad server.
+"""Show what differs between two dumps, for instance of a good server and a bad one.
 
-Differences come first, equal parts are said in one line. When, where and by which process
-the dumps were written is no difference. Exit code 0: no difference, 1: some, 2: a dump
-cannot be read.
+Differences come first; what is equal is named in one line. When, where and by which process a
+dump was written does not count. The exit code is 0 if nothing differs, 1 if something does,
+and 2 if a dump cannot be read.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from pathlib import Path
 from g4debug.cli._common import CliError, make_console, read_dump
 
 NAME = "diff"
-HELP = "what changed between two dumps; exit code 1 if anything did"
+HELP = "show what differs between two dumps"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="A.pt", help="a dump: the good or earlier one")
-    parser.add_argument("b", type=Path, metavar="B.pt", help="a dump: the bad or later one")
-    parser.add_argument("--json", action="store_true", help="all differences as JSON")
-    parser.add_argument("--all", action="store_true", help="all differences of every part")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument("a", type=Path, metavar="A.pt", help="the good or the earlier dump")
+    parser.add_argument("b", type=Path, metavar="B.pt", help="the bad or the later dump")
+    parser.add_argument("--json", action="store_true", help="print all differences as JSON")
+    parser.add_argument("--all", action="store_true", help="show all differences of every part")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(
-            f"read, but cannot be compared ({type(e).__name__}: {e}); "
+            f"the dumps were read, but cannot be compared ({type(e).__name__}: {e}); "
             "try: g4debug show --json, and please report this"
         ) from e
     return int(any(part.changes for part in parts))

@@ -1,8 +1,9 @@
-"""Would g4debug work here? Checks versions, plugin, environment, hook sites, fixes, dumps.
+"""Tell whether g4debug would work in this environment.
 
-Loads SGLang and its plugins in a process of its own, as a server does, with every tracer
-armed. It changes nothing, starts no server, and makes no CUDA context without --canary.
-Exit code 1 if something that was asked for cannot be honoured, 0 if all can.
+It checks the versions, the plugin, the variables, the dump directory, the hook sites and the
+fixes. For that it loads SGLang and its plugins in a process of its own, as a server does, with
+every tracer armed. It changes nothing and starts no server. Without --canary it makes no CUDA
+context. The exit code is 0 if all that the environment asks for can be done, and 1 if not.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ import sys
 from g4debug.cli._common import make_console
 
 NAME = "doctor"
-HELP = "would it work here? versions, plugin, hook sites, fixes, dump directory"
+HELP = "tell whether g4debug would work here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="all of it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--canary",
         action=argparse.BooleanOptionalAction,
-        help="fire a fault through each tracer and expect the finding and its dump "
-        "(default: only without CUDA, as it takes GPU memory)",
+        help="also fire a fault through each tracer and expect the finding and its dump "
+        "(default: only where there is no CUDA, because it takes GPU memory)",
     )
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     waiting = sys.stderr.isatty()
     if waiting:
-        print("loading SGLang to look at its hook sites, about 10 s …", end="", file=sys.stderr)
+        print("loading SGLang to check its hook sites takes about 10 s …", end="", file=sys.stderr)
         sys.stderr.flush()
     try:
         canary = {None: "auto", True: "1", False: "0"}[args.canary]

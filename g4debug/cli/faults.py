@@ -1,6 +1,7 @@
-"""The faults that G4DEBUG_FAULTS can inject: what each does, its tasks, and who must catch it.
+"""List the faults that G4DEBUG_FAULTS can inject.
 
-Needs no SGLang. Faults exist only in a process that was started with G4DEBUG_FAULTS.
+For each fault: what it does, its tasks and selectors, and the tracers that must catch it. The
+list needs no SGLang. A process that was not started with G4DEBUG_FAULTS has no faults.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
     from g4debug.reporters.faults import Entry
 
 NAME = "faults"
-HELP = "the faults that can be injected, and the tracers that catch them"
+HELP = "list the faults that can be injected"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a JSON object")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def entries() -> list[Entry]:
-    """Every fault, by id. One whose file cannot be loaded is listed with the reason."""
+    """Every fault, by id. A fault whose file cannot be loaded is listed with the reason."""
     from g4debug import discovery
     from g4debug.reporters.faults import Entry
 

@@ -1,9 +1,9 @@
-"""Every fix: its state in the installed SGLang under this environment, and how to switch it.
+"""Tell the state of every fix and performance path here, and how to switch it.
 
-The states are the ones that a server started now would say in its first line. SGLang's
-source is read for them; it is not loaded, no CUDA context is made, nothing is changed.
-Whether the hooks really are in place: g4debug doctor. Exit code 0, also where there is no
-SGLang (the states are unknown then); 2 if such a server would refuse to start.
+The states are those that a server in this environment would have if it were started now. They
+are found by reading SGLang's source, which is not loaded, and nothing is changed. Whether the
+hooks are really in place is what g4debug doctor checks. The exit code is 0, also without SGLang
+(the states are then unknown), and 2 if a server would not start with this environment.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from g4debug.cli._common import CliError, make_console
 from g4debug.reporters.fixes import Row
 
 NAME = "fixes"
-HELP = "the fixes: which are applied here, why, and how to switch them"
+HELP = "tell the state of every fix and performance path here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="a JSON list of objects")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
     found = rows(os.environ)
     version = targets.sglang_version()
-    head = f"SGLang {version}" if version else "no SGLang here, so the states are unknown"
+    head = (
+        f"SGLang {version}" if version else "this Python has no SGLang, so the states are unknown"
+    )
     if args.json:
         fixes.render_json(found, sys.stdout)
     else:
@@ -41,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rows(environ: Mapping[str, str]) -> list[Row]:
-    """All fixes with their states. Raises CliError if a server with ``environ`` would not start."""
+    """All fixes with their states. Raises CliError if a server would not start with ``environ``."""
     from g4debug import discovery
     from g4debug.faults.base import recreated_bugs
     from g4debug.faults.grammar import parse
@@ -62,7 +68,7 @@ def rows(environ: Mapping[str, str]) -> list[Row]:
     found = []
     for name in discovery.names("fix"):
         fix: base.Fix = discovery.load("fix", name)
-        state, reason = why.get(name, ("unknown", "no SGLang here"))
+        state, reason = why.get(name, ("unknown", "this Python has no SGLang"))
         switches = [fix_switch(name), *filter(None, [fix.switch])]
         found.append(Row(name, fix.title, state, reason, switches, fix.seed, fix.upstream))
     return found

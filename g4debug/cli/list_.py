@@ -1,4 +1,7 @@
-"""The dumps of a folder, newest first; broken files are listed with the reason."""
+"""List the dumps of a folder, newest first.
+
+A file that cannot be read is listed with the reason.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from g4debug.reporters.listing import Entry
 
 NAME = "list"
-HELP = "the dumps there are, newest first"
+HELP = "list the dumps of a folder, newest first"
 
 VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 
@@ -27,11 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="DIR",
-        help=f"default: ${VARIABLE}, else {DEFAULT_DUMP_DIR}",
+        help=f"the folder (default: ${VARIABLE}, or {DEFAULT_DUMP_DIR} if that is not set)",
     )
-    parser.add_argument("--json", action="store_true", help="a JSON list")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,8 +56,9 @@ def run(args: argparse.Namespace) -> int:
     console = make_console(width=args.width, color=not args.no_color)
     if not entries:
         console.print(
-            f"No dumps in {directory}. A server started with SGLANG_TRTLLM_MHA_DEBUG=1 writes "
-            f"them there, or to ${VARIABLE} if it has that set.",
+            f"There are no dumps in {directory}. A server that is started with "
+            f"SGLANG_TRTLLM_MHA_DEBUG=1 writes its dumps to ${VARIABLE}, or to "
+            f"{DEFAULT_DUMP_DIR} if that is not set.",
             soft_wrap=True,
         )
         return 0
@@ -68,7 +76,8 @@ def _dumps(directory: Path) -> list[Path]:
         return [p for p in directory.iterdir() if p.suffix == SUFFIX and p.name[0] != "."]
     except FileNotFoundError:
         raise CliError(
-            f"{directory}: no such directory; dumps go to ${VARIABLE}, else {DEFAULT_DUMP_DIR}"
+            f"{directory}: no such directory; a server writes its dumps to ${VARIABLE}, or to "
+            f"{DEFAULT_DUMP_DIR} if that is not set"
         ) from None
     except NotADirectoryError:
         raise CliError(f"{directory}: not a directory; try: g4debug show {directory}") from None
@@ -95,7 +104,10 @@ def _entry(path: Path) -> Entry:
 
 
 def _stat(path: Path) -> tuple[int, str]:
-    """Size and time of writing; zeros for a file that went away or dangles."""
+    """The file's size and the time when it was written.
+
+    They are 0 and '' for a file that has gone, or for a link to a file that does not exist.
+    """
     try:
         status = path.stat()
         written = datetime.fromtimestamp(status.st_mtime, UTC).isoformat(timespec="seconds")
@@ -105,7 +117,7 @@ def _stat(path: Path) -> tuple[int, str]:
 
 
 def _utc(text: str) -> str:
-    """An ISO 8601 time in UTC, to the second; '' if it is none."""
+    """An ISO 8601 time, turned into UTC and cut to seconds; '' if ``text`` is no such time."""
     try:
         time = datetime.fromisoformat(text)
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)

@@ -1,6 +1,7 @@
-"""How many requests the full and the SWA pool hold, over swa_full_tokens_ratio.
+"""Compute how many requests the full pool and the SWA pool hold, and which ratio holds the most.
 
-Reads a model's config.json and solves the pools as SGLang does; needs no SGLang and no GPU.
+It reads a Gemma-4 config.json and computes the pools as SGLang does, for several values of
+swa_full_tokens_ratio. It needs neither SGLang nor a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from g4debug.pools.solve import Memory
 
 NAME = "pools"
-HELP = "which swa_full_tokens_ratio holds the most requests"
+HELP = "compute how many requests the KV pools hold"
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
@@ -29,50 +30,74 @@ KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="a Gemma-4 config.json, or its folder"
+        "model", type=Path, metavar="MODEL", help="a Gemma-4 config.json, or the folder that has it"
     )
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument(
-        "--memory", type=size, help="for KV on one GPU, after weights: 40GiB, 43e9, ..."
+        "--memory",
+        type=size,
+        help="memory for KV on one GPU, without the weights: 40GiB, 43e9, ...",
     )
     memory.add_argument(
         "--from-log",
         type=logged,
         metavar="FULL@RATIO",
-        help="instead: the full_layer_tokens that SGLang logged, and the ratio then: 593956@0.8",
+        help="in place of --memory: the full_layer_tokens that SGLang logged, and the ratio that "
+        "it had, such as 593956@0.8",
     )
-    parser.add_argument("--input", type=count, default=1000, help="tokens (default: 1000)")
-    parser.add_argument("--output", type=count, default=1000, help="tokens (default: 1000)")
-    parser.add_argument("--concurrency", type=count, default=32, help="requests (default: 32)")
-    parser.add_argument("--window", type=count, help="tokens (default: the config's)")
-    parser.add_argument("--tp", type=count, default=1, help="--tp-size (default: 1)")
-    parser.add_argument("--page", type=count, default=64, help="--page-size (default: 64)")
+    parser.add_argument("--input", type=count, default=1000, help="prompt tokens (default: 1000)")
+    parser.add_argument("--output", type=count, default=1000, help="output tokens (default: 1000)")
     parser.add_argument(
-        "--kv-dtype", choices=KV_DTYPES, default="auto", help="--kv-cache-dtype (default: auto)"
+        "--concurrency", type=count, default=32, help="requests at a time (default: 32)"
+    )
+    parser.add_argument("--window", type=count, help="window in tokens (default: the config's)")
+    parser.add_argument("--tp", type=count, default=1, help="the server's --tp-size (default: 1)")
+    parser.add_argument(
+        "--page", type=count, default=64, help="the server's --page-size (default: 64)"
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        default="auto",
+        help="the server's --kv-cache-dtype (default: auto)",
     )
     parser.add_argument(
         "--chunk",
         type=chunk,
         default=8192,
-        help="--chunked-prefill-size, -1 for none (default: 8192)",
+        help="the server's --chunked-prefill-size, -1 for none (default: 8192)",
     )
     parser.add_argument(
         "--draft-tokens",
         type=natural,
         default=0,
-        help="--speculative-num-draft-tokens with MTP (default: 0, no MTP)",
-    )
-    parser.add_argument("--no-radix", action="store_true", help="--disable-radix-cache")
-    parser.add_argument(
-        "--split-leaf", action="store_true", help="SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1"
+        help="the server's --speculative-num-draft-tokens (default: 0, which means no MTP)",
     )
     parser.add_argument(
-        "--ratio", type=ratio, nargs="+", default=(), help="the table's ratios (default: a few)"
+        "--no-radix", action="store_true", help="the server has --disable-radix-cache"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="also draw it")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
+    parser.add_argument(
+        "--split-leaf",
+        action="store_true",
+        help="the server has SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1",
+    )
+    parser.add_argument(
+        "--ratio",
+        type=ratio,
+        nargs="+",
+        default=(),
+        help="the ratios to show in the table (default: nine of them)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument(
+        "--svg", type=Path, metavar="OUT.svg", help="also write the result as a picture"
+    )
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,18 +147,18 @@ def _memory(args: argparse.Namespace, geometry: KVGeometry) -> Memory:
     if dtype not in DTYPE_BYTES:
         raise CliError(
             f"{args.model}: got dtype {dtype!r}, expected one of {', '.join(DTYPE_BYTES)}; "
-            "say which by --kv-dtype"
+            "give the right one by --kv-dtype"
         )
     memory = Memory(args.memory or 0, args.page, args.tp, DTYPE_BYTES[dtype])
     if args.from_log is None:
         return memory
     full, at = args.from_log
-    # The least that gives this many tokens; SGLang had up to a page of tokens more.
+    # The least memory that gives this many tokens. SGLang may have had up to one page more.
     return replace(memory, kv_bytes=-int(-full * cell_bytes(geometry, memory, at) // 1))
 
 
 def size(text: str) -> int:
-    """Bytes: a number with or without k, M, G, T (thousands) or Ki, Mi, Gi, Ti (1024s)."""
+    """Bytes: a number, alone or with k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024)."""
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", text.lower())
     try:
         value = int(float(match[1]) * UNITS[match[2]]) if match else 0

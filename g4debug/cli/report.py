@@ -1,7 +1,7 @@
-"""Write a dump's report as one self-contained HTML page, readable on a phone.
+"""Write a dump's report as one HTML page, for a phone or a ticket.
 
-The page fetches nothing and runs no script: it can be opened from a ticket or a chat.
-Without -o it goes next to the dump, with .html for .pt; -o - writes to stdout.
+The page contains no script and fetches nothing. Without -o it is written next to the dump, with
+.html in place of .pt; -o - writes it to stdout.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pathlib import Path
 from g4debug.cli._common import CliError, read_dump
 
 NAME = "report"
-HELP = "a dump as one HTML page, for a phone or a ticket"
+HELP = "write a dump's report as one HTML page"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="a dump, g4debug-*.pt")
-    parser.add_argument("-o", "--output", metavar="OUT.html", help="default: next to the dump")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.html", help="where to write it (default: next to the dump)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         page = html.render(record, source=str(args.path))
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(
-            f"{args.path}: read, but cannot be rendered ({type(e).__name__}: {e}); "
+            f"{args.path}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
             "try: g4debug show --json, and please report this"
         ) from e
     if args.output == "-":
@@ -45,7 +47,7 @@ def _write(page: bytes, out: Path, source: Path) -> None:
     from g4debug.dumps import file, writing
 
     if out.is_dir() or (out.exists() and not out.is_file()):
-        raise CliError(f"cannot write {out}: not a regular file; -o - writes to stdout")
+        raise CliError(f"cannot write {out}: it is not a regular file (-o - writes to stdout)")
     if out.exists() and out.samefile(source):
         raise CliError(f"cannot write {out}: it is the dump itself")
     if not out.parent.is_dir():

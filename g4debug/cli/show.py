@@ -1,6 +1,7 @@
-"""Open a dump and say what, where, why, and what to do next.
+"""Open a dump and print its report: what happened, where, why, and what to do next.
 
-Reads without running any code of the file, on any machine with torch: no GPU, no SGLang.
+It works on any machine with torch; neither a GPU nor SGLang is needed. Opening a dump runs no
+code from it.
 """
 
 from __future__ import annotations
@@ -18,19 +19,27 @@ if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
 
 NAME = "show"
-HELP = "open a dump: what happened, where, why, what to do"
+HELP = "open a dump: what happened, where, why, and what to do next"
 
 SVG_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="a dump, g4debug-*.pt")
-    parser.add_argument("--json", action="store_true", help="the whole record as JSON")
-    parser.add_argument("--width", type=int, help="columns (default: the terminal's, else 80)")
-    parser.add_argument("--no-color", action="store_true", help="plain text (also: NO_COLOR=1)")
-    parser.add_argument("--svg", type=Path, metavar="OUT.svg", help="also write it as a picture")
-    parser.add_argument("--rows", type=int, help="rows of the page table shown (default: 12)")
-    parser.add_argument("--all", action="store_true", help="all of every table and history")
+    parser.add_argument("--json", action="store_true", help="print the whole record as JSON")
+    parser.add_argument(
+        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="OUT.svg", help="also write the report as a picture"
+    )
+    parser.add_argument(
+        "--rows", type=int, help="show this many rows of the page table (default: 12)"
+    )
+    parser.add_argument("--all", action="store_true", help="show all of every table and history")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,14 +50,14 @@ def run(args: argparse.Namespace) -> int:
         raise
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(
-            f"{args.path}: read, but cannot be rendered ({type(e).__name__}: {e}); "
+            f"{args.path}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
             "try: --json, and please report this"
         ) from e
     return 0
 
 
 def offline(svg: str) -> str:
-    """rich's SVG without its web fonts: opening a picture must not fetch anything."""
+    """rich's SVG without its web fonts, so that opening the picture fetches nothing."""
     return re.sub(r"@font-face\s*\{[^}]*\}\s*", "", svg)
 
 

@@ -1,14 +1,14 @@
-"""Real SGLang on a machine with no GPU.
+"""The CPU engine: real SGLang on a machine without a GPU.
 
-Everything runs as shipped (scheduler, pools, allocators, `TRTLLMHAAttnBackend`, the FROZEN_KV_MTP
-worker) except the few kernels that need CUDA, which torch stand-ins replace; `attach.TABLE` lists
-every one of them with its reason. Two halves:
+The scheduler, the pools, the allocators, `TRTLLMHAAttnBackend` and the FROZEN_KV_MTP worker are
+SGLang's own. Only the few kernels that need CUDA are replaced, by stand-ins in torch;
+`attach.TABLE` lists each of them with the reason. There are two halves:
 
-* `environment()` / `prepare()`: what a process needs *before* it imports SGLang.
-* `activate()`: what `g4debug.plugin.register` calls in each SGLang process (`G4DEBUG_CPU=1`).
+* `environment()` and `prepare()` give a process what it needs *before* it imports SGLang.
+* `activate()` is called by `g4debug.plugin.register` in each SGLang process (`G4DEBUG_CPU=1`).
 
-`python -m g4debug.cpu script.py ...` runs any Python command line in that environment.
-Importing this package is cheap: no torch, no sglang.
+`python -m g4debug.cpu script.py ...` runs any Python command line in that environment. Importing
+this package imports neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from g4debug.cpu.error import CpuEngineError as CpuEngineError
 
 SITE: Final = Path(__file__).parent / "site"
 
-# What a process and its spawned children read before or while SGLang is imported.
+# A process and its children read these before SGLang is imported, or while it is.
 SETTINGS: Final[Mapping[str, str]] = {
-    "G4DEBUG_CPU": "1",  # the plugin calls activate() in every SGLang process
+    "G4DEBUG_CPU": "1",  # makes the plugin call activate() in every SGLang process
     "SGLANG_USE_CPU_ENGINE": "1",  # SGLang's own switch for device=cpu
-    "TRITON_INTERPRET": "1",  # Triton's own interpreter runs SGLang's kernels
-    "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # the stand-ins need no 512 MB workspace
+    "TRITON_INTERPRET": "1",  # Triton's interpreter runs SGLang's Triton kernels
+    "SGLANG_FLASHINFER_WORKSPACE_SIZE": str(1 << 20),  # not 512 MB: the stand-ins need none
     "OMP_NUM_THREADS": "1",  # tiny tensors: a second thread costs more than it gives
     "TORCHDYNAMO_DISABLE": "1",  # compiling SGLang's few small functions costs more than they do
-    "TOKENIZERS_PARALLELISM": "false",  # SGLang forks helpers after the tokenizer was used
+    "TOKENIZERS_PARALLELISM": "false",  # SGLang forks after it used the tokenizer
     "HF_HUB_OFFLINE": "1",  # the models are local directories: never ask the network
 }
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` plus all that a child process needs to run SGLang on the CPU.
+    """`base`, and what a child process needs to run SGLang on the CPU.
 
-    A variable that `base` already sets to another value is overridden for the switches the engine
-    cannot do without, and kept for the merely sensible ones (workspace size, offline hub).
+    The switches that the engine cannot do without override a value in `base`. The others, such as
+    the size of the workspace, keep it.
     """
     merged = dict(base)
     for name, value in SETTINGS.items():
@@ -56,12 +56,12 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Make this process and its children able to import SGLang; call it before that import."""
+    """Make this process and its children able to import SGLang. Call it before that import."""
     refuse_cuda("g4debug.cpu.prepare()")
     if "sglang" in sys.modules and os.environ.get("G4DEBUG_CPU") != "1":
         raise CpuEngineError(
-            "g4debug.cpu.prepare() came too late: got sglang already imported, expected a process "
-            "that has not imported it. Call prepare() first, or run `python -m g4debug.cpu ...`."
+            "g4debug.cpu.prepare() came too late: this process has imported sglang already. "
+            "Call prepare() before that, or run `python -m g4debug.cpu ...`."
         )
     os.environ.update(environment(os.environ))
     if str(SITE) not in sys.path:
@@ -70,13 +70,17 @@ def prepare() -> None:
 
 
 def activate() -> None:
-    """Install the stand-ins in this SGLang process. Idempotent; refuses where CUDA is available."""
+    """Install the stand-ins in this SGLang process. A second call does nothing.
+
+    Raises CpuEngineError where CUDA is available.
+    """
     refuse_cuda("g4debug.cpu.activate()")
     if os.environ.get("TRITON_INTERPRET") != "1" or str(SITE) not in sys.path:
         raise CpuEngineError(
-            "g4debug.cpu.activate(): got a process without the CPU engine's environment "
-            f"(TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET')!r}, {SITE} "
-            f"{'on' if str(SITE) in sys.path else 'not on'} sys.path), expected both in place. "
+            "g4debug.cpu.activate(): this process has not got the CPU engine's environment, in "
+            "which TRITON_INTERPRET is '1' (here it is "
+            f"{os.environ.get('TRITON_INTERPRET')!r}) and {SITE} is on sys.path (here it is "
+            f"{'' if str(SITE) in sys.path else 'not '}on it). "
             "Start it with `python -m g4debug.cpu ...`, or call g4debug.cpu.prepare() first."
         )
     from g4debug.cpu import attach  # imports torch, which only SGLang processes need
@@ -89,12 +93,12 @@ def refuse_cuda(caller: str) -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return  # no driver, no CUDA: spares a launcher the import of torch
+        return  # without a driver there is no CUDA, and a launcher need not import torch
     import torch
 
     if torch.cuda.is_available():
         raise CpuEngineError(
-            f"{caller}: got a machine with a CUDA device ({torch.cuda.get_device_name(0)}), "
-            "expected none. The stand-ins are for machines without one: here run SGLang itself, "
-            "or hide the device with CUDA_VISIBLE_DEVICES=''."
+            f"{caller}: this machine has a CUDA device ({torch.cuda.get_device_name(0)}), and the "
+            "CPU engine is only for machines without one. Run SGLang itself here, or hide the "
+            "device with CUDA_VISIBLE_DEVICES=''."
         )

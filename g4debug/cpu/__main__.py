@@ -1,4 +1,4 @@
-"""`python -m g4debug.cpu <python arguments>`: any Python command line on the CPU engine.
+"""`python -m g4debug.cpu <python arguments>` runs any Python command line on the CPU engine.
 
 python -m g4debug.cpu -m sglang.launch_server --model-path ... --device cpu
 python -m g4debug.cpu script.py --flag

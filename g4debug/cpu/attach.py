@@ -1,4 +1,4 @@
-"""Which SGLang attribute each stand-in replaces, and why. This table is the whole of it."""
+"""Which attribute of SGLang each stand-in replaces, and why. Nothing else is replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("g4debug.cpu")
 
 
 def _true() -> bool:
-    """Stands in for `is_sm100_supported` in server_args' checks only."""
+    """Stands in for `is_sm100_supported`, only where server_args checks the arguments."""
     return True
 
 
@@ -31,8 +31,8 @@ def _true() -> bool:
 class StandIn:
     """`setattr(module, path, replacement)`.
 
-    `created`: the name is imported only on CUDA, so it need not exist here. A stand-in whose target
-    is missing otherwise stops the process: this SGLang is not one that the table knows.
+    `created`: SGLang imports the name only on CUDA, so it need not exist here. If any other name is
+    missing, the process stops, because the table does not know this SGLang.
     """
 
     module: str
@@ -48,13 +48,13 @@ TABLE: Final[tuple[StandIn, ...]] = (
         f"{_SRT}.server_args",
         "is_sm100_supported",
         _true,
-        "trtllm_mha prefill is refused unless the chip is sm100",
+        "SGLang allows trtllm_mha for prefill only on sm100",
     ),
     StandIn(
         f"{_SRT}.layers.attention.flashinfer_backend",
         "FlashInferAttnBackend.__init__",
         flashinfer_init.init_backend,
-        "builds CUDA wrappers that trtllm_mha never uses",
+        "it builds CUDA wrappers that trtllm_mha never uses",
     ),
     StandIn(
         f"{_SRT}.layers.attention.trtllm_mha_backend",
@@ -79,19 +79,19 @@ TABLE: Final[tuple[StandIn, ...]] = (
         f"{_SRT}.layers.quantization.unquant",
         "UnquantizedFusedMoEMethod.forward_cpu",
         experts.forward_cpu,
-        "asserts silu experts; Gemma-4's are gelu, which the torch code below it can do",
+        "it asserts that experts use silu; Gemma-4's use gelu, which SGLang's torch code can do",
     ),
     StandIn(
         f"{_SRT}.layers.quantization.unquant",
         "UnquantizedFusedMoEMethod.forward_native",
         experts.forward_cpu,
-        "the same function by another name, for CPUs without AMX",
+        "the same function under another name, for CPUs without AMX",
     ),
     StandIn(
         f"{_SRT}.speculative.eagle_utils",
         "sgl_build_tree_kernel_efficient",
         draft_tree.build_tree,
-        "sgl_kernel, imported on CUDA only",
+        "it is in sgl_kernel, which SGLang imports only on CUDA",
         created=True,
     ),
     # The two modules hold the same function under their own names.
@@ -99,13 +99,13 @@ TABLE: Final[tuple[StandIn, ...]] = (
         f"{_SRT}.speculative.eagle_utils",
         "verify_tree_greedy_func",
         verify_greedy.verify_tree_greedy,
-        "has no CPU branch: it would verify nothing, silently",
+        "it has no CPU branch and would silently verify nothing",
     ),
     StandIn(
         f"{_SRT}.speculative.eagle_info",
         "verify_tree_greedy_func",
         verify_greedy.verify_tree_greedy,
-        "as above, imported by name",
+        "the same function, imported by name",
     ),
 )
 
@@ -113,7 +113,7 @@ _installed = False
 
 
 def install() -> None:
-    """Attach the whole table, once per process."""
+    """Put all stand-ins of the table in place, once per process."""
     global _installed
     if _installed:
         return
@@ -121,7 +121,7 @@ def install() -> None:
         _attach(stand_in)
     _installed = True
     names = ", ".join(dict.fromkeys(s.path for s in TABLE))
-    log.warning("g4debug: CPU engine, torch stand-ins for CUDA kernels in force: %s", names)
+    log.warning("g4debug: CPU engine, with stand-ins for CUDA kernels in force: %s", names)
 
 
 def _attach(stand_in: StandIn) -> None:
@@ -132,8 +132,8 @@ def _attach(stand_in: StandIn) -> None:
     if owner is None or not (stand_in.created or hasattr(owner, name)):
         versions = [d.version for d in importlib.metadata.distributions(name="sglang")]
         raise CpuEngineError(
-            f"CPU engine: got SGLang {versions} without {stand_in.module}:{stand_in.path}, "
-            "expected it to exist (0.5.12.post1 and 0.5.13.post1 have it). Use one, or extend "
+            f"CPU engine: SGLang {versions} has no {stand_in.module}:{stand_in.path}; "
+            "0.5.12.post1 and 0.5.13.post1 have it. Use one of these, or extend "
             "g4debug/cpu/attach.py for this version."
         )
     setattr(owner, name, stand_in.replacement)

@@ -1,20 +1,24 @@
-"""Lay out each request's draft tokens as a tree (`sgl_kernel.build_tree_kernel_efficient`).
+"""Lays out each request's draft tokens as a tree (`sgl_kernel.build_tree_kernel_efficient`).
 
-Node 0 of a request is the bonus token; node t (1 <= t < d) is draft candidate `selected[t-1]`,
-numbered level by level with `topk` children per parent. Its parent is node 0 where
-`selected // topk == 0`, else the node whose candidate number is `parents[selected // topk]`.
+Node 0 of a request is the bonus token. Node t (1 <= t < d) is the draft candidate `selected[t-1]`;
+candidates are numbered level by level, with `topk` children for each parent. The parent is node 0
+if `selected // topk == 0`, or else the node whose candidate number is `parents[selected // topk]`.
 
-Written in place, for request b, with p its sequence length before the drafts:
+These are written in place, for request b, where p is its sequence length before the drafts:
 
     positions[b*d + t] = p + depth(t)
     retrieve_index[b, t] = b*d + t
-    retrieve_next_token[b, t] = first child of t or -1; retrieve_next_sibling[b, t] likewise
-    tree_mask: row t is true at its ancestors and itself (FULL_MASK: p columns of prefix come first
-    and stay as the caller filled them; QLEN_ONLY: the d draft columns only)
+    retrieve_next_token[b, t] = first child of t, or -1
+    retrieve_next_sibling[b, t] = next sibling of t, or -1
+    tree_mask: row t is true at the ancestors of t and at t
+
+With FULL_MASK, p columns for the prefix come first in tree_mask and stay as the caller filled them.
+With QLEN_ONLY it has only the d columns of the draft.
 
 Shapes: parents `[bs, topk*(depth-1)+1]` or `[bs, 0]`, selected `[bs, d-1]`, seq_lens `[bs]`, all
-integer; tree_mask bool, flat. Why: CUDA only, and SGLang has no CPU path. Source: the tree layout
-of EAGLE-2 (Li et al., 2024) and SpecInfer (Miao et al., 2023).
+integer; tree_mask bool, flat. It is needed because the kernel is for CUDA only and SGLang has no
+code for CPUs. Source: the tree layout of EAGLE-2 (Li et al., 2024) and SpecInfer (Miao et al.,
+2023).
 """
 
 from __future__ import annotations
@@ -75,9 +79,9 @@ def _parent_nodes(parents: list[int], selected: list[int], topk: int) -> list[in
             continue
         if group >= len(parents) or parents[group] not in selected:
             raise ValueError(
-                f"build_tree: got candidate {candidate} whose parent group {group} is not among "
+                f"build_tree: got candidate {candidate}, whose parent group {group} is not among "
                 f"the selected candidates {selected} (parents {parents}), expected a closed tree. "
-                "The draft worker's scores are not decreasing along a path: check its logits."
+                "The draft worker's scores do not fall along a path: check its logits."
             )
         result.append(selected.index(parents[group]) + 1)
     return result
@@ -95,7 +99,7 @@ def _ancestor_rows(parent: list[int]) -> list[list[bool]]:
 
 
 def _links(parent: list[int]) -> tuple[list[int], list[int]]:
-    """First child and next sibling of each node, in node order; -1 for none."""
+    """The first child and the next sibling of each node, in node order; -1 for none."""
     first = [-1] * len(parent)
     sibling = [-1] * len(parent)
     for node in range(len(parent) - 1, 0, -1):

@@ -1,20 +1,21 @@
-"""A sticky device fault on a machine with no device.
+"""Imitates an illegal memory access of a GPU on a machine without one.
 
-On a GPU, an attention kernel that follows a bad page does not fail where it runs: the launch
-returns, and a later call that waits for the device raises, far from the cause, for ever after.
-The attention stand-in behaves alike: it calls `record()` and goes on; from then on each call that
-would copy from the device to the host raises `torch.AcceleratorError` with CUDA's own words.
+On a GPU, an attention kernel that follows a bad page does not fail where it runs. The launch
+returns, and a later call that waits for the device raises, far from the cause; so does every call
+after it. The stand-in for attention behaves in the same way: it calls `record()` and goes on. From
+then on each call that would copy from the device to the host raises `torch.AcceleratorError` with
+CUDA's own words.
 
-What is approximated: on a CPU nothing tells a tensor that a GPU server keeps on the device from one
-that it keeps on the host. So every synchronising call counts, except those made
+This is an approximation: on a CPU, a tensor that a GPU server keeps on the device looks like one
+that it keeps on the host. So every call that would wait for a device raises, except a call
 
-* inside the model forward (`ModelRunner.forward`): layers do not synchronise on a GPU, and it keeps
-  the traceback as misplaced as it is there;
+* inside the model forward (`ModelRunner.forward`): layers do not wait for the device on a GPU, and
+  so the traceback points to as wrong a place as it does there;
 * inside the stand-ins, which play the device;
-* on a source line that names a `..._cpu` tensor, as SGLang calls its host copies;
-* by g4debug's own dump and recorder code and by torch's serialisation, which read host memory.
+* on a source line that names a `..._cpu` tensor, which is how SGLang names its host copies;
+* from g4debug's own code for dumps and steps, or from torch's serialisation: they read host memory.
 
-Nothing is patched until a fault is recorded, so a healthy engine pays nothing at all.
+Nothing is patched before a fault is recorded, so a healthy engine pays nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any, Final
 
 import torch
 
-# What copies device memory to the host, and so waits for the device, on a CUDA tensor.
+# On a CUDA tensor these copy device memory to the host, and so wait for the device.
 SYNCHRONISING: Final = (
     "item",
     "tolist",
@@ -69,7 +70,7 @@ _HOST_MODULES: Final = frozenset(
 
 @dataclass(frozen=True)
 class DeviceFault:
-    """Where the illegal access really happened. CUDA would not tell; tests may ask."""
+    """Where the illegal access really happened. CUDA would not tell this; it is for tests."""
 
     kernel: str
     row: int
@@ -90,20 +91,20 @@ _originals: dict[str, Any] = {}
 
 
 def pending() -> DeviceFault | None:
-    """The fault that the imaginary device has suffered, if any."""
+    """The fault of the imaginary device, or None."""
     return _pending
 
 
 def record(fault: DeviceFault) -> None:
-    """Break the device. The first fault wins; it stays broken until `clear()`."""
+    """Break the device, until `clear()` is called. Only the first fault counts."""
     global _pending
     if _pending is None:
         _pending = fault
-        _arm()
+        _patch()
 
 
 def clear() -> None:
-    """Mend the device and unpatch torch. Only tests can do that; a CUDA context stays dead."""
+    """Mend the device and undo the patches of torch. It is for tests; a CUDA context stays dead."""
     global _pending
     _pending = None
     for name, original in _originals.items():
@@ -114,7 +115,7 @@ def clear() -> None:
     _originals.clear()
 
 
-def _arm() -> None:
+def _patch() -> None:
     for name in SYNCHRONISING:
         _originals[name] = torch.Tensor.__dict__.get(name)
         setattr(torch.Tensor, name, _raising(getattr(torch.Tensor, name)))

@@ -1,8 +1,8 @@
-"""`FlashInferAttnBackend.__init__` without FlashInfer, and the two calls of its namespace.
+"""`FlashInferAttnBackend.__init__` without FlashInfer, and the two functions used of `flashinfer`.
 
 `TRTLLMHAAttnBackend` inherits from SGLang's FlashInfer backend, whose constructor builds CUDA
-wrappers and workspaces that the trtllm_mha path never uses. The stand-in sets only the attributes
-that the subclass (0.5.12, 0.5.13) reads from its parent; no formula, no tensors.
+wrappers and workspaces that trtllm_mha never uses. The stand-in only sets the attributes that the
+subclass (of 0.5.12 and 0.5.13) reads from its parent. It computes nothing and makes no tensors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from g4debug.cpu import paged_attention
 
-# What `import flashinfer` gives trtllm_mha_backend; any other name is an AttributeError.
+# trtllm_mha_backend gets this as the module `flashinfer`. Any other name is an AttributeError.
 FLASHINFER: Final = SimpleNamespace(
     decode=SimpleNamespace(
         trtllm_batch_decode_with_kv_cache=paged_attention.trtllm_batch_decode_with_kv_cache
@@ -33,7 +33,7 @@ def init_backend(
 ) -> None:
     self.skip_prefill = skip_prefill
     self.forward_metadata = None
-    # 0.5.13's trtllm_mha reads these three off its parent; 0.5.12's does not, or sets its own.
+    # 0.5.13's trtllm_mha reads these three from its parent; 0.5.12's does not, or sets its own.
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     self.req_to_token_pool = model_runner.req_to_token_pool

@@ -1,4 +1,4 @@
-"""The shape of a toy Gemma-4 and its MTP assistant, and the configs that SGLang reads."""
+"""The shapes of a toy Gemma-4 and its MTP assistant, and the config.json of each for SGLang."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROPE: Final[dict[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shapes, and the few numbers that set how the model behaves (see `weights`).
+    """Shapes, and the few numbers that decide how the model behaves (see `weights`).
 
-    `pattern` has one letter per target layer: s(liding) or f(ull). The assistant mirrors the last
-    `assistant_layers` of them. These must be KV-shared and end in "sf", since FROZEN_KV_MTP reads
-    the KV of the target's last sliding and last full layer.
+    `pattern` has one letter for each layer of the target: s for sliding, f for full. The assistant
+    mirrors the last `assistant_layers` of them. These must be KV-shared and end in "sf", because
+    FROZEN_KV_MTP reads the KV of the target's last sliding layer and of its last full layer.
     """
 
     vocab: int
@@ -45,8 +45,8 @@ class Geometry:
     dtype: str
     max_position: int = 4096
     softcap: float = 30.0
-    votes: tuple[float, ...] = (0.7, 1.1)  # attention's size, last mirrored layer last
-    self_mix: float = 0.06  # the other layers' size, all together
+    votes: tuple[float, ...] = (0.7, 1.1)  # size of attention's output in each mirrored layer
+    self_mix: float = 0.06  # size of the output of all other layers together
     sharpness: float = 16.0  # standard deviation of an attention logit
     coupling: float = 0.02  # how much the assistant reads its previous hidden state
 
@@ -80,7 +80,7 @@ class Geometry:
         return range(self.layers - self.assistant_layers, self.layers)
 
     def kv_owner(self, layer: int) -> int:
-        """The layer whose K and V `layer` reads: itself, or the last owner of its type."""
+        """The layer whose K and V `layer` reads: itself, or its type's last layer with KV."""
         owners = self.layers - self.kv_shared
         return layer if layer < owners else self.pattern.rindex(self.pattern[layer], 0, owners)
 
@@ -88,10 +88,10 @@ class Geometry:
         return self.swa_head_dim if self.pattern[layer] == "s" else self.head_dim
 
     def target_config(self) -> dict[str, Any]:
-        """config.json of the text-only target, in SGLang's convention.
+        """The config.json of the text-only target, as SGLang reads it.
 
-        A text-only config is read as it stands: `head_dim` is the full layers', `swa_head_dim` the
-        sliding layers'. (For `gemma4` and `gemma4_assistant` SGLang swaps them itself.)
+        In a text-only config `head_dim` is that of the full layers and `swa_head_dim` that of the
+        sliding ones. (In one of `gemma4` or `gemma4_assistant` SGLang exchanges the two.)
         """
         return self._text(self.pattern) | {
             "architectures": ["Gemma4ForCausalLM"],
@@ -159,7 +159,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class MoEGeometry(Geometry):
-    """A target with experts beside each layer's MLP, as 26B-A4B has; the assistant has none."""
+    """A target with experts beside each layer's MLP, like 26B-A4B. The assistant has no experts."""
 
     experts: int = 8
     top_k: int = 2
@@ -215,7 +215,7 @@ TINY_MOE: Final = MoEGeometry(
     dtype="float32",
 )
 
-# Gemma-4 E4B, but for the full layers' head_dim: 256 instead of 512, which sm90's kernel refuses.
+# Gemma-4 E4B, except that the full layers' head_dim is 256: sm90's kernel does not take E4B's 512.
 E4B_256: Final = Geometry(
     vocab=262_144,
     hidden=2560,
@@ -237,7 +237,7 @@ E4B_256: Final = Geometry(
     max_position=131_072,
 )
 
-# Gemma-4 E2B, but for the MLP of its KV-shared layers, which is twice as wide there.
+# Gemma-4 E2B, except that E2B's KV-shared layers have an MLP that is twice as wide.
 E2B: Final = Geometry(
     vocab=262_144,
     hidden=1536,

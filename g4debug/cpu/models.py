@@ -1,4 +1,4 @@
-"""Write the toy checkpoints that SGLang's real loader reads: config, safetensors, tokenizer."""
+"""Writes the toy checkpoints that SGLang's own loader reads: config, safetensors, tokenizer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from g4debug.cpu.geometry import E2B, E4B_256, SPECIAL_TOKENS, TINY, Geometry
 
 __all__ = ["E2B", "E4B_256", "TINY", "Geometry", "tiny_models", "write"]
 
-CODE_VERSION: Final = 1  # raise it whenever weights or _checkpoint give other numbers
-SHARD_BYTES: Final = 4_500_000_000  # a single larger tensor still gets a shard of its own
+CODE_VERSION: Final = 1  # raise it whenever weights.py gives other numbers
+SHARD_BYTES: Final = 4_500_000_000  # a larger tensor still gets a shard of its own
 STAMP: Final = "g4debug-model.json"
 
 
 def tiny_models() -> tuple[Path, Path]:
-    """The TINY target and assistant, written once to the user's cache directory."""
+    """The folders of the TINY target and assistant, written once to the user's cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return write(TINY, cache / "g4debug" / "models" / "tiny")
 
@@ -30,8 +30,9 @@ def write(
 ) -> tuple[Path, Path]:
     """Write `directory/target` and `directory/assistant`, unless they are there already.
 
-    `device="cuda"` draws the numbers there (seconds for E4B_256; CUDA's random numbers differ from
-    the CPU's). Safe when several processes do it at once: the directory appears in one rename.
+    With `device="cuda"` the GPU draws the numbers, which takes seconds for E4B_256; they are not
+    those that a CPU draws. Several processes may do this at once: the directory appears by one
+    rename.
     """
     directory = Path(directory)
     stamp = {
@@ -45,8 +46,8 @@ def write(
         return paths
     if directory.exists() and _stamp_of(directory) is None and any(directory.iterdir()):
         raise FileExistsError(
-            f"{directory}: got a directory with other files in it, expected an empty one or one "
-            "that g4debug wrote. Choose another directory."
+            f"{directory} has other files in it: choose an empty directory, or one that g4debug "
+            "wrote."
         )
     _write_all(geometry, directory, seed, device, stamp)
     return paths
@@ -55,14 +56,14 @@ def write(
 def _write_all(
     geometry: Geometry, directory: Path, seed: int, device: str, stamp: dict[str, Any]
 ) -> None:
-    from g4debug.cpu import _checkpoint, weights
+    from g4debug.cpu import weights
 
     made = weights.Weights(geometry, seed, device)
     draft = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     try:
         for name, config, tensors in (
-            ("target", geometry.target_config(), _checkpoint.target_tensors(made)),
-            ("assistant", geometry.assistant_config(), _checkpoint.assistant_tensors(made)),
+            ("target", geometry.target_config(), weights.target_tensors(made)),
+            ("assistant", geometry.assistant_config(), weights.assistant_tensors(made)),
         ):
             folder = draft / name
             folder.mkdir(parents=True)
@@ -86,7 +87,10 @@ def _stamp_of(directory: Path) -> Any:
 
 
 def _save_tensors(folder: Path, tensors: Iterator[tuple[str, Any]], dtype_name: str) -> None:
-    """Shards named as Hugging Face names them, with an index; floats in the model's dtype."""
+    """Write the tensors as shards with Hugging Face's names, and an index.
+
+    Floats are converted to the model's dtype.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -120,7 +124,7 @@ def _save_tensors(folder: Path, tensors: Iterator[tuple[str, Any]], dtype_name: 
 
 
 def _save_tokenizer(folder: Path, geometry: Geometry) -> None:
-    """One word per token: `w4 w5 ...`, split at white space."""
+    """Write a tokenizer with one word for each token: `w4 w5 ...`, split at white space."""
     words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(len(SPECIAL_TOKENS), geometry.vocab))]
     special = [
         {

@@ -6,15 +6,17 @@ For row b with n = seq_lens[b] tokens in its pages and m queries, which are its 
     s[i, k] = bmm1_scale * <q_i, K_k>   for  max(0, p_i - window_left) <= k <= p_i,  p_i = n - m + i
     o_i = bmm2_scale * softmax(s_i) V
 
-Heads are grouped: query head h reads KV head h // (q_heads / kv_heads). window_left < 0: no window.
+Heads are grouped: query head h reads KV head h // (q_heads / kv_heads). If window_left < 0, there
+is no window.
 
 Shapes: query `[tokens, q_heads, dim]`; kv_cache a pair of `[pages, kv_heads, page, dim]` (HND);
-block_tables `[bs, columns]` int; seq_lens `[bs]` int; out like query, in `out_dtype`. Computed in
-float32. Why: both are CUDA only. Source of the idea: PagedAttention (Kwon et al., 2023).
+block_tables `[bs, columns]` int; seq_lens `[bs]` int; out like query, in `out_dtype`. All is
+computed in float32. The stand-ins are needed because both kernels are for CUDA only. Source of the
+idea: PagedAttention (Kwon et al., 2023).
 
-A page outside the cache in a cell that the kernel would dereference is a device fault, not an
-exception: see `fault`. That row yields zeros. Cells past the row's length, or before the window's
-first page, are never looked at, as on the GPU.
+If a cell that the kernel would dereference has a page outside the cache, that is a device fault and
+not an exception (see `fault`), and the output of that row is zeros. Cells past the row's length, or
+before the first page of the window, are never read, as on the GPU.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def trtllm_batch_decode_with_kv_cache(
     q_len_per_req: int | None = 1,
     skip_softmax_threshold_scale_factor: float | None = None,
 ) -> torch.Tensor:
-    """The same number of queries for each row: 1 (decode) or the draft tokens (verify)."""
+    """Each row has the same number of queries: 1 in a decode, the draft tokens in a verify."""
     _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
     step = q_len_per_req or 1
     starts = [step * i for i in range(block_tables.shape[0] + 1)]
@@ -67,7 +69,7 @@ def trtllm_batch_context_with_kv_cache(
     sinks: torch.Tensor | None = None,
     skip_softmax_threshold_scale_factor: float | None = None,
 ) -> torch.Tensor:
-    """Row b's queries are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]` (prefill)."""
+    """A prefill: the queries of row b are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]`."""
     _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
     return _attend(
         "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
@@ -80,8 +82,8 @@ def _refuse(**options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise NotImplementedError(
-                f"CPU attention stand-in: got {name}={value!r}, expected None. Gemma-4 does not "
-                "use it; unset it, or extend g4debug/cpu/paged_attention.py."
+                f"the CPU engine's attention: got {name}={value!r}, expected None, because "
+                "Gemma-4 does not use it; unset it, or extend g4debug/cpu/paged_attention.py."
             )
 
 
@@ -135,7 +137,7 @@ def _attend(
 
 def _first_bad(row: list[int], columns: range, num_pages: int) -> tuple[int, int] | None:
     for column in columns:
-        # A row that is too short makes the kernel read past the table: as illegal as a bad page.
+        # With too short a row the kernel reads past the table, which is as illegal as a bad page.
         value = row[column] if column < len(row) else -1
         if not 0 <= value < num_pages:
             return column, value
@@ -149,7 +151,7 @@ def _gather(cache: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
 
 
 def _hidden(tokens: int, queries: int, first: int, window_left: int) -> torch.Tensor | None:
-    """Which keys (from position `first` on) each query must not see; None where it sees all."""
+    """Which keys (from position `first` on) each query must not see; None if it sees all."""
     if queries == 1 and (window_left < 0 or first >= tokens - 1 - window_left):
         return None
     position = torch.arange(tokens - queries, tokens)[:, None]

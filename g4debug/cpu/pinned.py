@@ -1,7 +1,7 @@
-"""`torch` without pinned memory, for modules that pin what they copy to the device.
+"""`torch` without pinned memory, for a module that pins what it copies to the device.
 
-`torch.tensor(..., pin_memory=True)` raises where there is no accelerator; everything else is
-torch's own. Why: prompt logprobs build their indices so, on every device.
+`torch.tensor(..., pin_memory=True)` raises where there is no accelerator, and SGLang makes the
+indices of prompt logprobs in that way on every device. All else is torch's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class _Torch(types.ModuleType):
-    """Forwards to torch; only `tensor` forgets `pin_memory`."""
+    """The module torch, except that `tensor` ignores `pin_memory`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)

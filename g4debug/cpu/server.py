@@ -1,4 +1,4 @@
-"""SGLang's arguments for the toy models on the CPU, and a server on them."""
+"""SGLang's arguments for the toy models on the CPU, and how to run a server with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Final
 from g4debug.cpu import CpuEngineError, environment
 from g4debug.cpu.models import tiny_models
 
-# What makes 0.5.12's trtllm_mha + FROZEN_KV_MTP path run at all, and small.
+# With these 0.5.12 runs trtllm_mha and FROZEN_KV_MTP on a CPU, with little memory.
 BASE: Final[Mapping[str, Any]] = {
     "device": "cpu",
     "dtype": "float32",
@@ -35,7 +35,8 @@ BASE: Final[Mapping[str, Any]] = {
     "random_seed": 0,
 }
 _kept: deque[socket.socket] = deque(maxlen=64)
-# Below what Linux chooses from; and with the 10000 that SGLang adds for its gRPC port, a port.
+# Below the ports that Linux chooses from, and low enough that SGLang's gRPC port, 10000 above it,
+# is a port.
 PORTS: Final = range(20_000, 32_000)
 # SGLang turns NEXTN into FROZEN_KV_MTP when the draft is a Gemma-4 assistant.
 MTP: Final[Mapping[str, Any]] = {
@@ -49,7 +50,7 @@ MTP: Final[Mapping[str, Any]] = {
 def server_arguments(
     model_dirs: tuple[Path, Path], mtp: bool = True, **overrides: Any
 ) -> dict[str, Any]:
-    """SGLang ServerArgs for `(target, assistant)`; an override of None removes the argument."""
+    """ServerArgs of SGLang for `(target, assistant)`. An override of None removes the argument."""
     target, assistant = model_dirs
     arguments = {"model_path": str(target), **_base()}
     if mtp:
@@ -68,10 +69,10 @@ def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:
 
 
 def command(user_flags: Sequence[str] = (), mtp: bool = True) -> list[str]:
-    """`python -m sglang.launch_server ...`: the defaults, less whatever the user's flags name."""
+    """`python -m sglang.launch_server ...` with the user's flags, and defaults for all others."""
     given = {flag.split("=")[0].lstrip("-").replace("-", "_") for flag in user_flags}
     if "model_path" in given or "model" in given:
-        # The toy assistant fits no other target.
+        # The toy assistant fits only the toy target.
         arguments = _base()
     else:
         arguments = server_arguments(tiny_models(), mtp, served_model_name="g4debug-tiny")
@@ -97,7 +98,7 @@ def serving(
     timeout: float = 90.0,
     extra_environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """Run a server in a process group of its own; yields its URL once it answers /health."""
+    """Run a server in a process group of its own. Yields its URL when it answers /health."""
     port = _free_port()
     line = command([*user_flags, "--host", "127.0.0.1", "--port", str(port)])
     base = {**os.environ, **(extra_environment or {})}
@@ -118,11 +119,11 @@ def serving(
 
 
 def _free_port() -> int:
-    """Not the kernel's choice, which SGLang would take: it listens seconds later, and by then a
-    connection of another process may have the port. Linux gives those 32768 and up.
+    """A port that is free now and that Linux will not give away: it gives 32768 and up.
 
-    Until then the port is kept from other processes of ours by an address that lives as long as
-    this one, or as its next 63 ports.
+    SGLang would let the kernel choose one, but listens only seconds later. By then a connection of
+    another process may have got that port. Until SGLang listens, the port is kept from other
+    processes of ours by an address that this process holds; it holds those of its last 64 ports.
     """
     for port in random.SystemRandom().sample(PORTS, 100):
         mine = socket.socket(socket.AF_UNIX)
@@ -136,7 +137,7 @@ def _free_port() -> int:
                 continue  # taken
             _kept.append(mine)
             return port
-    raise CpuEngineError(f"CPU server: got 100 taken ports of {PORTS}, expected a free one.")
+    raise CpuEngineError(f"CPU server: 100 ports of {PORTS} were tried, and all are taken.")
 
 
 def _wait_until_healthy(
@@ -146,8 +147,8 @@ def _wait_until_healthy(
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise CpuEngineError(
-                f"CPU server: got exit status {process.returncode} while starting, expected it to "
-                f"serve. Its log is {log}; the end of it:\n{_tail(log)}"
+                f"CPU server: it ended with exit status {process.returncode} while it started. "
+                f"Its log is {log}, which ends in:\n{_tail(log)}"
             )
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5):
@@ -155,8 +156,8 @@ def _wait_until_healthy(
         except OSError:  # URLError, refused, reset: not up yet
             time.sleep(0.3)
     raise CpuEngineError(
-        f"CPU server: got no answer from {url}/health within {timeout:.0f} s, expected one. "
-        f"Its log is {log}; the end of it:\n{_tail(log)}"
+        f"CPU server: {url}/health did not answer within {timeout:.0f} s. "
+        f"Its log is {log}, which ends in:\n{_tail(log)}"
     )
 
 
@@ -165,7 +166,7 @@ def _tail(log: Path, lines: int = 15) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """SIGTERM to our own process group, then SIGKILL to what is left of it."""
+    """Send SIGTERM to the server's process group, then SIGKILL to what is left of it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,7 +1,7 @@
-"""Logit soft-capping: `y = c * tanh(x / c)`.
+"""Soft-caps the logits: `y = c * tanh(x / c)`.
 
-Shapes: logits `[n, vocab]` of any float dtype, computed in float32 and written in place.
-Why: SGLang's Triton kernel calls CUDA's `libdevice.tanh`, which does not exist under
+Shapes: logits `[n, vocab]` of any float dtype, computed in float32 and written in place. It is
+needed because SGLang's Triton kernel calls CUDA's `libdevice.tanh`, which does not exist under
 `TRITON_INTERPRET`. Source of the idea: Gemma 2 report, `final_logit_softcapping`.
 """
 

@@ -1,17 +1,19 @@
-"""Accept the drafts that the target agrees with, greedily (`sgl_kernel.verify_tree_greedy`).
+"""Accepts greedily the drafts that the target agrees with (`sgl_kernel.verify_tree_greedy`).
 
-From node 0 of each request's tree, at most `accept_index.shape[1] - 1` times: among the children
-of the current node take the first whose candidate token equals the target's prediction *at* the
-current node. Where none matches, stop. Written in place, with flat index i = retrieve_index[b, t]:
+It starts at node 0 of each request's tree. At most `accept_index.shape[1] - 1` times it goes to the
+first child of the current node whose candidate token is the target's prediction *at* the current
+node; if there is no such child, it stops. These are written in place, with the flat index
+i = retrieve_index[b, t]:
 
     accept_index[b, j] = flat index of the j-th accepted node (the caller filled -1)
     accept_token_num[b] = accepted drafts, not counting node 0
     predicts[i] = target_predict[i] for every accepted node i (the last one is the new bonus token)
 
 Shapes: predicts `[>= bs*d]` int32, accept_index `[bs, steps+1]` int32, accept_token_num `[bs]`
-int32, candidates / retrieve_* / target_predict `[bs, d]` int64. Why: on a CPU SGLang's own wrapper
-verifies *nothing*, silently (`eagle_utils.verify_tree_greedy_func` has no CPU branch).
-Source of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's trees.
+int32, candidates / retrieve_* / target_predict `[bs, d]` int64. It is needed because SGLang's own
+wrapper (`eagle_utils.verify_tree_greedy_func`) has no CPU branch and silently verifies nothing
+there. Source of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's
+trees.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def verify_tree_greedy(
     target_predict: torch.Tensor,
     topk: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`topk` only selects a kernel variant in SGLang; the rule is the same for every value."""
+    """`topk` is ignored: in SGLang it only selects a kernel, and the rule is always the same."""
     wanted = target_predict.reshape(-1).tolist()
     tokens = candidates.tolist()
     flat = retrieve_index.tolist()

@@ -1,1 +1,4 @@
-"""One file per fault; grammar.py reads G4DEBUG_FAULTS, base.py is what a fault declares."""
+"""The faults, one file each.
+
+grammar.py reads G4DEBUG_FAULTS. base.py has what a fault declares, and its injection.
+"""

@@ -1,8 +1,8 @@
-"""What the allocator's faults share: which allocator a caller has, when a page is taken.
+"""What the faults of the allocator share: which allocator a caller has, and when a page is taken.
 
-SGLang's callers have one allocator: the SWA allocator (with one inner allocator per pool), or
-a plain one. A fault of a caller ("frees twice") acts on that one, through its public methods,
-so that whoever watches the pools sees what it leads to. A fault of an allocator ("hands out
+SGLang's callers have one allocator: the SWA allocator, which has an inner allocator for each pool,
+or a plain one. A caller's fault (such as "frees twice") uses the public methods of that allocator,
+so that whoever watches the pools sees what it leads to. An allocator's fault (such as "hands out
 page 0") corrupts the free list of a pool, right before a page is taken from it.
 """
 
@@ -24,11 +24,11 @@ ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 
 
 class Allocators:
-    """The allocators of this process, and what the scheduler is doing."""
+    """The allocators of this process, and the forward mode that the scheduler prepares or runs."""
 
     def __init__(self, hooks: Hooks, injection: Injection) -> None:
         self.hooks, self.injection = hooks, injection
-        self.mode = ""  # ForwardMode of the batch that is prepared or run, in lower case
+        self.mode = ""  # the batch's ForwardMode in lower case
         self._inner: dict[int, str] = {}  # id() of an inner allocator -> its pool
         self._put("after", "swa.init", self._after_swa_init)
         self._put("before", "batch.prepare_for_extend", lambda *a, **k: self._set("extend"))
@@ -38,7 +38,7 @@ class Allocators:
     def _put(self, how: str, site: str, hook: Callable[..., Any]) -> None:
         from g4debug.hooking.hooks import Order
 
-        for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
+        for part in (site, f"{site}.token"):  # page size 1 has another allocator class
             if part in targets.SITES and targets.path(part) is not None:
                 getattr(self.hooks, how)(part, Order.FAULT, self.injection.fault.id, hook)
 
@@ -56,7 +56,7 @@ class Allocators:
     # --- where a fault acts -------------------------------------------------------------------
 
     def around_callers(self, method: str, wrapper: Callable[..., Any]) -> None:
-        """Put ``wrapper(call_next, allocator, *args)`` around what SGLang's callers call."""
+        """Put ``wrapper(call_next, allocator, *args)`` around a method that callers use."""
 
         def of_plain(call_next: Callable[..., Any], allocator: Any, *a: Any, **k: Any) -> Any:
             if id(allocator) in self._inner:
@@ -96,20 +96,22 @@ def takes_a_page(method: str, size: int, args: tuple[Any, ...], kwargs: dict[str
 
 
 def corrupt_free_list(allocator: Any, page: int) -> int:
-    """Replace the page that would be handed out next. Returns the one that is lost by it."""
+    """Replace the page that would be handed out next. Returns the page that is thereby lost."""
     lost = int(allocator.free_pages[0])
-    allocator.free_pages = allocator.free_pages.clone()  # a backed-up state shares it
+    allocator.free_pages = (
+        allocator.free_pages.clone()
+    )  # a state that SGLang backed up shares the tensor
     allocator.free_pages[0] = page
     return lost
 
 
 def part(allocator: Any, pool: str) -> Any:
-    """The allocator of one pool of a caller's allocator."""
+    """The allocator of one pool; a plain allocator is returned as it is."""
     return getattr(allocator, f"{pool}_attn_allocator", allocator)
 
 
 def pages(indices: torch.Tensor, page_size: int) -> list[int]:
-    """Pages of token indices, sorted; waits for the device."""
+    """The pages of token indices, sorted. This waits for the device."""
     found: list[int] = torch.unique(indices // page_size).tolist()
     return found
 

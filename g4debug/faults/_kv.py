@@ -1,6 +1,6 @@
-"""What the faults of KV data share: the pools with their buffers, and what is live in them.
+"""What the faults of KV data share: the pools with their buffers, and which pages are live.
 
-They act before a decode step runs, on the tensors that the attention kernels will read.
+These faults act before a decode step runs, on the tensors that the attention kernels will read.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 POOLS = ("full", "swa")
 TASKS = {
-    "on": "in a pool drawn from the seed",
-    "full": "in the full layers' pool",
-    "swa": "in the sliding layers' pool",
+    "on": "do it in a pool that is drawn at random",
+    "full": "do it in the full pool",
+    "swa": "do it in the SWA pool",
 }
 
 
 def inner(allocator: Any, pool: str) -> Any:
-    """The allocator of one pool; of a plain allocator, itself."""
+    """The allocator of one pool; a plain allocator is returned as it is."""
     return getattr(allocator, f"{pool}_attn_allocator", allocator)
 
 
@@ -34,7 +34,7 @@ def pools_of(allocator: Any) -> tuple[str, ...]:
 
 
 def layer_id(allocator: Any, pool: str, index: int) -> int:
-    """The model's number of a pool's layer ``index``."""
+    """The number that layer ``index`` of a pool has in the model."""
     kvcache = allocator.get_kvcache()
     mapping = getattr(kvcache, "layers_mapping", None)
     if mapping is None:
@@ -43,7 +43,7 @@ def layer_id(allocator: Any, pool: str, index: int) -> int:
 
 
 def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
-    """Complete pages of a request that its next token attends to, first one first."""
+    """The complete pages of a request that its next token attends to, in order."""
     allocator = scheduler.token_to_kv_pool_allocator
     size = int(allocator.page_size)
     # The last committed token may be the one that this step writes.
@@ -60,9 +60,9 @@ def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
 
 
 def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
-    """("K" or "V", layer index) of the buffers that somebody wrote this page of.
+    """("K" or "V", layer index) of each buffer in which this page was written.
 
-    Layers that share another one's KV have buffers, too, and never use them.
+    A KV-shared layer has buffers, too, but never uses them.
     """
     found = []
     for name, buffers in (("K", kv_pool.k_buffer), ("V", kv_pool.v_buffer)):
@@ -76,9 +76,9 @@ def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
 def spoil(
     hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, Injection, Action], str]
 ) -> None:
-    """Have ``change(row, injection, action)`` spoil one token's K or V in a live, complete page.
+    """Let ``change(row, injection, action)`` spoil one token's K or V in a live, complete page.
 
-    row: [heads, dim] of the KV dtype, a view of the pool. Returns what it did, in words.
+    row: [heads, dim] of the KV dtype, a view of the pool. ``change`` returns what it did, in words.
     """
     from g4debug.hooking.hooks import Order
 
@@ -95,7 +95,7 @@ def spoil(
             ]
             for pool in pools
         }
-        # Such a page in each pool, so that every task can have what it asks for.
+        # Wait until each pool has such a page, so that every task can do what it says.
         action = injection.fire() if all(live.values()) else None
         if action is None:
             return
@@ -107,7 +107,7 @@ def spoil(
         name, index = injection.random.choice(used_buffers(kv_pool, page, size))
         slot = injection.random.randrange(size)
         buffer = (kv_pool.k_buffer if name == "K" else kv_pool.v_buffer)[index]
-        # An FP8 pool keeps its rows as bytes.
+        # An FP8 pool stores its rows as bytes.
         what = change(buffer[page * size + slot].view(kv_pool.dtype), injection, action)
         layer = layer_id(allocator, pool, index)
         injection.log(

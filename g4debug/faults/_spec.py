@@ -1,7 +1,7 @@
-"""What the speculation faults share: the end of a decode step of FROZEN_KV_MTP's v1 worker.
+"""What the faults of speculative decoding share: a decode step of FROZEN_KV_MTP's v1 worker ends.
 
-The faults sit below the tracers and above the fixes, so a fix inside the worker's forward does
-not undo them. Only steps with at least one request that goes on are opportunities.
+In the order of hooks the faults come after the fixes and before the tracers, so a fix inside the
+worker's forward does not undo them. Only a step in which a request goes on is an opportunity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that
 
 
 def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
-    """Call ``act`` after ``forward_batch_generation`` of a decode step, if the chain fires."""
+    """Call ``act`` after ``forward_batch_generation`` of a decode step if the chain fires."""
     from g4debug.hooking.hooks import Order
 
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,13 +34,16 @@ def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
 
 
 def asks_for(injection: Injection, task: str) -> bool:
-    """True if the chain is at ``task``: an opportunity for another one must not use it up."""
+    """True if the next action of the chain is ``task``.
+
+    An opportunity that does not suit a task must not use it up.
+    """
     chain = injection.chain
     return chain.index < len(chain.actions) and chain.actions[chain.index].task == task
 
 
 def survivors(batch: Any) -> list[int]:
-    """Rows of a ScheduleBatch whose requests go on."""
+    """The rows of a ScheduleBatch whose requests go on."""
     return [i for i, r in enumerate(batch.reqs) if not r.finished()]
 
 
@@ -50,5 +53,5 @@ def decodes(batch: Any) -> bool:
 
 
 def verify_output(result: Any) -> Any:
-    """The EagleVerifyOutput in what ``verify`` returns; alone from 0.5.13 on."""
+    """The EagleVerifyOutput in what ``verify`` returns. From 0.5.13 on nothing else is returned."""
     return result if hasattr(result, "draft_extend_input") else result[1]

@@ -1,7 +1,7 @@
-"""Aborts a running request while its verify is under way. Stress: nothing may go wrong.
+"""Aborts a running request before its verify. This is a stress test: nothing may go wrong.
 
-What ``Scheduler.abort_request`` does to a request that is running (``to_finish``), at the
-moment when it hurts most: between the draft's guesses and the target's verdict.
+It sets ``to_finish``, as ``Scheduler.abort_request`` does with a running request, at the worst
+moment: after the draft has guessed and before the target verifies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A verify that reports an impossible accept length for one request that goes on.
+"""Lets a verify report an impossible accept length for one request that goes on.
 
-Written where the kernel's counts have become SGLang's verify output: the list on the host and,
-for the seed step that selects each request's last accepted token by it, the tensor.
+It changes SGLang's verify output, which is made from the kernel's counts: the list on the host and
+also the tensor, by which the seed step selects each request's last accepted token.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ FAULT = Fault(
     id="accept-length",
     title="a verify reports an impossible accept length",
     tasks={
-        "zero": "0: not even the bonus token",
-        "too-long": "one more than there are draft tokens",
+        "zero": "report 0: not even the bonus token was accepted",
+        "too-long": "report one more than there are draft tokens",
     },
     caught_by=CAUGHT_BY,
     install=install,

@@ -1,4 +1,4 @@
-"""Hands out a page that somebody holds, as after a free that came too early."""
+"""Hands out a page that somebody still holds, as happens after a free that came too early."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def install(hooks: Hooks, injection: Injection) -> None:
             page = injection.random.choice(held)
             first = torch.full_like(allocator.free_pages[:1], page)
             allocator.free_pages = torch.cat((first, allocator.free_pages))
-            injection.log(f"full pool hands out page {page}, which is held")
+            injection.log(f"full pool hands out page {page}, which somebody holds")
 
     allocators.before_page("full", act)
 
 
 def _held(allocator: Any) -> list[int]:
-    """Every page that is not free. O(pool): a fault may be slow."""
+    """Every page that is not free. It goes through the whole pool: a fault may be slow."""
     free = set(torch.cat((allocator.free_pages, allocator.release_pages)).tolist())
     return [p for p in range(1, allocator.size // allocator.page_size + 1) if p not in free]
 
 
 FAULT = Fault(
     id="alloc-double",
-    title="an allocator hands out a page that is held",
-    tasks={"on": "of the full pool"},
+    title="an allocator hands out a page that somebody holds",
+    tasks={"on": "do it in the full pool"},
     caught_by=("swa-allocator",),
     install=install,
     selectors=("mode",),

@@ -1,6 +1,6 @@
-"""Has no page left, all of a sudden. Stress: SGLang must say so, in its own words.
+"""Lets an allocation find no page. This is a stress test: SGLang itself must report it.
 
-Its callers check for room first, so that what they do about None is rarely seen.
+SGLang's callers ask for room first, so it is rarely seen what they do when an allocation fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
     def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
         if injection.fire(mode=allocators.mode):
-            injection.log(f"no room in {allocators.mode or 'an allocation'}")
+            injection.log(f"an allocation finds no room, in mode {allocators.mode or 'unknown'}")
             return None
         return call_next(allocator, *args, **kwargs)
 
@@ -31,8 +31,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
 FAULT = Fault(
     id="alloc-exhausted",
     title="an allocation finds no room",
-    tasks={"on": "refuse one allocation"},
-    caught_by=("flight-recorder",),  # of SGLang's own error; no other tracer has a say
+    tasks={"on": "let one allocation fail"},
+    caught_by=("flight-recorder",),  # it saves the steps before SGLang's own error
     install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode",),

@@ -1,4 +1,4 @@
-"""Hands out a page far beyond the pool, as a corrupted free list would."""
+"""Hands out a page far beyond the pool, as an allocator with a corrupted free list would."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 
 def _next(injection: Injection) -> str:
-    """The pool of the action whose turn it is."""
+    """The pool of the chain's next action."""
     actions, index = injection.chain.actions, injection.chain.index
     return "swa" if index < len(actions) and actions[index].task == "swa" else "full"
 
@@ -38,7 +38,7 @@ def _next(injection: Injection) -> str:
 FAULT = Fault(
     id="alloc-out-of-range",
     title="an allocator hands out a page beyond its pool",
-    tasks={"on": "of the full pool", "swa": "of the SWA pool"},
+    tasks={"on": "do it in the full pool", "swa": "do it in the SWA pool"},
     caught_by=("swa-allocator",),
     install=install,
     selectors=("mode",),

@@ -1,4 +1,4 @@
-"""Hands out page 0, which takes the writes of padded tokens."""
+"""Hands out page 0, which is reserved for the writes of padding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 FAULT = Fault(
     id="alloc-page-zero",
     title="an allocator hands out the reserved page 0",
-    tasks={"on": "of the full pool"},
+    tasks={"on": "do it in the full pool"},
     caught_by=("swa-allocator",),
     install=install,
     selectors=("mode",),

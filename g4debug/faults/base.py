@@ -1,4 +1,4 @@
-"""What a fault declares, and the log of its firings as a replayable schedule."""
+"""What a fault declares, and the injection of a fault, which logs its firings for a replay."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger("g4debug")
 class Fault:
     """One fault, declared as ``FAULT`` in its file.
 
-    tasks: what the grammar may ask of it -> one line of help. caught_by: tracers that must
-    catch it. recreates: id of the fix whose bug it puts back, '' for none. arguments: tasks
-    that take one. selectors: those that ``Injection.fire`` is given a value for; any other would
-    never match, so it is refused (``@at=`` and ``@step=`` every fault has). drills: chains that
-    make it bite on the matrix's workload (repro/matrix.py), one run each.
+    tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
+    recreates: the id of the fix whose bug it puts back, or ''. arguments: the tasks that take an
+    argument. selectors: those for which the fault passes a value to ``Injection.fire``. Another one
+    would never match, so it is an error; ``@at=`` and ``@step=`` belong to every fault. drills:
+    chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     """
 
     id: str
@@ -39,12 +39,12 @@ class Fault:
     drills: tuple[str, ...] = ("1*on",)
 
 
-EVERY_FAULT = ("at", "step")  # selectors that need nothing from the fault
+EVERY_FAULT = ("at", "step")  # selectors that need no value from the fault
 
 
 @dataclass
 class Clock:
-    """Worker steps of this process; the same numbers as the recorder's."""
+    """Counts the worker steps of this process. The numbers are those of findings and dumps."""
 
     step: int = 0
 
@@ -54,7 +54,7 @@ class Clock:
 
 @dataclass
 class Injection:
-    """One injected fault in this process: asks its chain, logs what fired."""
+    """One firing plan of a fault in this process: it asks its chain and logs what fired."""
 
     fault: Fault
     chain: Chain
@@ -63,13 +63,13 @@ class Injection:
     clock: Clock = field(default_factory=Clock)
     opportunities: int = 0
     random: random.Random = field(default_factory=random.Random)
-    _fired: str = ""  # the action that fired last, as it is replayed
+    _fired: str = ""  # the action that fires again what fired last
 
     def fire(self, **context: object) -> Action | None:
-        """The action at this opportunity or None. Selectors compare with ``context``.
+        """The action at this opportunity, or None. Selectors are compared with ``context``.
 
-        What the fault then draws comes from ``self.random``, which depends on the seed and on
-        the number of the opportunity alone: a replay draws the same.
+        What the fault then draws comes from ``self.random``. That depends only on the seed and on
+        the number of the opportunity, so a replay draws the same.
         """
         self.opportunities += 1
         action = self.chain.fire(at=self.opportunities, step=self.clock.step, **context)
@@ -80,10 +80,10 @@ class Injection:
         return action
 
     def log(self, what: str) -> None:
-        """Record a firing. Every firing is logged: a fault is never silent.
+        """Log a firing. Every firing is logged, so a fault never acts in secret.
 
-        The line ends in the very action that fires it again:
-        ``page-oob #2: ... [step 9: 1*corrupt(1)@at=17]``; see :func:`replay`.
+        The line ends in the action that fires it again:
+        ``page-oob #2: ... [step 9: 1*corrupt(1)@at=17]``. See :func:`replay`.
         """
         number, step = len(self.schedule) + 1, self.clock.step
         line = f"{self.fault.id} #{number}: {what} [step {step}: {self._fired}]"
@@ -92,7 +92,7 @@ class Injection:
 
 
 def replay(seed: int, schedule: Iterable[str]) -> str:
-    """The G4DEBUG_FAULTS that fires what a schedule (of one process) says, and nothing else."""
+    """The value of G4DEBUG_FAULTS that repeats the logged firings of a process, and no others."""
     chains: dict[str, list[str]] = {}
     for line in schedule:
         action = line.rpartition(": ")[2].rstrip("]")
@@ -103,13 +103,13 @@ def replay(seed: int, schedule: Iterable[str]) -> str:
 
 
 def recreated_bugs(plan: Plan) -> dict[str, str]:
-    """Fix id -> fault that puts its bug back, for the faults of the plan."""
+    """Fix id -> the fault that puts its bug back, for each such fault of the plan."""
     faults = (discovery.load("fault", name) for name in plan.chains)
     return {f.recreates: f.id for f in faults if f.recreates}
 
 
 def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
-    """Install the plan's faults. Raises GrammarError for what a fault cannot do."""
+    """Install the faults of the plan. Raises GrammarError if a fault cannot do what it says."""
     injections = []
     clock = Clock()
     for name, actions in plan.chains.items():
@@ -122,7 +122,7 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
     if injections:
         from g4debug.hooking.hooks import Order
 
-        # Last, so outermost: a fault that acts before a step is already in that step.
+        # Registered last, so it runs first: a fault that acts before a step counts for that step.
         hooks.before("scheduler.run_batch", Order.FAULT, "clock", clock.tick)
     return tuple(injections)
 
@@ -145,7 +145,10 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
 
 
 def selector_values(key: str) -> tuple[str, ...]:
-    """The values that a selector can have, () if any. Imports SGLang for its forward modes."""
+    """The values that a selector can have; () if there is no such list.
+
+    The forward modes are SGLang's, which is imported for them.
+    """
     if key == "runner":
         return ("draft", "target")
     if key == "mode":

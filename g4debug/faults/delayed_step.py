@@ -1,8 +1,8 @@
-"""Lets a worker step wait before it runs, as a slow or hung call into the driver does.
+"""Lets a worker step wait before it runs, like a call into the driver that is slow or hangs.
 
-The wait is one C call that gives up the GIL and that no signal ends, so that a Python signal
-handler does not run meanwhile: what a main thread stuck in CUDA looks like. Shorter than
-``G4DEBUG_HANG_SECONDS`` it must stay silent; longer, SIGTERM must leave a dump.
+The wait is one C call without the GIL. No signal ends it, so a Python signal handler does not run
+meanwhile: a main thread that is stuck in CUDA looks like that. If the wait is shorter than
+``G4DEBUG_HANG_SECONDS``, no tracer may report anything. If it is longer, SIGTERM must leave a dump.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class _Timespec(ctypes.Structure):
 
 
 def milliseconds_of(action: Action) -> int:
-    """How long an action waits. Raises GrammarError if its argument is no such number."""
+    """How many milliseconds an action waits. Raises GrammarError for an unusable argument."""
     text = action.argument or str(DEFAULT_MS)
     if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"delayed-step: on({text}): expected milliseconds, from 1")
+        raise GrammarError(f"delayed-step: on({text}): expected milliseconds, at least 1")
     return int(text)
 
 
 def stall(milliseconds: int) -> None:
-    """Wait in C, without the GIL. ``pthread_mutex_timedlock`` is not ended by a signal."""
+    """Wait in C without the GIL. No signal ends ``pthread_mutex_timedlock``."""
     mutex = ctypes.create_string_buffer(64)  # zeros: PTHREAD_MUTEX_INITIALIZER, unlocked
     libc = ctypes.CDLL(None)
     until = time.time_ns() + milliseconds * 1_000_000
@@ -45,7 +45,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     for action in injection.chain.actions:
-        milliseconds_of(action)  # at start, not when it first fires
+        milliseconds_of(action)  # an unusable argument is an error at start
 
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""

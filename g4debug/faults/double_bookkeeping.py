@@ -1,8 +1,8 @@
-"""Counts what a verify accepted a second time, for one request that goes on.
+"""Counts the accepted tokens of a verify a second time, for one request that goes on.
 
-The state of seed PR #24: SGLang's v1 verify (``eagle_info.py``) and its v2 result processing
-(``scheduler_output_processor_mixin.py``) both advance ``kv_committed_len``, ``output_ids`` and
-``spec_verify_ct``; where a v1 worker's result meets the v2 processing, both do.
+This is the bug of seed PR #24: SGLang's v1 verify (``eagle_info.py``) advances
+``kv_committed_len``, ``output_ids`` and ``spec_verify_ct``, and so does its v2 result processing
+(``scheduler_output_processor_mixin.py``). If v2 processes the result of a v1 worker, both do it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def count_again(request: Any, accepted: int, task: str) -> str:
-    """Advance the fields of ``task`` again, as the v2 processing does. Returns what was done."""
+    """Advance the fields of ``task`` again, as the v2 processing does. Returns it in words."""
     done = []
     if task in ("on", "kv"):
         request.kv_committed_len += accepted
@@ -57,12 +57,12 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="double-bookkeeping",
-    title="what a verify accepted is counted a second time",
+    title="the accepted tokens of a verify are counted twice",
     tasks={
-        "on": "kv_committed_len, output_ids and spec_verify_ct",
-        "kv": "kv_committed_len alone",
-        "output": "output_ids alone",
-        "verify-ct": "spec_verify_ct alone",
+        "on": "in kv_committed_len, output_ids and spec_verify_ct",
+        "kv": "only in kv_committed_len",
+        "output": "only in output_ids",
+        "verify-ct": "only in spec_verify_ct",
     },
     caught_by=CAUGHT_BY,
     install=install,

@@ -1,4 +1,4 @@
-"""Gives pages back twice, as two owners of one request's pages would."""
+"""Frees pages twice, as happens if two owners both free the pages of one request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="double-free",
-    title="pages are given back to the allocator twice",
+    title="pages are freed twice",
     tasks={"on": "repeat one free"},
     caught_by=("swa-allocator",),
     install=install,

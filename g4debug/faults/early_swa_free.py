@@ -1,6 +1,6 @@
-"""Evicts a SWA page that the window still needs: an eviction point one window too far.
+"""Evicts a SWA page that the window still needs, as an eviction that goes too far would.
 
-After ``_evict_swa`` did its work for a request, the oldest page of its window goes, too.
+After ``_evict_swa`` has done its work for a request, the oldest page of the window is freed, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         result = call_next(batch, request, pre_len)
         size = int(batch.tree_cache.page_size)
         begin = max(0, pre_len - int(batch.tree_cache.sliding_window_size)) // size * size
-        # Not the page that the request goes on in.
+        # Never the page into which the request writes next.
         if begin + size <= pre_len // size * size and injection.fire(request=request.rid):
             tokens = batch.req_to_token_pool.req_to_token[request.req_pool_idx]
             injection.log(

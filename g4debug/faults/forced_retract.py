@@ -1,7 +1,7 @@
-"""Tells the scheduler that the KV pools are full. Stress: it must retract, and go on.
+"""Tells the scheduler that the KV pools are full. This is a stress test: it must retract and go on.
 
-``check_decode_mem`` is asked once before each decode; ``retract_decode`` asks again for the
-requests that would stay, and gets the true answer.
+``check_decode_mem`` is asked once before each decode, and then gives the wrong answer.
+``retract_decode`` asks it again about the requests that would stay, and gets the true answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 FAULT = Fault(
     id="forced-retract",
     title="the scheduler is told that the KV pools are full",
-    tasks={"on": "retract once"},
+    tasks={"on": "say so once"},
     caught_by=(),
     install=install,
     drills=("3*on",),

@@ -1,4 +1,4 @@
-"""Gives back a page that was never handed out, as a stale or corrupted index would."""
+"""Frees a page that was never handed out, as a stale or corrupted index would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         result = call_next(allocator, free_index)
         full = _allocator.part(allocator, "full")
         real = free_index.numel() and allocator.is_not_in_free_group and not own
-        # Pages are handed out from the front, lowest first, and given back there.
+        # The lowest pages are handed out first, so the highest free page was never handed out.
         if real and len(full.free_pages) and injection.fire(mode=allocators.mode):
             page = int(full.free_pages.max())
             injection.log(f"page {page}")
@@ -42,7 +42,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="free-unallocated",
-    title="a page that was never handed out is given back",
+    title="a page that was never handed out is freed",
     tasks={"on": "free the highest free page"},
     caught_by=("swa-allocator",),
     install=install,

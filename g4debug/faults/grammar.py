@@ -1,4 +1,4 @@
-"""The fault string: fail-rs's grammar, with a seed and selectors.
+"""The grammar of G4DEBUG_FAULTS: that of fail-rs, with a seed and selectors added.
 
 ::
 
@@ -8,10 +8,10 @@
     action  := [P "%"] [N "*"] task ["(" argument ")"] ("@" KEY "=" VALUE)*
     task    := "on" | "off" | a task that the fault declares
 
-``page-oob=5%3*corrupt(1)@mode=decode``: at each opportunity in decode, with 5 %
-probability, at most three times. In a chain, an action that has used up its count hands
-over to the next. ``@at=N`` is the fault's N-th opportunity in the process, counted from 1:
-what a schedule of firings is replayed with. After fail-rs (https://docs.rs/fail, ``fail::cfg``).
+``page-oob=5%3*corrupt(1)@mode=decode`` fires at each decode with a probability of 5 %, at most
+three times. In a chain, the next action takes over when the count of an action is used up.
+``@at=N`` is the N-th opportunity of the fault in the process, counted from 1; logged firings are
+repeated by it. Source: fail-rs (https://docs.rs/fail, ``fail::cfg``).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _ACTION = re.compile(
 
 
 class GrammarError(ValueError):
-    """The fault string cannot be read; says where, and what is valid."""
+    """G4DEBUG_FAULTS cannot be used. The text says where, and what would be valid."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """One link of a chain. probability is 0..1; count None means no limit."""
+    """One action of a chain. probability: 0..1. count: None means no limit."""
 
     task: str
     argument: str = ""
@@ -51,14 +51,14 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole string, parsed."""
+    """What the whole string says."""
 
     seed: int = 0
     chains: dict[str, tuple[Action, ...]] = field(default_factory=dict)
 
 
 def parse(text: str) -> Plan:
-    """Parse a fault string. Raises GrammarError (unknown fault, bad syntax, 0 % or > 100 %)."""
+    """Read a fault string. Raises GrammarError for an unknown fault or a wrong syntax."""
     seed: int | None = None
     chains: dict[str, tuple[Action, ...]] = {}
     known = discovery.names("fault")
@@ -113,11 +113,12 @@ def _action(fault: str, text: str) -> Action:
 
 
 class Chain:
-    """The running state of one fault's chain: which action, how often it fired."""
+    """How far a fault's chain has come: which action is next, and how often it fired."""
 
     def __init__(self, actions: tuple[Action, ...], seed: int, name: str) -> None:
         self.actions = actions
-        # A generator per fault: arming a second fault does not move the first one's firings.
+        # Each fault has its own generator, so that a second fault does not change what the first
+        # one draws.
         self.random = random.Random(f"{seed}:{name}")
         self.index = 0
         self.fired = 0
@@ -125,7 +126,7 @@ class Chain:
     def fire(self, **context: object) -> Action | None:
         """The action to take at this opportunity, or None.
 
-        ``context`` holds what selectors compare with, as text (layer=3, mode="decode").
+        ``context`` has the values that selectors are compared with (layer=3, mode="decode").
         """
         if self.index >= len(self.actions):
             return None

@@ -1,7 +1,8 @@
-"""Flips one bit in a live KV page: silent data corruption.
+"""Flips one bit in a live KV page, which is silent data corruption.
 
-One element of one token's K or V, of a complete page that the next decode step reads. The
-argument is the bit, 0 the lowest; the two below the sign do most harm (exponent).
+The bit is in one element of one token's K or V, in a complete page that the next decode step reads.
+The argument is the number of the bit, 0 being the lowest. The two bits below the sign belong to the
+exponent and do most harm.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an el
 
 
 def bit_of(action: Action) -> int | None:
-    """The bit that an action asks for. Raises GrammarError if its argument is no such number."""
+    """The bit that an action asks for. Raises GrammarError for an unusable argument."""
     if not action.argument:
         return None
     if not action.argument.isdecimal() or int(action.argument) > 31:
@@ -48,7 +49,7 @@ def flip(row: torch.Tensor, injection: Injection, action: Action) -> str:
 
 def install(hooks: Hooks, injection: Injection) -> None:
     for action in injection.chain.actions:
-        bit_of(action)  # at start, not when it first fires
+        bit_of(action)  # an unusable argument is an error at start
     spoil(hooks, injection, flip)
 
 

@@ -1,6 +1,6 @@
-"""Puts a NaN into a live KV page: what a broken kernel, or a bad sector of memory, leaves.
+"""Puts a NaN into a live KV page, as a broken kernel or bad memory would.
 
-One element of one token's K or V, of a complete page that the next decode step reads.
+The NaN is one element of one token's K or V, in a complete page that the next decode step reads.
 """
 
 from __future__ import annotations

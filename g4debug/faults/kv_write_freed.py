@@ -1,7 +1,8 @@
-"""Writes KV into a freed page, as a forward with a stale table or a stale out_cache_loc does.
+"""Writes KV into a freed page, as a forward with a stale page table or stale out_cache_loc does.
 
-One token's K and V in every layer of the pool, into a page that is in the allocator's free list
-and was somebody's before. Between two steps: whoever gets the page next cannot know of it.
+It writes one token's K and V in every layer of the pool. The page is in the allocator's free list
+and belonged to somebody before. It does so between two steps, so that whoever gets the page next
+cannot notice it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
             part = inner(allocator, pool)
             listed = torch.cat((part.free_pages, part.release_pages)).tolist()
             free[pool] = [page for page in listed if page in freed[pool]]
-        # A free page in each pool, so that every task can have what it asks for.
+        # Wait until each pool has such a page, so that every task can do what it says.
         action = injection.fire() if all(free.values()) else None
         if action is None:
             return
@@ -53,7 +54,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 
 def write(kv_pool: Any, token: int, injection: Injection) -> None:
-    """One token's K and V, the same for the same seed: finite, and of no token that there is."""
+    """Write one token's K and V: finite random numbers, which are the same for the same seed."""
     generator = torch.Generator().manual_seed(injection.random.randrange(1 << 30))
     for buffer in (*kv_pool.k_buffer, *kv_pool.v_buffer):
         row = torch.randn(buffer.shape[1:], generator=generator)

@@ -1,4 +1,4 @@
-"""Loses a free on its way to the allocator: the pages are nobody's, and not free."""
+"""Loses a free on its way to the allocator: the pages belong to nobody and are not free."""
 
 from __future__ import annotations
 

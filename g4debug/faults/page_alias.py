@@ -1,4 +1,4 @@
-"""Puts another request's page into a live cell: both then read the same KV."""
+"""Puts another request's page into a live cell of a page table: both then read the same KV."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Puts -1, the index of what is not allocated, into a live cell of a page table.
+"""Puts -1, which stands for "not allocated", into a live cell of a page table.
 
-The page before the pool's buffer: whether that faults depends on what lies there.
+The kernel then reads in front of the pool's buffer. Whether that crashes depends on what is there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Puts the page beside the right one into a live cell: in range, and of whoever holds it."""
+"""Puts the page beside the right one into a live cell of a page table.
+
+That page is inside the pool and belongs to whoever holds it.
+"""
 
 from __future__ import annotations
 

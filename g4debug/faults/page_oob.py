@@ -18,7 +18,7 @@ class OutOfRange(tables.Corruption):
 
 
 def corrupt(backend: Any, injection: Injection, mode: str, runner: str) -> None:
-    """Overwrite live cells of ``backend.forward_metadata``, if the chain fires."""
+    """Overwrite live cells of ``backend.forward_metadata`` if the chain fires."""
     tables.corrupt(tables.tables_of(backend, None, None), injection, mode, runner, OutOfRange())
 
 

@@ -1,6 +1,7 @@
-"""Puts a full-pool page into the SWA table, or a SWA page into the full table.
+"""Puts a page of the full pool into the SWA pool's page table, or the other way round.
 
-The one is what a missing translation leaves (see ``stale-swa-state``), for a single cell.
+A full-pool page in the SWA table is what a missing translation leaves (see ``stale-swa-state``),
+but here in a single cell.
 """
 
 from __future__ import annotations

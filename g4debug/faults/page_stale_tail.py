@@ -1,7 +1,7 @@
-"""Puts into the last live cell of a row what an earlier owner of the row had there.
+"""Puts into the last live cell of a row the page that an earlier owner of the row had there.
 
-As where a row grew and its tail was not written again: static tables and ``req_to_token`` keep
-what was there before.
+That happens if a row grows and its end is not written again: static tables and ``req_to_token``
+keep what was there before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from g4debug.faults import tables
 
 
 class StaleTail(tables.Corruption):
-    """Remembers what was in each cell of each table before what is there now."""
+    """Remembers what each cell of each table held before what it holds now."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # (now, before)

@@ -1,4 +1,4 @@
-"""Puts the reserved page 0 into a live cell: what a table has that was never filled."""
+"""Puts the reserved page 0 into a live cell, as in a page table that was never filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evicts from the prefix cache before a step. Stress: what a request has locked must stay."""
+"""Lets the prefix cache evict before a step.
+
+This is a stress test: what a running request has locked must stay.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ DEFAULT = 256
 
 
 def tokens_of(action: Action) -> int:
-    """How many tokens to evict. Raises GrammarError if its argument is no such number."""
+    """How many tokens to evict. Raises GrammarError for an unusable argument."""
     text = action.argument or str(DEFAULT)
     if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"radix-evict: on({text}): expected a number of tokens, from 1")
+        raise GrammarError(f"radix-evict: on({text}): expected a number of tokens, at least 1")
     return int(text)
 
 
@@ -25,13 +28,13 @@ def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     for action in injection.chain.actions:
-        tokens_of(action)  # at start, not when it first fires
+        tokens_of(action)  # an unusable argument is an error at start
 
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
         if scheduler.tree_cache.is_chunk_cache():
-            return  # it keeps nothing
+            return  # such a cache keeps nothing
         action = injection.fire()
         if action is None:
             return
@@ -46,7 +49,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="radix-evict",
-    title="the prefix cache evicts before a step, as under load",
+    title="the prefix cache evicts before a step, as it does under load",
     tasks={"on": "evict as many tokens as the argument says"},
     caught_by=(),
     install=install,

@@ -1,4 +1,4 @@
-"""Moves the length of one request by one, after a decode step."""
+"""Changes the length of one request by one after a decode step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="seq-len-off-by-one",
-    title="the length of a request is one off after a decode step",
+    title="the length of a request is wrong by one after a decode step",
     tasks={
-        "plus": "one too long, on the host and on the device",
-        "minus": "one too short, on the host and on the device",
-        "device": "one too long on the device alone",
+        "plus": "it is one too long, on the host and on the device",
+        "minus": "it is one too short, on the host and on the device",
+        "device": "it is one too long, only on the device",
     },
     caught_by=CAUGHT_BY,
     install=install,

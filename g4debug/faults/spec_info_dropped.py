@@ -1,4 +1,4 @@
-"""Drops ``batch.spec_info`` at the end of a decode step whose requests go on."""
+"""Sets ``batch.spec_info`` to None at the end of a decode step whose requests go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Leaves the draft-extend input where a draft input belongs, as if the seed step had not run."""
+"""Leaves the draft-extend input on the batch, where a draft input belongs.
+
+It is as if the seed step had not run.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 FAULT = Fault(
     id="spec-info-wrong-type",
     title="a draft-extend input is on the batch where a draft input belongs",
-    tasks={"on": "swap it"},
+    tasks={"on": "put the draft-extend input there"},
     caught_by=CAUGHT_BY,
     install=install,
 )

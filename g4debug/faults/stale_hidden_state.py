@@ -1,7 +1,7 @@
-"""Hands the assistant hidden states of the step before.
+"""Gives the assistant the hidden states of the step before.
 
-``on``: to the seed step, in place of those that this step's verify made. ``draft``: to the
-next draft, in place of those that the seed step left in the draft input.
+With ``on`` the seed step gets them, in place of those of this step's verify. With ``draft`` the
+next draft gets them, in place of those that the seed step left in the draft input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Old:
-    """The hidden states of the step before, for one place."""
+    """Keeps the hidden states of the step before, for one of the two places."""
 
     def __init__(self, injection: Injection, task: str) -> None:
         self.injection = injection
@@ -27,7 +27,7 @@ class _Old:
         self.kept: torch.Tensor | None = None
 
     def swap(self, spec: Any) -> None:
-        """Keep this step's; put the last step's in their place if the chain fires."""
+        """Keep this step's hidden states, and put the last step's in their place if it fires."""
         fresh, old = spec.hidden_states, self.kept
         if fresh is None:
             return
@@ -36,7 +36,7 @@ class _Old:
             return
         if self.injection.fire() is None:
             return
-        # As many rows as are needed; which request a row was of does not matter here.
+        # Take as many rows as are needed. It does not matter to which request a row belonged.
         rows = [i % old.shape[0] for i in range(fresh.shape[0])]
         spec.hidden_states = old[rows]
         self.injection.log(f"{self.task}: hidden states of the step before, {len(rows)} rows")
@@ -62,7 +62,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 FAULT = Fault(
     id="stale-hidden-state",
-    title="the assistant goes on from hidden states of the step before",
+    title="the assistant gets the hidden states of the step before",
     tasks={
         "on": "the seed step gets them",
         "draft": "the next draft gets them",

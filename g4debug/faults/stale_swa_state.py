@@ -1,11 +1,11 @@
-"""Puts the draft's trtllm_mha backend in the state of the upstream regression.
+"""Puts the draft's trtllm_mha backend into the state that an upstream bug left it in.
 
-Upstream #25103 (2026-05-15, a repair for EAGLE drafts with a pool of their own) made the
-backend decide once, in ``__init__``, from ``model_runner.token_to_kv_pool``. For the
-FROZEN_KV_MTP draft that is a 64-token dummy, so it cached
-``use_sliding_window_kv_pool=False, _swa_kv_pool=None``. Released SGLang asks the allocator
-instead, so the bug is re-created by setting exactly these two attributes, on draft runners
-only, right after the backend is built and before any graph is captured.
+Since upstream #25103 (2026-05-15, a repair for EAGLE drafts with a pool of their own) the backend
+decided once, in ``__init__``, from ``model_runner.token_to_kv_pool``, whether there is a SWA pool.
+For the FROZEN_KV_MTP draft that is a dummy pool of 64 tokens, so it kept
+``use_sliding_window_kv_pool=False, _swa_kv_pool=None``. Released SGLang asks the allocator instead.
+So this fault sets these two attributes, on draft runners only, right after the backend is built
+and before any graph is captured.
 """
 
 from __future__ import annotations

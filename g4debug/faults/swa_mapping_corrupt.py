@@ -1,7 +1,7 @@
-"""Points a live page's full→SWA mapping at another SWA page of the pool.
+"""Lets the full-to-SWA mapping of a live page name another page of the SWA pool.
 
-Nothing crashes: sliding layers read and write somebody else's KV. It bites where the mapping
-is read next: when the sequence goes on, when its table is built, when the page is freed.
+Nothing crashes: sliding layers read and write somebody else's KV. It takes effect when the mapping
+is read next: when the sequence goes on, when its page table is built, or when the page is freed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the page-table faults share: where they act, which cells, what they log.
+"""What the page-table faults share: where they act, on which cells, and what they log.
 
-They act where the metadata of a forward is ready (``init_forward_metadata``, and the CUDA
-graphs' replay variant), on the device tensor that the kernel will read: under CUDA graphs
-a fault appears only at replay, where no Python hook of the attention layer runs. Row and
-table (full or SWA) are drawn from the fault's seed; the column is the newest page: inside every
-sliding window, so live for both kinds of layer. Padding rows are nobody's and stay as they are.
+They act when the metadata of a forward is ready (``init_forward_metadata``, and its variant for the
+replay of CUDA graphs), on the device tensor that the kernel will read. Under CUDA graphs the fault
+appears only at replay, where no Python hook of the attention layer runs. Row and table (full or
+SWA) are drawn at random. The column is that of the newest page: it is inside every window, so it is
+live in both kinds of layers. Padding rows stay as they are.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ TASKS = {"on": "corrupt one cell", "corrupt": "corrupt as many cells as the argu
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one forward. tables: "full", and "swa" if there is one; rows: some request's
-    rows; columns: number of live columns of each row."""
+    """The page tables of one forward.
+
+    tables: "full", and "swa" if there is such a table. rows: the rows that belong to requests.
+    columns: how many live columns each row has.
+    """
 
     backend: Any
     tables: dict[str, torch.Tensor]
@@ -38,7 +41,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Cell:
-    """A live cell, the newest page of its row."""
+    """The live cell with the newest page of its row."""
 
     of: Tables
     name: str
@@ -51,25 +54,25 @@ class Corruption:
     """What one fault puts into a cell."""
 
     def see(self, of: Tables) -> None:
-        """Called with the tables of each forward, before any ``wrong``."""
+        """Look at the tables of a forward. It is called for each forward, before ``wrong``."""
 
     def wrong(self, cell: Cell, draw: random.Random) -> int | None:
-        """What to put there; None if there is no such value."""
+        """The page number to put there; None if there is none that fits."""
         raise NotImplementedError
 
 
 def cells_of(fault: str, action: Action) -> int:
-    """How many cells an action corrupts. Raises GrammarError if its argument is no such number."""
+    """How many cells an action corrupts. Raises GrammarError for an unusable argument."""
     text = action.argument or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"{fault}: corrupt({text}): expected a number of cells, from 1")
+        raise GrammarError(f"{fault}: corrupt({text}): expected a number of cells, at least 1")
     return int(text)
 
 
 def tables_of(backend: Any, slots: list[int] | None, padding: list[bool] | None) -> Tables:
     """The tables of ``backend.forward_metadata``.
 
-    slots: row of req_to_token of each row, None if not known; padding: rows that are no request's.
+    slots: the row of req_to_token of each row, None if not known. padding: which rows are padding.
     """
     metadata = backend.forward_metadata
     lengths = [int(n) for n in metadata.cache_seqlens_int32.tolist()] if metadata else []
@@ -92,9 +95,9 @@ def tables_of(backend: Any, slots: list[int] | None, padding: list[bool] | None)
 
 
 def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Corruption) -> None:
-    """Overwrite live cells, if there are some to overwrite and the chain fires.
+    """Overwrite live cells, if there are such cells and the chain fires.
 
-    ``mode`` and ``runner`` are compared with the selectors @mode= and @runner=.
+    The selectors @mode= and @runner= are compared with ``mode`` and ``runner``.
     """
     cells = [
         Cell(of, name, row, of.columns[row] - 1, int(table[row, of.columns[row] - 1]))
@@ -108,7 +111,7 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
     for _ in range(cells_of(injection.fault.id, action)):
         cell = injection.random.choice(able)
         value = fault.wrong(cell, injection.random)
-        if value is None:  # since a cell before it was corrupted
+        if value is None:  # no value fits any more, because another cell was corrupted before
             continue
         of.tables[cell.name][cell.row, cell.column] = value
         at = f"{cell.name} table row {cell.row} column {cell.column}"
@@ -120,7 +123,7 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     from g4debug.hooking.hooks import Order
 
     for action in injection.chain.actions:
-        cells_of(injection.fault.id, action)  # at start, not when it first fires
+        cells_of(injection.fault.id, action)  # an unusable argument is an error at start
     draft_backends: set[int] = set()
 
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
@@ -151,9 +154,9 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
 
 
 def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tables | None:
-    """The static tables of a graph about to be replayed; None where it is only being captured.
+    """The static tables of a graph that is about to be replayed; None if it is being captured.
 
-    Up to 0.5.12 the call has ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
+    Up to 0.5.12 the arguments are ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
     """
     if args and isinstance(args[0], int):
         slots, lengths = args[1], args[2]
@@ -163,14 +166,14 @@ def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tab
             return None
         slots, lengths = batch.req_pool_indices, batch.seq_lens
     rows = len(backend.forward_metadata.cache_seqlens_int32)
-    # Padding rows keep the slots of an earlier batch; only their length is reset.
+    # Padding rows keep the rows of req_to_token of an earlier batch; only their length is reset.
     fill = backend.get_cuda_graph_seq_len_fill_value()
     padding = [int(n) <= fill for n in lengths.tolist()[:rows]]
     return tables_of(backend, slots.tolist()[:rows], padding)
 
 
 def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
-    """The FAULT of a page-table fault; ``fresh`` is called once for each process."""
+    """Declare a page-table fault. ``fresh`` is called once for each process."""
     return Fault(
         id=name,
         title=title,

@@ -1,8 +1,8 @@
-"""Leaves the verify input on the batch at the end of a worker's forward.
+"""Leaves the verify input on the batch when the worker's forward ends.
 
-The state of seed PR #22. SGLang 0.5.12 reaches it by itself where every request of a batch
-finished in one verify; the task ``finished`` re-creates exactly that, in releases that no
-longer do it as well, and ``on`` leaves it with requests that go on.
+This is the bug of seed PR #22. SGLang 0.5.12 does it by itself if every request of a batch finished
+in one verify. The task ``finished`` does the same in releases that no longer have the bug; ``on``
+does it where requests go on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
-    """Put ``verify_input`` back on the batch, if the chain fires."""
+    """Put ``verify_input`` back on the batch if the chain fires."""
     if injection.fire() is not None:
         batch.spec_info = verify_input
         kind, live = type(verify_input).__name__, len(survivors(batch))
@@ -55,6 +55,6 @@ FAULT = Fault(
     },
     caught_by=CAUGHT_BY,
     install=install,
-    # "finished" is a fault only where a merge follows: repro/zero_accept_merge.py
+    # "finished" does harm only if a merge follows; repro/zero_accept_merge.py shows it.
     drills=("1*on",),
 )

@@ -1,1 +1,1 @@
-"""How SGLang divides KV memory between the full and the SWA pool. No torch, no sglang."""
+"""How SGLang divides KV memory between the full pool and the SWA pool, without torch or SGLang."""

@@ -1,8 +1,9 @@
-"""A Gemma-4 config.json as SGLang's pool solve reads it.
+"""Reads a Gemma-4 config.json as SGLang does to size its KV pools.
 
-Read for facts in SGLang 0.5.12.post1: ``utils/hf_transformers/config.py:136`` (which attributes
-of a checkpoint are the sliding layers'), ``configs/model_config.py`` (``_derive_model_shapes``,
-``get_num_kv_heads``, ``get_swa_num_kv_heads``, ``get_hybrid_layer_ids``).
+Source: SGLang 0.5.12.post1, ``utils/hf_transformers/config.py:136`` (which attributes of a
+checkpoint are those of the sliding layers) and ``configs/model_config.py``
+(``_derive_model_shapes``, ``get_num_kv_heads``, ``get_swa_num_kv_heads``,
+``get_hybrid_layer_ids``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 ARCHITECTURES: Final = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 LAYER_TYPES: Final = {"sliding_attention": "swa", "full_attention": "full"}
-# What transformers' Gemma4TextConfig (5.8.1) assumes for a key that config.json lacks.
+# The defaults of Gemma4TextConfig in transformers 5.8.1, for keys that config.json lacks.
 DEFAULTS: Final[Mapping[str, Any]] = {
     "num_hidden_layers": 30,
     "num_key_value_heads": 4,
@@ -35,15 +36,16 @@ DTYPE_BYTES: Final = {
 
 
 class ConfigError(ValueError):
-    """A config.json cannot be used; the text says what was got, expected, and what to do."""
+    """A config.json cannot be used. The text says what was found and what is expected."""
 
 
 @dataclass(frozen=True)
 class KVGeometry:
-    """What a token costs. Heads are the whole model's, dimensions in elements, window in tokens.
+    """What decides how much KV memory a token takes.
 
-    ``full_*`` and ``swa_*`` describe one full and one sliding layer. KV-shared layers are in
-    both counts: SGLang gives them a buffer like any other.
+    ``full_*`` and ``swa_*`` describe one full layer and one sliding layer. Heads are those of the
+    whole model, dimensions are in elements, and the window is in tokens. KV-shared layers are
+    counted, too: SGLang gives them a buffer like any other layer.
     """
 
     name: str
@@ -72,7 +74,7 @@ class KVGeometry:
 
 
 def read(path: Path) -> KVGeometry:
-    """The geometry of ``path``: a config.json, or a folder with one. Raises ConfigError."""
+    """The geometry of a config.json, or of the folder that has it. Raises ConfigError."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text("utf-8"))
@@ -91,9 +93,9 @@ def read(path: Path) -> KVGeometry:
 def parse(config: Mapping[str, Any], name: str = "model") -> KVGeometry:
     """The geometry of a config as a dict. Raises ConfigError if SGLang would not take it.
 
-    With ``model_type`` gemma4 the base attributes are the sliding layers' and ``global_*`` the
-    full layers'. With gemma4_text SGLang reads the attributes as they stand: base = full,
-    ``swa_*`` = sliding.
+    If ``model_type`` is gemma4, ``global_*`` belongs to the full layers and the attribute without a
+    prefix to the sliding layers. If it is gemma4_text, ``swa_*`` belongs to the sliding layers and
+    the attribute without a prefix to the full layers.
     """
     model_type = config.get("model_type")
     architectures = config.get("architectures") or []
@@ -136,7 +138,7 @@ def parse(config: Mapping[str, Any], name: str = "model") -> KVGeometry:
 
 
 class _Numbers:
-    """Whole numbers of a config; a key that is absent or null has its default."""
+    """Reads whole numbers of a config. A key that is absent or null has its default."""
 
     def __init__(self, text: Mapping[str, Any], name: str) -> None:
         self._text, self._name = text, name
@@ -165,7 +167,7 @@ def _layer_kinds(text: Mapping[str, Any], numbers: _Numbers, name: str) -> list[
     # transformers makes the last layer full, whatever the config says.
     kinds = [*(LAYER_TYPES[t] for t in types[:-1]), "full"]
     if "swa" not in kinds:
-        raise ConfigError(f"{name}: got no sliding layer, expected some: there is no SWA pool")
+        raise ConfigError(f"{name}: got no sliding layer; without one there is no SWA pool")
     return kinds
 
 
@@ -175,7 +177,10 @@ def _window(text: Mapping[str, Any], numbers: _Numbers) -> int:
 
 
 def _dtype(config: Mapping[str, Any], text: Mapping[str, Any]) -> str:
-    """What ``--dtype auto`` makes of it: SGLang serves a float32 (or unnamed) Gemma as bfloat16."""
+    """The dtype that ``--dtype auto`` chooses.
+
+    SGLang serves a Gemma as bfloat16 if its dtype is float32 or is not given.
+    """
     for holder in (text, config):
         for key in ("dtype", "torch_dtype"):
             if holder.get(key):

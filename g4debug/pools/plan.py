@@ -1,22 +1,23 @@
-"""How many requests each pool holds, which one binds, and the ratio that holds the most.
+"""How many requests each pool holds, which pool is too small, and the ratio that holds the most.
 
-What a running request keeps, read from SGLang 0.5.12.post1 (P: page, W: window - 1, as SGLang
-counts it, T: tokens that one decode step can add):
+What a running request keeps in SGLang 0.5.12.post1, where P is the page size, W is the window - 1
+(as SGLang counts it) and T is how many tokens one decode step can add:
 
-* full pool: all of it, ``page_ceil(input + output + draft)``.
-* SWA pool, its own tokens: freed behind the window every ``page_floor(max(P, W))`` decode steps
-  (``schedule_batch.py`` ``maybe_evict_swa``), up to one page before the window. So at most
-  ``W + 2P + interval * T``, or all of them if that is less.
-* SWA pool, its prompt. Radix cache off: part of the above. Radix cache on: the prompt belongs to
-  the tree, and a running request locks *whole nodes* from its end until they cover the window
-  (``mem_cache/swa_radix_cache.py`` ``inc_lock_ref``). A node is as long as the prefill chunk that
-  made it, so that up to a whole chunk is locked where the window would do. With
-  ``SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1`` (off by default) one window, in whole pages, is.
-* admission: ``max(min(input, chunk), W) + P`` SWA tokens must be free
-  (``schedule_policy.py`` ``_swa_budget_for_req``).
+* In the full pool it keeps all of its tokens, ``page_ceil(input + output + draft)``.
+* In the SWA pool it keeps some of its own tokens. Every ``page_floor(max(P, W))`` decode steps
+  those behind the window are freed, up to one page before it (``maybe_evict_swa`` in
+  ``schedule_batch.py``). So it keeps at most ``W + 2P + interval * T``, or all if that is less.
+* In the SWA pool it also keeps its prompt. Without the radix cache that is part of the above. With
+  it the prompt belongs to the tree, and a running request locks *whole nodes* from the prompt's end
+  until they cover the window (``inc_lock_ref`` in ``mem_cache/swa_radix_cache.py``). A node is as
+  long as the prefill chunk that made it, so a whole chunk may be locked although the window is
+  shorter. With ``SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1`` (off by default) only the window is
+  locked, in whole pages.
+* To be admitted, it needs ``max(min(input, chunk), W) + P`` free SWA tokens
+  (``_swa_budget_for_req`` in ``schedule_policy.py``).
 
-All requests are alike, share no prefix, run to their full length, and none is retracted. SGLang
-admits more than that, and then retracts some.
+It is assumed that all requests are alike, share no prefix and run to their full length, and that
+none is retracted. SGLang admits more than that, and then retracts some.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from g4debug.pools.config import KVGeometry
 from g4debug.pools.solve import Memory, Pools, solve
 
 DEFAULT_RATIO = 0.8  # ServerArgs.swa_full_tokens_ratio
-MOE_RATIO = 0.15  # what fix swa-ratio sets for a mixture of experts
+MOE_RATIO = 0.15  # what the fix swa-ratio sets for a mixture of experts
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
 STEP = 0.01
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``input``, ``output``: tokens of one request; ``concurrency``: how many at a time.
+    """``input``, ``output``: tokens of one request. ``concurrency``: requests at a time.
 
-    ``chunk``: ``--chunked-prefill-size``, 0 for none. ``draft``: speculative draft tokens, 0 for
-    none. ``radix``: the radix cache is on; ``split_leaf``: with the switch named above.
+    ``chunk``: ``--chunked-prefill-size``, 0 for none. ``draft``: draft tokens of MTP, 0 for none.
+    ``radix``: the radix cache is on. ``split_leaf``: SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT is 1.
     """
 
     input: int
@@ -53,17 +54,17 @@ class Workload:
 
 @dataclass(frozen=True)
 class Need:
-    """Tokens that one request keeps in each pool, and SWA tokens that admission wants free."""
+    """The tokens that one request keeps in each pool, and that must be free to admit it."""
 
     full: int
     swa: int
-    swa_locked: int  # of swa: prompt tokens locked in the radix tree
+    swa_locked: int  # how many of ``swa`` are prompt tokens that are locked in the radix tree
     admit: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """One ratio. ``full_holds`` and ``swa_holds``: requests at a time."""
+    """One ratio. ``full_holds`` and ``swa_holds``: how many requests each pool holds."""
 
     pools: Pools
     full_holds: int
@@ -78,7 +79,7 @@ class Row:
         return min(self.full_holds, self.swa_holds)
 
     def binds(self, concurrency: int) -> str:
-        """Which pool is too small for ``concurrency``: full, swa, both, or none."""
+        """Which pool is too small for ``concurrency`` requests: full, swa, both, or none."""
         full, swa = self.full_holds < concurrency, self.swa_holds < concurrency
         return "both" if full and swa else "full" if full else "swa" if swa else "none"
 
@@ -91,7 +92,7 @@ class Plan:
     need: Need
     rows: tuple[Row, ...]
     best: Row
-    served: Row  # the ratio that SGLang serves with if none is given, the fix considered
+    served: Row  # the ratio that SGLang takes if none is given, with the fix swa-ratio on
     reason: str
     hints: tuple[str, ...]
 
@@ -99,7 +100,7 @@ class Plan:
 def plan(
     geometry: KVGeometry, memory: Memory, workload: Workload, ratios: Sequence[float] = ()
 ) -> Plan:
-    """The table for ``ratios`` (default: RATIOS) plus the recommended one."""
+    """The table for ``ratios`` (default: RATIOS), and for the best ratio and SGLang's own."""
     need = need_of(geometry, memory, workload)
     best = _best(geometry, memory, need)
     served = row(geometry, memory, need, MOE_RATIO if geometry.moe else DEFAULT_RATIO)
@@ -111,7 +112,7 @@ def plan(
 
 
 def _best(geometry: KVGeometry, memory: Memory, need: Need) -> Row:
-    """The ratio of the whole hundredths at which the smaller of the two pools holds the most."""
+    """The ratio, in hundredths, with which the smaller of the two pools holds the most."""
     candidates = (row(geometry, memory, need, n * STEP) for n in range(1, round(1 / STEP) + 1))
     return max(candidates, key=lambda r: (r.holds, _room(r, need)))
 
@@ -122,7 +123,7 @@ def row(geometry: KVGeometry, memory: Memory, need: Need, ratio: float) -> Row:
 
 
 def swa_holds(tokens: int, need: Need) -> int:
-    """Requests that ``tokens`` of SWA pool hold: the last one must pass admission, too."""
+    """How many requests a SWA pool of ``tokens`` holds. The last one must be admitted, too."""
     last = max(need.swa, need.admit + 1)
     return 0 if tokens < last else 1 + (tokens - last) // need.swa
 
@@ -146,10 +147,10 @@ def need_of(geometry: KVGeometry, memory: Memory, workload: Workload) -> Need:
 
 
 def locked_tokens(prompt: int, chunk: int, window: int, page: int) -> int:
-    """SWA tokens of a prompt that the tree keeps locked, on average over a queue of such prompts.
+    """How many SWA tokens of a prompt the tree keeps locked, on average over many such prompts.
 
-    The queue is cut into chunks of ``chunk`` tokens, so that the cuts fall elsewhere in each
-    prompt; all tokens are whole pages.
+    The prompts are cut into chunks of ``chunk`` tokens one after the other, so the cuts are at
+    other places in each prompt. All numbers are those of whole pages.
     """
     chunk = max(page, chunk // page * page)
     if prompt <= 0:
@@ -172,34 +173,34 @@ def page_ceil(tokens: int, page: int) -> int:
 
 
 def _room(r: Row, need: Need) -> float:
-    """Requests that the smaller pool holds, as a fraction: settles ties."""
+    """How many requests the smaller pool holds, as a fraction. It decides between equal ratios."""
     return min(r.pools.full / need.full, r.pools.swa / need.swa)
 
 
 def _reason(best: Row, served: Row, wanted: int) -> str:
     if not best.holds:
-        return "no ratio holds one request: give KV more memory, or shorten the requests"
-    head = f"{best.ratio:g} holds {best.holds} requests, the most that this memory can"
+        return "no ratio holds even one request: give KV more memory, or shorten the requests"
+    head = f"{best.ratio:g} holds {best.holds} requests, and no other ratio holds more"
     if served.holds >= best.holds:
-        tail = f"; {served.ratio:g}, which SGLang serves with, holds as many: leave it"
+        tail = f"; {served.ratio:g}, which SGLang takes by itself, holds as many: leave it"
     elif served.holds >= wanted:
-        tail = f"; {served.ratio:g}, which SGLang serves with, holds your {wanted}, too"
+        tail = f"; {served.ratio:g}, which SGLang takes by itself, holds your {wanted}, too"
     else:
         small, other = ("full", "SWA") if served.full_holds <= served.swa_holds else ("SWA", "full")
         tail = (
-            f"; with {served.ratio:g}, which SGLang serves with, the {small} pool binds at "
-            f"{served.holds}, and the {other} pool could hold "
+            f"; with {served.ratio:g}, which SGLang takes by itself, the {small} pool holds only "
+            f"{served.holds}, while the {other} pool could hold "
             f"{max(served.full_holds, served.swa_holds)}"
         )
     if best.holds < wanted:
-        tail += f". Your {wanted} fit with no ratio: some wait, or are retracted"
+        tail += f". No ratio holds your {wanted}: some have to wait, or are retracted"
     return head + tail
 
 
 def _hints(
     geometry: KVGeometry, memory: Memory, workload: Workload, need: Need, best: Row
 ) -> Iterator[str]:
-    """What else would help: each is worked out, not guessed."""
+    """What else would help. Each hint is computed, not guessed."""
     if not best.holds:
         return
     window = page_ceil(geometry.window - 1, memory.page)
@@ -208,7 +209,7 @@ def _hints(
         better = _best(geometry, memory, need_of(geometry, memory, split))
         if better.holds > best.holds:
             yield (
-                f"the radix tree locks {need.swa_locked} SWA tokens of each prompt, the window "
-                f"needs {window}; SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1 locks {window}: "
-                f"{better.holds} requests at ratio {better.ratio:g}"
+                f"the radix tree locks {need.swa_locked} SWA tokens of each prompt, though the "
+                f"window needs only {window}; SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1 locks only "
+                f"{window}, and {better.holds} requests fit with the ratio {better.ratio:g}"
             )

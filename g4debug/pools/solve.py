@@ -1,14 +1,14 @@
-"""SGLang's pool solve: KV memory and a ratio in, tokens of the full and the SWA pool out.
+"""Computes the sizes of the full pool and the SWA pool from KV memory and a ratio, as SGLang does.
 
-Our own writing of ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.15.post1,
-``model_executor/pool_configurator.py``)::
+The rules are those of ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.15.post1,
+``model_executor/pool_configurator.py``), in our own code::
 
     cell = F * n_full + ratio * S * n_swa          bytes per token of the full pool
     full = page_floor(memory // cell)              tokens
     swa  = page_floor(int(full * ratio))           tokens
 
-with F and S the bytes of one token in one full and one sliding layer. The arithmetic is in
-floats, in SGLang's order: the tests compare the two to the page.
+F and S are the bytes of one token in one full layer and in one sliding layer. It is computed in
+floats and in SGLang's order; the tests check that every page is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from g4debug.pools.config import KVGeometry
 
 @dataclass(frozen=True)
 class Memory:
-    """``kv_bytes``: bytes for KV on one GPU (after weights); ``element``: bytes per KV element."""
+    """kv_bytes: memory for KV on one GPU, without weights. element: bytes of one KV element."""
 
     kv_bytes: int
     page: int = 64
@@ -30,7 +30,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Pools:
-    """Sizes in tokens, whole pages."""
+    """Sizes in tokens. They are whole pages."""
 
     ratio: float
     full: int
@@ -38,14 +38,14 @@ class Pools:
 
 
 def cell_bytes(geometry: KVGeometry, memory: Memory, ratio: float) -> float:
-    """Bytes per token of the full pool, its share of the SWA pool included."""
+    """Bytes for one token of the full pool, including its share of the SWA pool."""
     full = geometry.full_bytes(memory.tp, memory.element)
     swa = geometry.swa_bytes(memory.tp, memory.element)
     return full * geometry.full_layers + ratio * swa * geometry.swa_layers
 
 
 def solve(geometry: KVGeometry, memory: Memory, ratio: float) -> Pools:
-    """Both pools for ``swa_full_tokens_ratio=ratio``. Raises ValueError unless 0 < ratio <= 1."""
+    """The pools with ``swa_full_tokens_ratio=ratio``. Raises ValueError unless 0 < ratio <= 1."""
     if not 0 < ratio <= 1:
         raise ValueError(f"got ratio {ratio}, expected 0 < ratio <= 1")
     tokens = int(memory.kv_bytes // cell_bytes(geometry, memory, ratio))
@@ -54,7 +54,7 @@ def solve(geometry: KVGeometry, memory: Memory, ratio: float) -> Pools:
 
 
 def bytes_of(geometry: KVGeometry, memory: Memory, pools: Pools) -> int:
-    """Bytes that the tokens of both pools take (SGLang adds one page to each layer's buffer)."""
+    """Bytes for the tokens of both pools. (SGLang adds one page to the buffer of each layer.)"""
     full = geometry.full_bytes(memory.tp, memory.element) * geometry.full_layers
     swa = geometry.swa_bytes(memory.tp, memory.element) * geometry.swa_layers
     return pools.full * full + pools.swa * swa

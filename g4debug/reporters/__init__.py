@@ -1,1 +1,1 @@
-"""One file per rendering of a record or a table; commands hand them a stream."""
+"""How a record or a table is shown: one file for each form. The command passes the stream."""

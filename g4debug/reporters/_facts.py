@@ -1,7 +1,8 @@
-"""The report as data: what it says, in which words and in which order (KFENCE's).
+"""The report as data: what it says, in which words and in which order.
 
-Headline, location, expected and got, evidence, owner and history, environment, cause and fix,
-next command. A reporter decides only how that looks. No text in here is escaped yet.
+The order is that of KFENCE, the kernel's memory checker: headline, location, expected and got,
+evidence, owner and history, environment, cause and fix, next command. A reporter only decides how
+that looks. No text is escaped here; the reporter has to do that.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from g4debug.reporters._histories import Grid
 MAX_ITEMS = 40  # entries of one environment line
 
 OFF_WORDS = ("off", "target-missing", "disabled", "missing", "failed")
+OFF_BY_DEFAULT = ("off by default", "shipped off")  # what fixes say; the second in older dumps
 
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of text; tone: '', good, bad, warn, dim or strong."""
+    """A piece of text. tone: '', good, bad, warn, dim or strong."""
 
     text: str
     tone: str = ""
 
 
-Item = tuple[Span, ...]  # written with a space between
+Item = tuple[Span, ...]  # shown with a space between them
 Line = tuple[Item, ...]  # items that may share a line
 
 
@@ -66,7 +68,7 @@ class History:
 
 @dataclass(frozen=True)
 class Next:
-    """The command to type."""
+    """The next command to type."""
 
     label: str
     command: str
@@ -82,10 +84,10 @@ def headline(record: TrapRecord) -> str:
 def report(
     record: TrapRecord, *, source: str = "", most: int | None = 0, words: bool = False
 ) -> list[list[Block]]:
-    """The report's blocks in groups; a reporter sets the groups apart.
+    """The report's blocks in groups. A reporter leaves some space between the groups.
 
-    source: the dump's path. most: rows that each history holds if it has more than it shows
-    (None: all). words: also the history in words where there is a timeline of it.
+    source: the dump's path. most: how many rows of a history to keep, if that is more than are
+    shown (None: all). words: give the history in words even where there is a timeline of it.
     """
     f = record.finding
     top: list[Block] = [
@@ -94,7 +96,7 @@ def report(
     ]
     if record.faults:
         n = len(record.faults)
-        drill = f"{n} injected fault{'s' * (n != 1)} fired in this process: this may be a drill"
+        drill = f"{n} injected fault{'s' * (n != 1)} fired in this process, so this may be a drill"
         top.append(Entry("NOTE", _text(drill, "warn")))
     groups: list[list[Block]] = [
         top,
@@ -117,7 +119,7 @@ def report(
 
 
 def where(at: Location) -> list[Line]:
-    """What is known of the location; a number of -1 or an empty text is left out."""
+    """What is known about the location. A number of -1 or an empty text means "not known"."""
     layer = f"layer {at.layer}" + (f" ({at.layer_kind})" if at.layer_kind else "")
     known = (
         (
@@ -148,7 +150,7 @@ def where(at: Location) -> list[Line]:
 
 
 def _ran(at: Location) -> int:
-    """-1 where 'eager' would say something that nobody looked at (no forward was watched)."""
+    """-1 if no forward was watched: then nobody knows whether it was eager or a replay."""
     return 0 if at.replay or at.runner or at.layer >= 0 else -1
 
 
@@ -176,19 +178,19 @@ def _table(record: TrapRecord) -> list[Block]:
 
 def _history(label: str, note: str, grid: Grid) -> list[Block]:
     if not grid.rows and grid.left_out and not grid.shown:
-        kept = f"{grid.count(grid.left_out).replace(' earlier', '')} kept (--all)"
-        return [Entry(label, _text(kept, "dim"))]
+        events = f"{grid.count(grid.left_out).replace(' earlier', '')} (--all)"
+        return [Entry(label, _text(events, "dim"))]
     return [History(label, note, grid)] if grid.rows else []
 
 
 def _words(record: TrapRecord, always: bool) -> list[Block]:
-    """The history in words; the timeline of a page says the same, and more."""
+    """The history in words. It is left out where a page's timeline says the same, and more."""
     history = record.finding.history
     if history and (always or not record.events):
         return [Entry("HISTORY", tuple(((Span(h),),) for h in history))]
     if record.events or record.transitions or record.holdings:
         return []
-    return [Entry("HISTORY", _text("none kept", "dim"))]
+    return [Entry("HISTORY", _text("not known", "dim"))]
 
 
 def _faults(faults: Sequence[str]) -> tuple[Line, ...]:
@@ -200,7 +202,7 @@ def _faults(faults: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _states(values: Mapping[str, str]) -> tuple[Line, ...]:
-    """``name state: why``; what is off or missing stands out, it is often the reason."""
+    """``name state: why``. What is off or missing stands out, as it is often the reason."""
     items = tuple(
         (Span(name), Span(state, "warn" if state.startswith(OFF_WORDS) else "good"))
         for name, state in _some(values)
@@ -209,16 +211,17 @@ def _states(values: Mapping[str, str]) -> tuple[Line, ...]:
 
 
 def _fixes(values: Mapping[str, str]) -> tuple[Line, ...]:
-    """One line a state: the reasons are the same for most, and ``--json`` has them.
+    """One line for each state, with the fixes that are in it. ``--json`` also has the reasons.
 
-    What somebody switched off and what could not be put on keep a line and a reason of their own.
+    A fix that somebody switched off, or that could not be applied, has a line of its own with the
+    reason.
     """
     groups: dict[str, list[str]] = {}
     alone: list[Line] = []
     for name, text in _some(values):
         state, _, why = text.partition(": ")
-        if why.startswith("shipped off") or state in ("applied", "not-needed"):
-            groups.setdefault("shipped off" if state == "off" else state, []).append(name)
+        if why.startswith(OFF_BY_DEFAULT) or state in ("applied", "not-needed"):
+            groups.setdefault("off by default" if state == "off" else state, []).append(name)
         else:
             alone.append(((Span(name), Span(text, "warn")),))
     for state, (first, *more) in groups.items():
@@ -245,7 +248,7 @@ def _next(command: str, source: str) -> str:
 
 
 def _text(text: str, tone: str = "") -> tuple[Line, ...]:
-    """One text; an exception's has several lines."""
+    """One text, which may have several lines (an exception's has)."""
     lines = text.split("\n")[:MAX_ITEMS]
     return tuple(((Span(line, tone),),) for line in lines)
 

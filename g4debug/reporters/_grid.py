@@ -1,4 +1,4 @@
-"""A history as a table on a terminal: a marked row stands out without colour, too."""
+"""A history as a table on a terminal. A marked row also stands out where there are no colours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_CELL = 40
 
 
 def render(grid: Grid, console: Console, *, everything: bool = False, indent: int = 2) -> None:
-    """Print the rows to show (``everything``: all there are), and how many more there are."""
+    """Print the rows to show, or all of them with ``everything``, and how many are left out."""
     s = symbols_for(console.encoding)
     rows = grid.rows if everything else grid.front
     hidden = grid.count(grid.left_out) if everything else grid.hidden
@@ -40,7 +40,7 @@ def render(grid: Grid, console: Console, *, everything: bool = False, indent: in
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], room: int) -> list[int]:
-    """As wide as the texts; where room is short, the columns that may give way do."""
+    """Each column is as wide as its texts. If room is short, some columns are cut (``gives``)."""
     widths = [max([len(c.name), *(len(r[i]) for r in cells)]) for i, c in enumerate(columns)]
     excess = sum(widths) + GAP * (len(widths) - 1) - room
     for i in sorted(range(len(columns)), key=lambda i: columns[i].gives):
@@ -76,7 +76,7 @@ def _line(
 
 
 def _below(row: Row, console: Console, left: int) -> None:
-    """What does not fit into a column: under the second one, wrapped."""
+    """Print what fits into no column: below the row, wrapped, from the second column on."""
     for label, text in row.below:
         head = f"{label}: " if label else ""
         body = Text().append(head, "dim").append(fit(text), "red" if row.mark else "dim")

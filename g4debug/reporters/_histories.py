@@ -1,7 +1,7 @@
-"""The histories of a dump as tables: steps, page events, spec_info hand-overs, held pages.
+"""The histories of a dump as tables: steps, page events, hand-overs of spec_info, held pages.
 
-What a row says is decided here once, for the terminal and for HTML. Nothing here trusts the
-record: its numbers may come from a damaged file. An empty cell means that it is not known.
+What a row says is decided here once, for the terminal and for HTML. The record is not trusted,
+because its numbers may come from a damaged file. An empty cell means "not known".
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from g4debug.findings.record import Holding, PageEvent, Pool, Step, Transition, TrapRecord
 
-STEPS = 8  # shown unless everything is asked for
+# How many rows of each history are shown unless --all is given.
+STEPS = 8
 EVENTS = 12
 TRANSITIONS = 12
 HOLDINGS = 8
@@ -25,33 +26,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column:
-    """``gives``: its turn to be cut, down to ``least`` characters, where room is short.
+    """``gives``: the column's turn to be cut where room is short. 1 is cut first, 0 never.
 
-    1 gives way first, 0 never.
+    A column is cut down to ``least`` characters.
     """
 
     name: str
     right: bool = False  # a number
     gives: int = 0
     least: int = 8
-    tail: bool = False  # its end says more than its beginning
+    tail: bool = False  # cut it at the beginning, because the end of its text says more
 
 
 @dataclass(frozen=True)
 class Row:
-    """cells: one per column. below: (label, text), on lines of their own under the row."""
+    """cells: one for each column. below: (label, text), each on a line of its own under the row."""
 
     cells: tuple[str, ...]
-    mark: bool = False  # the one that the finding is about
+    mark: bool = False  # this is the row that the finding is about
     below: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The last (``newest_last``) or the first rows of a history.
+    """The last rows of a history (with ``newest_last``), or the first ones.
 
-    shown: how many to show unless everything is asked for; left_out: those that are not
-    even among ``rows``.
+    shown: how many rows to show unless --all is given. left_out: how many rows the history has
+    beyond ``rows``.
     """
 
     one: str  # what a row is: "step"
@@ -63,7 +64,7 @@ class Grid:
 
     @property
     def hidden(self) -> str:
-        """What is left out of the ``shown`` rows, in words; '' if nothing is."""
+        """How many rows are not shown, in words; '' if all are shown."""
         return self.count(self.left_out + max(0, len(self.rows) - self.shown))
 
     def count(self, n: int) -> str:
@@ -74,7 +75,7 @@ class Grid:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """The rows to show at once."""
+        """The rows that are always shown."""
         n = max(0, len(self.rows) - self.shown)
         return self.rows[n:] if self.newest_last else self.rows[: self.shown]
 
@@ -86,10 +87,11 @@ class Grid:
 
 
 def steps(record: TrapRecord, most: int | None) -> Grid:
-    """The last worker steps; the finding's is marked.
+    """The last worker steps. The step of the finding is marked.
 
-    Lengths are the smallest and largest of the batch in tokens; pool use is in tokens, and a
-    share of the pool where its size is known; ms: from this step's begin to the next one's.
+    Lengths are the smallest and the largest of the batch, in tokens. The use of a pool is given in
+    tokens, and as a share of the pool if its size is known. ms is the time from the beginning of a
+    step to the beginning of the next one.
     """
     at = record.finding.location.step
     return step_grid(record.steps, record.pools, at, most)
@@ -132,23 +134,25 @@ def step_grid(
 
 
 def _lasted(items: Sequence[Step], i: int) -> str | None:
-    """Milliseconds from a step's begin to the next one's; None if not known."""
+    """Milliseconds from the beginning of a step to that of the next one; None if not known."""
     if i + 1 >= len(items) or min(items[i].time_ns, items[i + 1].time_ns) <= 0:
         return None
-    tenths = (items[i + 1].time_ns - items[i].time_ns) // 100_000  # no float: it may be absurd
+    tenths = (
+        items[i + 1].time_ns - items[i].time_ns
+    ) // 100_000  # not a float: the numbers may be absurd
     return f"{tenths // 10}.{tenths % 10}" if 0 <= tenths < 1000 else short(tenths // 10)
 
 
 def events(record: TrapRecord, most: int | None) -> Grid:
-    """The events of the page that the finding is about; the offending one is marked."""
+    """The events of the page that the finding is about. The event that is to blame is marked."""
     bad = offending(record.events, record.finding.kind)
-    if bad is None and record.events and not record.holdings:  # a leak's event did not happen
+    if bad is None and record.events and not record.holdings:  # a leak has none
         bad = record.events[-1]
     return event_grid(record.events, EVENTS, most, bad)
 
 
 def allocator(record: TrapRecord, most: int | None) -> Grid:
-    """The last events of all pages. Shown at once only where there is no other evidence."""
+    """The last events of all pages. Without --all they are shown only if there is nothing else."""
     alone = not (record.table or record.events or record.transitions or record.holdings)
     return event_grid(record.allocator, ALLOCATOR if alone else 0, most)
 
@@ -179,7 +183,7 @@ def event_grid(
 
 
 def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
-    """The newest event of the kind that the finding's names: a free for use-after-free."""
+    """The newest event that the finding's kind names: for use-after-free, a free."""
     same = {"extend": "alloc", "decode": "alloc", "unmap": "map"}
     for event in reversed(items):
         if event.kind and same.get(event.kind, event.kind) in kind:
@@ -188,7 +192,7 @@ def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
 
 
 def transitions(record: TrapRecord, most: int | None) -> Grid:
-    """The hand-overs of ``batch.spec_info``; a wrong one is marked."""
+    """The hand-overs of ``batch.spec_info``. A wrong one is marked."""
 
     def row(t: Transition) -> Row:
         cells = (
@@ -245,7 +249,7 @@ def _grid(
     most: int | None,
     newest_last: bool = True,
 ) -> Grid:
-    """A grid of at most ``most`` rows (None: all), but of at least those that are shown."""
+    """A grid of ``most`` rows (None: all), or of ``shown`` rows if that is more."""
     keep = len(items) if most is None else min(len(items), max(shown, most))
     kept = items[len(items) - keep :] if newest_last else items[:keep]
     rows = tuple(row(item) for item in kept)
@@ -253,7 +257,7 @@ def _grid(
 
 
 def pages(numbers: Sequence[int], count: int, limit: int = 6) -> str:
-    """``12..14, 20 +5``: runs joined, and how many more there were than are kept."""
+    """``12..14, 20 +5``: pages that follow each other are joined; +5 counts those left out."""
     runs: list[list[int]] = []
     for page in numbers[:64]:
         if runs and page == runs[-1][-1] + 1:

@@ -1,8 +1,8 @@
-"""What a page map shows: which cells are live or bad, and the part around the fault.
+"""What a page map shows: which cells are live or bad, and the part around the bad cell.
 
-Only the visible part of a table becomes Python numbers; the rest stays in torch, so that
-256 rows of 2048 columns cost milliseconds. Nothing here trusts the record: its numbers may
-come from a damaged file, so all of them are clamped before they meet an int64.
+Only the visible part of a table is turned into Python numbers. The rest stays in torch, so that
+256 rows of 2048 columns take milliseconds. The record is not trusted: its numbers may come from a
+damaged file, so each is clamped before it is put into an int64.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from g4debug.findings.record import Table
 
-BIG = 1 << 60  # beyond every real number here, and safe to add to
+BIG = 1 << 60  # larger than any real number here, and adding to it does not overflow
 
 
 def clamp(value: int, low: int = 0, high: int = BIG) -> int:
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class BadCell:
-    """A bad cell in absolute coordinates; ``shown``: it is inside the saved cut-out."""
+    """A bad cell with its row and column in the whole table. ``shown``: the dump has the cell."""
 
     row: int
     column: int
@@ -39,10 +39,10 @@ class BadCell:
 
 
 class TableView:
-    """A table, judged once.
+    """A page table, and which of its cells are live or bad.
 
-    live, bad: bool [rows, columns] of the saved cut-out. A cell is bad if the check said
-    so, or if it is live and not a page of the pool (a check may list only the first few).
+    live, bad: bool [rows, columns] of the part that was saved. A cell is bad if the check said so,
+    or if it is live and not a page of the pool (a check may list only the first few bad cells).
     """
 
     def __init__(self, table: Table, focus_row: int = -1, focus_column: int = -1) -> None:
@@ -54,7 +54,7 @@ class TableView:
         self.pages = clamp(table.pool.pages)
         page_size = clamp(table.pool.page_size, 1)
         seq = table.seq_lens.clamp(min=0, max=BIG)
-        # columns with KV in them: ceil(seq_len / page_size), without overflow
+        # The number of columns that hold KV: ceil(seq_len / page_size), without overflow.
         self.ends = torch.where(seq > 0, (seq - 1) // page_size + 1, seq)
         absolute = torch.arange(self.columns) + self.column0
         past = absolute[None, :] >= self.ends[:, None]
@@ -67,18 +67,22 @@ class TableView:
         self.focus = self._focus(focus_row - self.row0, focus_column - self.column0)
 
     def _mark_listed(self) -> torch.Tensor:
-        """Mark the cells that the check listed; return those outside the cut-out, [n, 3]."""
+        """Mark the cells that the check listed. Returns those that were not saved, [n, 3]."""
         bad = self.table.bad
         inside = (bad[:, 0] >= self.row0) & (bad[:, 0] < self.row0 + self.rows)
         inside &= (bad[:, 1] >= self.column0) & (bad[:, 1] < self.column0 + self.columns)
         r, c = bad[inside, 0] - self.row0, bad[inside, 1] - self.column0
         self.bad[r, c] = True
-        self.values[r, c] = bad[inside, 2]  # what the check saw, if the table was cleaned since
+        self.values[r, c] = bad[
+            inside, 2
+        ]  # as the check saw it: the table may have been cleaned since
         return bad[~inside]
 
     def _focus(self, row: int, column: int) -> tuple[int, int]:
-        """The cell to centre on, relative: the finding's, else a bad one of its row, else the
-        first bad one. A finding's cell counts as bad if nothing else does.
+        """The cell in the middle of the map, counted within the saved part.
+
+        It is the finding's cell, or else a bad one of the same row, or else the first bad one. If
+        no cell is bad, the finding's cell is marked as bad.
         """
         known = 0 <= row < self.rows and 0 <= column < self.columns
         if known and not self.bad.any() and not len(self.bad_elsewhere):
@@ -98,7 +102,7 @@ class TableView:
         return int(self.bad.sum()) + len(self.bad_elsewhere)
 
     def bad_cells(self, limit: int) -> list[BadCell]:
-        """The first bad cells, those of the cut-out first."""
+        """The first bad cells. Those that were saved come first."""
         cells = [
             BadCell(r + self.row0, c + self.column0, int(self.values[r, c]), True)
             for r, c in self.bad.nonzero()[:limit].tolist()
@@ -107,17 +111,17 @@ class TableView:
         return cells + [BadCell(r, c, v, False) for r, c, v in rest]
 
     def bad_rows(self, start: int, stop: int) -> int:
-        """How many of the rows start..stop-1 (relative) have a bad cell."""
+        """How many of the rows start..stop-1 of the saved part have a bad cell."""
         return int(self.bad[start:stop].any(dim=1).sum()) if stop > start else 0
 
     def extremes(self) -> tuple[int, int] | None:
-        """Smallest and largest page number among live and bad cells; None if there is none."""
+        """The smallest and the largest page number in live and bad cells; None without such."""
         seen = [self.values[self.live | self.bad], self.bad_elsewhere[:, 2]]
         flat = torch.cat(seen)
         return (int(flat.min()), int(flat.max())) if len(flat) else None
 
     def cells(self, row: int, start: int, stop: int) -> list[Cell]:
-        """The cells of one row (relative), columns start..stop-1."""
+        """The cells of one row of the saved part, columns start..stop-1."""
         part = slice(start, stop)
         return [
             Cell(_kind(bad, past, outside, value), value)
@@ -131,7 +135,7 @@ class TableView:
         ]
 
     def used_columns(self, rows: range) -> int:
-        """One past the last column (relative) in which these rows have something to show."""
+        """One more than the last column of the saved part in which these rows show anything."""
         if not len(rows) or not self.columns:
             return 0
         part = slice(rows.start, rows.stop)
@@ -150,7 +154,7 @@ def _kind(bad: bool, past: bool, outside: bool, value: int) -> str:
 
 
 def window(total: int, focus: int, size: int) -> range:
-    """``size`` of ``total`` places with ``focus`` in the middle, moved to fit the ends."""
+    """``size`` of ``total`` places, with ``focus`` in the middle unless an end is too near."""
     size = max(0, min(size, total))
     start = clamp(focus - size // 2, 0, total - size)
     return range(start, start + size)

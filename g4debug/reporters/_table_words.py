@@ -1,4 +1,4 @@
-"""What a page table's rendering says in words: its shape, its reach, its bad cells."""
+"""The words beside a page map: the table's shape, its page numbers, its bad cells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from g4debug.findings.record import Pool
 from g4debug.reporters._table_view import BIG, BadCell, TableView
 
-MAX_DIGITS = 7  # longer numbers are rounded in their cell and exact in the list below
+MAX_DIGITS = 7  # a longer number is rounded in its cell; the list below the map has it exactly
 MAX_LISTED = 4
 
 MEANINGS = {
@@ -20,7 +20,7 @@ MEANINGS = {
 
 
 def number(value: int) -> str:
-    """At most MAX_DIGITS characters; longer numbers are rounded (the list has them exact)."""
+    """The number in at most MAX_DIGITS characters; a longer one is rounded."""
     text = str(value)
     return text if len(text) <= MAX_DIGITS else f"{value:.0e}".replace("e+", "e")
 
@@ -44,10 +44,10 @@ def pool_range(view: TableView) -> str:
 
 
 def reach(view: TableView) -> tuple[str, bool]:
-    """How far the page numbers go, and whether that is inside the pool."""
+    """How far the page numbers of the table go, and whether all are inside the pool."""
     extremes = view.extremes()
     if extremes is None:
-        return "(no cell is read)", True
+        return "(the kernel reads no cell)", True
     low, high = extremes
     if low < 0:
         return f"table goes from {number(low)} to {number(high)}", False
@@ -68,7 +68,7 @@ def bad_cells(view: TableView) -> tuple[list[BadCell], int]:
 
 
 def elsewhere(view: TableView, pools: Sequence[Pool]) -> list[str]:
-    """Other pools in which the bad page numbers would be valid: the likely mix-up."""
+    """The other pools in which the bad page numbers would be valid: they may have been mixed up."""
     values = [c.value for c in view.bad_cells(MAX_LISTED)]
     lines = []
     for pool in pools if any(v < 0 or v >= view.pages for v in values) else ():
@@ -79,6 +79,6 @@ def elsewhere(view: TableView, pools: Sequence[Pool]) -> list[str]:
 
 
 def rid(view: TableView, row: int) -> str:
-    """The request of a row (relative); '' if not known."""
+    """The request of a row of the saved part; '' if not known."""
     rids = view.table.rids
     return (rids[row] or "(pad)") if rids else ""

@@ -1,48 +1,98 @@
-"""What differs between two dumps: the last good step and the bad one, a good and a bad server.
+"""What differs between two dumps, for instance of a good server and a bad one.
 
-When a dump was made, by which process and from which path is no difference. Where the two
-have no request id in common (two servers), ids are left out and rows are taken in order.
+When, where and by which process a dump was made does not count. If the two have no request id in
+common, they are of two servers: ids are then left out, and rows are compared in their order.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._compare_parts import Change, Part, mappings, several
 from g4debug.reporters._histories import length_range, pages
 from g4debug.reporters._table_view import TableView
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 
 
+@dataclass(frozen=True)
+class Change:
+    """One difference: what A has and what B has. None means that this dump has no such thing."""
+
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the dumps.
+
+    same: how many of its values are equal. note: one line, or ''. newest_last: the changes are a
+    history, so the last ones matter most.
+    """
+
+    name: str
+    changes: tuple[Change, ...]
+    same: int
+    note: str = ""
+    newest_last: bool = False
+
+
 def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
-    """All parts in the report's order, also those that are equal; empty in both: left out."""
+    """All parts in the report's order, equal ones included. What both lack is left out."""
     by_rid = bool(requests(a) & requests(b)) or not (requests(a) and requests(b))
     parts = [
-        mappings("finding", _fields(a.finding), _fields(b.finding)),
-        mappings("where", _where(a, by_rid), _where(b, by_rid)),
+        _mappings("finding", _fields(a.finding), _fields(b.finding)),
+        _mappings("where", _where(a, by_rid), _where(b, by_rid)),
         _table(a, b, by_rid),
-        several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
-        several("history", _words(a), _words(b), str),
-        several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
-        several("spec info", a.transitions, b.transitions, _transition, True),
+        _several("holders", a.holdings, b.holdings, lambda h: _holding(h, by_rid)),
+        _several("history", _words(a), _words(b), str),
+        _several("timeline", a.events, b.events, lambda e: _event(e, by_rid), True),
+        _several("spec info", a.transitions, b.transitions, _transition, True),
         _steps(a, b, by_rid),
-        several("allocator", a.allocator, b.allocator, lambda e: _event(e, by_rid), True),
-        mappings("versions", a.versions, b.versions),
-        mappings("pools", _pools(a), _pools(b)),
-        mappings("geometry", a.geometry, b.geometry),
-        mappings("fixes", a.fixes, b.fixes),
-        mappings("tracers", a.tracers, b.tracers),
-        several("faults", a.faults, b.faults, str, True),
-        mappings("settings", a.environment, b.environment),
+        _several("allocator", a.allocator, b.allocator, lambda e: _event(e, by_rid), True),
+        _mappings("versions", a.versions, b.versions),
+        _mappings("pools", _pools(a), _pools(b)),
+        _mappings("geometry", a.geometry, b.geometry),
+        _mappings("fixes", a.fixes, b.fixes),
+        _mappings("tracers", a.tracers, b.tracers),
+        _several("faults", a.faults, b.faults, str, True),
+        _mappings("settings", a.environment, b.environment),
     ]
     return [p for p in parts if p.changes or p.same]
+
+
+def _mappings(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Part:
+    """The keys whose values differ, and the keys that only one of the two has."""
+    changes = []
+    for key in dict.fromkeys((*a, *b)):
+        left = str(a[key]) if key in a else None
+        right = str(b[key]) if key in b else None
+        if left != right:
+            changes.append(Change(key, left, right))
+    return Part(name, tuple(changes), len(a.keys() | b.keys()) - len(changes))
+
+
+def _several(
+    name: str,
+    a: Sequence[Any],
+    b: Sequence[Any],
+    text: Callable[[Any], str],
+    newest_last: bool = False,
+) -> Part:
+    """The items that only one of the two lists has, in their order. Equal ones are counted."""
+    left, right = Counter(map(text, a)), Counter(map(text, b))
+    only_a = [Change("only in A", t, None) for t in (left - right).elements()]
+    only_b = [Change("only in B", None, t) for t in (right - left).elements()]
+    same = sum((left & right).values())
+    return Part(name, (*only_a, *only_b), same, newest_last=newest_last)
 
 
 def requests(record: TrapRecord) -> set[str]:
@@ -55,13 +105,13 @@ def requests(record: TrapRecord) -> set[str]:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """The fields of a dataclass that say something."""
+    """The fields of a dataclass that are known, that is, neither '' nor -1."""
     values = {f.name: getattr(item, f.name) for f in dataclasses.fields(item)}
     return {k: v for k, v in values.items() if k not in NOT_COMPARED and v not in ("", -1)}
 
 
 def _words(record: TrapRecord) -> tuple[str, ...]:
-    """The history in words (a crash's stack), unless the timeline has it exactly."""
+    """The history in words (such as a crash's stack), unless there is a timeline of events."""
     return () if record.events else record.finding.history
 
 
@@ -103,7 +153,7 @@ def _holding(h: Holding, by_rid: bool) -> str:
 
 
 def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
-    """Aligned by number: what differs in steps that both have, then those of one only."""
+    """Steps are matched by number: first those of both that differ, then those of only one."""
     left, right = {s.step: s for s in a.steps}, {s.step: s for s in b.steps}
     changes, same = [], 0
     for number in sorted(left.keys() & right.keys()):
@@ -130,7 +180,7 @@ def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
 
 
 def _step(step: Step, by_rid: bool) -> dict[str, str]:
-    """What two runs of a step have to agree in; its time is no part of it."""
+    """What has to be equal in two runs of a step. When it ran does not count."""
     lengths = dict(zip(step.rids, step.seq_lens, strict=False)) if by_rid else {}
     values = {
         "mode": step.forward_mode,
@@ -148,7 +198,7 @@ def _step(step: Step, by_rid: bool) -> dict[str, str]:
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Sorted, and split where a number is missing."""
+    """The numbers, sorted and split where one is missing."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and n == runs[-1][-1] + 1:
@@ -172,14 +222,17 @@ def _summary(items: Sequence[Step]) -> str:
 
 
 def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
-    """Rows by request id (or place): lengths, and the cells that a kernel may read."""
+    """The lengths of the rows and the cells that a kernel may read.
+
+    Rows are matched by request id, or by their place.
+    """
     if a.table is None or b.table is None:
         sizes = [
             {} if t is None else {"table": "x".join(map(str, t.values.shape))}
             for t in (a.table, b.table)
         ]
-        return mappings("page table", sizes[0], sizes[1])
-    head = mappings("page table", _shape(a.table), _shape(b.table))
+        return _mappings("page table", sizes[0], sizes[1])
+    head = _mappings("page table", _shape(a.table), _shape(b.table))
     changes, same = list(head.changes), head.same
     left, right = _rows(a.table, by_rid), _rows(b.table, by_rid)
     views = (_view(a), _view(b))
@@ -215,7 +268,7 @@ def _view(record: TrapRecord) -> TableView:
 
 
 def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
-    """Key of each row -> its index. Rows of padding, and those without an id, go by place."""
+    """The key of each row -> its index. The key is the request id, or else the row's place."""
     keys: dict[Hashable, int] = {}
     for i in range(table.values.shape[0]):
         rid = table.rids[i] if table.rids and by_rid else ""
@@ -230,7 +283,7 @@ def _row_name(key: Hashable) -> str:
 def _cells(
     name: str, views: tuple[TableView, TableView], rows: tuple[int, int]
 ) -> tuple[list[Change], int]:
-    """What differs in one row, and how many cells are equal, of the columns saved in both."""
+    """What differs in one row, and how many cells are equal. Only columns that both saved count."""
     places = [v.row0 + r for v, r in zip(views, rows, strict=True)]
     lengths = [int(v.table.seq_lens[r]) for v, r in zip(views, rows, strict=True)]
     changes = []

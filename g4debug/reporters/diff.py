@@ -1,4 +1,4 @@
-"""Two dumps side by side, for a person: what differs first, what is equal in one line."""
+"""The comparison of two dumps on a terminal: first what differs, then what is equal, in a line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from g4debug.findings.record import TrapRecord
-from g4debug.reporters._compare_parts import Change, Part
+from g4debug.reporters.compare import Change, Part
 from g4debug.reporters.text import Symbols, fit, symbols_for
 
-SHOWN = 12  # differences of one part
+SHOWN = 12  # differences of one part that are shown without --all
 
 
 def render(
@@ -81,7 +81,7 @@ def _part(part: Part, console: Console, s: Symbols, limit: int | None) -> None:
 
 
 def _change(change: Change, width: int, console: Console, s: Symbols) -> None:
-    """``name  a -> b`` on one line where that fits, else one below the other."""
+    """Print ``name  a -> b`` on one line if that fits, or else one below the other."""
     name = fit(change.name)
     if change.a is not None and change.b is not None:
         a, b = fit(change.a), fit(change.b)
@@ -95,14 +95,14 @@ def _change(change: Change, width: int, console: Console, s: Symbols) -> None:
         _print(console, Text(f"+ {b}", "green"), 4, 6)
         return
     sign, text, style = ("-", change.a, "red") if change.b is None else ("+", change.b, "green")
-    if name.startswith("only in "):  # the sign says it
+    if name.startswith("only in "):  # the sign says that already
         _print(console, Text(f"{sign} {fit(text or '')}", style), 2, 4)
     else:
         _print(console, Text(f"{sign} {name:<{width - 2}}  {fit(text or '')}", style), 2, 4)
 
 
 def _print(console: Console, text: Text, left: int, hang: int | None = None) -> None:
-    """A text wrapped to the width, with a margin, and another one for its further lines."""
+    """Print a text wrapped to the width. ``left`` indents its first line, ``hang`` the others."""
     margin = left if hang is None else max(left, hang)
     for i, line in enumerate(text.wrap(console, max(20, console.width - margin))):
         line.rstrip()

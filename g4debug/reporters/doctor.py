@@ -1,4 +1,4 @@
-"""What ``g4debug doctor`` found, for a person: the verdict first, then the facts."""
+"""What ``g4debug doctor`` found, on a terminal: first the verdict, then the facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STYLES = {
     "wrapped": "green",
     "applied": "green",
     "armed": "green",
-    "bites": "green",
+    "caught": "green",
     "missing": "bold red",
     "target-missing": "bold red",
     "FAILED": "bold red",
@@ -27,7 +27,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that was looked at. state: one word; detail: the rest, '' for nothing."""
+    """One thing that was checked. state: one word. detail: the rest, or ''."""
 
     name: str
     state: str
@@ -36,13 +36,13 @@ class Row:
 
 @dataclass
 class Diagnosis:
-    """problems: what is asked for and cannot be honoured; notes: worth knowing, no failure.
+    """problems: what is asked for and cannot be done. notes: what is worth knowing.
 
-    The sections hold rows; a section that could not be checked has a reason in ``unchecked``.
+    The sections hold rows. If a section could not be checked, ``unchecked`` has the reason.
     """
 
     problems: list[str] = field(default_factory=list)
-    viewer: bool = False  # no SGLang here: dumps can be opened, nothing can be served
+    viewer: bool = False  # without SGLang dumps can be opened, but nothing can be served
     notes: list[str] = field(default_factory=list)
     headline: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Diagnosis:
     plugin: list[Row] = field(default_factory=list)
     environment: list[Row] = field(default_factory=list)
     dumps: str = ""
-    where: str = ""  # what the sites were checked on
+    where: str = ""  # where the sites were checked
     sites: list[Row] = field(default_factory=list)
     fixes: list[Row] = field(default_factory=list)
     tracers: list[Row] = field(default_factory=list)
@@ -88,7 +88,8 @@ def render(d: Diagnosis, console: Console) -> None:
     _entry(console, "GPU", *(Text(clean(g)) for g in d.gpus or ["none"]))
     _rows(console, "PLUGIN", d.plugin, "")
     _rows(console, "SETTINGS", d.environment, "")
-    _entry(console, "DUMPS", Text(clean(d.dumps) or "not checked: solve the above first"))
+    unchecked = "not checked: the problem at the top has to be solved first"
+    _entry(console, "DUMPS", Text(clean(d.dumps) or unchecked))
     console.print()
     _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
     _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
@@ -119,7 +120,7 @@ def _rows(console: Console, label: str, rows: list[Row], unchecked: str, head: s
 
 
 def _hang(row: Row, names: int, states: int, hang: int, console: Console) -> list[Text]:
-    """A long row: its detail on lines of its own column."""
+    """A long row. Its detail is wrapped within its own column, or below if that is narrow."""
     head = Text(f"{clean(row.name):<{names}}  ")
     head.append(f"{clean(row.state):<{states}}", STYLES.get(row.state, ""))
     lines = list(Text(clean(row.detail), "dim").wrap(console, console.width - LABEL - hang))

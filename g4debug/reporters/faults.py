@@ -1,4 +1,4 @@
-"""The faults there are: one paragraph each, and the grammar in a few lines."""
+"""The list of all faults: a paragraph for each, and then the grammar in a few lines."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.text import Text
 
 from g4debug.reporters.text import clean
 
-SILENT = "nothing: must stay silent"
+SILENT = "none: stress (no tracer may report it)"
 LABEL = 11
 GRAMMAR = (
     ("one fault", "NAME=[P%][N*]TASK[(ARGUMENT)][@SELECTOR=VALUE]..."),
-    ("P%", "at each opportunity, with this probability; else at every one"),
-    ("N*", "at most so many times; else without limit"),
-    ("off", "a task of every fault: does nothing"),
-    ("@at=N", "every fault: at its N-th opportunity only, from 1; the log of firings has it"),
-    ("@step=N", "every fault: in that worker step only"),
-    ("A->B", "when A's count is used up, B takes over"),
-    ("F;G;seed=7", "several faults, and the seed of their draws (default 0)"),
+    ("P%", "the probability at each opportunity (default: 100%)"),
+    ("N*", "how often at most (default: no limit)"),
+    ("off", "a task that every fault has; it does nothing"),
+    ("@at=N", "every fault has it: only at its N-th opportunity, counted from 1; the log says N"),
+    ("@step=N", "every fault has it: only in this worker step"),
+    ("A->B", "when the count of A is used up, B takes over"),
+    ("F;G;seed=7", "several faults, and the seed of their random draws (default: 0)"),
 )
 EXAMPLE = 'G4DEBUG_FAULTS="seed=7;page-oob=5%3*corrupt(1)@mode=decode" <your launch command>'
 
@@ -37,12 +37,12 @@ class Entry:
     selectors: tuple[str, ...] = ()
     caught_by: tuple[str, ...] = ()
     recreates: str = ""
-    drills: tuple[str, ...] = ()  # chains that make it bite, e.g. "1*on"
+    drills: tuple[str, ...] = ()  # chains that make it do harm, e.g. "1*on"
     broken: str = ""
 
 
 def render(entries: Sequence[Entry], console: Console) -> None:
-    """Print the list, at most the console's width wide but for the example."""
+    """Print the list. Only the example may be wider than the console."""
     for entry in entries:
         _entry(entry, console)
         console.print()

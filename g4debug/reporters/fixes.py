@@ -18,8 +18,10 @@ STYLES = {"applied": "green", "off": "yellow", "target-missing": "bold red"}
 
 @dataclass(frozen=True)
 class Row:
-    """One fix. state: applied, not-needed, off, target-missing or unknown. switches:
-    environment variables that turn it on (1) or off (0), g4debug's own first."""
+    """One fix. state: applied, not-needed, off, target-missing or unknown.
+
+    switches: the variables that turn it on (1) or off (0), g4debug's own first.
+    """
 
     id: str
     title: str
@@ -31,9 +33,9 @@ class Row:
 
 
 def render(rows: Sequence[Row], head: str, console: Console) -> None:
-    """Print a table, at most the console's width wide; ``head``: what was looked at.
+    """Print a table that fits the console. ``head`` says which SGLang was looked at.
 
-    A switch has a line of its own, so that it can be copied from 80 columns, too.
+    A switch has a line of its own, so that it can be copied from a narrow terminal, too.
     """
     console.print(Text(clean(head), "dim"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))

@@ -1,8 +1,8 @@
-"""The report as one self-contained page, for a phone at night as much as for a ticket.
+"""The report as one HTML page, for a phone or a ticket.
 
-Same facts and order as the terminal (``_facts.py``). The page fetches nothing and runs
-nothing: no script, and a Content-Security-Policy that would not let one in. All text of the
-dump goes through jinja2's autoescape, after the cleaning that a terminal gets.
+It has the same facts in the same order as on the terminal (``_facts.py``). The page contains no
+script, its Content-Security-Policy would not run one, and it fetches nothing. All text of the dump
+is cleaned as for a terminal, and then escaped by jinja2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from g4debug.reporters._table_view import TableView, window
 from g4debug.reporters.text import UNICODE, fit
 
 MOST = 500  # rows of a history in the page; --json has all
-ROWS, COLUMNS = 32, 48  # of the page map, around the fault
+ROWS, COLUMNS = 32, 48  # of the page map, around the bad cell
 
 SYMBOLS = {"outside": UNICODE.outside, "past": UNICODE.past}
 
@@ -62,12 +62,12 @@ def _environment() -> Environment:
 
 
 def _clean(value: Any) -> Any:
-    """Every text that the template writes: a right-to-left mark rearranges a page, too."""
+    """Clean every text that the template writes: a right-to-left mark would rearrange the page."""
     return fit(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _page_map(block: _facts.Map) -> dict[str, Any]:
-    """What the template needs of a page table: the part around the fault, and the words."""
+    """What the template needs of a page table: the part around the bad cell, and the words."""
     view = TableView(block.table, block.row, block.column)
     rows = window(view.rows, view.focus[0], ROWS)
     used = min(view.columns, max(view.used_columns(rows), view.focus[1] + 1) + 1)
@@ -83,7 +83,7 @@ def _page_map(block: _facts.Map) -> dict[str, Any]:
         "columns": [view.column0 + c for c in columns],
         "rows": [_row(view, r, columns) for r in rows],
         "focus": (view.row0 + view.focus[0], view.column0 + view.focus[1]),
-        # Where a narrow screen begins: not at the bad cell, which the row's number would hide.
+        # A narrow screen is scrolled to this column. The row's number hides what is before it.
         "begin": (view.row0 + view.focus[0], view.column0 + view.focus[1] - 4),
         "left_out": [
             f"{n} {what}"

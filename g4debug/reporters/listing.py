@@ -12,13 +12,13 @@ from rich.text import Text
 
 from g4debug.reporters.text import clean, shorten, symbols_for
 
-WIDE = 120  # from here on there is room for whole file names
-CHECK_WIDTH = 15  # "flight-recorder"
+WIDE = 120  # a console this wide has room for whole file names
+CHECK_WIDTH = 15  # as long as "flight-recorder"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file. ``time``: ISO 8601, UTC; ``size`` in bytes; ``broken``: why, or ''."""
+    """One file. ``time``: ISO 8601 in UTC. ``size``: bytes. ``broken``: why it is, or ''."""
 
     path: str
     name: str
@@ -30,7 +30,7 @@ class Entry:
 
 
 def render(entries: Sequence[Entry], console: Console) -> None:
-    """Print the list. On a narrow terminal a file is given by the end of its name."""
+    """Print the list. A narrow terminal shows only the end of each file's name."""
     s = symbols_for(console.encoding)
     wide = console.width >= WIDE
     names = [clean(e.name) if wide else f"*{_tail(clean(e.name))}" for e in entries]
@@ -57,12 +57,12 @@ def render_json(entries: Sequence[Entry], stream: IO[str]) -> None:
 
 
 def _what(entry: Entry) -> str:
-    """The headline without what its neighbours already say."""
+    """The headline without what the other columns already say."""
     return entry.headline.removeprefix("g4debug: ").removeprefix(entry.check).lstrip(": ")
 
 
 def _tail(name: str) -> str:
-    """``-4711-1.pt``: with a ``*`` before it, the shell finds the file."""
+    """``-4711-1.pt``: with a ``*`` in front, a shell finds the file by it."""
     parts = name.rsplit("-", 2)
     return f"-{parts[1]}-{parts[2]}" if len(parts) == 3 else name
 

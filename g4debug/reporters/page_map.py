@@ -1,7 +1,8 @@
-"""The page map: a page table, rows by pages, that a person reads at a glance.
+"""The page map: a page table on a terminal, a row for each request and a column for each page.
 
-Each cell a kernel may dereference shows its page number; a bad one is set in arrows, which
-say it without colour. The map is cropped around the fault and says what it left out.
+Each cell that a kernel may dereference shows its page number. A bad one stands between arrows, so
+that it is also seen without colours. The map shows the part around the bad cell and says what it
+left out.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ def render(
     rows: int | None = DEFAULT_ROWS,
     indent: int = 2,
 ) -> None:
-    """Print the map. ``row``, ``column``: the finding's cell, absolute; -1: not known.
+    """Print the map. ``row``, ``column``: the finding's cell in the whole table; -1: not known.
 
-    ``rows`` limits the rows shown (None: all). ``pools``: the other pools of the process, to
-    say where an out-of-range number would have been in range.
+    ``rows``: how many rows to show (None: all). ``pools``: the other pools of the process, to say
+    in which of them an out-of-range page number would have been in range.
     """
     symbols = symbols_for(console.encoding)
     view = TableView(table, row, column)
     for line in _lines(view, console.width - indent, symbols, pools, rows):
         line.rstrip()
-        if line.cell_len > console.width - indent:  # a cut must show: half a number lies
+        if line.cell_len > console.width - indent:  # a cut must be seen: half a number is a lie
             line.truncate(console.width - indent - len(symbols.more))
             line.append(symbols.more)
         text = Text(" " * indent if line else "")
@@ -72,7 +73,7 @@ def _lines(
 
 
 def _scale(view: TableView, width: int, s: Symbols) -> Text:
-    """The pool drawn to scale, its edge, and how far the table goes beyond it."""
+    """A line that shows the pool to scale, its edge, and how far the table goes beyond it."""
     name = shorten(view.table.pool.name, 12, s.more) or "this"
     last = view.pages - 1
     text = Text()
@@ -109,7 +110,8 @@ def _grid(view: TableView, shown: range, width: int, s: Symbols) -> list[Text]:
     lengths = {r: words.number(int(view.table.seq_lens[r])) for r in shown}
     len_width = max(6, *map(len, lengths.values()))
     left = 2 + row_width + 1 + RID_WIDTH + 1 + len_width + 1
-    # The cell width depends on the columns shown and they on it: take the widest number.
+    # How wide a cell is decides which columns are shown, and the other way round. So take the
+    # widest number that can be shown at all.
     digits = max(
         [len(words.number(c.value)) for r in shown for c in _peek(view, r, used) if _has_value(c)]
         + [len(str(view.column0 + used)), 1]
@@ -148,7 +150,7 @@ def _grid(view: TableView, shown: range, width: int, s: Symbols) -> list[Text]:
 
 
 def _peek(view: TableView, row: int, used: int) -> list[Cell]:
-    """The cells near the focus that can possibly be shown (no terminal fits 400)."""
+    """The cells near the focus that could be shown (no terminal has room for 400)."""
     near = window(used, view.focus[1], 400)
     return view.cells(row, near.start, near.stop)
 
@@ -222,7 +224,7 @@ def _legend(kinds: set[str], cropped: bool, s: Symbols) -> Text:
 
 
 def _bad_list(view: TableView, width: int, s: Symbols, pools: Sequence[Pool]) -> list[Text]:
-    """The bad cells with their exact values: on one line if they fit, else one a line."""
+    """The bad cells with their exact values, on one line if they fit, or else on one line each."""
     cells, more = words.bad_cells(view)
     if not cells:
         return [Text(words.bad_head(view), "dim")]

@@ -1,4 +1,4 @@
-"""A plan of the KV pools: the verdict, the table over ratios, what was assumed."""
+"""A plan of the KV pools on a terminal: the verdict, the table over ratios, what was assumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POOL = {"full": "full", "swa": "SWA", "both": "both", "none": "neither"}
 
 
 def render(plan: Plan, console: Console) -> None:
-    """Print it. The table needs 71 columns."""
+    """Print the plan. The table needs 71 columns."""
     console.print(Text(f"{clean(plan.geometry.name)}: {model_line(plan)}", "bold"))
     console.print(Text(load_line(plan)))
     console.print()
@@ -34,7 +34,7 @@ def render(plan: Plan, console: Console) -> None:
 
 
 def render_json(plan: Plan, stream: IO[str]) -> None:
-    """One JSON object. ``best.ratio`` is null if no ratio holds a request."""
+    """Write one JSON object. ``best.ratio`` is null if no ratio holds a request."""
     need, memory, work = plan.need, plan.memory, plan.workload
     data = {
         "model": plan.geometry.name,
@@ -83,23 +83,24 @@ def load_line(plan: Plan) -> str:
     locked = f", {n.swa_locked} of it locked in the radix tree" if n.swa_locked else ""
     return (
         f"{w.concurrency} x ({w.input} in, {w.output} out): a request keeps {n.full} tokens in the "
-        f"full pool, {n.swa} in the SWA pool{locked}"
+        f"full pool and {n.swa} in the SWA pool{locked}"
     )
 
 
 def assumptions(plan: Plan) -> str:
-    """One line: what the numbers hold for."""
+    """What the numbers assume, in one line."""
     w, m = plan.workload, plan.memory
     return "; ".join(
         (
-            "all requests alike, no shared prefix, full length, none retracted (worst case)",
+            "the worst case: all requests are alike, run to their full length, share no prefix, "
+            "and none is retracted",
             f"page {m.page}, {m.element} bytes per KV element",
             f"prefill chunk {w.chunk}" if w.chunk else "prefill not chunked",
             f"{w.draft} draft tokens, all accepted" if w.draft else "no MTP",
             "radix cache off" if not w.radix else "radix cache on" + ", split" * w.split_leaf,
-            "serves: no ratio given, fix swa-ratio on",
-            "SGLang 0.5.12.post1's rules; from 0.5.14 the ratio is not read with the radix cache "
-            "off and max_running_requests set",
+            "'serves' is the ratio that SGLang takes if none is given, with the fix swa-ratio on",
+            "the rules are those of SGLang 0.5.12.post1; from 0.5.14 on the ratio is not read if "
+            "the radix cache is off and max_running_requests is set",
         )
     )
 

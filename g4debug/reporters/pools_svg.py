@@ -1,7 +1,7 @@
-"""A plan of the KV pools as a picture: requests that each pool holds, over the ratio.
+"""A plan of the KV pools as a picture: how many requests each pool holds, over the ratio.
 
-Self-contained SVG, no script and no font to fetch; its colours follow the viewer's light or
-dark scheme.
+The SVG contains no script and fetches nothing. Its colours follow the viewer's light or dark
+scheme.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def draw(plan: Plan) -> str:
 class _Chart:
     def __init__(self, plan: Plan, rows: list[Row]) -> None:
         self.plan, self.rows = plan, rows
-        # What does not bind may be off the top: the eye belongs where the curves cross.
+        # The curve of the larger pool may leave the picture: what matters is where they cross.
         wanted = 1.35 * max(plan.workload.concurrency, *(r.holds for r in rows), 1)
         self.top = min(wanted, 1.1 * max(*(max(r.full_holds, r.swa_holds) for r in rows), 1))
         self.top = max(self.top, 1.1 * plan.workload.concurrency)
@@ -92,7 +92,7 @@ class _Chart:
         parts = [f'<polygon class="holds" points="{_points(area)}"/>']
         for kind in ("full", "swa"):
             held = [(r.ratio, getattr(r, f"{kind}_holds")) for r in self.rows]
-            # Cut at the top instead of running along it.
+            # A curve ends at the top of the picture instead of running along it.
             first = [p for p in held if p[1] <= self.top]
             line = _points([(self.x(a), self.y(b)) for a, b in first])
             parts.append(f'<polyline class="{kind}" points="{line}"/>')
@@ -125,7 +125,7 @@ def _legend(y: float) -> list[str]:
 
 
 def _step(top: float) -> int:
-    """Between four and ten lines, at 1, 2 or 5 times a power of ten."""
+    """The distance of the grid's lines: 1, 2 or 5 times a power of ten, four to ten lines."""
     step = 1
     while top / step > 10:
         step = step * 5 // 2 if str(step)[0] == "2" else step * 2
@@ -133,12 +133,12 @@ def _step(top: float) -> int:
 
 
 def _beside(x: float, y: float, words: str, css: str) -> str:
-    """A label at the side of a vertical line that has room for it."""
+    """A label beside a vertical line, on the side that has room for it."""
     return text(x + 6, y, words, css) if x < WIDTH * 0.7 else text(x - 6, y, words, css, "end")
 
 
 def text(x: float, y: float, words: str, css: str, anchor: str = "start") -> str:
-    """A line of words at (x, y); css: its class in STYLE."""
+    """A line of text at (x, y). css: its class in STYLE."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" class="{css}" text-anchor="{anchor}">{escape(words)}</text>'
     )

@@ -1,7 +1,6 @@
-"""The report for a person at a terminal, in KFENCE's order (see ``_facts.py``).
+"""The report on a terminal, in the order of ``_facts.py``.
 
-The first line answers "what", the last ones "why" and "do this": the two places a tired eye
-lands on.
+The first line says what happened, the last ones why, and what to do: a tired reader looks there.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ def render(
     rows: int | None = page_map.DEFAULT_ROWS,
     everything: bool = False,
 ) -> None:
-    """Print the report. ``source``: the dump's path.
+    """Print the report. source: the dump's path.
 
-    rows: of the page table, None for all. everything: all of every history, too.
+    rows: how many rows of the page table to show, None for all. everything: show all of every
+    history, too.
     """
     s = symbols_for(console.encoding)
     for line in Text(fit(_facts.headline(record))).wrap(console, console.width):
@@ -73,8 +73,8 @@ def _block(
         _section(console, block.label, block.note)
         _grid.render(block.grid, console, everything=everything)
     else:
-        # Not wrapped by us: a command broken over two lines cannot be copied. (A picture has
-        # no terminal that would wrap it.)
+        # A command that we broke into two lines could not be copied, so the terminal has to wrap
+        # it. A picture has no terminal, so there we wrap.
         text = Text(f"{block.label:<{LABEL}}{fit(block.command)}", "bold cyan")
         console.print(text, soft_wrap=not console.record)
 
@@ -93,7 +93,7 @@ def _pool(pool: Pool, s: Symbols) -> Text:
 
 
 def _pack(line: _facts.Line, width: int, sep: str) -> list[Text]:
-    """The items on as few lines as they need; only an item too long for a line is broken."""
+    """The items on as few lines as they need. Only an item that is longer than a line is broken."""
     lines: list[Text] = []
     for item in map(_item, line):
         if lines and lines[-1].cell_len + len(sep) + item.cell_len <= width:
@@ -108,7 +108,7 @@ def _item(spans: Sequence[_facts.Span]) -> Text:
 
 
 def _entry(console: Console, label: str, *lines: Text) -> None:
-    """Labelled lines, wrapped with a hanging indent and without trailing spaces."""
+    """Print lines with a label, wrapped with a hanging indent and without trailing spaces."""
     for line in lines:
         for part in line.wrap(console, console.width - LABEL):
             part.rstrip()

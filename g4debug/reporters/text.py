@@ -1,4 +1,4 @@
-"""Text that is safe and short enough for a terminal, and the symbols it may use."""
+"""Makes text safe and short enough for a terminal, and says which symbols it may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_TEXT = 2000  # characters of one field; --json has all of it
 
 @dataclass(frozen=True)
 class Symbols:
-    """The glyphs of one rendering. Each is one column wide, but for the arrow."""
+    """The symbols of one rendering. Each is one column wide, except the arrow."""
 
     bad_left: str
     bad_right: str
@@ -71,7 +71,7 @@ ASCII = Symbols(
 
 
 def symbols_for(encoding: str) -> Symbols:
-    """UNICODE if a stream of this encoding can carry it, else ASCII."""
+    """UNICODE if this encoding has all of its symbols, or else ASCII."""
     try:
         "".join(getattr(UNICODE, f.name) for f in fields(Symbols)).encode(encoding)
     except (UnicodeError, LookupError):
@@ -82,8 +82,8 @@ def symbols_for(encoding: str) -> Symbols:
 def clean(text: str) -> str:
     """``text`` with every character that is not printable written as an escape.
 
-    A dump may come from a stranger: an escape sequence in a request id must not reach the
-    terminal, nor a newline or a right-to-left mark rearrange the report.
+    A dump may come from a stranger. An escape sequence in a request id must not reach the
+    terminal, and neither a newline nor a right-to-left mark may rearrange the report.
     """
     if text.isprintable():
         return text
@@ -94,7 +94,7 @@ def clean(text: str) -> str:
 
 
 def shorten(text: str, width: int, more: str = "…") -> str:
-    """``text`` cleaned and cut to ``width`` characters, the cut marked by ``more``."""
+    """``text``, cleaned and cut to ``width`` characters. ``more`` marks the cut."""
     text = clean(text[: 4 * width + 4])
     if len(text) <= width:
         return text
@@ -102,7 +102,7 @@ def shorten(text: str, width: int, more: str = "…") -> str:
 
 
 def fit(text: str) -> str:
-    """``text`` cleaned, and cut where it is absurdly long."""
+    """``text``, cleaned, and cut if it is absurdly long."""
     if len(text) > MAX_TEXT:
-        return clean(text[:MAX_TEXT]) + " (cut; --json has all)"
+        return clean(text[:MAX_TEXT]) + " (cut; --json has all of it)"
     return clean(text)

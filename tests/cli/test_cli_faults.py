@@ -66,5 +66,5 @@ def test_a_broken_fault_hides_no_other(
         sys.modules.pop("g4debug.faults.zz_stress", None)
     out = capsys.readouterr().out
     assert "cannot be loaded here: ModuleNotFoundError: No module named 'not_there'" in out
-    assert "caught by  nothing: must stay silent" in out
+    assert "caught by  none: stress (no tracer may report it)" in out
     assert "page-oob" in out

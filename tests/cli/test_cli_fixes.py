@@ -55,9 +55,11 @@ def test_without_sglang_the_states_are_unknown(monkeypatch, capsys):
     monkeypatch.setattr(targets, "sglang_version", lambda: None)
     assert main(["fixes", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {(r["state"], r["why"]) for r in rows} == {("unknown", "no SGLang here")}
+    assert {(r["state"], r["why"]) for r in rows} == {("unknown", "this Python has no SGLang")}
     assert main(["fixes"]) == 0
-    assert capsys.readouterr().out.startswith("no SGLang here, so the states are unknown\n")
+    assert capsys.readouterr().out.startswith(
+        "this Python has no SGLang, so the states are unknown\n"
+    )
 
 
 @pytest.mark.parametrize("environ", [{SWITCH: "maybe"}, {"G4DEBUG_FIX_SWA": "1"}])

@@ -43,7 +43,7 @@ def test_cuda_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
     for call in (cpu.prepare, cpu.activate):
-        with pytest.raises(cpu.CpuEngineError, match=r"H200.*expected none"):
+        with pytest.raises(cpu.CpuEngineError, match=r"H200.*only for machines without one"):
             call()
 
 
@@ -63,7 +63,7 @@ def test_prepare_too_late_is_refused(monkeypatch):
 
 def test_an_unknown_sglang_is_refused():
     gone = attach.StandIn("os.path", "no_such_kernel", print, "test")
-    with pytest.raises(cpu.CpuEngineError, match=r"without os\.path:no_such_kernel"):
+    with pytest.raises(cpu.CpuEngineError, match=r"has no os\.path:no_such_kernel"):
         attach._attach(gone)
 
 
@@ -80,7 +80,7 @@ def test_sgl_kernel_is_strict_and_torchvision_imports():
     status, out, err = run("-c", code)
     assert status == 0, err
     first, second, third = out.splitlines()
-    assert first.startswith("sgl_kernel.rmsnorm: got a request for a CUDA kernel")
+    assert first.startswith("sgl_kernel.rmsnorm is a CUDA kernel")
     assert second.startswith("sgl_kernel.kvcacheio.transfer_kv_direct needs CUDA")
     assert third == "imported"
 

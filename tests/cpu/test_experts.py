@@ -47,9 +47,9 @@ def test_every_layer_has_router_experts_and_norms(written):
 
 
 def test_a_dense_model_has_none(tmp_path):
-    from g4debug.cpu import _checkpoint, weights
+    from g4debug.cpu import weights
 
-    names = [name for name, _ in _checkpoint.target_tensors(weights.Weights(TINY))]
+    names = [name for name, _ in weights.target_tensors(weights.Weights(TINY))]
     assert "model.layers.0.mlp.down_proj.weight" in names
     assert not [name for name in names if "expert" in name or "router" in name]
 

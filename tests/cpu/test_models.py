@@ -123,7 +123,7 @@ def test_writing_again_does_nothing_and_another_seed_rewrites(tmp_path):
 
 def test_a_strangers_directory_is_not_deleted(tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(FileExistsError, match="Choose another directory"):
+    with pytest.raises(FileExistsError, match="choose an empty directory"):
         models.write(models.TINY, tmp_path)
     assert (tmp_path / "thesis.txt").exists()
 

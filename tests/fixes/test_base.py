@@ -90,8 +90,8 @@ def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(only):
 @pytest.mark.parametrize(
     ("needs", "switches", "recreated", "state", "why"),
     [
-        (">=0.5", {}, {}, "off", f"shipped off; {SWITCH}=1 turns it on"),
-        (">=0.5", {}, FAULT, "off", "shipped off"),
+        (">=0.5", {}, {}, "off", f"off by default; {SWITCH}=1 turns it on"),
+        (">=0.5", {}, FAULT, "off", "off by default"),
         (">=0.5", {"swa-state-swap": False}, {}, "off", "SGLANG_X=0"),
         (">=0.5", {"swa-state-swap": True}, {}, "applied", "SGLANG_X=1"),
         (">=99", {}, {}, "not-needed", "written for SGLang >=99, found"),

@@ -114,9 +114,9 @@ def test_it_says_what_it_did(arm, models, caplog):
         checked(engine_args(models["dense"]))
         checked(engine_args(models["moe"], swa_full_tokens_ratio=0.8))
     said = [r.message for r in caplog.records if "swa-ratio" in r.message]
-    assert "setting swa_full_tokens_ratio to 0.15: a Gemma-4 with 128 experts" in said[0]
-    assert "keeping swa_full_tokens_ratio=0.8: a dense Gemma-4" in said[1]
-    assert "keeping swa_full_tokens_ratio=0.8: given by the user" in said[2]
+    assert "setting swa_full_tokens_ratio to 0.15: this Gemma-4 has 128 experts" in said[0]
+    assert "keeping swa_full_tokens_ratio=0.8: this is a dense Gemma-4" in said[1]
+    assert "keeping swa_full_tokens_ratio=0.8: the user gave it" in said[2]
 
 
 def test_no_swa_pool_no_change(sglang, models):
@@ -140,7 +140,7 @@ def test_where_sglang_sizes_by_requests_the_ratio_is_not_touched(sglang, models,
     )
     assert swa_ratio.choose(args) == (
         0.8,
-        "not read: SGLang sizes the SWA pool by max_running_requests",
+        "SGLang does not read it: it sizes the SWA pool by max_running_requests",
     )
     assert swa_ratio.choose(engine_args(models["moe"]))[0] == 0.15  # the radix cache is on
 

@@ -215,7 +215,7 @@ def test_two_makes_wait_for_each_other(scripts, tmp_path: Path):
         ("Failed to establish a new connection\nNo matching distribution found for a", "reached"),
         ("satisfies x (from versions: none)\nNo matching distribution found for x", "at all"),
         ("ERROR: No matching distribution found for torch==2.13.0", "no ready-made torch==2.13.0"),
-        ("PermissionError: Permission denied: 'x'", "cannot write here"),
+        ("PermissionError: Permission denied: 'x'", "the files cannot be written"),
         ("noise\nERROR: something new\nmore noise", "ERROR: something new"),
         ("", "no reason given"),
     ],

@@ -168,7 +168,7 @@ def test_no_room_imports_another_ones_underscore_name() -> None:
         ("def f():\n    from g4debug.tracers.base import Context", climbing),
         ("from g4debug.faults.base import Fault", climbing),
         ("if TYPE_CHECKING:\n    from g4debug.ledger.hooks import LedgerHooks", circle),
-        ("from g4debug.cpu import _checkpoint", private),
+        ("from g4debug.reporters import _facts", private),
         ("from g4debug.hooking.hooks import _runs", private),
     ],
 )

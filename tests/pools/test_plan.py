@@ -188,21 +188,21 @@ def test_large_chunks_make_0_15_the_worse_ratio_and_a_split_leaf_helps():
     found = plan(MOE, SEED_26B, load)
     old = row(MOE, SEED_26B, found.need, 0.8)
     assert found.served.holds < old.holds
-    assert "the SWA pool binds at" in found.reason
+    assert "the SWA pool holds only" in found.reason
     (hint,) = found.hints
     assert "SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1" in hint
     split = plan(MOE, SEED_26B, dataclasses.replace(load, split_leaf=True))
-    assert f"{split.best.holds} requests at ratio {split.best.ratio:g}" in hint
+    assert f"{split.best.holds} requests fit with the ratio {split.best.ratio:g}" in hint
     assert not split.hints
     assert split.served.holds > row(MOE, SEED_26B, split.need, 0.8).holds
 
 
 def test_words_for_each_case():
     enough = plan(MOE, SEED_26B, Workload(1000, 1000, 8))
-    assert "which SGLang serves with, holds your 8, too" in enough.reason
+    assert "which SGLang takes by itself, holds your 8, too" in enough.reason
     waits = plan(DENSE, SEED_31B, Workload(1000, 1000, 80))
-    assert "Your 80 fit with no ratio" in waits.reason
+    assert "No ratio holds your 80" in waits.reason
     nothing = plan(MOE, Memory(1 << 20), Workload(1000, 1000, 8))
     assert nothing.best.holds == 0
-    assert "no ratio holds one request" in nothing.reason
+    assert "no ratio holds even one request" in nothing.reason
     assert not nothing.hints

@@ -21,7 +21,7 @@ ROWS = [
         id="mm-piecewise-graph",
         title="piecewise CUDA graphs for multimodal models",
         state="off",
-        why="shipped off; G4DEBUG_FIX_MM_PIECEWISE_GRAPH=1 turns it on",
+        why="off by default; G4DEBUG_FIX_MM_PIECEWISE_GRAPH=1 turns it on",
         switches=[
             "G4DEBUG_FIX_MM_PIECEWISE_GRAPH",
             "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",

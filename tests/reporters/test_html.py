@@ -119,7 +119,7 @@ def test_same_facts_as_show(kind: str) -> None:
     # Bars are drawn, marks are colour, and what the terminal cuts is folded away in the page.
     cut = {w for w in said if "…" in w}
     missing = {w for w in said - cut if not any(w.strip("▼▶◀") in p for p in page)}
-    assert missing <= {"edge", "(--all)", "kept"}
+    assert missing <= {"edge", "(--all)"}
 
 
 def test_a_large_dump_gives_a_page_that_a_phone_can_open() -> None:

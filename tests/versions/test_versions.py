@@ -75,7 +75,7 @@ def test_every_fix_is_in_its_state(release):
 
 
 def test_a_fix_that_is_written_for_a_release_can_be_put_there(release):
-    """Forced on, so that what is shipped off or not needed is tried, too."""
+    """Forced on, so that what is off by default or not needed is tried, too."""
     for name in discovery.names("fix"):
         fix = discovery.load("fix", name)
         if targets.matches(fix.needs):

@@ -1,9 +1,10 @@
-"""Lets a CUDA build of torchvision be imported beside a CPU build of torch.
+"""Makes it possible to import a CUDA build of torchvision beside a CPU build of torch.
 
-PyPI's torchvision wheels link against CUDA torch, so their `_C.so` cannot load here, and
+PyPI's torchvision wheels are linked against CUDA torch, so their `_C.so` cannot be loaded here, and
 `torchvision/_meta_registrations.py` then fails to register fakes for operators that do not exist.
-SGLang's import of transformers reaches that. Declaring the two schemas is enough, as torchvision
-guards everything else with `_has_ops()`. Where `_C.so` does load, nothing is declared.
+SGLang imports transformers, which imports that. It is enough to declare the two schemas, because
+torchvision checks `_has_ops()` before everything else. If `_C.so` can be loaded, nothing is
+declared.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
 
 
 def declare_on_import() -> None:
-    """Arrange for the schemas to exist by the time that torchvision is imported."""
+    """Declare the schemas as soon as torchvision is imported."""
     ready = "torchvision" in sys.modules or any(
         isinstance(finder, _BeforeTorchvision) for finder in sys.meta_path
     )

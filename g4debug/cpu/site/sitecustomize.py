@@ -1,7 +1,7 @@
-"""Runs at the start of every Python process on the CPU engine (this folder leads PYTHONPATH).
+"""Runs at the start of every Python process of the CPU engine: this folder is first in PYTHONPATH.
 
-Prepares torchvision's operators, lets the garbage collector run less often, then runs the
-`sitecustomize` that this one hides, if any.
+It prepares torchvision's operators and lets the garbage collector run less often. Then it runs the
+`sitecustomize` that this one hides, if there is one.
 """
 
 import gc
@@ -22,7 +22,7 @@ def _run_hidden() -> None:
 
 
 importlib.import_module("g4debug_torchvision").declare_on_import()
-# SGLang's import makes a million objects that stay. Python's own (700, 10, 10) walks through all
-# of them again and again: over a second of the five that each of an engine's processes takes.
+# Importing SGLang makes a million objects that stay. With Python's own (700, 10, 10) the collector
+# walks through all of them again and again, which takes one of the five seconds of each start.
 gc.set_threshold(100_000, 20, 20)
 _run_hidden()

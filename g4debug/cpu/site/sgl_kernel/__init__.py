@@ -1,8 +1,8 @@
-"""The CPU engine's `sgl_kernel`: strict, so that nothing on the CPU path fails silently.
+"""The CPU engine's `sgl_kernel`. What it lacks is an error, so that nothing fails silently.
 
-The real wheel is CUDA only. SGLang imports a part of it unconditionally (`kvcacheio`); only that
-part exists here. Everything else raises by name, so each `try: from sgl_kernel import X` in SGLang
-takes its own fallback and each unguarded use is an error that says what is missing.
+The real wheel is for CUDA only. SGLang always imports `kvcacheio` of it, and only that part exists
+here. Any other name raises an error. So each `try: from sgl_kernel import X` in SGLang takes its
+own fallback, and any other use of X is an error that says what is missing.
 """
 
 __version__ = "0.0.0+g4debug.cpu"
@@ -10,6 +10,6 @@ __version__ = "0.0.0+g4debug.cpu"
 
 def __getattr__(name: str) -> object:
     raise AttributeError(
-        f"sgl_kernel.{name}: got a request for a CUDA kernel on the CPU engine, expected only "
-        "sgl_kernel.kvcacheio. If the CPU path really needs it, add a stand-in to g4debug/cpu."
+        f"sgl_kernel.{name} is a CUDA kernel, and the CPU engine has only sgl_kernel.kvcacheio. "
+        "If SGLang really needs it on a CPU, add a stand-in to g4debug/cpu."
     )

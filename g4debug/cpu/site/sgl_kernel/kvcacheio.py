@@ -1,6 +1,7 @@
-"""Names that SGLang imports unconditionally for host-to-device KV transfer.
+"""The names for copying KV between host and device that SGLang always imports.
 
-None works without CUDA: hierarchical caching is off on the CPU engine, and calling one says so.
+None of them works without CUDA: calling one raises an error. They are for hierarchical caching,
+which is off on the CPU engine.
 """
 
 from collections.abc import Callable
