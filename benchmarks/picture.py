@@ -49,7 +49,7 @@ def requests() -> Iterator[Bar]:
             for x in paired(path, "way", "end_to_end_s", "alone", "together"):
                 yield f"mm-batched-encoder, {tower}, 6 images{how}", x
             for x in paired(path, "way", "end_to_end_s", "alone", "fused"):
-                yield f"the same with vision-layer (off), {tower}{how}", x
+                yield f"the same with vision-layer, {tower}{how}", x
     for model in ("E4B", "26B-A4B"):
         for batch in ("1", "8", "64"):
             path, figure = f"decode_paths_{model}_h200.csv", "ms_per_token"

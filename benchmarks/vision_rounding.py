@@ -84,7 +84,7 @@ def main() -> None:
     from g4debug import cpu
 
     cpu.prepare()
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import real_layer
     from sglang.srt.server_args import get_global_server_args
 

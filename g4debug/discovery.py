@@ -1,9 +1,8 @@
-"""Finding tracers, faults and fixes by the files that are there: there is no list to edit.
+"""Finds tracers, faults and fixes by the names of their files. There is no list to edit.
 
-An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, known by
-its ``tracer.py``). Its public id is that name with ``-`` for ``_``. Names are read off the
-folders without importing an item, so that a typo in the environment is caught before SGLang
-is loaded.
+An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, which is
+recognised by its ``tracer.py``). Its id is that name with ``-`` for ``_``. To list the names, no
+item is imported, so that a typo in the environment is caught before SGLang is loaded.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from typing import Any, Final, Literal
 
 Noun = Literal["tracer", "fault", "fix"]
 
-# Where the items of each kind live. Performance paths are fixes with a folder of their own.
+# The folders of each kind of item. Performance paths are fixes, but have a folder of their own.
 FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
     "tracer": ("g4debug.tracers",),
     "fault": ("g4debug.faults",),
     "fix": ("g4debug.fixes", "g4debug.fixes.paths"),
 }
-# Modules beside the items that other rooms use, so that their names have no underscore.
+# Modules in the same folders that are no items. Other rooms use them, so their names have no
+# underscore.
 _SHARED: Final = ("base", "grammar", "limits", "source", "tables")
 
 
 def names(noun: Noun) -> tuple[str, ...]:
-    """Public ids of all items of a kind, sorted."""
+    """The ids of all tracers, faults or fixes, sorted."""
     return tuple(sorted(_modules(noun)))
 
 
@@ -39,8 +39,8 @@ def module_name(noun: Noun, name: str) -> str:
 def load(noun: Noun, name: str) -> Any:
     """What an item declares: the module's ``TRACER``, ``FAULT`` or ``FIX``.
 
-    Raises AttributeError if the module does not declare it, ValueError if it declares
-    another id than its name: both are mistakes of the item's author.
+    Raises AttributeError if the module does not declare it, and ValueError if the id that it
+    declares differs from its file name. Both are mistakes of the item's author.
     """
     module = importlib.import_module(module_name(noun, name))
     item = getattr(module, noun.upper())
@@ -60,7 +60,7 @@ def _modules(noun: Noun) -> dict[str, str]:
                 dotted = f"{package}.{module.name}"
                 if module.ispkg:
                     if not (Path(folder) / module.name / f"{noun}.py").is_file():
-                        continue  # a folder of other things: fixes/paths, kernels
+                        continue  # a folder that holds something else, such as fixes/paths
                     dotted += f".{noun}"
                 found[module.name.replace("_", "-")] = dotted
     return found

@@ -1,8 +1,9 @@
 """The entry point that SGLang calls in its server and scheduler processes.
 
-``register`` goes through settings, fixes, faults, tracers, audit, in this order, and does
-nothing else. SGLang only logs a plugin's exception, so a debug switch that cannot be
-honoured ends the process with ``SystemExit``, which SGLang lets through.
+``register`` reads the settings, installs fixes, then faults, then tracers, and checks at the end
+that all hooks are in place. If a plugin raises an exception, SGLang only logs it and serves on.
+So if something that the user asked for cannot be done, ``register`` raises ``SystemExit``, which
+ends the process.
 """
 
 from __future__ import annotations
@@ -31,21 +32,24 @@ logger = logging.getLogger("g4debug")
 
 @dataclass(frozen=True)
 class InForce:
-    """What ``register`` put in force in this process; ``g4debug doctor`` reads it."""
+    """What ``register`` switched on in this process. ``g4debug doctor`` reads it."""
 
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
     tracers: dict[str, str]  # name -> "armed: mode"
     recorder: Recorder
-    ledger: Ledger | None  # of the allocators' pages, if an armed tracer needs it
-    installed: bool  # False: nothing was asked for or needed, so SGLang has no hook of ours
+    ledger: Ledger | None  # None: no armed tracer needs it
+    installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
 
 
 in_force: InForce | None = None
 
 
 def register() -> None:
-    """Entry point ``sglang.srt.plugins``. Raises SystemExit if a switch cannot be honoured."""
+    """The entry point ``sglang.srt.plugins``.
+
+    Raises SystemExit if something that the user asked for cannot be done.
+    """
     try:
         settings = Settings.from_environ()
         plan = parse(settings.faults)
@@ -53,7 +57,7 @@ def register() -> None:
         raise SystemExit(f"g4debug: G4DEBUG_FAULTS: {e}") from e
     except SettingsError as e:
         raise SystemExit(f"g4debug: {e}") from e
-    except Exception as e:  # a fix that cannot be loaded: our own mistake
+    except Exception as e:  # for example a fix that cannot be loaded: a bug of g4debug
         if any(name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")) for name in os.environ):
             logger.exception("g4debug: could not be armed")
             raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
@@ -68,7 +72,7 @@ def register() -> None:
         if settings.asked or settings.cpu:
             logger.exception("g4debug: could not be armed")
             raise SystemExit(f"g4debug: could not be armed: {type(e).__name__}: {e}") from e
-        raise  # nobody asked for debugging: SGLang logs it and serves on
+        raise  # the user did not ask for debugging, so SGLang logs this and serves on
 
 
 def _register(settings: Settings, plan: Plan) -> None:
@@ -115,7 +119,7 @@ def _register(settings: Settings, plan: Plan) -> None:
 def _arm(
     settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
 ) -> tuple[list[Context], Ledger | None]:
-    """Install the tracers that are asked for; below them the step recorder and the ledger."""
+    """Install the step recorder, then the ledger if one is needed, then the tracers."""
     if not settings.tracers:
         return [], None
     from g4debug.tracers.base import Context, Tracer
@@ -143,9 +147,10 @@ def _arm(
 
 
 def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
-    """Check, right after SGLang applied all plugins' hooks, that ours really run; then say so.
+    """Check that our hooks really run, as soon as SGLang has applied the hooks of all plugins.
 
-    On stderr: SGLang sets up its logging only after the plugins ran.
+    If they do, ``line`` is printed to stderr, because SGLang sets up its logging only after the
+    plugins have run.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -160,7 +165,7 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
             return
         text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
-        # A fix that nobody forced must not cost the server, whatever else is asked for.
+        # A fix that nobody asked for must not stop the server, whatever else is asked for.
         unforced = (
             {fix for fix in in_force.fixes if not settings.fixes.get(fix)} if in_force else set()
         )
@@ -172,7 +177,7 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
 
 
 def start_up_line(settings: Settings, hooks: Hooks, describer: Describer) -> str:
-    """What is armed, what is fixed, what is injected, where dumps go."""
+    """Says in one line what is armed, fixed and injected, and where dumps go."""
     role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(describer.tracers) or "none"
     fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())

@@ -1,9 +1,8 @@
 """Every environment variable of g4debug, typed, in one frozen dataclass.
 
-``SGLANG_TRTLLM_MHA_DEBUG`` and ``SGLANG_TRTLLM_MHA_DEBUG_DIR`` are the two that a user
-needs; everything finer is ``G4DEBUG_<FIELD>``. A variable, a value or a name that is not
-known is an error: a debug switch that is silently ignored is worse than none.
-Imports neither torch nor sglang.
+Most users need only ``SGLANG_TRTLLM_MHA_DEBUG`` and ``SGLANG_TRTLLM_MHA_DEBUG_DIR``. All other
+variables begin with ``G4DEBUG_``. An unknown variable, value or name is an error, because a debug
+switch that is silently ignored is worse than none. This module imports neither torch nor sglang.
 """
 
 from __future__ import annotations
@@ -18,9 +17,19 @@ from typing import Any
 
 from g4debug import discovery
 
-# Not ".../g4debug": a process that starts in the temporary folder would import that folder
-# as an (empty) package of this name, and SGLang would serve on, unarmed.
-DEFAULT_DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+# The folder must not be called "g4debug": a process that is started in the temporary folder would
+# import it as an empty package of that name, and SGLang would serve on with nothing armed.
+DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
+
+
+def ours(directory: Path) -> Path:
+    """``directory``. If we may not write there, one whose name ends with our user number."""
+    if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
+        return directory.with_name(f"{directory.name}-{os.getuid()}")
+    return directory
+
+
+DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
 FIX_PREFIX = "G4DEBUG_FIX_"
 
@@ -29,7 +38,7 @@ _FALSE = ("0", "off", "false", "no")
 
 
 class SettingsError(Exception):
-    """A variable cannot be honoured; the text says which, what is valid, and what to do."""
+    """A variable is not understood or cannot be obeyed. The text says which one, and why."""
 
 
 def _flag(text: str, name: str) -> bool:
@@ -89,7 +98,7 @@ class Settings:
         "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer that is not opt-in", False
     )
     debug_dir: Path = _setting(  # noqa: RUF009 - a Path is immutable
-        "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "where dumps go", DEFAULT_DUMP_DIR
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR", _path, "the folder that dumps go to", DEFAULT_DUMP_DIR
     )
     trace: tuple[str, ...] = _setting(
         "G4DEBUG_TRACE", _tracers, "arm only these tracers (comma-separated)", ()
@@ -97,66 +106,76 @@ class Settings:
     mode: str = _setting(
         "G4DEBUG_MODE",
         _mode,
-        "raise: stop with the finding; contain: hand the kernel a safe table, report, go on; "
-        "log: report only",
+        "raise: stop the server with the finding; contain: report it, hand the kernel a safe page "
+        "table, and go on; log: only report it",
         "raise",
     )
-    faults: str = _setting("G4DEBUG_FAULTS", _text, "faults to inject, e.g. page-oob=1*on", "")
+    faults: str = _setting(
+        "G4DEBUG_FAULTS", _text, "faults to inject, for example page-oob=1*on", ""
+    )
     max_dumps: int = _setting(
-        "G4DEBUG_MAX_DUMPS", _number(0, 1000), "dumps per process, 0 writes none", 8
+        "G4DEBUG_MAX_DUMPS",
+        _number(0, 1000),
+        "how many dumps one process may write; 0: none",
+        8,
     )
     max_dump_mb: int = _setting(
-        "G4DEBUG_MAX_DUMP_MB", _number(1, 1024), "size of one dump, in MiB", 16
+        "G4DEBUG_MAX_DUMP_MB", _number(1, 1024), "how large one dump may be, in MiB", 16
     )
     steps: int = _setting(
-        "G4DEBUG_STEPS", _number(1, 100_000), "worker steps kept for the dump", 64
+        "G4DEBUG_STEPS", _number(1, 100_000), "how many of the last steps a dump holds", 64
     )
     hang_seconds: int = _setting(
         "G4DEBUG_HANG_SECONDS",
         _number(2, 86_400),  # an idle event loop may sleep for one second
-        "a scheduler without progress for so long is hung: SIGTERM then leaves a dump",
+        "a scheduler counts as hung after so many seconds without progress; SIGTERM then leaves a "
+        "dump",
         10,
     )
     leak_steps: int = _setting(
         "G4DEBUG_LEAK_STEPS",
         _number(0, 1_000_000),
-        "busy steps between two counts of all pages (pool-leak), 0 counts at idle only",
+        "pool-leak counts all pages after so many busy steps; 0: only when the server is idle",
         256,
     )
     yoco_eager_rows: int = _setting(
         "G4DEBUG_YOCO_EAGER_ROWS",
         _number(0, 1_000_000),
-        "yoco-fast-prefill runs in place of a piecewise CUDA graph where it spares so many rows; "
-        "0: never",
+        "yoco-fast-prefill takes the place of a piecewise CUDA graph where it saves at least so "
+        "many rows; 0: never",
         2048,  # benchmarks/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
     )
     mm_encoder_percent: int = _setting(
         "G4DEBUG_MM_ENCODER_PERCENT",
         _number(1, 100),
-        "share of the device's memory that one pass of the vision tower may take, in percent",
+        "how much of the device's memory one pass of the vision tower may take, in percent",
         5,
     )
     cpu: bool = _setting(
-        "G4DEBUG_CPU", _flag, "1 runs SGLang on torch stand-ins; refused where CUDA is", False
+        "G4DEBUG_CPU",
+        _flag,
+        "1 runs SGLang without a GPU, with torch in place of CUDA kernels; not where CUDA is "
+        "available",
+        False,
     )
     fixes: Mapping[str, bool] = field(default_factory=dict)  # id -> forced on or off
     forced_by: Mapping[str, str] = field(default_factory=dict)  # id -> the variable that did it
 
     @property
     def tracers(self) -> tuple[str, ...]:
-        """Names of the tracers to arm."""
+        """The names of the tracers to arm (opt-in tracers are left out later, by the plugin)."""
         if self.trace:
             return self.trace
         return discovery.names("tracer") if self.debug else ()
 
     @property
     def asked(self) -> bool:
-        """True if the user asked for something, so that failing to do it must stop the start."""
+        """True if the user asked for something. If it cannot be done, the server must not start."""
         return bool(self.tracers or self.faults or any(self.fixes.values()))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the environment. Raises SettingsError on anything that is not understood."""
+        """Read the environment. Raises SettingsError for anything that is not understood."""
         env = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         known: dict[str, dataclasses.Field[Any]] = {
@@ -178,7 +197,9 @@ class Settings:
                                 f"{name}={text} and {other}={env[other]} contradict each other: "
                                 f"both switch fix {fix}; unset one"
                             )
-                        forced_by[fix] = min(name, other)  # G4DEBUG_ is the one shown
+                        forced_by[fix] = min(
+                            name, other
+                        )  # of two, show the one that begins with G4DEBUG_
             elif name.startswith(FIX_PREFIX):
                 valid = sorted(s for s in switches if s.startswith(FIX_PREFIX))
                 raise SettingsError(f"{name}: there is no such fix; valid: {', '.join(valid)}")
@@ -196,7 +217,10 @@ def fix_switch(fix_id: str) -> str:
 
 
 def _fix_switches() -> dict[str, list[str]]:
-    """Variable -> ids of the fixes that it switches: ours, and those that the seeds document."""
+    """Variable -> ids of the fixes that it switches.
+
+    Every fix has a variable G4DEBUG_FIX_<FIX>. Some also have one that their author chose.
+    """
     switches: dict[str, list[str]] = {}
     for name in discovery.names("fix"):
         switches.setdefault(fix_switch(name), []).append(name)

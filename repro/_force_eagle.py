@@ -14,14 +14,14 @@ from _workload import Workload
 
 
 def geometry(even: bool) -> Any:
-    """TINY; ``even``: its full layers' head dimension everywhere, which EAGLE's pool needs."""
+    """TINY. ``even``: all layers get the head dimension of the full ones: EAGLE's pool needs it."""
     from g4debug.cpu.geometry import TINY
 
     return replace(TINY, swa_head_dim=TINY.head_dim) if even else TINY
 
 
 def cpu(requests: int | None, even: bool = True, **given: Any) -> Workload:
-    """Eager, as everything on the CPU engine; ``given``: arguments of the engine."""
+    """``given``: arguments of the engine, which runs eagerly, as always on the CPU."""
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
 
@@ -38,10 +38,10 @@ def _with(**given: Any) -> dict[str, Callable[[int | None], Workload]]:
 
 DEVICES = _with()
 PLAIN = {"cpu": lambda requests: without_mtp(cpu(requests))}
-# SGLang's default. No graph is captured here: EAGLE is refused before, FROZEN_KV_MTP not asked.
+# CUDA graphs are on, as is SGLang's default. The server stops before it captures one.
 GRAPHS = _with(disable_cuda_graph=False)
 UNEVEN = _with(even=False)
-# What EAGLE's worker needs on this engine. Its draft steps on trtllm_mha are built on FlashInfer's,
-# which has no stand-in, so the draft is on triton, interpreted (the target stays on trtllm_mha);
-# its overlapping worker asks for CUDA streams.
+# What EAGLE's worker needs on the CPU engine. On trtllm_mha its draft steps use FlashInfer, which
+# has no stand-in. So the draft runs on triton, interpreted; the target stays on trtllm_mha. Overlap
+# is off, because the overlapping worker needs CUDA streams.
 EAGLE = _with(speculative_draft_attention_backend="triton", disable_overlap_schedule=True)

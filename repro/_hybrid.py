@@ -12,7 +12,7 @@ SPECULATIVE = "speculative_"
 
 
 def cpu(requests: int | None) -> Workload:
-    """Few tokens: Triton is interpreted. Verify on the decode backend keeps it out of the loop."""
+    """Few tokens, because Triton is interpreted. Verify runs on the decode backend, to avoid it."""
     from g4debug.cpu.server import engine_arguments
 
     arguments = engine_arguments(
@@ -24,17 +24,17 @@ def cpu(requests: int | None) -> Workload:
         speculative_attention_mode="decode",
     )
     small = _workload.cpu(requests or 3)
-    return replace(small, prompt=(150, 250), output=30, engine=arguments, limit=240)
+    return replace(small, prompt=(150, 250), output=30, engine=arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
-    """As in _workload; with CUDA graphs the draft's first forward is the capture, at start."""
+    """As in _workload. The draft's first forward is the capture of its CUDA graphs, at start."""
     workload = _workload.cuda(requests or 8)
     return replace(workload, engine=known_here(workload.engine))
 
 
 def known_here(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments as this SGLang calls them; what it does not have any more is left out."""
+    """The arguments by the names of this SGLang, without those that it does not have any more."""
     from sglang.srt.server_args import ServerArgs
 
     names = set(getattr(ServerArgs, "__struct_fields__", ()) or ServerArgs.__annotations__)

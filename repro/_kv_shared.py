@@ -8,7 +8,7 @@ from _workload import Workload, in_memory
 
 
 def cuda(requests: int | None) -> Workload:
-    """Default arguments; only triton is named, which SGLang takes for the real E2B by itself."""
+    """Default arguments. Triton is named because SGLang would choose it for the real E2B, too."""
     from g4debug.cpu.models import E2B, write
 
     target, _ = write(E2B, in_memory("g4debug-e2b"), device="cuda")
@@ -27,7 +27,7 @@ def cuda(requests: int | None) -> Workload:
         "log_level": "info",
         "decode_log_interval": 1,
     }
-    return Workload(requests or 8, (300, 900), 32, E2B.vocab, arguments, limit=400)
+    return Workload(requests or 8, (300, 900), 32, E2B.vocab, arguments, timeout=400)
 
 
 def eager_cuda(requests: int | None) -> Workload:

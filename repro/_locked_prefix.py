@@ -1,8 +1,9 @@
 """The workload of locked_prefix: a shared prefix, one long answer, pressure on the SWA pool.
 
-All requests start with the same prefix (a system prompt, say). The first two put it into the
-cache; the second writes a long answer and so keeps it locked. Others fill the SWA pool until
-the cache drops the prefix' SWA half, and then somebody computes the same prefix again.
+The first two requests, and later every third one, start with the same prefix (a system prompt,
+say). The first two put it into the cache. The second one writes a long answer and so keeps the
+prefix locked. Others fill the SWA pool until the cache drops the SWA half of the prefix, and then
+another request computes the same prefix again.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Workload:
     output: list[int]  # tokens to generate, per request
     vocab: int
     engine: dict[str, Any]
-    limit: float  # seconds that one arm may take, start-up included
+    timeout: float  # seconds that one variant may take, start-up included
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Token ids; the same for the same seed. Every third request shares the prefix."""
+        """Token ids; the same for the same seed."""
         rng = random.Random(seed)
 
         def tokens(n: int) -> list[int]:
@@ -54,7 +55,7 @@ def cpu(requests: int | None) -> Workload:
         chunked_prefill_size=512,
     )
     output = [SHORT, LONG, *[SHORT] * (count - 2)]
-    return Workload(output, TINY.vocab, arguments, limit=120)
+    return Workload(output, TINY.vocab, arguments, timeout=300)
 
 
 def _uncached(device: Callable[[int | None], Workload]) -> Callable[[int | None], Workload]:

@@ -1,4 +1,7 @@
-"""One cell row of the matrix: a drill run twice, and what came of it."""
+"""One row of the matrix: a fault is run twice, without and with tracers, and judged.
+
+A fault's *drill* is the firing plan that the matrix gives it (see ``Fault.drills``).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from g4debug.faults.base import Fault
 from g4debug.settings import fix_switch
 
 REQUESTS, WAVES = 14, 2
-LIMIT = 90.0  # seconds of one run; a run without a fault takes about 15
+TIMEOUT = 90.0  # seconds of one run; a run without a fault takes about 15
 _FIRED = re.compile(r"g4debug fault \(seed=\d+\) \S+ #\d+: .*\[step (\d+): ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*)\b.*)$", re.MULTILINE)
 _LEAK = "memory leak detected"
@@ -26,8 +29,11 @@ _LEAK = "memory leak detected"
 
 @dataclass
 class Row:
-    """fired: step of the first firing, -1 if it never fired. caught: tracer -> steps until its
-    first finding. kinds: tracer -> kind of that finding. seen: what a user sees without them."""
+    """named: the tracers that must catch it. seen: what a user sees without tracers.
+
+    fired: the step of the first firing, -1 if it never fired. caught: tracer -> steps from there to
+    its first finding. kinds: tracer -> the kind of that finding.
+    """
 
     fault: str
     drill: str
@@ -53,17 +59,29 @@ class Row:
         if self.problem:
             return self.problem
         if self.fired < 0:
-            return "NEVER FIRED"
+            return "The fault NEVER FIRED."
         if not self.named:
-            return "silent, as it must be" if self.good else f"FALSE ALARM: {self.kinds}"
-        parts = [f"{t} after {self.caught[t]} steps" for t in self.named if t in self.caught]
-        parts += [f"MISSED by {t}" for t in self.missed]
-        return ", ".join(parts)
+            if self.good:
+                return "No tracer reports anything, as it should be."
+            kinds = ", ".join(f"{kind} by {tracer}" for tracer, kind in self.kinds.items())
+            return f"FALSE ALARM: {kinds}."
+        found = [f"{t} {_later(self.caught[t])}" for t in self.named if t in self.caught]
+        said = [f"It is caught by {', '.join(found)}."] if found else []
+        said += [f"It is MISSED by {', '.join(self.missed)}."] if self.missed else []
+        others = [t for t in self.caught if t not in self.named]
+        said += [f"Also found by {', '.join(others)}."] if others else []
+        return " ".join(said)
+
+
+def _later(steps: int) -> str:
+    if not steps:
+        return "in the same step"
+    return f"{steps} step{'s' * (steps != 1)} later"
 
 
 @dataclass
 class Clean:
-    """The run without a fault: what all others are compared with."""
+    """The run without a fault, with which all others are compared."""
 
     outputs: dict[str, Any]
     accept_length: float
@@ -91,17 +109,25 @@ def environment(faults: str, armed: bool, folder: Path) -> dict[str, str]:
     return env
 
 
-def run(name: str, env: Mapping[str, str], folder: Path, limit: float = LIMIT) -> Outcome:
+def run(name: str, env: Mapping[str, str], folder: Path, timeout: float = TIMEOUT) -> Outcome:
     """One run of the mixed workload in a process of its own."""
     result = folder / f"{name}.json"
-    command = [sys.executable, str(HERE / "_mixed_arm.py"), str(result), str(REQUESTS), str(WAVES)]
-    return run_command(name, [*command, json.dumps({})], result, env, folder, limit)
+    command = [
+        sys.executable,
+        str(HERE / "_mixed_variant.py"),
+        str(result),
+        str(REQUESTS),
+        str(WAVES),
+    ]
+    return run_command(name, [*command, json.dumps({})], result, env, folder, timeout)
 
 
 def run_clean(folder: Path) -> Clean:
     plain = run("clean", environment("", False, folder), folder)
     if not plain.completed:
-        raise SystemExit(f"the run without a fault did not complete; log: {plain.text[-3000:]}")
+        raise SystemExit(
+            f"The run without a fault did not complete. The end of its log:\n{plain.text[-3000:]}"
+        )
     outputs, accept = plain.result["outputs"], plain.result["accept_length"]
     seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
     dumps = folder / "clean-armed-dumps"
@@ -126,14 +152,14 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
     armed = run(f"{name}-armed", environment(faults, True, dumps), folder)
     fired = [int(step) for step in _FIRED.findall(armed.text)]
     if not fired and not _FIRED.search(bare.text):
-        row.problem = "" if armed.completed else "DIED BEFORE IT FIRED"
+        row.problem = "" if armed.completed else "It DIED BEFORE THE FAULT FIRED."
         return row
     row.fired = fired[0] if fired else -1
     for tracer, kind, step in _findings(dumps):
         if tracer not in row.caught:
             row.caught[tracer], row.kinds[tracer] = max(0, step - row.fired), kind
     if not row.named and not armed.completed and bare.completed:
-        row.problem = "DIED WITH TRACERS ONLY"
+        row.problem = "It DIED, but only with tracers."
     return row
 
 

@@ -1,16 +1,17 @@
-"""The matrix for a terminal, and for docs/matrix.md."""
+"""What ``make matrix`` prints for each fault, and the table that it writes to docs/matrix.md."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from _matrix import REQUESTS, WAVES, Clean, Row, tracers
-from rich.console import Console
-from rich.table import Table
+from _render import Block
 
 
-def cell(row: Row, tracer: str) -> str:
-    """``after 3`` caught as named, ``(after 3)`` caught though not named, ``·`` silent."""
+def entry(row: Row, tracer: str) -> str:
+    """``3``: the tracer that must catch it did so 3 steps later. ``(3)``: a tracer that need not
+    catch it did. ``·``: a tracer that need not catch it did not.
+    """
     if row.fired < 0:
         return "?"
     if tracer in row.caught:
@@ -19,21 +20,19 @@ def cell(row: Row, tracer: str) -> str:
     return "MISSED" if tracer in row.named else "·"
 
 
-def render(clean: Clean, rows: Iterable[Row], console: Console) -> None:
-    table = Table(title="steps from the firing to the finding")
-    table.add_column("fault")
-    for tracer in tracers():
-        table.add_column(tracer, justify="right")
-    table.add_column("without tracers the user sees", overflow="fold")
-    for row in rows:
-        cells = [cell(row, t) for t in tracers()]
-        style = "" if row.good else "red"
-        table.add_row(f"{row.fault}={row.drill}", *cells, row.seen, style=style)
-    console.print(table)
+def block(row: Row, place: str = "") -> Block:
+    """What a terminal shows of a row; the table is too wide for one."""
+    what = f"{row.verdict} Without tracers a user sees: {row.seen}."
+    return Block(f"{row.fault}={row.drill}", row.good, what, title=place)
+
+
+def clean_block(clean: Clean) -> Block:
+    what = f"Without tracers: {clean.seen}. With every tracer: {clean.verdict}."
+    return Block("no fault", clean.good, what)
 
 
 def markdown(clean: Clean, rows: Iterable[Row]) -> str:
-    """The table with its legend. Numbers depend on the run; ``make matrix`` makes them anew."""
+    """The table with its legend. The numbers differ a little from run to run."""
     from g4debug.trapping.describe import versions
 
     found = versions()
@@ -41,10 +40,12 @@ def markdown(clean: Clean, rows: Iterable[Row]) -> str:
     lines = [
         "# The matrix",
         "",
-        "Made by `make matrix`: every fault on real SGLang (CPU engine, all fixes off), once",
-        "without tracers and once with every tracer in `log` mode. A number is how many worker",
-        "steps after the first firing the tracer's first finding came; in brackets: the fault does",
-        "not name that tracer; `·`: silent; **MISSED**: named, and silent.",
+        "Made by `make matrix`. Every fault runs on real SGLang (CPU engine, all fixes off): once",
+        "without tracers, and once with every tracer in `log` mode. A number says how many steps",
+        "after the fault fired for the first time the tracer reported its first finding. A",
+        "number in brackets: the tracer found it, but the fault does not name this tracer. `·`:",
+        "the tracer found nothing, and need not. **MISSED**: the fault names the tracer, but it",
+        "found nothing.",
         "",
         f"SGLang {found.get('sglang', '?')}, torch {found.get('torch', '?')}. Workload: {WAVES} "
         f"times {REQUESTS} requests, mixed lengths, shared prefixes, small pools.",
@@ -54,6 +55,6 @@ def markdown(clean: Clean, rows: Iterable[Row]) -> str:
         f"|---|{'--:|' * len(names)}---|",
     ]
     for row in rows:
-        cells = " | ".join(cell(row, t).replace("MISSED", "**MISSED**") for t in names)
+        cells = " | ".join(entry(row, t).replace("MISSED", "**MISSED**") for t in names)
         lines.append(f"| `{row.fault}={row.drill}` | {cells} | {row.seen.replace('|', '/')} |")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""The mixed workload of the matrix and the soak: short and long, shared prefixes, small pools.
+"""The workload of the matrix and the soak: short and long requests, small pools.
 
-Several requests share a prefix, outputs differ in length so that batches shrink and grow, the
-pools are small enough that requests wait and are retracted, and sequences outgrow the window.
+Several requests share a prefix. Their outputs differ in length, so that batches shrink and grow.
+The pools are so small that requests wait and are retracted, and sequences outgrow the window.
 """
 
 from __future__ import annotations

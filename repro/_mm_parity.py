@@ -52,7 +52,7 @@ def _workload(name: str, **arguments: Any) -> Callable[[int | None], Workload]:
             **arguments,
         }
         count = requests or REQUESTS
-        return Workload(count, (200, 900), 32, geometry.vocab, engine, limit=300)
+        return Workload(count, (200, 900), 32, geometry.vocab, engine, timeout=300)
 
     return cuda
 
@@ -60,7 +60,7 @@ def _workload(name: str, **arguments: Any) -> Callable[[int | None], Workload]:
 DENSE = {"cuda": _workload("dense")}
 KV_SHARED = {"cuda": _workload("kv-shared")}
 PER_LAYER_INPUTS = {"cuda": _workload("per-layer-inputs")}
-# SGLang's own flag for tests: skips every reason to be off, ours, too.
+# SGLang's own flag for tests. It skips every reason to switch the graphs off, also ours.
 PER_LAYER_INPUTS_ENFORCED = {
     "cuda": _workload("per-layer-inputs", enforce_piecewise_cuda_graph=True)
 }

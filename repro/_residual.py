@@ -1,8 +1,9 @@
-"""One arm of residual_aliasing: a real Gemma-4 forward that captures hidden states.
+"""One variant of residual_aliasing: a real Gemma-4 forward that captures hidden states.
 
     python repro/_residual.py DEVICE RESULT.json
 
-Compares what the model hands out as captured with a copy made when each layer was entered.
+It compares the states that the model captured with copies that were made when each layer was
+entered.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+from _run import end_with_the_script
 
 TOKENS = 200
 
@@ -98,6 +101,7 @@ def prefill(runner: Any) -> None:
 
 
 if __name__ == "__main__":
+    end_with_the_script()
     if sys.argv[1] == "cpu":
         from g4debug import cpu
 

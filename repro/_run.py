@@ -1,4 +1,4 @@
-"""Runs the arms of a repro, each in a process group of its own that never outlives us."""
+"""Runs the variants of a repro, each in a process group of its own that never outlives us."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,13 +23,65 @@ _SWITCH = re.compile(
     r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG|SGLANG_GEMMA4_|SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM)"
 )
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+LIFELINE = "REPRO_LIFELINE"  # the variable in which a variant finds the pipe's number
+_asked: list[int] = []  # signals that asked this script to end
+
+
+class Stopped(BaseException):
+    """A signal asked this script to end. ``status``: 128 and its number, as a shell says it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+def listen() -> None:
+    """Let a signal end this script within a second, and with it all that it started.
+
+    A signal that was ignored when the script was started stays ignored: Ctrl-C is not meant for
+    a job in the background, nor the end of the terminal for one under nohup. The handler raises
+    nothing, because an exception between the start of a variant and the note of it would lose
+    the variant.
+    """
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: _asked.append(number))
+
+
+def go_on() -> None:
+    """Raises Stopped once a signal has asked for the end."""
+    if _asked:
+        raise Stopped(_asked[0])
+
+
+def script(main: Callable[[], int]) -> int:
+    """The exit status of ``main``, or that of the signal which ended it."""
+    listen()
+    try:
+        return main()
+    except Stopped as stopped:
+        print("stopped; no process of ours is left", file=sys.stderr)
+        return stopped.status
+
+
+def end_with_the_script() -> None:
+    """For a variant: when the script that started it is gone, even by SIGKILL, so is its group."""
+    line = os.environ.pop(LIFELINE, None)
+    if line is not None:
+        threading.Thread(target=_hold, args=(int(line),), daemon=True).start()
+
+
+def _hold(line: int) -> None:
+    os.read(line, 1)  # nobody writes: it returns when the script's end of the pipe is closed
+    os.killpg(0, signal.SIGKILL)
 
 
 @dataclass
 class Outcome:
-    """What one arm did. status is None if it was stopped for taking too long."""
+    """What one variant did. status is None if it was stopped because it took too long."""
 
-    arm: str
+    variant: str
     status: int | None
     seconds: float
     log: Path
@@ -52,7 +105,7 @@ class Outcome:
         return max((float(m) for m in _SWA_USAGE.findall(self.text)), default=0.0)
 
     def traceback(self, lines: int = 14) -> list[str]:
-        """The end of the scheduler's traceback, as the user sees it."""
+        """The last lines of the scheduler's traceback, as a user sees it in the log."""
         text = self.text
         start = text.rfind("Scheduler hit an exception")
         if start < 0:
@@ -69,23 +122,25 @@ class Outcome:
         return found if len(found) <= lines else [found[0], "  …", *found[-lines + 2 :]]
 
 
-def run_arm(
-    arm: str,
+def run_variant(
+    variant: str,
     device: str,
     requests: int,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None],
     workload: str = "_workload",
 ) -> Outcome:
-    """Run ``_arm.py`` with ``environment`` on top of ours; wait at most ``limit`` seconds.
+    """Run ``_variant.py`` with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
     ``workload``: the module of this folder that says what to run on ``device``.
     """
-    result = folder / f"{arm}.json"
-    command = [sys.executable, str(HERE / "_arm.py"), workload, device, str(requests), str(result)]
-    return run_command(arm, command, result, environment, folder, limit, progress, device == "cpu")
+    result = folder / f"{variant}.json"
+    program = str(HERE / "_variant.py")
+    command = [sys.executable, program, workload, device, str(requests), str(result)]
+    on_cpu = device == "cpu"
+    return run_command(variant, command, result, environment, folder, timeout, progress, on_cpu)
 
 
 def run_command(
@@ -94,54 +149,72 @@ def run_command(
     result: Path,
     environment: Mapping[str, str],
     folder: Path,
-    limit: float,
+    timeout: float,
     progress: Callable[[str], None] = lambda text: None,
     on_cpu: bool = True,
 ) -> Outcome:
     """Run a command that starts an engine and leaves its ``result``, a JSON file."""
     log = folder / f"{name}.log"
-    # Our caller's own switches must not leak into an arm.
+    # The switches of whoever called the script must not leak into a variant.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
     if on_cpu:
         from g4debug import cpu
 
         base = cpu.environment(base)
     begin = time.monotonic()
-    status: int | None = None
+    phase = "starting"
+
+    def look() -> None:
+        nonlocal phase
+        if phase == "starting" and UP in log.read_text(errors="replace"):
+            phase = "generating"
+        progress(f"{phase}, {time.monotonic() - begin:.0f} s")
+
     with log.open("wb") as sink, _group(command, {**base, **environment}, sink) as process:
-        phase = "starting"
-        while True:
-            elapsed = time.monotonic() - begin
-            if phase == "starting" and UP in log.read_text(errors="replace"):
-                phase = "generating"
-            progress(f"{phase}, {elapsed:.0f} s")
-            try:
-                status = process.wait(timeout=0.5)
-                break
-            except subprocess.TimeoutExpired:
-                if elapsed > limit:
-                    break
+        status = ended(process, timeout, look)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
+
+
+def ended(
+    process: subprocess.Popen[bytes], timeout: float, look: Callable[[], None] = lambda: None
+) -> int | None:
+    """Its exit status, None if it still runs after ``timeout`` seconds. Raises Stopped."""
+    end = time.monotonic() + timeout
+    while True:
+        go_on()
+        look()
+        try:
+            return process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > end:
+                return None
 
 
 @contextmanager
 def _group(
     command: list[str], environment: Mapping[str, str], sink: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a group of its own; whatever happens, the whole group is gone after."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=sink,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    """A process in a group of its own. Whatever happens, the whole group is gone afterwards."""
+    go_on()
+    line, ours = os.pipe()
     try:
-        yield process
+        process = subprocess.Popen(
+            command,
+            env={**environment, LIFELINE: str(line)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[line],
+        )
+        try:
+            yield process
+        finally:
+            # SGLang's children stay in the group of their parent, also after it died.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     finally:
-        # SGLang's children stay in the group of their parent, also after it died.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        os.close(line)
+        os.close(ours)

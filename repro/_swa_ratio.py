@@ -1,8 +1,8 @@
 """The workloads of swa_ratio: a toy mixture of experts whose KV memory is short.
 
-SGLang's profile of free memory is not repeatable on a CPU, so each arm gets the *same bytes*
-as ``max_total_tokens``: the full pool that SGLang's solve makes of them at the arm's ratio. The
-script checks, in what SGLang logged, that both pools together take those bytes.
+On a CPU, SGLang measures another amount of free memory each time. So each variant is given the same
+number of bytes, as ``max_total_tokens``: the size of the full pool that SGLang would make of these
+bytes at the variant's ratio. The script reads in SGLang's log that both pools together take them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Workload:
     output: int
     vocab: int
     engine: dict[str, Any]
-    limit: float  # seconds that one arm may take, start-up included
+    timeout: float  # seconds that one variant may take, start-up included
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
         """Token ids; the same for the same seed."""
@@ -40,7 +40,7 @@ class Workload:
 
 
 def plan(ratio: float, chunk: int) -> Any:
-    """What g4debug pools says: the pools at ``ratio``, and the requests that each holds."""
+    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
     from g4debug.cpu.geometry import TINY_MOE
     from g4debug.pools import config, solve
     from g4debug.pools import plan as pools
@@ -52,7 +52,7 @@ def plan(ratio: float, chunk: int) -> Any:
 
 
 def bytes_of(full: int, swa: int) -> int:
-    """Bytes that these tokens take."""
+    """How many bytes pools of so many tokens take."""
     from g4debug.cpu.geometry import TINY_MOE
     from g4debug.pools import config, solve
 
@@ -62,7 +62,7 @@ def bytes_of(full: int, swa: int) -> int:
 
 
 def cpu(requests: int | None) -> Workload:
-    """Pools that hold everything: what the outputs are compared with."""
+    """Pools that hold all requests. The outputs of the other variants are compared with these."""
     from g4debug.cpu.geometry import TINY_MOE
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
@@ -80,11 +80,11 @@ def cpu(requests: int | None) -> Workload:
         max_running_requests=count,
         chunked_prefill_size=SMALL_CHUNK,
     )
-    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, limit=150)
+    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, timeout=300)
 
 
 def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Callable[..., Any]]:
-    """KV_BYTES of memory, divided by ``ratio``; the ratio itself is for the server to choose."""
+    """KV_BYTES of memory, divided by ``ratio``. The server has to choose that ratio by itself."""
 
     def make(requests: int | None) -> Workload:
         whole = cpu(requests)

@@ -1,7 +1,8 @@
 """The workload of zero_accept_merge: each request fills the pool, and the next one waits for it.
 
-A pool that holds one request at a time makes every end of a request a *hand-over*: the batch
-of one drains in a verify while the next request waits, and its prefill is merged into it.
+The pool holds one request at a time. So every end of a request is a *hand-over*: the batch, which
+holds only this request, runs empty in a verify while the next request waits, and then that request
+is prefilled and merged into the batch.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Workload:
-    """requests: one more than hand-overs; prompt and output in tokens."""
+    """requests: how many, one more than there are hand-overs. prompt and output: in tokens."""
 
     requests: int
     prompt: int
     output: int
     vocab: int
     engine: dict[str, Any]
-    limit: float  # seconds that one arm may take, start-up included
+    timeout: float  # seconds that one variant may take, start-up included
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
         """Token ids; the same for the same seed."""
@@ -47,7 +48,7 @@ def cpu(requests: int | None) -> Workload:
         chunked_prefill_size=512,
         disable_radix_cache=True,
     )
-    return Workload(count, 300, 8, TINY.vocab, arguments, limit=300)
+    return Workload(count, 300, 8, TINY.vocab, arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
@@ -62,7 +63,7 @@ def cuda(requests: int | None) -> Workload:
         "chunked_prefill_size": 2048,
     }
     count = requests or 201
-    return Workload(count, 1500, 8, other.vocab, arguments, limit=400)
+    return Workload(count, 1500, 8, other.vocab, arguments, timeout=400)
 
 
 def _alone(device: Callable[[int | None], Workload]) -> Callable[[int | None], Workload]:
@@ -74,6 +75,6 @@ def _alone(device: Callable[[int | None], Workload]) -> Callable[[int | None], W
 
 
 DEVICES = {"cpu": cpu, "cuda": cuda}
-# With one seat, SGLang admits nobody before it has filtered the drained batch. (To send each
-# request after the end of the one before is not enough: it may arrive before the filter.)
+# If only one request may run, SGLang admits the next one after it has filtered the empty batch.
+# (To send each request after the end of the one before is not enough: it may come too early.)
 ALONE = {name: _alone(device) for name, device in DEVICES.items()}

@@ -1,8 +1,13 @@
-"""Gemma-4 E4B + trtllm_mha + FROZEN_KV_MTP: clean, broken, diagnosed, fixed, on real SGLang.
+"""Gemma-4 E4B with trtllm_mha and FROZEN_KV_MTP: a crash, its diagnosis and its fix.
 
-    python repro/e4b_trtllm_mtp.py [--device cpu|cuda] [--arm NAME] [--requests N] [--json] [--keep]
+    python repro/e4b_trtllm_mtp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
+                                   [--keep]
 
-Exit code 0 only if every arm did as it should, 1 if one did not, 2 for wrong arguments.
+Real SGLang serves the same requests in four variants. A fault puts back a bug of upstream SGLang:
+the draft hands page numbers of the full pool to sliding layers, whose SWA pool is smaller.
+
+The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -11,18 +16,23 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import (
+from _run import ILLEGAL, Outcome
+from _variants import (
     DEBUG,
-    Arm,
     Repro,
+    Variant,
     Verdict,
+    accept_length,
     blamed,
+    died_otherwise,
     dump_of,
     headline_first,
     main,
+    no_dump,
+    not_completed,
+    not_named,
     same_outputs,
 )
-from _run import Outcome
 from _workload import DEVICES
 
 FAULT = {"G4DEBUG_FAULTS": "seed=7;stale-swa-state=on"}
@@ -32,28 +42,32 @@ SWA_GOAL = 0.85
 
 def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
     if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
+        return Verdict(False, not_completed(run))
     if run.swa_peak < SWA_GOAL:
-        return Verdict(False, f"SWA pool peaked at {run.swa_peak:.0%}, wanted {SWA_GOAL:.0%}")
+        return Verdict(
+            False,
+            f"It completes, but the SWA pool gets only {run.swa_peak:.0%} full. This workload "
+            f"should fill at least {SWA_GOAL:.0%} of it.",
+        )
     return Verdict(
-        True,
-        f"completes; SWA pool peaks at {run.swa_peak:.0%}, "
-        f"accept length {run.result['accept_length']:.2f}",
+        True, f"It completes. The SWA pool gets {run.swa_peak:.0%} full. {accept_length(run)}"
     )
 
 
 def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
     if run.completed:
-        return Verdict(False, "completed: the fault did not bite")
+        return Verdict(False, "It completes: the bug had no effect.")
     if not run.illegal_access:
-        return Verdict(False, f"died of something else (status {run.status}); log: {run.log}")
-    return Verdict(True, f"dies: illegal memory access, reported in {blamed(run)}")
+        return Verdict(False, died_otherwise(run, ILLEGAL))
+    return Verdict(
+        True, f"It dies of an illegal memory access. The traceback blames {blamed(run)}."
+    )
 
 
 def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     record = dump_of(run)
     if record is None:
-        return Verdict(False, f"no dump (status {run.status}); log: {run.log}")
+        return no_dump(run)
     finding, where = record.finding, record.finding.location
     wanted = {
         "a sliding layer": where.layer_kind == "sliding",
@@ -66,29 +80,36 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     }
     missing = [name for name, found in wanted.items() if not found]
     if missing:
-        return Verdict(False, f"the finding does not name {', '.join(missing)}")
+        return not_named(missing)
     return Verdict(
         True,
-        f"stops at step {where.step}: {where.layer_kind} layer {where.layer}, "
-        f"row {where.row}, column {where.column}",
+        f"g4debug stops it at step {where.step}. The finding names the place: {where.layer_kind} "
+        f"layer {where.layer} of the draft, row {where.row} and column {where.column} of the page "
+        "table.",
     )
 
 
 REPRO = Repro(
-    title="e4b_trtllm_mtp: Gemma-4 E4B shape, trtllm_mha, FROZEN_KV_MTP",
-    arms={
-        "clean": Arm("SGLang as installed", {}, judge_clean),
-        "broken": Arm(
-            "the bug, debug off", {**FAULT, **FIX_OFF}, judge_broken, explain="traceback"
+    title="e4b_trtllm_mtp: Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    variants={
+        "clean": Variant("SGLang as installed", {}, judge_clean),
+        "broken": Variant(
+            "the bug is put back, debugging is off",
+            {**FAULT, **FIX_OFF},
+            judge_broken,
+            explain="traceback",
         ),
-        "diagnosed": Arm(
-            "the bug, debug on", {**FAULT, **FIX_OFF, **DEBUG}, judge_diagnosed, explain="finding"
+        "diagnosed": Variant(
+            "the bug is put back, debugging is on",
+            {**FAULT, **FIX_OFF, **DEBUG},
+            judge_diagnosed,
+            explain="finding",
         ),
-        "fixed": Arm("the bug, fix swa-state-swap on", FAULT, same_outputs),
+        "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, same_outputs),
     },
     devices=DEVICES,
     compares=("fixed",),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "what fills the SWA pool"))
+    sys.exit(main(REPRO, __doc__ or "", "as many as fill the SWA pool"))

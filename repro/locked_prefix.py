@@ -1,10 +1,13 @@
-"""Cached pages are freed while a request reads them: silent wrong answers of SGLang itself.
+"""SGLang frees cached pages while a request still reads them, and its answer is silently wrong.
 
-    python repro/locked_prefix.py [--arm NAME] [--requests N] [--json] [--keep]
+    python repro/locked_prefix.py [--variant NAME] [--requests N] [--json] [--keep]
 
-No fault is injected: SGLang 0.5.12.post1 to 0.5.14 as installed. A system prompt that many
-requests share, one long answer, and a SWA pool under pressure are enough. Exit code 0 only if
-every arm did as it should, 1 if one did not, 2 for wrong arguments.
+No fault is injected: this is SGLang 0.5.12.post1 to 0.5.14 as released. It takes a system prompt
+that many requests share, one long answer, and a SWA pool that is nearly full. The script runs on
+the CPU engine only.
+
+The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
+arguments or on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -13,61 +16,83 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import DEBUG, Arm, Repro, Verdict, dump_of, main, same_outputs
 from _locked_prefix import DEVICES
 from _run import Outcome
+from _variants import (
+    CPU_ONLY,
+    DEBUG,
+    Repro,
+    Variant,
+    Verdict,
+    dump_of,
+    main,
+    no_dump,
+    not_comparable,
+    not_completed,
+    same_outputs,
+)
 
 OFF = {"G4DEBUG_FIX_LOCKED_PREFIX": "0"}
 
 
 def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
     if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
-    return Verdict(True, f"completes {len(run.result['tokens'])} requests")
+        return Verdict(False, not_completed(run))
+    return Verdict(True, f"It completes all {len(run.result['tokens'])} requests.")
 
 
 def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
-    if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
-    if clean is None:
-        return Verdict(False, "completes, but there is no clean run to compare with")
+    why_not = not_comparable(run, clean)
+    if why_not or clean is None:
+        return Verdict(False, why_not)
     pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
     wrong = [i for i, (a, b) in enumerate(pairs) if a != b]
     if not wrong:
-        return Verdict(False, "all answers are right: the bug was not reached")
+        return Verdict(False, "It completes, and all answers are right: the bug was not met.")
     first = next(n for n, (a, b) in enumerate(zip(*pairs[wrong[0]], strict=True)) if a != b)
     return Verdict(
         True,
-        f"completes, nothing is reported, and {len(wrong)} of {len(pairs)} answers are wrong "
-        f"(request {wrong[0]} from token {first} on)",
+        f"It completes and reports nothing, but {len(wrong)} of {len(pairs)} answers are wrong. "
+        f"The answer to request {wrong[0]} is wrong from its token {first} on.",
     )
 
 
 def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     record = dump_of(run)
     if record is None:
-        return Verdict(False, f"no finding (status {run.status}); log: {run.log}")
+        return no_dump(run)
     finding = record.finding
     if finding.kind != "use-after-free":
-        return Verdict(False, f"another finding: {finding.headline}")
+        return Verdict(False, f"It stops with another finding: {finding.headline}.")
     who = [e for e in record.events if e.kind == "free"]
     if not who or "_insert_helper" not in who[-1].caller:
-        return Verdict(False, f"does not say who freed the page: {finding.headline}")
-    return Verdict(True, f"{finding.check}: {finding.kind}, freed by {who[-1].caller}")
+        return Verdict(False, f"The finding does not say who freed the page: {finding.headline}.")
+    return Verdict(
+        True,
+        f"g4debug stops it. The tracer {finding.check} reports {finding.kind}, and names who "
+        f"freed the page: {who[-1].caller}.",
+    )
 
 
 REPRO = Repro(
-    title="locked_prefix: a shared prefix, one long answer, SWA pool under pressure",
-    arms={
-        "clean": Arm("no prefix cache, fix off", OFF, judge_clean, "_locked_prefix:UNCACHED"),
-        "broken": Arm("fix off, debugging off", OFF, judge_broken, "_locked_prefix"),
-        "diagnosed": Arm(
-            "fix off, debugging on", {**OFF, **DEBUG}, judge_diagnosed, "_locked_prefix", "finding"
+    title="locked_prefix: a shared prefix, one long answer, a SWA pool that is nearly full",
+    variants={
+        "clean": Variant(
+            "without a prefix cache, the fix is off", OFF, judge_clean, "_locked_prefix:UNCACHED"
         ),
-        "fixed": Arm("fix on", {}, same_outputs, "_locked_prefix"),
+        "broken": Variant("the fix is off, debugging is off", OFF, judge_broken, "_locked_prefix"),
+        "diagnosed": Variant(
+            "the fix is off, debugging is on",
+            {**OFF, **DEBUG},
+            judge_diagnosed,
+            "_locked_prefix",
+            "finding",
+        ),
+        "fixed": Variant("the fix locked-prefix is on", {}, same_outputs, "_locked_prefix"),
     },
     devices=DEVICES,
     compares=("broken", "fixed"),
+    elsewhere=CPU_ONLY.format("locked_prefix"),
 )
 
 if __name__ == "__main__":

@@ -1,23 +1,28 @@
-"""Every fault against every tracer, on real SGLang, and what the user sees without them.
+"""Runs every fault against every tracer on real SGLang, and shows what a user sees without them.
 
-Each fault runs twice on the CPU engine: with no tracer, which shows what the user would have
-seen, and with every tracer in ``log`` mode, which changes nothing that SGLang does and so
-lets each tracer find the fault on its own. All fixes are off: this is SGLang as it is.
-Exit code 0 only if every fault is caught by each tracer that it names, nothing is found where
-nothing is wrong, and the tokens of a clean run are the same with and without the tracers.
+    python repro/matrix.py [--fault NAME] [--jobs N] [--out FILE] [--keep]
+
+Each fault runs twice on the CPU engine. The run without tracers shows what a user would have seen.
+The other run has every tracer in ``log`` mode, which changes nothing in SGLang, so that each tracer
+can find the fault on its own. All fixes are off: this is SGLang as released.
+
+The exit code is 0 if every fault is caught by each tracer that it names, nothing is found where
+nothing is wrong, and a run without faults gives the same tokens with and without tracers. It is 1
+if not, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import _render
 from _matrix import Row, run_clean, run_drill
-from _matrix_table import markdown, render
+from _matrix_table import block, clean_block, markdown
+from _run import script
 from rich.console import Console
 
 from g4debug import discovery
@@ -27,39 +32,57 @@ OUT = Path(__file__).resolve().parent.parent / "docs" / "matrix.md"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", action="append", help="only this fault (repeatable)")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
-    parser.add_argument("--out", type=Path, help=f"where the table goes (default: {OUT.name})")
-    parser.add_argument("--keep", action="store_true", help="keep logs and dumps")
+    parser = _render.parser(__doc__ or "")
+    parser.add_argument(
+        "--fault",
+        action="append",
+        metavar="NAME",
+        help="run only this fault; may be given several times. No table is written then, unless "
+        "--out is given",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how many faults run at the same time (default: 2)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help=f"where the table is written (default: docs/{OUT.name})",
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the logs and dumps and say where they are"
+    )
     args = parser.parse_args()
     names = discovery.names("fault")
     for name in args.fault or ():
         if name not in names:
             parser.error(f"there is no fault {name!r}; there are: {', '.join(names)}")
     faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
-    console = Console()
+    console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="g4debug-matrix-"))
     try:
         clean = run_clean(folder)
-        console.print(f"no fault: {clean.seen}; with every tracer: {clean.verdict}")
+        _render.block(console, clean_block(clean))
         rows: list[Row] = []
         with ThreadPoolExecutor(args.jobs) as pool:
             drills = [(f, d) for f in faults for d in f.drills]
             for row in pool.map(lambda fd: run_drill(fd[0], fd[1], clean, folder), drills):
                 rows.append(row)
-                console.print(f"[{len(rows)}/{len(drills)}] {row.fault}={row.drill}: {row.verdict}")
-        render(clean, rows, console)
+                _render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
+        console.print()
+        _render.count(console, [clean_block(clean), *(block(row) for row in rows)], "runs")
         if args.out or not args.fault:
             out = args.out or OUT
             out.parent.mkdir(exist_ok=True)
             out.write_text(markdown(clean, rows))
-            console.print(f"written: {out}", soft_wrap=True)
+            _render.for_copying(console, "The table is written to:", str(out))
         bad = [r for r in rows if not r.good]
-        if bad or not clean.good:
-            console.print(f"{len(bad)} of {len(rows)} rows are not as they should be", style="red")
         if args.keep or bad:
-            console.print(f"logs and dumps: {folder}", soft_wrap=True)
+            _render.for_copying(console, "The logs and dumps are kept in:", str(folder))
             args.keep = True
         return 1 if bad or not clean.good else 0
     finally:
@@ -68,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

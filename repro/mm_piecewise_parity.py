@@ -1,31 +1,34 @@
-"""Multimodal Gemma-4: are outputs in piecewise CUDA graphs the eager ones? (seed PR #16)
+"""Does a multimodal Gemma-4 answer the same in piecewise CUDA graphs as without (seed PR #16)?
 
     python repro/mm_piecewise_parity.py [--requests N] [--keep]
 
-Needs a GPU. Text prompts on Gemma4ForConditionalGeneration, three geometries. Exit code 0 only if
-the allowed geometries are equal, token by token, and the refused one is refused and, enforced,
-dies of an illegal memory access or differs; 1 if not; 2 without a GPU.
+The script serves text prompts on Gemma4ForConditionalGeneration, with three geometries. Two of them
+are allowed to use the graphs: their outputs must equal the eager ones, token by token. The third,
+with per-layer inputs, must be refused. If the graphs are enforced for it all the same, it must die
+of an illegal memory access or answer differently: that is the reason to refuse it.
+
+The exit code is 0 if all of this is so, 1 if not, and 2 for wrong arguments or if there is no GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _run import ILLEGAL, Outcome, run_arm
+import _render
+from _run import ILLEGAL, Outcome, run_variant, script
+from _variants import Verdict, not_completed
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
 MODULE = "_mm_parity"
+REASON = "That is reason enough to refuse it."
 
 
 def equal(graphs: Outcome, eager: Outcome) -> tuple[int, int]:
@@ -34,84 +37,99 @@ def equal(graphs: Outcome, eager: Outcome) -> tuple[int, int]:
     return sum(a == b for a, b in pairs), len(pairs)
 
 
-def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> tuple[bool, str]:
-    """As it should?, and one line; ``wanted``: the outputs should be equal."""
+def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> Verdict:
+    """``wanted``: whether the outputs should be equal."""
     for run, captured in ((eager, False), (graphs, True)):
         found = CAPTURED in run.text
         if not run.completed:
             if captured and found and not wanted and run.illegal_access:
-                return True, f"captures, then dies: {ILLEGAL}: reason enough to refuse it"
-            return False, f"{run.arm} did not complete (status {run.status}); log: {run.log}"
+                return Verdict(True, f"It captures the graphs, then it dies: {ILLEGAL}. {REASON}")
+            return Verdict(False, f"The run {run.variant} failed. {not_completed(run)}")
         if found is not captured:
-            return False, f"{run.arm} captured {'no ' * captured}piecewise CUDA graphs"
+            none = "no " if captured else ""
+            return Verdict(False, f"The run {run.variant} captured {none}piecewise CUDA graphs.")
     same, of = equal(graphs, eager)
     different = len({tuple(tokens) for tokens in eager.result["tokens"]})
     if different < of / 2:
-        return False, f"only {different} different outputs of {of}: equal ones would prove little"
-    text = f"{same} of {of} outputs equal eager's"
+        return Verdict(
+            False,
+            f"There are only {different} different outputs of {of}, so equal ones prove little.",
+        )
+    text = f"{same} of {of} outputs equal the eager ones."
     if wanted:
-        return same == of, text
-    return same < of, f"{text}: {'no reason' if same == of else 'reason enough'} to refuse it"
+        return Verdict(same == of, text)
+    if same == of:
+        return Verdict(False, f"{text} There is no reason to refuse it.")
+    return Verdict(True, f"{text} {REASON}")
 
 
-def refused(run: Outcome) -> tuple[bool, str]:
+def refused(run: Outcome) -> Verdict:
     line = next((s for s in run.text.splitlines() if f"{SWITCH}=1 is refused" in s), "")
-    return bool(line) and run.status != 0, line or f"not refused; log: {run.log}"
+    return Verdict(bool(line) and run.status != 0, line or "It was not refused.")
 
 
-def measure(requests: int, folder: Path, console: Console) -> list[tuple[str, bool, str]]:
-    def run(arm: str, workload: str, environment: dict[str, str]) -> Outcome:
-        console.print(f"{arm} …")
+def measure(requests: int, folder: Path, console: Console) -> list[_render.Block]:
+    def run(variant: str, workload: str, environment: dict[str, str]) -> Outcome:
+        _render.say(console, f"{variant} …")
         name = f"{MODULE}:{workload}"
-        return run_arm(arm, "cuda", requests, environment, folder, 300, lambda text: None, name)
+        return run_variant(
+            variant, "cuda", requests, environment, folder, 300, lambda text: None, name
+        )
 
-    rows = []
+    def block(name: str, switch: str, run: Outcome, verdict: Verdict) -> _render.Block:
+        return _render.Block(f"{name}, {switch}", *verdict, seconds=run.seconds)
+
+    found = []
     for name, workload in (("dense", "DENSE"), ("kv-shared", "KV_SHARED")):
         eager = run(f"{name}-eager", workload, OFF)
-        rows.append((name, *compare(run(f"{name}-graphs", workload, ON), eager, wanted=True)))
+        graphs = run(f"{name}-graphs", workload, ON)
+        found.append(block(name, f"{SWITCH}=1", graphs, compare(graphs, eager, wanted=True)))
     name, workload = "per-layer-inputs", "PER_LAYER_INPUTS"
-    rows.append((f"{name}, {SWITCH}=1", *refused(run(f"{name}-refused", workload, ON))))
+    stopped = run(f"{name}-refused", workload, ON)
+    found.append(block(name, f"{SWITCH}=1", stopped, refused(stopped)))
     eager = run(f"{name}-eager", workload, OFF)
     graphs = run(f"{name}-graphs", f"{workload}_ENFORCED", OFF)
     verdict = compare(graphs, eager, wanted=False)
-    rows.append((f"{name}, --enforce-piecewise-cuda-graph", *verdict))
-    return rows
+    found.append(block(name, "--enforce-piecewise-cuda-graph", graphs, verdict))
+    return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--requests", type=int, default=0, help="default: 20")
-    parser.add_argument("--keep", action="store_true", help="keep the logs and say where")
+    parser = _render.parser(__doc__ or "")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many requests each run serves (default: 20)",
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the logs and say where they are")
     args = parser.parse_args()
     console = Console(highlight=False)
     import torch
 
     if not torch.cuda.is_available():
-        console.print(
-            "mm_piecewise_parity needs CUDA graphs, so a GPU. What can be shown without one, the "
-            "decision on SGLang's own ServerArgs:\n"
-            "    python -m pytest tests/fixes/test_mm_piecewise_graph.py",
-            soft_wrap=True,
+        _render.for_copying(
+            console,
+            "mm_piecewise_parity needs CUDA graphs, and so a GPU. Without a GPU, this test shows "
+            "how SGLang's own ServerArgs decide:",
+            "python -m pytest tests/fixes/test_mm_piecewise_graph.py",
         )
         return 2
     folder = Path(tempfile.mkdtemp(prefix="g4debug-parity-"))
     good = False
     try:
-        rows = measure(args.requests, folder, console)
-        good = all(ok for _, ok, _ in rows)
-        table = Table(title="mm_piecewise_parity: Gemma4ForConditionalGeneration, text prompts")
-        for column in ("geometry", "as it should", "what happened"):
-            table.add_column(column, overflow="fold")
-        for name, ok, what in rows:
-            table.add_row(name, "yes" if ok else "NO", what)
-        console.print(table)
+        blocks = measure(args.requests, folder, console)
+        good = all(block.good for block in blocks)
+        title = "mm_piecewise_parity: Gemma4ForConditionalGeneration, text prompts"
+        _render.summary(console, title, blocks, "runs")
     finally:
         if args.keep or not good:
-            console.print(Text(f"logs: {folder}"), soft_wrap=True)
+            _render.for_copying(console, "The logs are kept in:", str(folder))
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

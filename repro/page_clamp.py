@@ -1,10 +1,14 @@
-"""The bug of e4b_trtllm_mtp under seed PR #5's clamp: the server survives, and guesses worse.
+"""Why clamping the page table (seed PR #5) is no fix: the server survives, but the draft guesses
+worse, and nothing is reported.
 
-    python repro/page_clamp.py [--device cpu|cuda] [--arm NAME] [--requests N] [--json] [--keep]
+    python repro/page_clamp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json] [--keep]
 
-Not a fix, and nobody is told (TRIAGE.md, 'Why the clamp is not a fix'). Who names the bug:
-``e4b_trtllm_mtp.py --arm diagnosed``; with the clamp on, debugging is refused at start. Exit code
-0 only if every arm did as it should, 1 if one did not, 2 for wrong arguments.
+The bug is that of e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more. There is
+no variant with debugging on, because debugging and the clamp together are refused at start. For
+the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
+
+The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import Arm, Repro, Verdict, main, not_comparable, same_outputs
 from _run import Outcome
+from _variants import Repro, Variant, Verdict, main, not_comparable, same_outputs
 from _workload import DEVICES
 from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
 
@@ -27,59 +31,66 @@ FEWER = 0.1
 
 
 def lost(run: Outcome, clean: Outcome) -> str:
-    """What got worse than in the clean run; empty: nothing."""
+    """What is worse than in the clean run; empty if nothing is."""
     pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
     wrong = sum(a != b for a, b in pairs)
     accepted, before = (r.result["accept_length"] for r in (run, clean))
     found = [f"{wrong} of {len(pairs)} outputs are wrong"] if wrong else []
     if accepted < before - FEWER:
-        found.append(f"accept length {accepted:.2f} instead of {before:.2f}")
-    return ", ".join(found)
+        found.append(f"the mean accept length is {accepted:.2f} instead of {before:.2f}")
+    return " and ".join(found)
 
 
 def proves_nothing(run: Outcome, clean: Outcome | None) -> str:
-    """Why nothing can be said of this run; empty: it can."""
+    """Why this run proves nothing; empty if it can be compared with the clean one."""
     if run.completed and FIRED not in run.text:
-        return f"the fault did not fire; log: {run.log}"
+        return "It completes, but the fault did not fire, so this proves nothing."
     return not_comparable(run, clean)
 
 
 def judge_clamped(run: Outcome, clean: Outcome | None) -> Verdict:
-    """Survives, silently, and something is worse."""
-    reason = proves_nothing(run, clean)
-    if reason or clean is None:
-        return Verdict(False, reason)
+    """Good if it survives, nothing is reported, and something is worse than in the clean run."""
+    why_not = proves_nothing(run, clean)
+    if why_not or clean is None:
+        return Verdict(False, why_not)
     if _TOLD.search(run.text):
-        return Verdict(False, f"survives, but it is told; log: {run.log}")
+        return Verdict(
+            False, "It survives, but a finding is in its log. The clamp should be silent."
+        )
     worse = lost(run, clean)
     if not worse:
-        return Verdict(False, "survives, and nothing is worse than in the clean run")
-    return Verdict(True, f"survives, nothing is reported, and it is worse: {worse}")
+        return Verdict(False, "It survives, and nothing is worse than in the clean run.")
+    return Verdict(True, f"It survives and reports nothing, but {worse}.")
 
 
 def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
-    reason = proves_nothing(run, clean)
-    if reason or clean is None:
-        return Verdict(False, reason)
+    why_not = proves_nothing(run, clean)
+    if why_not or clean is None:
+        return Verdict(False, why_not)
     worse = lost(run, clean)
-    return Verdict(False, f"completes, but {worse}") if worse else same_outputs(run, clean)
+    return Verdict(False, f"It completes, but {worse}.") if worse else same_outputs(run, clean)
 
 
 REPRO = Repro(
-    title="page_clamp: Gemma-4 E4B shape, trtllm_mha, FROZEN_KV_MTP, stale SWA state",
-    arms={
-        "clean": Arm("SGLang as installed", {}, judge_clean),
-        "broken": Arm(
-            "the bug, no fix, no clamp", {**FAULT, **FIX_OFF}, judge_broken, explain="traceback"
+    title="page_clamp: Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    variants={
+        "clean": Variant("SGLang as installed", {}, judge_clean),
+        "broken": Variant(
+            "the bug is put back, no fix, no clamp",
+            {**FAULT, **FIX_OFF},
+            judge_broken,
+            explain="traceback",
         ),
-        "clamped": Arm(
-            "the bug, no fix, page-clamp on", {**FAULT, **FIX_OFF, **CLAMP}, judge_clamped
+        "clamped": Variant(
+            "the bug is put back, no fix, the clamp page-clamp is on",
+            {**FAULT, **FIX_OFF, **CLAMP},
+            judge_clamped,
         ),
-        "fixed": Arm("the bug, fix swa-state-swap on", FAULT, judge_fixed),
+        "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, judge_fixed),
     },
     devices=DEVICES,
     compares=("clamped", "fixed"),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "what fills the SWA pool"))
+    sys.exit(main(REPRO, __doc__ or "", "as many as fill the SWA pool"))

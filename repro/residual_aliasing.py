@@ -1,87 +1,113 @@
-"""Gemma-4's captured hidden states, overwritten by the next layer (a later fix of the seeds' fork).
+"""The hidden states that Gemma-4 captures for a draft are overwritten by the next layer.
 
     python repro/residual_aliasing.py [--device cpu|cuda] [--json]
 
-One real forward in each arm, its captured states compared with copies made at capture. Exit
-code 0 only if all are wrong without the fix and all right with it, 1 if not, 2 for wrong
-arguments. On a CPU the norm that writes in place is a stand-in for the CUDA kernel.
+Each variant runs one real forward, and compares the captured states with copies that were made at
+the moment of capture. On a CPU, a stand-in for the CUDA kernel writes the norm in place.
+
+The exit code is 0 if all captured states are wrong without the fix and all are right with it, 1 if
+not, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import default_device
-from _run import _group
+import _render
+from _run import _group, ended, script
+from _variants import default_device
 from rich.console import Console
-from rich.table import Table
 
 HERE = Path(__file__).parent
 SWITCH = "G4DEBUG_FIX_RESIDUAL_ALIASING"
-ARMS = {"broken": "0", "fixed": "1"}
+VARIANTS = {"broken": "0", "fixed": "1"}
+TITLES = {
+    "broken": "the fix residual-aliasing is off",
+    "fixed": "the fix residual-aliasing is on",
+}
 SECONDS = 300
 
 
-def run(arm: str, device: str, folder: Path) -> dict[str, Any]:
-    """What the arm measured, or {"error": ...} with where its log is."""
-    result, log = folder / f"{arm}.json", folder / f"{arm}.log"
+def run(variant: str, device: str, folder: Path) -> dict[str, Any]:
+    """What the variant measured, or {"error": ...} with where its log is."""
+    result, log = folder / f"{variant}.json", folder / f"{variant}.log"
     environment = {k: v for k, v in os.environ.items() if not k.startswith("G4DEBUG_")}
     command = [sys.executable, str(HERE / "_residual.py"), device, str(result)]
     if device == "cpu":
         from g4debug import cpu
 
         environment = cpu.environment(environment)
-    environment[SWITCH] = ARMS[arm]
+    environment[SWITCH] = VARIANTS[variant]
     with log.open("wb") as sink, _group(command, environment, sink) as process:
-        try:
-            process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            return {"error": f"took longer than {SECONDS} s; log: {log}"}
+        if ended(process, SECONDS) is None:
+            return {"error": f"It took longer than {SECONDS} s. Its log: {log}"}
     if not result.is_file():
-        return {"error": f"ended with status {process.returncode}; log: {log}"}
+        return {"error": f"It ended with exit status {process.returncode}. Its log: {log}"}
     data: dict[str, Any] = json.loads(result.read_text())
     return data
 
 
-def as_it_should(arm: str, found: dict[str, Any]) -> bool:
+def as_it_should(variant: str, found: dict[str, Any]) -> bool:
     if "error" in found:
         return False
-    return bool(found["wrong"] == (found["captured"] if arm == "broken" else []))
+    return bool(found["wrong"] == (found["captured"] if variant == "broken" else []))
+
+
+def what(found: dict[str, Any]) -> str:
+    if "error" in found:
+        return str(found["error"])
+    captured, wrong = found["captured"], found["wrong"]
+    if not wrong:
+        text = f"The states captured at all {len(captured)} layers are right."
+    elif wrong == captured:
+        text = f"The states captured at all {len(captured)} layers are wrong."
+    else:
+        text = (
+            f"{len(wrong)} of the {len(captured)} captured states are wrong: those of the layers "
+            f"{', '.join(map(str, wrong))}."
+        )
+    return f"{text} Their lowest cosine similarity to the right states is {found['cosine']:.3f}."
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    parser.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    parser = _render.parser(__doc__ or "", TITLES)
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as JSON on stdout, and everything else on stderr",
+    )
     args = parser.parse_args()
     device = args.device or default_device()
     folder = Path(tempfile.mkdtemp(prefix="g4debug-repro-"))
-    table = Table(title="residual_aliasing: hidden states that Gemma-4 captures for a draft")
-    for column in ("arm", SWITCH, "as it should", "captured layers", "wrong", "lowest cosine"):
-        table.add_column(column, overflow="fold")
-    found = {}
-    for arm, switch in ARMS.items():
-        it = found[arm] = run(arm, device, folder)
-        said = "yes" if as_it_should(arm, it) else "NO"
-        if "error" in it:
-            table.add_row(arm, switch, said, it["error"], "", "")
-        else:
-            wrong = ", ".join(map(str, it["wrong"])) or "none"
-            table.add_row(arm, switch, said, str(len(it["captured"])), wrong, f"{it['cosine']:.3f}")
-    Console(stderr=args.json, highlight=False).print(table)
-    good = all(as_it_should(arm, it) for arm, it in found.items())
-    if args.json:
+    found = {variant: run(variant, device, folder) for variant in VARIANTS}
+    blocks = [
+        _render.Block(
+            name=variant,
+            good=as_it_should(variant, it),
+            what=what(it),
+            title=TITLES[variant],
+            switches={SWITCH: VARIANTS[variant]},
+        )
+        for variant, it in found.items()
+    ]
+    title = "residual_aliasing: hidden states that Gemma-4 captures for a draft"
+    _render.summary(Console(stderr=args.json, highlight=False), title, blocks)
+    good = all(block.good for block in blocks)
+    if args.json:  # the key "arms" is older than the word *variant*
         print(json.dumps({"device": device, "arms": found, "good": good}, indent=2))
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script(main))

@@ -1,12 +1,15 @@
-"""A Gemma-4 with experts under long requests: the same KV memory, divided by 0.8 and by 0.15.
+"""How the same KV memory serves a Gemma-4 with experts if it is divided between the full and the
+SWA pool by SGLang's ratio 0.8, and by the fix's 0.15.
 
-    python repro/swa_ratio.py [--arm NAME] [--requests N] [--json] [--keep]
+    python repro/swa_ratio.py [--variant NAME] [--requests N] [--json] [--keep]
 
-With 0.8, half of the requests wait while the SWA pool is idle; with fix swa-ratio all run at a
-time; a ratio that the user gives is kept. The last arm shows where 0.15 is the *worse* ratio:
-with prefill chunks as long as the prompts, each running request keeps its whole prompt locked in
-the SWA pool. CPU only. Exit code 0 only if every arm did as it should, 1 if one did not, 2 for
-wrong arguments.
+With 0.8, half of the long requests wait while most of the SWA pool is unused. With the fix
+swa-ratio, all of them run at the same time. A ratio that the user gives is kept. The last variant
+shows a load for which 0.15 is worse: the prefill chunks are as long as the prompts, so each running
+request keeps its whole prompt locked in the SWA pool. The script runs on the CPU engine only.
+
+The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
+arguments or on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _swa_ratio as load
-from _arms import Arm, Repro, Verdict, main, same_outputs
 from _run import Outcome
+from _variants import CPU_ONLY, Repro, Variant, Verdict, main, not_completed, same_outputs
 
 OFF = {"G4DEBUG_FIX_SWA_RATIO": "0"}
 _RUNNING = re.compile(r"Decode batch, #running-req: (\d+)")
@@ -28,7 +31,7 @@ _RETRACTED = "KV cache pool is full. Retract requests."
 
 
 def running(run: Outcome) -> int:
-    """The most requests that ran at a time."""
+    """How many requests ran at the same time, at most."""
     return max((int(n) for n in _RUNNING.findall(run.text)), default=0)
 
 
@@ -43,30 +46,35 @@ def told(run: Outcome) -> str:
     full, swa = pools(run)
     count = len(run.result["tokens"])
     return (
-        f"{running(run)} of {count} at a time; full pool {full} tokens, {full_use:.0%} used, "
-        f"SWA pool {swa}, {run.swa_peak:.0%}"
+        f"{running(run)} of {count} requests run at the same time. The full pool has {full} tokens "
+        f"and gets {full_use:.0%} full. The SWA pool has {swa} tokens and gets {run.swa_peak:.0%} "
+        "full."
     )
 
 
 def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
     if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
+        return Verdict(False, not_completed(run))
     return Verdict(running(run) == len(run.result["tokens"]), told(run))
 
 
-def _judge(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, good: bool) -> Verdict:
-    """Same outputs, the pools of ``ratio`` in the same memory, and ``good`` concurrency."""
+def _judge(
+    run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool
+) -> Verdict:
+    """Good if the outputs are those of clean, the pools are those of ``ratio`` in the same memory,
+    and all requests ran at the same time (``together``), or not all of them did.
+    """
     verdict = same_outputs(run, clean)
     if not verdict.good:
         return verdict
     wanted = load.plan(ratio, chunk)
     used = load.bytes_of(*pools(run))
     if pools(run) != (wanted.pools.full, wanted.pools.swa) or not 0.99 < used / load.KV_BYTES <= 1:
-        return Verdict(False, f"got other pools than those of {ratio:g}: {told(run)}")
+        return Verdict(False, f"The pools are not those of the ratio {ratio:g}. {told(run)}")
     if _RETRACTED in run.text:
-        return Verdict(False, f"requests were retracted: {told(run)}")
+        return Verdict(False, f"Requests were retracted. {told(run)}")
     enough = running(run) == len(run.result["tokens"])
-    return Verdict(enough is good, told(run))
+    return Verdict(enough is together, told(run))
 
 
 def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
@@ -78,22 +86,39 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
 
 
 def judge_worse(run: Outcome, clean: Outcome | None) -> Verdict:
-    """Fewer at a time than the full pool of 0.8 holds, as g4debug pools says."""
+    """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
     verdict = _judge(run, clean, load.MOE, load.LARGE_CHUNK, False)
     holds = load.plan(load.DEFAULT, load.LARGE_CHUNK).holds
-    return Verdict(verdict.good and running(run) < holds, f"{verdict.what}; 0.8 would hold {holds}")
+    return Verdict(
+        verdict.good and running(run) < holds,
+        f"{verdict.what} The ratio 0.8 would hold {holds} requests.",
+    )
 
 
 REPRO = Repro(
-    title=f"swa_ratio: toy Gemma-4 with experts, {load.KV_BYTES / 1e6:.0f} MB for KV, "
-    f"{load.REQUESTS} x ({load.INPUT} in, {load.OUTPUT} out)",
-    arms={
-        "clean": Arm("memory for all of it, fix off", OFF, judge_clean, "_swa_ratio"),
-        "broken": Arm("SGLang's 0.8", OFF, judge_broken, "_swa_ratio:AT_DEFAULT"),
-        "fixed": Arm("fix swa-ratio", {}, judge_fixed, "_swa_ratio:AT_MOE"),
-        "given": Arm("fix on, the user says 0.8", {}, judge_broken, "_swa_ratio:GIVEN"),
-        "large-chunk": Arm(
-            f"fix on, prefill chunk {load.LARGE_CHUNK}",
+    title=f"swa_ratio: a toy Gemma-4 with experts, {load.KV_BYTES / 1e6:.0f} MB for KV, "
+    f"requests of {load.INPUT} tokens in and {load.OUTPUT} out",
+    variants={
+        "clean": Variant(
+            "enough memory for all requests, the fix is off", OFF, judge_clean, "_swa_ratio"
+        ),
+        "broken": Variant(
+            "short memory, SGLang's own ratio 0.8, the fix is off",
+            OFF,
+            judge_broken,
+            "_swa_ratio:AT_DEFAULT",
+        ),
+        "fixed": Variant(
+            "short memory, the fix swa-ratio is on", {}, judge_fixed, "_swa_ratio:AT_MOE"
+        ),
+        "given": Variant(
+            "short memory, the fix is on, but the user gives 0.8",
+            {},
+            judge_broken,
+            "_swa_ratio:GIVEN",
+        ),
+        "large-chunk": Variant(
+            f"short memory, the fix is on, prefill chunks of {load.LARGE_CHUNK} tokens",
             {},
             judge_worse,
             "_swa_ratio:AT_MOE_LARGE_CHUNK",
@@ -101,6 +126,7 @@ REPRO = Repro(
     },
     devices=load.DEVICES,
     compares=("broken", "fixed", "given", "large-chunk"),
+    elsewhere=CPU_ONLY.format("swa_ratio"),
 )
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""A batch in which every request finished is merged with a prefill: FROZEN_KV_MTP's natural crash.
+"""FROZEN_KV_MTP dies when a batch in which every request has finished is merged with a prefill.
 
-    python repro/zero_accept_merge.py [--device cpu|cuda] [--arm NAME] [--requests N] [--json]
+    python repro/zero_accept_merge.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
+                                      [--keep]
 
-No fault is injected: SGLang 0.5.12.post1 as installed dies. One *run* is one hand-over: a batch of
-one request drains in a verify while the next request waits for its KV, and the prefill of that one
-is merged into it. An arm is one engine and 201 requests, so 200 runs. Exit code 0 only if every
-arm did as it should, 1 if one did not, 2 for wrong arguments.
+No fault is injected: this is SGLang 0.5.12.post1 as released. The KV pool holds one request, so the
+next one waits. When the running request finishes in a verify, the next one is prefilled and merged
+into the batch, which is now empty. That is called a hand-over here. Each variant is one engine that
+serves 201 requests, which makes 200 hand-overs.
+
+The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -15,8 +19,22 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _arms import DEBUG, Arm, Repro, Verdict, blamed, dump_of, headline_first, main, same_outputs
 from _run import Outcome
+from _variants import (
+    DEBUG,
+    Repro,
+    Variant,
+    Verdict,
+    blamed,
+    died_otherwise,
+    dump_of,
+    headline_first,
+    main,
+    no_dump,
+    not_completed,
+    not_named,
+    same_outputs,
+)
 from _zero_accept import DEVICES
 
 ERROR = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
@@ -32,24 +50,31 @@ def hand_overs(run: Outcome) -> int:
 
 def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
     if not run.completed:
-        return Verdict(False, f"did not complete (status {run.status}); log: {run.log}")
+        return Verdict(False, not_completed(run))
     if hand_overs(run):
-        return Verdict(False, f"{hand_overs(run)} hand-overs, expected none")
-    return Verdict(True, f"completes {len(run.result['tokens'])} requests, no hand-over")
+        return Verdict(
+            False,
+            f"It completes, but there were {hand_overs(run)} hand-overs. There should be none.",
+        )
+    return Verdict(
+        True, f"It completes all {len(run.result['tokens'])} requests, without a hand-over."
+    )
 
 
 def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
     if run.completed:
-        return Verdict(False, f"completed {hand_overs(run)} hand-overs: the bug is not there")
+        return Verdict(False, f"It completes {hand_overs(run)} hand-overs: the bug is not there.")
     if ERROR not in run.text:
-        return Verdict(False, f"died of something else (status {run.status}); log: {run.log}")
-    return Verdict(True, f"dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}")
+        return Verdict(False, died_otherwise(run, ERROR))
+    return Verdict(
+        True, f"It dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}."
+    )
 
 
 def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     record = dump_of(run)
     if record is None:
-        return Verdict(False, f"no dump (status {run.status}); log: {run.log}")
+        return no_dump(run)
     finding = record.finding
     wanted = {
         "spec-lifecycle": finding.check == "spec-lifecycle",
@@ -61,10 +86,14 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     }
     missing = [name for name, found in wanted.items() if not found]
     if missing:
-        return Verdict(False, f"the finding does not name {', '.join(missing)}")
+        return not_named(missing)
     if ERROR in run.text:
-        return Verdict(False, "the finding came, but SGLang's AttributeError, too")
-    return Verdict(True, f"stops before the merge, at hand-over {hand_overs(run)}: spec-lifecycle")
+        return Verdict(False, "g4debug reports the finding, but SGLang's AttributeError came, too.")
+    return Verdict(
+        True,
+        f"g4debug stops it before the merge, at hand-over {hand_overs(run)}, with a finding of the "
+        "tracer spec-lifecycle.",
+    )
 
 
 def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
@@ -72,41 +101,43 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
     if not verdict.good:
         return verdict
     done, wanted = hand_overs(run), len(run.result["tokens"]) - 1
-    return Verdict(done == wanted, f"{done} of {wanted} hand-overs; {verdict.what}")
+    return Verdict(done == wanted, f"There are {done} of {wanted} hand-overs. {verdict.what}")
 
 
 WAITING, ALONE = "_zero_accept", "_zero_accept:ALONE"
 REPRO = Repro(
-    title="zero_accept_merge: Gemma-4 E4B shape, FROZEN_KV_MTP, the pool holds one request",
-    arms={
-        "clean": Arm(
-            "max_running_requests=1, fixes off",
+    title="zero_accept_merge: Gemma-4 E4B's shape, FROZEN_KV_MTP, a pool for one request",
+    variants={
+        "clean": Variant(
+            "one request at a time (--max-running-requests 1), both fixes are off",
             {**IDLE_OFF, **GUARDS_OFF},
             judge_clean,
             ALONE,
         ),
-        "broken": Arm(
-            "requests wait, fixes off",
+        "broken": Variant(
+            "requests wait, both fixes are off",
             {**IDLE_OFF, **GUARDS_OFF},
             judge_broken,
             WAITING,
             "traceback",
         ),
-        "diagnosed": Arm(
-            "the same, debug on",
+        "diagnosed": Variant(
+            "requests wait, both fixes are off, debugging is on",
             {**IDLE_OFF, **GUARDS_OFF, **DEBUG},
             judge_diagnosed,
             WAITING,
             "finding",
         ),
-        "guarded": Arm(
-            "requests wait, fix spec-batch-guards alone", IDLE_OFF, judge_fixed, WAITING
+        "guarded": Variant(
+            "requests wait, only the fix spec-batch-guards is on", IDLE_OFF, judge_fixed, WAITING
         ),
-        "fixed": Arm("requests wait, fix idle-draft-input alone", GUARDS_OFF, judge_fixed, WAITING),
+        "fixed": Variant(
+            "requests wait, only the fix idle-draft-input is on", GUARDS_OFF, judge_fixed, WAITING
+        ),
     },
     devices=DEVICES,
     compares=("guarded", "fixed"),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "201, which are 200 hand-overs"))
+    sys.exit(main(REPRO, __doc__ or "", "201, which make 200 hand-overs"))

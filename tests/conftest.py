@@ -8,9 +8,12 @@ import os
 import pkgutil
 import sys
 import sysconfig
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from g4debug.hooking import targets
 
@@ -20,6 +23,18 @@ if not torch.cuda.is_available():
 
 # As in the CPU engine's own processes: what SGLang's import makes stays, and is not walked again.
 gc.set_threshold(100_000, 20, 20)
+
+NOBODY = 65534  # a user who is nobody on every Linux
+
+# The same examples in each run, and however slow the machine is.
+settings.register_profile(
+    "same",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("same")
 
 
 def pytest_addoption(parser):
@@ -32,6 +47,46 @@ def pytest_collection_modifyitems(items):
     """Files that start engines first: what is left for the end is short, for every worker."""
     long = {item.path for item in items if item.get_closest_marker("engine")}
     items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    """A test draws the same numbers, whichever ran before it in this process."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def nobody():
+    """``(folder, run)``: a folder of a user who is not root, and what ``run(call)`` in a child of
+    that user returned or raised, as text. Not root, so far as that is not who runs the tests."""
+
+    def run(call) -> str:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if root:
+                    os.setgroups([])
+                    os.setgid(NOBODY)
+                    os.setuid(NOBODY)
+                text = str(call())
+            except BaseException as e:
+                text = f"{type(e).__name__}: {e}"
+            os.write(write, text.encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as told:
+            text = told.read().decode()
+        os.waitpid(pid, 0)
+        return text
+
+    root = os.geteuid() == 0
+    # Not tmp_path: only root may look into its parents.
+    with tempfile.TemporaryDirectory(prefix="g4debug-nobody-") as folder:
+        if root:
+            os.chown(folder, NOBODY, NOBODY)
+        yield Path(folder), run
+        os.chmod(folder, 0o700)
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ module.FIX = dataclasses.replace(module.FIX, still_broken=lambda: True)
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     return subprocess.run(
-        command, env={**clean, **environ}, capture_output=True, text=True, timeout=90, check=False
+        command, env={**clean, **environ}, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from g4debug import discovery
-from g4debug.settings import DEFAULT_DUMP_DIR, Settings, SettingsError, fix_switch
+from g4debug.settings import DEFAULT_DUMP_DIR, Settings, SettingsError, fix_switch, ours
 
 VALID = {
     "SGLANG_TRTLLM_MHA_DEBUG": ("1", "debug", True),
@@ -170,6 +171,16 @@ def test_the_home_directory_is_expanded(monkeypatch):
     assert read(SGLANG_TRTLLM_MHA_DEBUG_DIR="~/d").debug_dir == Path("/h/d")
 
 
+def test_where_dumps_go_when_another_user_was_here_first(nobody):
+    folder, run = nobody
+    folder.chmod(0o755)
+    directory = folder / "dumps"
+    assert run(lambda: ours(directory)) == str(directory)  # nobody was
+    directory.mkdir(mode=0o555)
+    assert run(lambda: ours(directory)) == f"{directory}-{run(os.getuid)}"
+    directory.rmdir()
+
+
 def test_names_are_found_without_importing_torch_or_sglang():
     code = (
         "import sys; from g4debug.settings import Settings\n"
@@ -183,8 +194,9 @@ def test_names_are_found_without_importing_torch_or_sglang():
 
 def test_every_item_is_what_its_file_name_says():
     for noun in discovery.FOLDERS:
-        assert discovery.names(noun)
-        for name in discovery.names(noun):
+        names = discovery.names(noun)
+        assert len(names) > 3
+        for name in names:
             assert discovery.load(noun, name).id == name
 
 

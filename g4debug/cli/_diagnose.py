@@ -295,25 +295,31 @@ def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary:
 
 
 def _run(arguments: list[str], environment: dict[str, str], log: Path) -> int | None:
-    """Run the probe. Returns its exit status, or None if it took too long and was killed."""
-    command = [sys.executable, "-m", "g4debug.cli._probe", *arguments]
-    with log.open("wb") as sink:
-        child = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return child.wait(timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    """Run the probe. Returns its exit status, or None if it took too long. None of it is left."""
+    line, ours = os.pipe()  # ours is closed when this process ends, whatever ends it
+    command = [sys.executable, "-m", "g4debug.cli._probe", *arguments, str(line)]
+    try:
+        with log.open("wb") as sink:
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[line],
+            )
+            try:
+                return child.wait(timeout=PROBE_SECONDS)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    finally:
+        os.close(line)
+        os.close(ours)
 
 
 def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:

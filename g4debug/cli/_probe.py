@@ -1,7 +1,8 @@
 """The process in which ``g4debug doctor`` loads the plugins as SGLang does, to see what happens.
 
-``python -m g4debug.cli._probe OUT.json CANARY``, where CANARY is auto, 1 or 0. Where there is no
-CUDA, this process gets the CPU engine's environment, so that SGLang can be imported at all.
+``python -m g4debug.cli._probe OUT.json CANARY LINE``, where CANARY is auto, 1 or 0, and LINE is a
+pipe whose other end doctor holds. Where there is no CUDA, this process gets the CPU engine's
+environment, so that SGLang can be imported at all.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from g4debug import discovery
 
 
 def main() -> None:
-    out, canary = Path(sys.argv[1]), sys.argv[2]
+    out, canary, line = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    threading.Thread(target=_end_with_doctor, args=(line,), daemon=True).start()
     facts: dict[str, Any] = {"error": "", "sites": [], "fixes": {}, "tracers": {}, "canary": {}}
     facts["cuda"] = cuda = _has_cuda()
     try:
@@ -38,6 +42,12 @@ def main() -> None:
     out.write_text(json.dumps(facts))
     sys.stdout.flush()
     os._exit(0)  # do not wait for SGLang's atexit handlers and threads
+
+
+def _end_with_doctor(line: int) -> None:
+    """Whatever ends doctor closes its end of the pipe; a probe that hangs must not outlive it."""
+    os.read(line, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _has_cuda() -> bool:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+_kept: deque[socket.socket] = deque(maxlen=64)
 # Below the ports that Linux chooses from, and low enough that SGLang's gRPC port, 10000 above it,
 # is a port.
 PORTS: Final = range(20_000, 32_000)
@@ -120,14 +122,20 @@ def _free_port() -> int:
     """A port that is free now and that Linux will not give away: it gives 32768 and up.
 
     SGLang would let the kernel choose one, but listens only seconds later. By then a connection of
-    another process may have got that port.
+    another process may have got that port. Until SGLang listens, the port is kept from other
+    processes of ours by an address that this process holds; it holds those of its last 64 ports.
     """
-    for port in random.sample(PORTS, 100):
+    for port in random.SystemRandom().sample(PORTS, 100):
+        mine = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
+                if sys.platform == "linux":  # an abstract address: no file
+                    mine.bind(f"\0g4debug-port-{port}")
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                mine.close()
                 continue  # taken
+            _kept.append(mine)
             return port
     raise CpuEngineError(f"CPU server: 100 ports of {PORTS} were tried, and all are taken.")
 

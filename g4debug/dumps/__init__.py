@@ -1,1 +1,1 @@
-"""The dump files: writing, reading, and looking at a file before it is read. No sglang in here."""
+"""Writes dumps, checks them before they are opened, and reads them. Imports no sglang."""

@@ -1,10 +1,11 @@
-"""Looks at a file before torch opens it: is it a dump, whole, and no larger than it says?
+"""Checks a file before torch opens it: is it a whole dump, and as large as it claims to be?
 
-``torch.load(weights_only=True)`` runs no code of the file, but it believes it: a tensor may
-claim more bytes than the file has (torch then reads past its buffer), nested tuples may take
-for ever to hash, one list may be repeated a million times over. So the zip is checked first
-(stored, small, every checksum right), and the pickle in it is walked, opcode by opcode, with
-stand-ins for the objects. Only what g4debug writes passes. No torch in here.
+``torch.load(weights_only=True)`` runs no code from the file, but it believes what the file says.
+A tensor may claim more bytes than the file has, and torch then reads past its buffer. Nested
+tuples may take forever to hash. One list may be repeated a million times. So the zip is checked
+first: it must be uncompressed and small, and every checksum must be right. Then the pickle in it
+is walked, opcode by opcode, with stand-ins for the objects. Only what g4debug writes passes. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-KIND = "g4debug-dump"  # as in record.py, which needs torch
+KIND = "g4debug-dump"  # the same as in record.py, which imports torch
 
 MAX_RECORDS = 64
 MAX_PICKLE_BYTES = 32 << 20
-MAX_VALUES = 4_000_000  # values in a record, counted as if nothing were shared
+MAX_VALUES = 4_000_000  # values in a dump; what is repeated counts each time
 
 LONGS = "torch LongStorage"
 LONG_SIZE = 8  # bytes
 REBUILD = "torch._utils _rebuild_tensor_v2"
 HOOKS = "collections OrderedDict"
 GLOBALS = {LONGS, REBUILD, HOOKS}
-# In any torch checkpoint, and harmless: no dump, but no attack either.
+# These names are in any torch checkpoint and are harmless: such a file is no dump, but no attack.
 CHECKPOINT = re.compile(r"torch \w+Storage|torch\._utils _rebuild_\w+|torch (b?float|u?int)\d+")
 NO_DUMP = "a torch file, but not a g4debug dump"
 
@@ -41,24 +42,24 @@ _CODE = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1", "EXT2", "
 
 
 class DamagedError(Exception):
-    """The file is no intact dump; the text says how."""
+    """The file is not an intact dump. The text says what is wrong."""
 
 
 class NotADumpError(Exception):
-    """The file may well be intact, but is something else; the text says what."""
+    """The file may be intact, but it is not a dump. The text says what it is."""
 
 
 class NewerError(Exception):
-    """The file is of a newer schema; the text is its number."""
+    """The dump has a newer schema. The text is the schema's number."""
 
 
 class CodeError(Exception):
-    """The file holds something that would run or build an object."""
+    """The file contains something that would run code or build an object."""
 
 
 @dataclass(eq=False)
 class _Thing:
-    """A stand-in: what it is, how many values it holds, and whether it may still grow."""
+    """A stand-in for an object: what it is, how many values it has, and if it may still grow."""
 
     what: str
     value: Any = None
@@ -70,11 +71,11 @@ _MARK = _Thing("mark")
 
 
 def open_archive(data: bytes) -> dict[str, bytes]:
-    """The records of a stored zip, by name without its top folder.
+    """The records of an uncompressed zip, by name, without the top folder.
 
-    Raises NotADumpError if it is compressed (torch writes none that are; a small file could
-    claim a huge tensor) or lacks ``data.pkl``, DamagedError if it is no zip or has a wrong
-    checksum.
+    Raises NotADumpError if the zip is compressed or has no ``data.pkl``. (torch compresses
+    nothing, and in a small compressed file a huge tensor could hide.) Raises DamagedError if it is
+    no zip, or a checksum is wrong.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -88,17 +89,17 @@ def open_archive(data: bytes) -> dict[str, bytes]:
             records = {e.filename.partition("/")[2]: archive.read(e) for e in entries}
     except (DamagedError, NotADumpError):
         raise
-    except Exception as e:  # zipfile raises many types on a damaged file; all are final
+    except Exception as e:  # zipfile raises many types for a damaged file, and none can be mended
         text = str(e) or type(e).__name__
-        missing = text == "File is not a zip file"  # it starts like one
+        missing = text == "File is not a zip file"  # but it begins like one
         raise DamagedError("its zip directory is missing" if missing else text) from e
     if "data.pkl" not in records:
-        raise NotADumpError("a zip file, but not one of torch.save (no data.pkl in it)")
+        raise NotADumpError("a zip file, but not made by torch.save (it has no data.pkl)")
     return records
 
 
 def pack(records: Mapping[str, bytes]) -> io.BytesIO:
-    """The checked records as a fresh archive, so that torch reads these and no others."""
+    """The checked records as a new archive, so that torch reads these and no others."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name, data in records.items():
@@ -110,17 +111,20 @@ def pack(records: Mapping[str, bytes]) -> io.BytesIO:
 def check_pickle(records: Mapping[str, bytes], schema: int) -> None:
     """Walk ``data.pkl`` without building anything.
 
-    Raises CodeError for a global, an object or a call that no dump has; NewerError if it says
-    that its schema is above ``schema`` (its other contents are then unknown); NotADumpError
-    for another kind of torch file; DamagedError for everything else that is not as g4debug
-    writes it: tensors beyond their storage, storages beyond their record, keys that are not
-    texts, more than MAX_VALUES values.
+    Raises
+
+    * CodeError for a global, an object or a call that no dump has;
+    * NewerError if the schema is above ``schema``, because the rest is then unknown;
+    * NotADumpError for another kind of torch file;
+    * DamagedError for everything else that g4debug does not write: tensors that reach beyond
+      their storage, storages that reach beyond their record, keys that are no text, more than
+      MAX_VALUES values.
     """
     data = records["data.pkl"]
     if len(data) > MAX_PICKLE_BYTES:
-        raise DamagedError(f"its values take {len(data) >> 20} MiB")
+        raise DamagedError(f"its values take {len(data) >> 20} MiB, more than any dump")
     try:
-        # Code is looked for first, in the whole file: it is the more important thing to say.
+        # Look for code first, in the whole file, because that is the most important thing to say.
         found = _scan(data)
         if found > schema:
             raise NewerError(str(found))
@@ -130,7 +134,7 @@ def check_pickle(records: Mapping[str, bytes], schema: int) -> None:
 
 
 def _scan(data: bytes) -> int:
-    """Raise CodeError if the pickle would run anything; return its schema, -1 if it has none."""
+    """Raise CodeError if the pickle would run anything. Returns its schema, -1 if it has none."""
     key, schema, is_dump = "", -1, False
     for op, arg, _ in _opcodes(data):
         known = op.name != "GLOBAL" or arg in GLOBALS or CHECKPOINT.fullmatch(str(arg))
@@ -146,12 +150,14 @@ def _scan(data: bytes) -> int:
 
 
 def _opcodes(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]:
-    with warnings.catch_warnings():  # a damaged text makes Python warn of its escapes
+    with warnings.catch_warnings():  # Python warns about escapes in a damaged text
         warnings.simplefilter("ignore")
         yield from pickletools.genops(data)
 
 
 class _Walk:
+    """Goes through the opcodes with a stack of stand-ins, as unpickling would."""
+
     def __init__(self, records: Mapping[str, bytes]) -> None:
         self.records = records
         self.stack: list[_Thing] = []
@@ -189,7 +195,7 @@ class _Walk:
         elif name in ("SETITEM", "SETITEMS"):
             items = self._pop(2) if name == "SETITEM" else self._pop_mark()
             if any(k.what != "text" for k in items[::2]) or len(items) % 2:
-                raise DamagedError("a key that is not a text")
+                raise DamagedError("a key is not a text")
             self._grow("EMPTY_DICT", items)
         elif name == "BINPERSID":
             push(self._storage(stack.pop()))
@@ -203,7 +209,7 @@ class _Walk:
     def _pop(self, count: int) -> list[_Thing]:
         items = self.stack[-count:]
         if len(items) < count or _MARK in items:
-            raise DamagedError("its values end early")
+            raise DamagedError("its values end too early")
         del self.stack[-count:]
         return items
 
@@ -215,9 +221,9 @@ class _Walk:
 
     def _grow(self, what: str, items: list[_Thing]) -> None:
         target = self.stack[-1]
-        # Closed: somebody holds it already, so its holder's weight could not follow.
+        # A closed object is part of another one already, whose weight could not be corrected.
         if target.what != what or target.closed:
-            raise DamagedError("a list or mapping that is filled out of order")
+            raise DamagedError("a list or mapping is filled out of order")
         target.weight = self._weigh(target.weight, items)
 
     def _weigh(self, weight: int, items: list[_Thing]) -> int:
@@ -225,16 +231,16 @@ class _Walk:
             item.closed = True
             weight += item.weight
         if weight > MAX_VALUES:
-            raise DamagedError(f"more than {MAX_VALUES} values")
+            raise DamagedError(f"it has more than {MAX_VALUES} values")
         return weight
 
     def _storage(self, at: _Thing) -> _Thing:
         kind, dtype, key, device, count = (t.value for t in at.value)
         if kind != "storage" or device != "cpu" or dtype != LONGS:
-            raise DamagedError("a tensor that is not int64 on the CPU")
+            raise DamagedError("a tensor is not int64 on the CPU")
         size = len(self.records[f"data/{key}"])
         if type(count) is not int or count < 0 or count * LONG_SIZE != size:
-            raise DamagedError(f"a tensor claims {count} elements, its data has {size} bytes")
+            raise DamagedError(f"a tensor claims {count} elements, but its data has {size} bytes")
         return _Thing("storage", count)
 
     def _call(self, function: _Thing, arguments: _Thing) -> _Thing:
@@ -247,14 +253,16 @@ class _Walk:
         strides = [t.value for t in stride.value]
         numbers = [offset.value, *shape, *strides]
         if storage.what != "storage" or hooks.what != "hooks" or grad.value is not False:
-            raise DamagedError("a tensor of an unknown form")
+            raise DamagedError("a tensor has an unknown form")
         if any(type(n) is not int or n < 0 for n in numbers) or len(shape) != len(strides):
-            raise DamagedError("a tensor whose shape is no shape")
+            raise DamagedError("the shape of a tensor is no shape")
         count = math.prod(shape)
         last = offset.value + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        # More elements than stored (stride 0) is how a small file makes a huge tensor.
+        # With stride 0, a small file could make a huge tensor: more elements than are stored.
         if count > storage.value or max(shape, default=0) >= 1 << 31:
-            raise DamagedError(f"a tensor of shape {shape} in {storage.value} stored elements")
+            raise DamagedError(
+                f"a tensor of shape {shape} has only {storage.value} stored elements"
+            )
         if count and last >= storage.value:
             raise DamagedError(f"a tensor of shape {shape} reaches past its stored elements")
         return _Thing("tensor", closed=True)

@@ -1,4 +1,4 @@
-"""A record as plain values and tensors, and back, with every field checked."""
+"""Turns a record into plain values and tensors, and back. Every field is checked."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from g4debug.findings.record import (
 def to_plain(record: TrapRecord) -> dict[str, Any]:
     """The record as nested dicts, lists, plain values and tensors.
 
-    Subclasses of plain values become the plain value: ``torch.__version__`` is no ``str`` and
-    ``ForwardMode.DECODE`` no ``int`` to a pickle, which would store an object, unreadable.
+    An instance of a subclass becomes the plain value. Otherwise a pickle would store an object,
+    which cannot be read back, for ``torch.__version__`` or ``ForwardMode.DECODE``.
     """
     payload = {k: _exact(v) for k, v in dataclasses.asdict(record).items()}
     payload["kind"] = KIND
@@ -35,7 +35,7 @@ def to_plain(record: TrapRecord) -> dict[str, Any]:
 def _exact(value: Any) -> Any:
     if isinstance(value, bool):
         return value
-    # The base class's own conversion: an Enum's str() is its name, not its value.
+    # Convert by the base class: str() of an Enum gives its name, not its value.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -52,8 +52,8 @@ def _exact(value: Any) -> Any:
 def from_plain(payload: dict[str, Any]) -> TrapRecord:
     """The inverse of :func:`to_plain`.
 
-    Raises ValueError, with the name of the field, where a value is missing or
-    has the wrong type. Unknown fields are refused: a dump of this schema has none.
+    Raises ValueError with the name of the field if a value is missing or has the wrong type, or
+    if the field is unknown.
     """
     data = {k: v for k, v in payload.items() if k != "kind"}
     data["finding"] = _finding(data.get("finding"))
@@ -115,7 +115,7 @@ _SIMPLE: dict[str, type] = {"str": str, "int": int, "bool": bool, "LayerKind": s
 
 
 def _coerce(annotation: str, value: Any, where: str) -> Any:
-    """Check a value against the few annotations that this module uses."""
+    """Check a value against its annotation. Knows the few annotations that a record uses."""
     ok = True
     if annotation in _SIMPLE:
         expected = _SIMPLE[annotation]

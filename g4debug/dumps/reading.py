@@ -1,7 +1,7 @@
-"""Dumps are read without running code. Imports no sglang.
+"""Reads a dump without running code from it. Imports no sglang.
 
-A file is looked at by :mod:`g4debug.dumps.check` and only then read, with ``weights_only=True``.
-A file that is no ``torch.save`` zip is never unpickled at all.
+:mod:`g4debug.dumps.check` checks the file before torch reads it, with ``weights_only=True``. A
+file that is no zip of ``torch.save`` is never unpickled.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from g4debug.dumps.file import DumpError
 from g4debug.dumps.plain import from_plain
 from g4debug.findings.record import KIND, SCHEMA, TrapRecord
 
-MAX_READ_BYTES = 256 << 20  # nothing that g4debug writes comes near
+MAX_READ_BYTES = 256 << 20  # far more than g4debug ever writes
 
 
 def read(path: Path) -> TrapRecord:
     """Open a dump. Runs no code from the file.
 
-    Raises DumpError, one line that says what is wrong: missing, a directory, empty,
-    truncated, not a dump, holding pickled code, of a newer schema, damaged.
+    Raises DumpError with one line that says what is wrong. The file may be missing, a directory,
+    empty, truncated, damaged, not a dump, or of a newer schema, or it may contain pickled code.
     """
     payload = _load(path)
     if payload.get("kind") != KIND:
@@ -35,7 +35,7 @@ def read(path: Path) -> TrapRecord:
         raise DumpError(f"{path}: damaged dump (no schema number)")
     try:
         return from_plain(payload)
-    except Exception as e:  # whatever a damaged field provokes, it is a damaged dump
+    except Exception as e:  # whatever a damaged field causes, the dump is damaged
         raise DumpError(f"{path}: damaged dump ({_one_line(e)})") from e
 
 
@@ -51,16 +51,17 @@ def _load(path: Path) -> dict[str, Any]:
     except check.CodeError as e:
         raise DumpError(
             f"{path}: refused: it holds pickled code or objects ({_one_line(e)}), which no "
-            "g4debug dump does; nothing in it was executed"
+            "g4debug dump has; nothing in it was executed"
         ) from e
     except check.NewerError as e:
         raise DumpError(
-            f"{path}: written by a newer g4debug (schema {e}, this one reads up to {SCHEMA}); "
+            f"{path}: written by a newer g4debug (it has schema {e}, this g4debug reads up to "
+            f"{SCHEMA}); "
             "run: pip install -U g4debug"
         ) from e
     except check.NotADumpError as e:
         raise DumpError(f"{path}: {_one_line(e)}") from e
-    except Exception as e:  # torch raises many types on a damaged file; all are final
+    except Exception as e:  # torch raises many types for a damaged file, and none can be mended
         raise DumpError(f"{path}: truncated or damaged: {_one_line(e)}") from e
     if not isinstance(payload, dict):
         raise DumpError(f"{path}: a torch file, but not a g4debug dump")
@@ -68,7 +69,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _bytes(path: Path) -> bytes:
-    """The file's bytes. Opened without waiting: a FIFO or a device must not hang a reader."""
+    """The file's bytes. It is opened without waiting, because a FIFO or a device might hang."""
     try:
         with open(path, "rb", opener=_open_at_once) as f:
             status = os.fstat(f.fileno())

@@ -1,6 +1,6 @@
-"""Dumps are written atomically: whole, or not at all. Imports no sglang.
+"""Writes a dump as a whole or not at all. Imports no sglang.
 
-A dump is a ``torch.save`` zip of plain values and CPU tensors
+A dump is a zip of ``torch.save`` with plain values and CPU tensors
 (:func:`g4debug.dumps.plain.to_plain`).
 """
 
@@ -22,21 +22,21 @@ from g4debug.dumps.file import PREFIX, TEMPORARY, DumpError
 from g4debug.dumps.plain import from_plain, to_plain
 from g4debug.findings.record import TrapRecord
 
-OLD_SECONDS = 600  # age from which a temporary file is nobody's; a write takes seconds
-MAX_LOOKED_AT = 4096  # directory entries that a write looks at for old temporary files
+OLD_SECONDS = 600  # a temporary file of this age was left behind; a write takes seconds
+MAX_LOOKED_AT = 4096  # a write looks for old temporary files among so many directory entries
 _TEMPORARY = re.compile(re.escape(f".{PREFIX}") + r"(\d+)-\w+" + re.escape(TEMPORARY))
 
 
 def now() -> datetime:
-    """The moment at which a dump is made."""
+    """The time that a dump is marked with."""
     return datetime.now(UTC)
 
 
 def encode(record: TrapRecord) -> bytes:
     """The dump's bytes.
 
-    Raises ValueError, with the field, for a record that reading would refuse: a value of the
-    wrong type, a tensor that is not int64 on the CPU.
+    Raises ValueError with the name of the field if the record could not be read back: a value has
+    the wrong type, or a tensor is not int64 on the CPU.
     """
     plain = to_plain(record)
     from_plain(plain)
@@ -46,12 +46,12 @@ def encode(record: TrapRecord) -> bytes:
 
 
 def write(data: bytes, directory: Path, name: str) -> Path:
-    """Write ``data`` as ``directory/name``: whole, or not at all.
+    """Write ``data`` to ``directory/name`` as a whole or not at all.
 
-    The bytes go to a temporary name in the same directory, are flushed to disk and
-    then renamed. A process that is killed meanwhile leaves the temporary file, which no
-    command takes for a dump; a later write removes it. Raises
-    DumpError (directory cannot be made, no space, no permission).
+    The bytes go to a temporary file in the same directory, which is flushed to disk and then
+    renamed. If the process is killed meanwhile, the temporary file stays. No command takes it for
+    a dump, and a later write removes it. Raises DumpError if the directory cannot be made, there
+    is no space, or no permission.
     """
     path = directory / name
     temporary: str | None = None
@@ -69,7 +69,7 @@ def write(data: bytes, directory: Path, name: str) -> Path:
         temporary = None
     except OSError as e:
         raise DumpError(f"cannot write {path}: {e.strerror or e}") from e
-    finally:  # an interrupt too must not leave a half-written file
+    finally:  # an interrupt must not leave a half-written file either
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -77,11 +77,14 @@ def write(data: bytes, directory: Path, name: str) -> Path:
 
 
 def _clean_up(directory: Path) -> None:
-    """Remove what killed writers left: old temporary files of processes that are gone.
+    """Remove old temporary files of processes that were killed while they wrote.
 
-    Old, because a process that is not here may live in another container.
+    Only old ones, because a process that is not visible here may live in another container.
     """
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:  # a write comes first
+    with (
+        contextlib.suppress(OSError),
+        os.scandir(directory) as entries,
+    ):  # a failure here must not prevent the write
         for entry in itertools.islice(entries, MAX_LOOKED_AT):
             found = _TEMPORARY.fullmatch(entry.name)
             if found is None or _alive(int(found[1])):

@@ -1,1 +1,1 @@
-"""What a finding is and what a dump holds, and the last steps, in host memory."""
+"""What a finding is, what a dump holds, and the recorder of the last steps."""

@@ -1,10 +1,11 @@
 """What a finding is, and what a dump holds.
 
-Plain frozen dataclasses: values and CPU tensors only, so that a dump opens with
+These are frozen dataclasses of plain values and CPU tensors, so that a dump opens with
 ``torch.load(weights_only=True)`` on a machine without SGLang or a GPU.
 
-The order of the fields of :class:`Finding` is the report's (headline, location, expected and
-got, owner and history, cause, next command), after the report order of Linux' KFENCE.
+The fields of :class:`Finding` stand in the order in which the report prints them (headline,
+location, expected, got, owner, history, cause, next command), which follows the reports of
+Linux' KFENCE.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LayerKind = Literal["sliding", "full", ""]
 
 @dataclass(frozen=True)
 class Location:
-    """Where a finding was made. Unknown numbers are -1, unknown texts ''."""
+    """Where a finding was made. An unknown number is -1, an unknown text is ''."""
 
     process: str = ""  # "scheduler"
     pid: int = -1
@@ -34,18 +35,18 @@ class Location:
     layer: int = -1  # layer id in the KV pool that is read
     layer_kind: LayerKind = ""
     request: str = ""  # rid
-    row: int = -1  # row of the table = position in the batch
-    column: int = -1  # column of the table = page number within the request
+    row: int = -1  # row of the page table, which is the position in the batch
+    column: int = -1  # column of the page table: the n-th page of the request
     replay: bool = False  # found inside a CUDA-graph replay
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One violated invariant, in the words of the report."""
+    """A violation in the words of the report."""
 
     check: str  # the tracer's name: "page-table"
     kind: str  # what is wrong: "out-of-range"
-    site: str  # the logical hook site: "attn.layer_page_table"
+    site: str  # the hook site: "attn.layer_page_table"
     headline: str  # one line, starts with "g4debug: "
     location: Location
     expected: str
@@ -53,26 +54,26 @@ class Finding:
     owner: str = ""  # who holds the page now, in words
     history: tuple[str, ...] = ()  # events of the page, oldest first
     cause: str = ""
-    reference: str = ""  # the fix or the upstream thread that matches
+    reference: str = ""  # the entry of TRIAGE.md, and the fix that matches, if there is one
     next_command: str = ""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One KV pool. Sizes are in pages unless they say tokens.
+    """One KV pool. Sizes are in pages, unless a name says tokens.
 
-    ``pages`` counts the reserved page 0: valid page indices are 0..pages-1.
+    ``pages`` includes the reserved page 0, so valid page indices are 0..pages-1.
     """
 
     name: str  # "full" or "swa"
     pages: int
     page_size: int  # tokens per page
     tokens: int  # allocatable tokens
-    used_tokens: int = -1  # -1: not known
+    used_tokens: int = -1  # -1 if not known
 
     @property
     def usage(self) -> float | None:
-        """Used share of the allocatable tokens, 0..1, or None if not known."""
+        """The used share of the allocatable tokens, from 0 to 1. None if not known."""
         if self.used_tokens < 0 or self.tokens <= 0:
             return None
         return self.used_tokens / self.tokens
@@ -80,14 +81,15 @@ class Pool:
 
 @dataclass(frozen=True)
 class Table:
-    """A page table as the kernel would have got it (possibly a cut-out).
+    """A page table as the kernel would have got it, or a part of that table.
 
     values: int64 [rows, columns], page indices.
-    seq_lens: int64 [rows], tokens whose KV the kernel may read.
-    first_live: int64 [rows], first absolute column that a kernel may dereference
+    seq_lens: int64 [rows], the number of tokens whose KV the kernel may read.
+    first_live: int64 [rows], the first column, counted in the whole table, that a kernel may read
         (0 for a full layer, the window's first page for a sliding layer).
-    bad: int64 [n, 3], (absolute row, absolute column, value) of the bad cells.
-    row0/column0: absolute position of values[0, 0]; *_total: the whole table's shape.
+    bad: int64 [n, 3], (row, column, value) of each bad cell, counted in the whole table.
+    row0, column0: the position of values[0, 0] in the whole table.
+    rows_total, columns_total: the shape of the whole table.
     """
 
     values: torch.Tensor
@@ -95,18 +97,18 @@ class Table:
     first_live: torch.Tensor
     bad: torch.Tensor
     pool: Pool  # the pool that the layer reads from
-    window: int = -1  # sliding window in tokens, -1: none
+    window: int = -1  # sliding window in tokens, -1 for none
     q_len: int = 1  # query tokens per request
     row0: int = 0
     column0: int = 0
     rows_total: int = 0
     columns_total: int = 0
-    rids: tuple[str, ...] = ()  # request of each row in `values`; "" for padding
+    rids: tuple[str, ...] = ()  # the request of each row in `values`, "" for padding
 
 
 @dataclass(frozen=True)
 class Step:
-    """One worker step, from host memory alone (the flight recorder's unit)."""
+    """One step of the scheduler, as far as host memory tells."""
 
     step: int
     forward_mode: str
@@ -116,34 +118,34 @@ class Step:
     full_used: int = -1  # tokens in use in the full pool
     swa_used: int = -1
     time_ns: int = -1  # Unix time when the step began
-    waiting: int = -1  # requests in the queue
+    waiting: int = -1  # requests in the waiting queue
     rows: tuple[int, ...] = ()  # each request's row of req_to_token, -1 for none
     committed: tuple[int, ...] = ()  # tokens of the row that hold KV
-    allocated: tuple[int, ...] = ()  # tokens of the row that have a slot
-    evicted: tuple[int, ...] = ()  # SWA tokens given back from the front
+    allocated: tuple[int, ...] = ()  # tokens of the row that have a KV slot
+    evicted: tuple[int, ...] = ()  # tokens from the row's beginning whose SWA pages were evicted
 
 
 @dataclass(frozen=True)
 class PageEvent:
-    """One event of an allocator: what happened to which pages, when, for whom, called by whom.
+    """One event of an allocator: what happened to which pages, when, for whom, and who called.
 
-    ``pages`` is cut to the first few; ``count`` is how many there were. For an event of the
-    page that a finding is about, that page is always among them.
+    ``pages`` has only the first few pages; ``count`` says how many there were. If a finding is
+    about one page, the events of that page have it in ``pages`` in any case.
     """
 
-    step: int  # worker step that was the last to begin, 0 before the first
+    step: int  # the step that had begun last, 0 before the first
     kind: str  # "alloc", "extend", "decode", "free", "evict", "map", "unmap", "clear", "restore"
     pool: str  # "full" or "swa"
     pages: tuple[int, ...]
     count: int
-    request: str = ""  # rid that the pages are for, or that held them
+    request: str = ""  # rid of the request that gets the pages, or that had them
     caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """One hand-over of ``batch.spec_info``: the typestate before and after it."""
+    """One hand-over of ``batch.spec_info``: the state of spec_info before and after it."""
 
     step: int
     site: str  # "draft", "verify", "seed", "extend-after-decode", "merge", "filter", "end", ...
@@ -151,26 +153,26 @@ class Transition:
     after: str
     requests: int = -1
     note: str = ""
-    ok: bool = True  # False: the one that the finding is about
+    ok: bool = True  # False: the finding is about this hand-over
 
 
 @dataclass(frozen=True)
 class Holding:
-    """Pages that somebody holds, or that nobody does: one line of a leak report."""
+    """Pages with the same last owner: one line of a leak report."""
 
     pool: str
     pages: tuple[int, ...]  # the first few
     count: int
-    state: str  # "leaked", "double", "free", "cached", "live"
+    state: str  # what is wrong with them: the kind of finding, for example "leaked"
     owner: str = ""  # rid of the last owner
-    last: str = ""  # its last event, in words
-    due: str = ""  # the event that should have freed it, in words
-    step: int = -1  # step of that event
+    last: str = ""  # the last event of the first page, in words
+    due: str = ""  # what should have freed the pages, in words
+    step: int = -1  # the step in which that should have happened
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What goes into a dump beside the finding itself."""
+    """What a tracer adds to a finding for the dump."""
 
     table: Table | None = None
     events: tuple[PageEvent, ...] = ()  # of the page that the finding is about, oldest first
@@ -189,7 +191,7 @@ class TrapRecord:
     geometry: dict[str, Plain] = field(default_factory=dict)  # model and pool sizes
     fixes: dict[str, str] = field(default_factory=dict)  # id -> "state: why"
     tracers: dict[str, str] = field(default_factory=dict)  # name -> "armed: mode"
-    faults: tuple[str, ...] = ()  # firings, as a replayable schedule
+    faults: tuple[str, ...] = ()  # the faults that fired, as a schedule that can be replayed
     pools: tuple[Pool, ...] = ()
     table: Table | None = None
     steps: tuple[Step, ...] = ()  # oldest first

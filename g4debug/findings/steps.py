@@ -1,7 +1,8 @@
-"""The flight recorder: the last worker steps, in host memory.
+"""Records the last steps of the scheduler in host memory.
 
-After a sticky CUDA error nothing can be read from the device, so what a dump needs is kept
-here while all is well. Reads only what SGLang holds on the host already: no device sync.
+After a CUDA error nothing can be read from the device any more. So what a dump needs is recorded
+here while all is well. Only what SGLang has in host memory anyway is read, which never waits for
+the device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from g4debug.findings.record import Pool, Step
 
 
 class Recorder:
-    """Keeps the last ``size`` steps; ``step`` counts from 1, 0 before the first."""
+    """Keeps the last ``size`` steps. ``step`` counts them from 1, and is 0 before the first."""
 
     def __init__(self, size: int) -> None:
         self.steps: deque[Step] = deque(maxlen=size)
@@ -25,14 +26,14 @@ class Recorder:
         self._rids: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
-        """Remember the process' scheduler (pools, geometry, rank)."""
+        """Remember the scheduler of this process; pools, sizes and rank are read from it."""
         self.scheduler = scheduler
         self.rank = int(getattr(scheduler, "tp_rank", -1))
 
     def begin_step(self, batch: Any) -> None:
         """Record a ``ScheduleBatch`` that is about to run."""
         self.step += 1
-        # Now: a request that ends in this step gives its row back before the step is looked at.
+        # Noted now: a request that ends in this step gives its row back before anybody looks.
         self._rids = {
             int(r.req_pool_idx): str(r.rid) for r in batch.reqs if r.req_pool_idx is not None
         }
@@ -68,7 +69,7 @@ class Recorder:
         return self._rids
 
     def pools(self) -> tuple[Pool, ...]:
-        """Sizes and use of the target's KV pools, from the allocator's host-side lists."""
+        """Sizes and use of the target's KV pools, as the allocator knows them on the host."""
         allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
         if allocator is None:
             return ()
@@ -87,7 +88,7 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
 
 
 def _column(reqs: Sequence[Any], name: str) -> tuple[int, ...]:
-    """One number of every request, () if this SGLang's requests do not have it."""
+    """One number for each request. () if the requests of this SGLang do not have it."""
     try:
         return tuple([getattr(r, name) for r in reqs])
     except AttributeError:

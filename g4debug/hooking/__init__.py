@@ -1,1 +1,1 @@
-"""Where SGLang is wrapped: hook sites, their paths in each release, the order of the wrappers."""
+"""Wraps functions of SGLang: which ones, where each release has them, and in which order."""

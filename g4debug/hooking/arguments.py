@@ -1,4 +1,4 @@
-"""Arguments of a hooked call."""
+"""Reads an argument of a hooked call."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
-    """An argument of a hooked call, given by place or by name."""
+    """The argument that was passed at position ``index``, or by ``name``."""
     return args[index] if index < len(args) else kwargs[name]

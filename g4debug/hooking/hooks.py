@@ -1,12 +1,12 @@
-"""One HookRegistry registration per site, ordered fan-out, and an audit of what got patched.
+"""Puts wrappers around SGLang's functions, and checks that they are really there.
 
-SGLang runs only the first hook that is registered on a target, and only logs a hook whose
-target is missing. So all parties of g4debug (fixes, faults, tracers) share one AROUND hook
-per site, composed in this order, innermost first::
+SGLang runs only the first hook that is registered for a function, and if the function is missing
+it only logs that. So all fixes, faults and tracers at one site share a single AROUND hook, which
+calls them in this order, innermost first::
 
     SGLang's own function -> fixes -> faults -> tracers -> flight recorder
 
-and :meth:`Hooks.audit` checks after SGLang's ``apply_hooks`` that each site is wrapped.
+After SGLang's ``apply_hooks``, :meth:`Hooks.audit` checks that each site is wrapped.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ After = Callable[..., Any]  # after(result, *args, **kwargs) -> result
 
 
 class Order(IntEnum):
-    """Order of the fan-out, innermost first."""
+    """The order of the wrappers at one site, innermost first."""
 
     FIX = 0
     FAULT = 1
     TRACER = 2
-    LAST = 3  # sees what the tracers made of an exception
+    LAST = 3  # the flight recorder, which sees what the tracers raise or let through
 
 
 class HookError(Exception):
-    """A site could not be hooked; the text names it, where it was looked for, and by whom."""
+    """A site cannot be hooked. The text names the site and who needs it."""
 
 
 @dataclass(frozen=True)
 class Entry:
+    """One wrapper at one site."""
+
     order: Order
     owner: str
     around: Around
@@ -49,11 +51,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class SiteState:
-    """One line of the audit."""
+    """One line of the audit: whether a site exists, and whether our hook is in place there."""
 
     site: str
     path: str | None
-    state: str  # "wrapped", "found", "missing", "absent"
+    state: str  # "wrapped"; "found" (not wrapped by us); "missing"; "absent" (not in this release)
     owners: tuple[str, ...]
     detail: str = ""
 
@@ -74,7 +76,7 @@ class Hooks:
         self._entries[site].append(Entry(order, owner, wrapper))
 
     def drop(self, owner: str) -> None:
-        """Forget all wrappers of ``owner``: half a fix is worse than none."""
+        """Forget all wrappers of ``owner``, because half a fix is worse than none."""
         for site in list(self._entries):
             self._entries[site] = [e for e in self._entries[site] if e.owner != owner]
             if not self._entries[site]:
@@ -94,7 +96,7 @@ class Hooks:
         self.around(site, order, owner, around)
 
     def after(self, site: str, order: Order, owner: str, hook: After) -> None:
-        """Call ``hook(result, *args, **kwargs)`` after a site; what it returns is the result."""
+        """Call ``hook(result, *args, **kwargs)`` after a site. The result is what it returns."""
 
         def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
             return hook(call_next(*args, **kwargs), *args, **kwargs)
@@ -107,11 +109,11 @@ class Hooks:
         return tuple(sorted(self._entries))
 
     def owners(self, site: str) -> tuple[str, ...]:
-        """Who wraps a site, innermost first."""
+        """The owners of a site's wrappers, innermost first."""
         return tuple(e.owner for e in sorted(self._entries[site], key=lambda e: e.order))
 
     def install(self) -> None:
-        """Register with SGLang. SGLang itself applies the hooks after all plugins ran."""
+        """Register the hooks with SGLang, which applies them after all plugins have run."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         for site in self.sites:
@@ -124,7 +126,7 @@ class Hooks:
         if len(entries) == 1:
             return entries[0].around
 
-        # SGLang calls a hook with the same original each time: the chain is built once.
+        # SGLang passes the same original function each time, so the chain is built only once.
         built: tuple[Around | None, Around] = (None, _nothing)
 
         def fan_out(original: Around, *args: Any, **kwargs: Any) -> Any:
@@ -139,11 +141,11 @@ class Hooks:
         return fan_out
 
     def audit(self) -> tuple[SiteState, ...]:
-        """For every site of the table: is it there, and does our hook really run?"""
+        """For every site of the table: does it exist, and does our hook really run there?"""
         return tuple(self._inspect(site) for site in sorted(targets.SITES))
 
     def missing(self) -> tuple[SiteState, ...]:
-        """Sites that we need and that are not wrapped by us."""
+        """Sites that somebody needs, and that are not wrapped by us."""
         return tuple(s for s in self.audit() if s.owners and s.state != "wrapped")
 
     def _inspect(self, site: str) -> SiteState:
@@ -155,7 +157,7 @@ class Hooks:
         try:
             function = getattr(pkgutil.resolve_name(parent), attribute)
         except Exception as e:
-            # Importing a module of SGLang may fail in any way; the audit reports, never dies.
+            # Importing a module of SGLang may fail in any way. The audit reports that and goes on.
             return SiteState(site, dotted, "missing", owners, f"{type(e).__name__}: {e}")
         hook = self._installed.get(site)
         wrapped = hook is not None and _runs(function, hook)
@@ -163,18 +165,19 @@ class Hooks:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Stands for a chain that is not built yet."""
+    """The placeholder for a chain that is not built yet."""
 
 
 def _runs(function: Any, hook: Around) -> bool:
-    """True if ``hook`` is in the chain of SGLang's wrappers that ``function`` is.
+    """True if ``function`` is a wrapper of SGLang's that calls ``hook``.
 
-    SGLang's own list of patched targets is no proof: a hook that is registered after the
-    target was patched is listed, too, and never runs. The wrapper's closure holds the hook.
+    SGLang's own list of patched functions proves nothing: it also lists hooks that were registered
+    after the function was patched, and those never run. So look for the hook in the closures of
+    the wrappers.
     """
     while function is not None:
         for cell in getattr(function, "__closure__", None) or ():
-            with suppress(ValueError):  # an empty cell, in somebody else's wrapper
+            with suppress(ValueError):  # an empty closure cell, in somebody else's wrapper
                 if cell.cell_contents is hook:
                     return True
         function = getattr(function, "__wrapped__", None)

@@ -1,7 +1,7 @@
 """Which KV pool a layer reads in a forward, and how many pages that pool has.
 
-SGLang keeps a forward's pool in another place from release to release, as it moves its methods:
-:mod:`g4debug.hooking.targets`.
+Where SGLang keeps the pool of a forward differs between releases, as the places of its functions
+do (:mod:`g4debug.hooking.targets`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def target_pool(backend: Any, batch: Any) -> Any:
-    """The KV pool of this forward: on the ForwardBatch up to 0.5.12, on the backend after it."""
+    """The KV pool of this forward. Up to 0.5.12 the ForwardBatch has it, later the backend."""
     pool = getattr(batch, "token_to_kv_pool", None)
     return backend.token_to_kv_pool if pool is None else pool
 
@@ -26,7 +26,7 @@ def pool_of_layer(backend: Any, layer: Any, forward_batch: Any) -> tuple[Any, st
 
 
 def pages_of(pool: Any, layer: Any, page_size: int) -> int:
-    """Number of valid page indices: rows of the K buffer over the page size."""
+    """The number of valid page indices: the rows of the K buffer divided by the page size."""
     buffers = getattr(pool, "k_buffer", None)
     if buffers:
         return int(buffers[0].shape[0]) // int(page_size)

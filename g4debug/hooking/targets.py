@@ -1,7 +1,8 @@
-"""Where each logical hook site lives in each SGLang release. Nothing else knows these paths.
+"""Where each hook site is in each SGLang release. No other module knows these paths.
 
-A site maps to (version specifier, dotted path) pairs, first match wins; a path of None
-declares that the release has no such place. Checked against the releases in docs/supported.md.
+``SITES`` maps a site to pairs of version specifier and dotted path. The first specifier that
+matches the release counts. A path of None says that the release has no such place. The table is
+checked against the releases that docs/supported.md lists.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _ANY = ""
 
 
 def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
-    """A method of an allocator: 0.5.13 split one module into a package."""
+    """A method of an allocator. 0.5.13 split their module into a package."""
     old = "swa_memory_pool" if module == "swa" else "allocator"
     base = "sglang.srt.mem_cache"
     return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
 
 
 def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
-    """A method of the worker that 0.5.14 dropped for speculative decoding v2."""
+    """A method of the v1 worker, which 0.5.14 dropped for speculative decoding v2."""
     return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
 
 
@@ -65,7 +66,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
-    # The custom op of prefill attention under piecewise CUDA graphs. Only 0.5.12 needs it hooked.
+    # The custom op of prefill attention under piecewise CUDA graphs.
     "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (
         ("<0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
@@ -104,7 +105,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
     ),
-    # The hand-overs of batch.spec_info inside the worker; gone with the v1 worker.
+    # The hand-overs of batch.spec_info inside the v1 worker.
     "worker.draft": _worker_v1("draft"),
     "worker.verify": _worker_v1("verify"),
     "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
@@ -119,12 +120,12 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
         (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
     ),
-    # 0.5.14 decides per model.
+    # 0.5.14 decides this for each model.
     "args.piecewise": (
         ("<0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"),
         (_ANY, None),
     ),
-    # The allocator of one pool; ".token" is the one for pages of one token.
+    # The allocator of one pool. The sites ".token" are in the allocator for pages of one token.
     "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
     "pool.init.token": _allocator("token", f"{_TOKEN}.__init__"),
     "pool.alloc": _allocator("paged", f"{_PAGED}.alloc"),
@@ -137,7 +138,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
     "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
     "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
-    # The SWA allocator around two of them.
+    # The SWA allocator, which uses two of these allocators, one for each pool.
     "swa.init": _allocator("swa", f"{_SWA}.__init__"),
     "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
     "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
@@ -149,7 +150,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
     "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
-    # Called once by the process that launches a server or an Engine, before it starts others.
+    # Called once by the process that launches a server or an Engine, before it starts the others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
     "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
@@ -193,7 +194,7 @@ VERIFIED = ("0.5.12.post1",)  # releases that the whole suite was run on
 
 
 class UnknownSite(KeyError):
-    """A tracer, fault or fix names a site that this table does not have."""
+    """A tracer, fault or fix names a site that is not in ``SITES``."""
 
 
 _elsewhere: ContextVar[Path | None] = ContextVar("_elsewhere", default=None)
@@ -201,7 +202,7 @@ _elsewhere: ContextVar[Path | None] = ContextVar("_elsewhere", default=None)
 
 @contextmanager
 def looking_at(root: Path) -> Iterator[None]:
-    """Let this module answer for the SGLang wheel unpacked in ``root``, not the installed one."""
+    """Let this module answer for the SGLang wheel that is unpacked in ``root``."""
     token = _elsewhere.set(root)
     try:
         yield
@@ -210,7 +211,7 @@ def looking_at(root: Path) -> Iterator[None]:
 
 
 def sglang_root() -> Path:
-    """The folder that holds the package ``sglang``; nothing of it is imported.
+    """The folder that holds the package ``sglang``, which is not imported for this.
 
     Raises ImportError if SGLang is not installed.
     """
@@ -225,12 +226,12 @@ def sglang_root() -> Path:
 
 @cache
 def _installed() -> str:
-    # A start asks 200 times, and the metadata is a file of 30 kB.
+    # This is asked 200 times at start, and the metadata is a file of 30 kB.
     return version("sglang")
 
 
 def sglang_version() -> Version | None:
-    """The installed SGLang's version, read from its metadata; None if it is not installed."""
+    """The version of the installed SGLang, from its metadata. None if it is not installed."""
     root = _elsewhere.get()
     try:
         if root is None:
@@ -239,14 +240,14 @@ def sglang_version() -> Version | None:
             found = next(d.version for d in distributions(name="sglang", path=[str(root)]))
     except (PackageNotFoundError, StopIteration):
         return None
-    # packaging comes with SGLang; a laptop that only opens dumps need not have it.
+    # packaging comes with SGLang. A laptop that only opens dumps need not have it.
     from packaging.version import Version
 
     return Version(found)
 
 
 def matches(specifier: str, installed: Version | None = None) -> bool:
-    """True if the installed SGLang is in ``specifier``; development builds count."""
+    """True if the version of SGLang matches ``specifier``. Development builds count, too."""
     found = installed or sglang_version()
     if found is None:
         return False
@@ -256,9 +257,9 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
 
 
 def path(site: str, installed: Version | None = None) -> str | None:
-    """Dotted path of a site in the installed SGLang, None if declared absent there.
+    """Dotted path of a site in the installed SGLang. None if that release has no such place.
 
-    Raises UnknownSite for a name that is not in the table.
+    Raises UnknownSite if ``SITES`` has no such site.
     """
     if site not in SITES:
         raise UnknownSite(f"unknown hook site {site!r}; valid: {', '.join(sorted(SITES))}")

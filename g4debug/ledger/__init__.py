@@ -1,1 +1,1 @@
-"""Who holds each KV page, and what happened to it: our own books, fed by SGLang's allocators."""
+"""Our own record of who holds each KV page and what happened to it."""

@@ -1,4 +1,4 @@
-"""What the parts of the page ledger's hooks share: the pools, isolation, the caller's name."""
+"""What all hooks of the ledger share: the pools, isolation, and the name of the caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from g4debug.ledger.ledger import Ledger, Pages, PoolLedger
 from g4debug.trapping.trap import TrapError
 
 logger = logging.getLogger("g4debug")
-# Frames that are never the caller a person looks for.
+# Frames that nobody looks for when they ask who called an allocator.
 _OURS = str(Path(__file__).resolve().parents[1])
 _SKIPPED = (
     "mem_cache/allocator",
@@ -31,13 +31,14 @@ _SKIPPED = (
 
 
 class Feed:
-    """A ledger, and which allocator is which pool of it."""
+    """A ledger, and which of its pools each allocator belongs to."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.pools: dict[int, PoolLedger] = {}  # by id() of the inner allocator
 
     def know(self, allocator: Any, name: str) -> None:
+        """Start the books of ``allocator``, which is the one of the pool ``name``."""
         page_size = int(allocator.page_size)
         pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
         self.pools[id(allocator)] = self.ledger.pools[name] = pool
@@ -47,13 +48,13 @@ class Feed:
                 self.ledger.shadow = shadows.new(pool.pages, allocator.device)
             else:
                 logger.warning(
-                    "g4debug: %s is not an allocator that the page ledger knows: in page tables "
-                    "it cannot tell pages that are free from pages that are held",
+                    "g4debug: %s is not an allocator that the page ledger knows, so it cannot tell "
+                    "which pages of a page table are free",
                     type(allocator).__qualname__,
                 )
 
     def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """``hook``, or None once the ledger is given up; a bug in it gives it up."""
+        """``hook``, which gives up the ledger if it fails, and does nothing from then on."""
 
         def isolated(*args: Any, **kwargs: Any) -> Any:
             if self.ledger.broken:
@@ -65,8 +66,8 @@ class Feed:
             except Exception as e:
                 self.ledger.give_up(f"{type(e).__name__}: {e}")
                 logger.exception(
-                    "g4debug: the page ledger failed in %s and is off in this process; checks "
-                    "that need it are off, serving goes on. Please report this.",
+                    "g4debug: the page ledger failed in %s and is off in this process, like all "
+                    "checks that need it. Serving goes on. Please report this.",
                     getattr(hook, "__name__", "a hook"),
                 )
                 return None
@@ -74,7 +75,7 @@ class Feed:
         return isolated
 
     def isolate_result(self, hook: Callable[..., None]) -> Callable[..., Any]:
-        """The same for a hook that runs after a site, whose result stands."""
+        """The same for a hook that runs after a site, and does not change the site's result."""
         isolated = self.isolate(hook)
 
         def after(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -85,14 +86,14 @@ class Feed:
 
 
 def _is_sglangs(allocator: Any) -> bool:
-    """Whether all of its methods are hooked: a subclass may hand out pages by other ones."""
+    """True if all methods of the allocator are hooked. A subclass may have others."""
     paths = (targets.path(site) for site in ("pool.init", "pool.init.token"))
     known = [pkgutil.resolve_name(p.rpartition(".")[0]) for p in paths if p is not None]
     return type(allocator) in known
 
 
 class TrapsLast:
-    """Several entries that belong together: all are made, then the first finding is raised."""
+    """Makes several entries that belong together, and then raises the first finding of them."""
 
     def __enter__(self) -> Callable[..., None]:
         self.first: TrapError | None = None
@@ -113,7 +114,7 @@ _uninteresting: dict[Any, bool] = {}
 
 
 def caller() -> str:
-    """``schedule_batch.py:2744 _evict_swa``: the innermost frame above the allocators."""
+    """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -129,6 +130,6 @@ def caller() -> str:
 
 
 def on_host(indices: torch.Tensor) -> Pages:
-    """An index tensor's values; waits for its device."""
+    """The values of an index tensor. Waits for its device."""
     found: Pages = indices.detach().cpu().to(torch.int64).numpy()
     return found

@@ -1,10 +1,11 @@
-"""Pages handed out: what the allocators' ``alloc*`` say to the page ledger.
+"""Tells the ledger which pages the allocators' ``alloc*`` methods hand out.
 
-Only the first token of a page is news. Of a sequence that goes on in the page that it has,
-the page is looked at once more: it must still be held, in both pools, and its SWA page must be
-the one that was paired with it. Disagreement becomes an event of its own ("use", "mismatch").
-Where that takes a copy from a device it is done every ``LOOK`` steps, or when the page that
-the ledger knows as a sequence's last is not held; in between, that is all that is asked.
+A page is new to the ledger when its first token is handed out. If a sequence continues in a page
+that it has, that page is checked: it must still be held in both pools, and its SWA page must be
+the one that was paired with it. If not, that is an event of its own ("use", "mismatch").
+
+On a GPU this check needs a copy from the device. So it is made only every ``LOOK`` steps, or if
+the ledger says that the last page of a sequence is not held.
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from g4debug.ledger.feed import Feed, TrapsLast, caller, on_host
 from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
 from g4debug.ledger.shadow import HELD
 
-LOOK = 8
+LOOK = 8  # steps between two checks of the pages that sequences continue in, on a GPU
 _NONE: Pages = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where in an allocation's tokens the pages are.
+    """Where the pages are among the tokens of an allocation.
 
-    new: offset of the first token of each new page; positions: its position in its request;
-    groups: (row of the batch, first, last + 1) of its new pages. going_on: offset of the first
-    token of each row that goes on in a page that it has; going_on_rows: that row.
+    new: for each new page, the offset of its first token in the allocation.
+    positions: for each new page, the position of that token in its request.
+    groups: (row of the batch, first, last + 1) of the row's pages in ``new``.
+    going_on: for each row that continues in a page that it has, the offset of its first token.
+    going_on_rows: those rows.
     """
 
-    lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator hands the very same to both pools
+    lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator passes the same tensor to both pools
     tokens: int
     new: Pages
     positions: Pages
@@ -44,12 +47,12 @@ class Plan:
 
 
 def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan:
-    """The pages of rows that grow from ``prefix`` to ``lengths`` tokens, int64 [rows]."""
+    """The pages of rows that grow from ``prefix`` to ``lengths`` tokens; both are int64 [rows]."""
     count = lengths - prefix
     ends = count.cumsum()
     starts = ends - count
     tokens = int(ends[-1]) if len(ends) else 0
-    into = prefix % size  # tokens that its last page has already
+    into = prefix % size  # tokens that are in each row's last page already
     filled = into + count
     if into.all() and count.all() and len(ends) and filled.max() <= size:
         return Plan(source, tokens, _NONE, _NONE, (), starts, np.arange(len(ends)))
@@ -86,11 +89,11 @@ class HandOuts:
         self.feed, self.ledger = feed, feed.ledger
         self._out: dict[str, torch.Tensor] = {}  # what the inner allocators handed out last
         self._plan: Plan | None = None
-        self._turn = 0  # of looks at pages that sequences go on in
-        self._skips = False  # this step's look; decided for the full pool, and for both
-        # Of the full pool, entered and not yet paired: pages, and those that rows go on in.
+        self._turn = 0  # counts allocations without a new page; every LOOK-th is checked
+        self._skips = False  # no check in this step; decided at the full pool, for both pools
+        # Pages of the full pool that wait for their SWA pages: new ones, and those continued in.
         self._full: tuple[Pages, Pages] | None = None
-        self._tokens: dict[str, Pages] = {}  # of the pools, as entered last
+        self._tokens: dict[str, Pages] = {}  # the last tokens that were entered, by pool
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
@@ -153,11 +156,11 @@ class HandOuts:
 
     @staticmethod
     def _is_far(indices: torch.Tensor) -> bool:
-        """Reading these indices takes a copy from a device."""
+        """True if reading these indices needs a copy from a device."""
         return bool(indices.is_cuda)
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
-        """True if the pages that the rows go on in need no look this time."""
+        """True if the pages that the rows continue in need no check this time."""
         if pool.name != "swa":
             self._turn += 1
             full, swa = pool, self.ledger.pools.get("swa")
@@ -173,14 +176,14 @@ class HandOuts:
         return self._skips
 
     def _going_on(self, step: Plan) -> list[str]:
-        """rid of each row that goes on in its page; '' where it is not known."""
+        """rid of each row that continues in its page; '' if it is not known."""
         requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
         if len(requests) != len(step.lengths):
             return [""] * len(step.going_on_rows)
         return [str(requests[row].rid) for row in step.going_on_rows.tolist()]
 
     def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
-        """A row goes on in a page that is not held."""
+        """Enter that a row continues in a page that is not held."""
         loose = pool.not_held(pages)
         row = int(step.going_on_rows[(pages == loose[0]).argmax()])
         requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
@@ -188,7 +191,7 @@ class HandOuts:
         self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
-        """``alloc(need_size)``: whole pages (tokens, where a page is one token)."""
+        """``alloc(need_size)`` hands out whole pages, or tokens if a page is one token."""
         pool = self.feed.pools.get(id(allocator))
         if pool is None:
             return
@@ -209,7 +212,7 @@ class HandOuts:
         self.ledger.post(out, self.feed.isolate(enter))
 
     def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
-        """Without a SWA pool no pairing follows that marks the new pages in the shadow."""
+        """Mark new pages in the shadow, unless the pairing with SWA pages does it later."""
         if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
             shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
 
@@ -219,12 +222,12 @@ class HandOuts:
         self.ledger.enter(pool, kind, _NONE, holds=None, caller=caller(), note=note)
 
     def _pair(self, pool: PoolLedger, pages: Pages, going_on: Pages, tokens: Pages) -> None:
-        """The SWA allocator asks both pools for the same positions, the full pool first."""
+        """Pair pages of the two pools: both got the same positions, the full pool first."""
         self._tokens[pool.name] = tokens
         if pool.name == "full":
             self._full = (pages, going_on)
             return
-        if self._full is None:  # SWA pages for themselves (HiCache); set_mapping pairs them
+        if self._full is None:  # SWA pages without full pages (HiCache); set_mapping pairs them
             return
         full = self.ledger.pools["full"]
         new, before = self._full
@@ -242,19 +245,19 @@ class HandOuts:
                 self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
 
     def after_swa_alloc(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        """Both inner allocations are done: the shadow of the full pages is their SWA page."""
+        """Both pools have allocated: write the SWA page of each full page into the shadow."""
         full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
         self._plan = None
         if out is None or full is None or swa is None or self.ledger.shadow is None:
             return
-        if step is not None and not len(step.new):  # its pages are there already
+        if step is not None and not len(step.new):  # no new page
             return
         pool = self.ledger.pools["full"]
-        # Not the pages that rows go on in: one that was freed must not look held.
+        # Not the pages that rows continue in: if one was freed, it must not look held.
         shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
 
         def written(mapped: Pages) -> None:
-            """What SGLang wrote into its mapping, and what it was given to write."""
+            """Compare what SGLang wrote into its mapping with what was handed out."""
             given = self._tokens["swa"]
             wrong = mapped != given
             if wrong.any():
@@ -264,12 +267,12 @@ class HandOuts:
                     pool, pages, given[wrong][first] // size, mapped[wrong][first] // size
                 )
 
-        # The fault that this looks for may be an index that the mapping does not have.
+        # What was handed out may be wrong: an index that the mapping does not have.
         mapping = allocator.full_to_swa_index_mapping
         self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.isolate(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
-        """Pairs pages that were allocated one by one (HiCache's load-back); 0: no SWA page."""
+        """Pair pages that were allocated one by one (HiCache's load-back). 0 means no SWA page."""
         pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
         if self.ledger.shadow is not None:
             shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
@@ -282,13 +285,15 @@ class HandOuts:
         self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
 
     def _mismatch(self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages) -> None:
-        """The mapping of these full pages is not what the allocator paired."""
+        """Enter that the mapping of these full pages is not what the allocators handed out."""
         pairs = zip(pages[:SHOWN].tolist(), given.tolist(), got.tolist(), strict=False)
-        note = "; ".join(f"page {p} has SWA page {g}, the mapping says {m}" for p, g, m in pairs)
+        note = "; ".join(
+            f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs
+        )
         self.ledger.enter(pool, "mismatch", pages, holds=None, caller=caller(), note=note)
 
     def _rids(self, rows: int, step: Plan) -> dict[int, str]:
-        """rid of each row with a new page; none where the batch is not the one that asks."""
+        """rid of each row with a new page; {} if the known batch is not the one that allocates."""
         requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
         if len(requests) != rows:
             return {}

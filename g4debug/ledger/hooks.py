@@ -1,11 +1,12 @@
 """Feeds the page ledger from SGLang's allocators.
 
-The inner allocators (one per pool) say which pages they hand out and take back; the SWA
-allocator around them says which SWA page goes with which full page, and whether SWA pages
-are freed alone (evicted) or with their full pages. Pages of a deferred free (inside a "free
-group") are entered when they are really freed. Below the tracers, above the faults.
+Each pool has an inner allocator; it tells which pages it hands out and takes back. The SWA
+allocator around them tells which SWA page belongs to which full page, and whether SWA pages are
+freed alone (evicted) or with their full pages. Pages of a deferred free (inside a "free group")
+are entered when they are really freed. The hooks run outside the faults, so that they see what a
+fault does, and inside the hooks of the tracers, which then find the ledger up to date.
 
-A bug in here gives up the ledger, never the server.
+A bug in here costs the ledger, never the server.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ OWNER = "ledger"
 
 
 class LedgerHooks:
-    """Hooks of one process. ``attach`` is also how a test feeds allocators of its own."""
+    """The hooks of one process. A test or canary uses ``attach`` with allocators of its own."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.feed = Feed(ledger)
         self.handed_out = HandOuts(self.feed)
         self.taken_back = TakeBacks(self.feed)
-        self._known: tuple[int, int] | None = None  # the batch's list of requests, seen last
+        self._known: tuple[int, int] | None = None  # id and length of the last batch's requests
 
     def install(self, hooks: Hooks) -> None:
         """Put the hooks on the sites that this SGLang has."""
@@ -68,7 +69,7 @@ class LedgerHooks:
     # --- which allocator is which pool ---------------------------------------------------
 
     def attach(self, allocator: Any) -> None:
-        """Learn an allocator that was built before the hooks were (in a test)."""
+        """Learn an allocator that is there already."""
         if hasattr(allocator, "full_attn_allocator"):
             self.feed.know(allocator.full_attn_allocator, "full")
             self.feed.know(allocator.swa_attn_allocator, "swa")
@@ -76,7 +77,8 @@ class LedgerHooks:
             self.feed.know(allocator, "full")
 
     def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        if not self.ledger.pools:  # a SWA allocator that follows takes it over
+        # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
+        if not self.ledger.pools:
             self.feed.know(allocator, "full")
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
@@ -92,7 +94,7 @@ class LedgerHooks:
             self.ledger.requests[str(request.rid)] = request
 
     def before_decode(self, batch: Any, *args: Any, **kwargs: Any) -> None:
-        # Mostly the batch of the step before, of requests that went through an extend.
+        # Mostly this is the batch of the step before, whose requests are known from their extend.
         known = (id(batch.reqs), len(batch.reqs))
         if known != self._known:
             self._known = known

@@ -1,10 +1,10 @@
 """The page ledger: who holds each KV page and what happened to it, kept on the host.
 
-:mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. Cost is O(pages touched). On
-CUDA the indices are on the device: an allocation is copied to pinned memory without waiting
-and entered when the copy is there (:meth:`Ledger.settle`); a free waits, as SGLang's own
-free does (``torch.unique``). Beside it lives a shadow on the device, for kernels
-(:mod:`g4debug.ledger.shadow`).
+:mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. An event costs O(pages of the
+event). On a GPU the indices are on the device. Those of an allocation are copied to pinned memory
+without waiting, and entered when the copy has arrived (:meth:`Ledger.settle`). A free waits for
+the device, as SGLang's own free does (``torch.unique``). For kernels there is a copy on the
+device, the shadow (:mod:`g4debug.ledger.shadow`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ if TYPE_CHECKING:
 
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
-KEPT = 16_384  # events kept in all
+KEPT = 16_384  # events kept of all pages together
 TAILS = 4096  # requests whose last page is known
 SHOWN = 8  # pages named in an event
-TAIL = 256  # events of all pages that go into a dump
-NOT_YET = -(1 << 62)  # in a staged word until the device wrote it
+TAIL = 256  # last events of all pages that go into a dump
+NOT_YET = -(1 << 62)  # the value of a staged word that the device has not written yet
 STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to the host
 
 
 @dataclass
 class PoolLedger:
-    """One pool's pages. ``pages`` counts the reserved page 0; all arrays have one entry each.
+    """The pages of one pool. ``pages`` includes the reserved page 0.
 
-    held: handed out and not yet freed. ever: handed out at least once. owner: rid of the last
-    request that it was handed out for, '' if not known. position: first token position of the
-    page in that request, -1 if not known. partner: of a full-pool page, its SWA page, and the
-    other way round; 0 for none, -1 if not known. tails: rid -> last page of its sequence.
+    The arrays have one entry for each page:
+    held: it was handed out and not freed yet.
+    ever: it was handed out at least once.
+    owner: rid of the last request that it was handed out for, '' if not known.
+    position: position of the page's first token in that request, -1 if not known.
+    partner: the SWA page of a full page, or the full page of a SWA page; 0 if there is none, -1
+        if not known.
+
+    tails: rid -> the last page of the request's sequence.
     """
 
     name: str
@@ -63,33 +68,33 @@ class PoolLedger:
         self.forget()
 
     def forget(self) -> None:
-        """All pages are free again (the allocator was cleared); what happened stays known."""
+        """All pages are free again, because the allocator was cleared. Their histories stay."""
         self.held = np.zeros(self.pages, dtype=np.bool_)
         self.position = np.full(self.pages, -1, dtype=np.int64)
         self.partner = np.zeros(self.pages, dtype=np.int64)
 
     def inside(self, pages: Pages) -> Pages:
-        """Those that are pages of this pool, the reserved page 0 not counted."""
+        """Those of ``pages`` that are in this pool, without the reserved page 0."""
         return pages[(pages > 0) & (pages < self.pages)]
 
     def not_held(self, pages: Pages) -> Pages:
-        """Those that are no held pages of this pool, in the order given."""
+        """Those of ``pages`` that are not held pages of this pool, in the order given."""
         if not len(pages):
             return pages
         if self.held.take(pages, mode="clip").all() and pages.max() < len(self.held):
-            return pages[:0]  # page 0 is never held, and stands for the negative ones
+            return pages[:0]  # take() clips negative pages to page 0, which is never held
         inside = (pages > 0) & (pages < len(self.held))
         held = np.zeros(len(pages), dtype=np.bool_)
         held[inside] = self.held[pages[inside]]
         return pages[~held]
 
     def touch(self, pages: Pages | int, serial: int) -> None:
-        """Event ``serial`` is the last one of these pages (of this pool)."""
+        """Note that ``serial`` is the number of the last event of these pages of this pool."""
         self._ring[pages, self._turn[pages] % DEPTH] = serial
         self._turn[pages] += 1
 
     def pair(self, full: Pages, swa_pool: PoolLedger, swa: Pages) -> None:
-        """``swa[i]`` goes with this pool's page ``full[i]``; indices outside are skipped."""
+        """``swa[i]`` is the SWA page of this pool's page ``full[i]``. Bad indices are skipped."""
         sound = (full > 0) & (full < self.pages) & (swa > 0) & (swa < swa_pool.pages)
         if not sound.all():
             full, swa = full[sound], swa[sound]
@@ -97,7 +102,7 @@ class PoolLedger:
         swa_pool.partner[swa] = full
 
     def ends_in(self, request: str, page: int) -> None:
-        """The last page of a request's sequence; the latest ``TAILS`` requests are kept."""
+        """Note the last page of a request's sequence. The latest ``TAILS`` requests are kept."""
         self.tails.pop(request, None)
         self.tails[request] = page
         if len(self.tails) > TAILS:
@@ -108,25 +113,28 @@ class PoolLedger:
         return sorted(int(n) for n in self._ring[page] if n >= 0)
 
 
-# Called before an event changes the ledger: (pool, event, all pages of the event). Of pages
-# that are about to be freed, it may return those to be freed instead.
+# Called with (pool, event, all pages of the event) before the event changes the ledger. If pages
+# are about to be freed, a listener may return the pages to free instead.
 Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
 
 
 @dataclass
 class _Pending:
+    """Indices on their way to the host, and what to do with them there."""
+
     words: torch.Tensor
     arrived: Any  # torch.cuda.Event
     enter: Callable[[Pages], None]
 
 
 class Ledger:
-    """The pages of a process' allocators.
+    """The pages of the allocators in this process.
 
-    batch: the ScheduleBatch that is being prepared or run. requests: rid -> SGLang's Req.
-    expected_swa: while SWA pages are being freed, those that go with the full pages, sorted.
-    broken: why the ledger was given up, '' while it is sound: nothing may be concluded from it
-    any more.
+    batch: the ScheduleBatch that is being prepared or run.
+    requests: rid -> SGLang's Req.
+    expected_swa: while SWA pages are being freed, the SWA pages of those full pages, sorted.
+    broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
+        ledger that was given up.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -137,18 +145,18 @@ class Ledger:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.expected_swa: Pages | None = None
         self.broken = ""
-        self.shadow: torch.Tensor | None = None  # of the full pool, see kernels.page_shadow
+        self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
-        self._serial = 0  # of the next event
+        self._serial = 0  # number of the next event
         self._pending: deque[_Pending] = deque()
         self._staging: torch.Tensor | None = None
-        self._used = 0  # words of it
-        self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # since the last backup_state
+        self._used = 0  # words of _staging that are taken
+        self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # what to undo, by pool, for restore
 
     # --- what happened -------------------------------------------------------------------
 
     def history(self, pool: str, page: int) -> tuple[PageEvent, ...]:
-        """The last events of one page, oldest first; the page comes first in each."""
+        """The last events of one page, oldest first. In each, the page comes first."""
         ledger = self.pools.get(pool)
         if ledger is None or not 0 <= page < ledger.pages:
             return ()
@@ -182,11 +190,12 @@ class Ledger:
         caller: str = "",
         note: str = "",
     ) -> Pages:
-        """Enter one event. ``holds``: the pages' state after it, None if it changes nothing.
+        """Enter one event. ``holds``: whether the pages are held after it, None for no change.
 
-        The listeners see it first, with the state before it. Returns the pages that it is now
-        about: a listener may have corrected those of a free. What a listener raises goes on;
-        a free is then not entered, because it does not happen, and a hand-out is: it did.
+        The listeners are called first, while the ledger still has the state before the event.
+        Returns the pages of the event, which a listener may have corrected if they are freed.
+        If a listener raises an exception, that goes on to the caller. A free is then not entered,
+        because it will not happen. A hand-out is entered, because it has happened.
         """
         event = PageEvent(
             step=self.recorder.step,
@@ -222,7 +231,7 @@ class Ledger:
     ) -> None:
         inside: Any = pool.inside(pages)
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
-        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one
+        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
             inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
         pool.touch(inside, self._serial)
         if holds is None:
@@ -240,12 +249,12 @@ class Ledger:
             pool.partner[inside] = 0
 
     def backup(self, pool: PoolLedger) -> None:
-        """The allocator's state was saved: what follows may be undone."""
+        """The allocator saved its state, so remember how to undo what follows."""
         self.settle(wait=True)
         self._undo[pool.name] = []
 
     def restore(self, pool: PoolLedger) -> None:
-        """The allocator went back to the saved state."""
+        """The allocator went back to its saved state, so undo what happened since."""
         self.settle(wait=True)
         for held, pages in reversed(self._undo.pop(pool.name, [])):
             pool.held[pages] = held
@@ -257,7 +266,7 @@ class Ledger:
     # --- indices on their way to the host --------------------------------------------------
 
     def post(self, indices: torch.Tensor, enter: Callable[[Pages], None]) -> None:
-        """Call ``enter`` with the values of an index tensor: now on the CPU, else later."""
+        """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU."""
         if not indices.is_cuda:
             enter(indices.detach().to(torch.int64).numpy())
             return
@@ -280,7 +289,7 @@ class Ledger:
         self._pending.append(_Pending(words, arrived, enter))
 
     def settle(self, wait: bool = False) -> None:
-        """Enter what has arrived; with ``wait``, all that is on its way."""
+        """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
         while self._pending:
             first = self._pending[0]
             if wait:
@@ -291,14 +300,14 @@ class Ledger:
             first.enter(first.words.numpy().copy())
 
     def salvage(self) -> None:
-        """After an error of the device: enter what it had copied before it died."""
+        """After an error of the device, enter what it had copied before it died."""
         while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
             first = self._pending.popleft()
             first.enter(first.words.numpy().copy())
         self._pending.clear()
 
     def give_up(self, why: str) -> None:
-        """The ledger can no longer be trusted: tell every reader, kernels included."""
+        """The ledger can no longer be trusted. Tell every reader, the kernels included."""
         self.broken = why
         self._pending.clear()
         if self.shadow is not None:

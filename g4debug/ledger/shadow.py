@@ -1,16 +1,17 @@
-"""The shadow of the pages: what each page of the full pool is, for kernels, on the device.
+"""The shadow: a copy of the ledger on the device, for kernels.
 
-For each token index t of an event, with page p = t // page_size, if 0 < p < pages::
+The shadow says what each page of the full pool is. An event sets, for its i-th token index t, with
+page p = t // page_size, if 0 < p < pages::
 
-    shadow[p] = value                         (FREE = -1, HELD = 0), or
-    shadow[p] = swa[i] // page_size           the SWA page that goes with it
+    shadow[p] = value                         FREE (-1) or HELD (0), or
+    shadow[p] = swa[i] // page_size           the SWA page that belongs to it
 
-With ``begins`` only where t is the first token of its page: a sequence that goes on in a page
-that was freed does not make it look held.
+With ``begins``, this is done only if t is the first token of its page. So a page that was freed
+does not look held because a sequence continues in it.
 
-``shadow`` is int32 [pages + 1]; its last word is 1 while the ledger is sound, else 0, and a
-reader then concludes nothing. Index tensors come from an allocator that may be broken: an
-index outside the pool is skipped, never written. After KASAN's shadow memory.
+``shadow`` is int32 [pages + 1]. Its last word is 1 while the ledger is sound. If it is 0, a reader
+must conclude nothing. Index tensors may come from a broken allocator: an index outside the pool is
+skipped, never written. The idea is that of KASAN's shadow memory.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ def mark(
     swa: torch.Tensor | None = None,
     begins: bool = False,
 ) -> None:
-    """Set the words of the pages of ``indices``, on the current stream; never waits.
+    """Set the words of the pages of ``indices`` on the current stream. Never waits.
 
-    indices: int32/int64 [n], token indices of the full pool, contiguous. value: FREE or HELD.
-    swa: int32/int64 [n], the token indices in the SWA pool that go with them. begins: only of
-    pages whose first token is among the indices.
+    indices: int32/int64 [n], token indices of the full pool, contiguous.
+    value: FREE or HELD.
+    swa: int32/int64 [n], the token indices of the SWA pool that belong to them.
+    begins: only set pages whose first token is among the indices.
     """
     count, pages = indices.numel(), shadow.numel() - 1
     if count == 0:
@@ -97,7 +99,7 @@ def reference(
     swa: torch.Tensor | None = None,
     begins: bool = False,
 ) -> None:
-    """The same in torch."""
+    """The same as :func:`mark`, in torch."""
     page = indices.to(torch.int64) // page_size
     word = torch.full_like(page, value) if swa is None else swa.to(torch.int64) // page_size
     inside = (page > 0) & (page < shadow.numel() - 1)

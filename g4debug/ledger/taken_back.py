@@ -1,7 +1,7 @@
-"""Pages taken back: what the allocators' ``free``, ``free_swa`` and ``clear`` say to the ledger.
+"""Tells the ledger which pages the allocators' ``free``, ``free_swa`` and ``clear`` take back.
 
-A listener may correct what is about to be freed (contain mode): then the allocator gets the
-corrected indices, and so does ``free_swa``, which follows a free of full pages.
+In contain mode a listener may correct what is about to be freed. Then the allocator gets the
+corrected indices, and so does the ``free_swa`` that belongs to a free of full pages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class TakeBacks:
 
     def __init__(self, feed: Feed) -> None:
         self.feed, self.ledger = feed, feed.ledger
-        self._freeing = 0  # inside SWATokenToKVPoolAllocator.free
-        self._corrected: torch.Tensor | None = None  # full-pool indices, for its free_swa
-        self._unpaired: Pages = np.empty(0, dtype=np.int64)  # full pages in free_swa
+        self._freeing = 0  # above 0 while SWATokenToKVPoolAllocator.free runs
+        self._corrected: torch.Tensor | None = (
+            None  # full-pool indices for the free_swa that follows
+        )
+        self._unpaired: Pages = np.empty(0, dtype=np.int64)  # full pages that lose their SWA pages
         self._entered_free = feed.isolate(self._enter_free)
         self._entered_swa = feed.isolate(self._enter_free_swa)
         self._left_swa = feed.isolate(self._leave_free_swa)
@@ -39,7 +41,7 @@ class TakeBacks:
         return call_next(allocator, free_index if corrected is None else corrected)
 
     def _enter_free(self, allocator: Any, free_index: torch.Tensor) -> torch.Tensor | None:
-        """Enter a free. Returns the indices to free instead, None for those that were given."""
+        """Enter a free. Returns the indices to free instead, or None to free those given."""
         pool = self.feed.pools.get(id(allocator))
         if pool is None or not allocator.is_not_in_free_group:
             return None
@@ -48,7 +50,7 @@ class TakeBacks:
             return None
         self.ledger.settle(wait=True)
         tokens = on_host(free_index)
-        # Where a page is one token, SGLang puts the same index twice into its free list.
+        # If a page is one token, SGLang puts an index that is given twice into its free list twice.
         pages = np.unique(tokens // pool.page_size) if pool.page_size > 1 else np.sort(tokens)
         alone = pool.name == "swa" and not self._freeing
         owners = set(pool.owner[pool.inside(pages)])
@@ -86,7 +88,7 @@ class TakeBacks:
     def around_free_swa(
         self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor
     ) -> Any:
-        """The SWA pages of these full pages go; the full pages stay if they are evicted."""
+        """Free the SWA pages of these full pages. If this is an eviction, the full pages stay."""
         if self._freeing and self._corrected is not None:
             free_index = self._corrected
         self._entered_swa(free_index)
@@ -138,6 +140,6 @@ class TakeBacks:
 
 
 def _only(indices: torch.Tensor, tokens: Pages, pages: Pages, pool: PoolLedger) -> torch.Tensor:
-    """Those of ``indices`` (on the host: ``tokens``) that are in ``pages``."""
+    """Those ``indices`` that are in ``pages``. ``tokens`` are the same indices on the host."""
     keep = np.isin(tokens // pool.page_size, pages)
     return indices[torch.from_numpy(keep).to(indices.device)]

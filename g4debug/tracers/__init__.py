@@ -1,1 +1,1 @@
-"""One folder per tracer; base.py is what a tracer declares and works with."""
+"""One folder for each tracer. base.py has what a tracer declares and works with."""

@@ -1,8 +1,7 @@
 """What a tracer declares, and the context it works in.
 
-A tracer's own bug is reported and disables the hook that it is in; it never takes down
-serving.
-Only a TrapError passes through to SGLang.
+If a hook of a tracer fails because of a bug of ours, that is logged and the hook is switched off.
+Serving goes on. The only exception that a hook lets through to SGLang is a TrapError.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ logger = logging.getLogger("g4debug")
 
 
 class CanaryError(Exception):
-    """A canary's tracer did not do what it must; the text says what it did instead."""
+    """A canary was not caught as it must be. The text says what happened instead."""
 
 
 @dataclass(frozen=True)
 class Tracer:
-    """One tracer, declared as ``TRACER`` in its file.
+    """One tracer, declared as ``TRACER`` in its ``tracer.py``.
 
-    ledger: needs the page ledger (``context.ledger``). opt_in: armed only by its name in
-    ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
+    page ledger (``context.ledger``). opt_in: it is armed only by its name in ``G4DEBUG_TRACE``,
+    not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Tracer:
 
 
 class Context:
-    """What a tracer gets: settings, recorder, trap, ledger, and isolated hooks on SGLang."""
+    """What a tracer works with: settings, recorder, trap, ledger, and isolated hooks on SGLang."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Context:
         self.settings = settings
         self.recorder = recorder
         self.trap = trap
-        self.ledger = ledger  # None where no armed tracer declares that it needs it
+        self.ledger = ledger  # None if no armed tracer needs it
         self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
 
     def before(self, site: str, hook: Callable[..., None]) -> None:
@@ -68,7 +68,8 @@ class Context:
     def after(self, site: str, hook: Callable[..., Any]) -> None:
         """Call ``hook(result, *args, **kwargs)`` after a site, isolated.
 
-        What it returns is the site's result; if it fails, the site's own result stands.
+        What the hook returns becomes the site's result. If the hook fails, the site's own result
+        is kept.
         """
         isolated = self._isolate(hook, _FIRST)
         self.hooks.after(site, Order.TRACER, self.tracer_id, isolated)
@@ -76,10 +77,10 @@ class Context:
     def on_exception(
         self, site: str, hook: Callable[[], None], order: Order = Order.TRACER
     ) -> None:
-        """Call ``hook()``, isolated, when a site raises; then let the exception go on.
+        """Call ``hook()``, isolated, when a site raises, and then let the exception go on.
 
-        A TrapError of the hook takes the exception's place, with it as its context. The hook
-        may look at the exception by ``sys.exception()``.
+        If the hook raises a TrapError, that goes on instead, with the exception as its context.
+        The hook finds the exception with ``sys.exception()``.
         """
         isolated = self._isolate(hook, None)
 
@@ -95,7 +96,7 @@ class Context:
         self.hooks.around(site, order, self.tracer_id, around)
 
     def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """``hook`` for a place that is no site, isolated; None is its result if it fails."""
+        """``hook``, isolated, for a place that is not a site. If it fails, its result is None."""
         return self._isolate(hook, None)
 
     def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
@@ -109,13 +110,13 @@ class Context:
                 except TrapError:
                     raise
                 except Exception as e:
-                    # Only this hook: the tracer's others must go on, above all the one that
-                    # reports what a guard in an already captured graph still sees.
+                    # Switch off only this hook. The tracer's others must go on, above all the one
+                    # that reports what the guard in an already captured CUDA graph sees.
                     failed = True
                     self.disabled = f"{type(e).__name__}: {e}"
                     logger.exception(
-                        "g4debug: tracer %s failed in %s, which is now off in this process; "
-                        "serving goes on without it. Please report this.",
+                        "g4debug: tracer %s failed in %s, which is now off in this process. "
+                        "Serving goes on without it. Please report this.",
                         self.tracer_id,
                         getattr(hook, "__name__", "a hook"),
                     )

@@ -1,4 +1,4 @@
-"""What a server does that keeps tracers from judging: the limits that several of them share."""
+"""The limits that several tracers share: what keeps them from judging on some servers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ from typing import Any
 
 
 def moving_pages(server_args: Any) -> list[str]:
-    """Why more than ranges cannot be judged on this server; empty if it can.
+    """Why it cannot be judged on this server which page belongs where; empty if it can.
 
-    Each says what to change. With overlap scheduling a request that ended in the last step is
-    still in the forward that runs, while its pages and its row are given to somebody else.
+    Pages change hands while a forward reads them. With overlap scheduling, for instance, a request
+    that ended in the last step is still part of the forward that runs, while its pages and its row
+    are given to another request.
     """
     found = []
     if not getattr(server_args, "disable_overlap_schedule", False):
         found.append(
-            "overlap scheduling changes pages while a forward reads them; "
-            "--disable-overlap-schedule arms the rest"
+            "with overlap scheduling, pages change hands while a forward reads them; start with "
+            "--disable-overlap-schedule to have everything checked"
         )
     if getattr(server_args, "disaggregation_mode", None) not in (None, "null"):
-        found.append("prefill and decode are disaggregated, pages come from another server")
+        found.append("prefill and decode are disaggregated, so pages are filled by another server")
     if getattr(server_args, "enable_pdmux", False):
-        found.append("--enable-pdmux runs prefill beside decode; without it the rest is armed")
+        found.append(
+            "--enable-pdmux runs prefill beside decode; start without it to have everything checked"
+        )
     return found

@@ -1,1 +1,1 @@
-"""What happens with a finding: it is described, dumped, logged, and in raise mode raised."""
+"""What happens with a finding: it is written to a dump, logged, and in raise mode raised."""

@@ -1,4 +1,4 @@
-"""Makes the record of a finding: versions, switches, geometry, pools, steps."""
+"""Makes the record of a finding: versions, environment, sizes, pools, last steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PACKAGES = (
     "transformers",
 )
 SWITCHES = ("G4DEBUG_", "SGLANG_", "CUDA_", "TRITON_INTERPRET")
-# A dump is passed around: no switch whose value could be a secret is copied into it.
+# People pass dumps around, so no variable whose value could be a secret is copied into one.
 PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def versions() -> dict[str, str]:
-    """Installed versions, by package metadata; no package is imported for it."""
+    """The installed versions, from the packages' metadata. No package is imported for this."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -38,13 +38,13 @@ def versions() -> dict[str, str]:
 
 
 def device() -> dict[str, str]:
-    """The GPU's name and capability, if this process uses one already."""
+    """The GPU's name and compute capability, if this process uses a GPU already."""
     import torch
 
     if not torch.cuda.is_available():
         return {"device": "cpu"}
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return {}  # asking would make a CUDA context in a process that has none
+        return {}  # asking would create a CUDA context in a process that has none
     major, minor = torch.cuda.get_device_capability()
     return {
         "device": torch.cuda.get_device_name(),
@@ -54,7 +54,7 @@ def device() -> dict[str, str]:
 
 
 def switches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The switches in force, without anything that may be secret."""
+    """The environment variables that matter, without any that may hold a secret."""
     env = os.environ if environ is None else environ
     return {
         k: v
@@ -85,7 +85,7 @@ ARGS = (
 
 
 def geometry(scheduler: Any) -> dict[str, Plain]:
-    """Server arguments and model sizes that matter for a page table."""
+    """Server arguments and model sizes that matter for KV pools and page tables."""
     found: dict[str, Plain] = {}
     args = getattr(scheduler, "server_args", None)
     for name in ARGS:
@@ -101,19 +101,19 @@ def geometry(scheduler: Any) -> dict[str, Plain]:
 
 
 class Describer:
-    """Makes TrapRecords of this process; knows what plugin.register put in force."""
+    """Makes the TrapRecords of this process. Knows what plugin.register switched on."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.fixes: dict[str, str] = {}
         self.tracers: dict[str, str] = {}
         self.schedules: list[list[str]] = []
-        # The page ledger's last events of all pages, oldest first; none where there is no ledger.
+        # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
         self._machine: dict[str, str] = {}
 
     def remember_machine(self) -> None:
-        """Ask for versions and device now: later the device may be dead, or its driver stuck."""
+        """Ask for versions and device now: later the GPU may be dead, or its driver may hang."""
         self._machine = {**versions(), **device()}
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:

@@ -1,7 +1,7 @@
-"""What a finding does: raise, contain or log; and the budget of its dumps.
+"""What a finding does: it raises, contains or logs; and how many dumps may be written.
 
-A finding is never lost: whatever happens to the dump, the headline is logged and, in
-``raise`` mode, raised, with the reason why there is no dump.
+A finding is never lost. If its dump cannot be written, the finding is still logged, and raised in
+``raise`` mode, and it says why there is no dump.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from g4debug.dumps import file, writing
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
 from g4debug.settings import Settings
 
-REMEMBERED = 20  # findings that a later one may refer to
+REMEMBERED = 20  # earlier findings that the flight recorder may refer to
 logger = logging.getLogger("g4debug")
 
 
 class TrapError(RuntimeError):
-    """A tracer found a violated invariant. ``str()`` starts with the headline.
+    """A tracer made a finding. ``str()`` of it starts with the headline.
 
-    finding: the Finding. path: the dump, or None; then ``problem`` says why.
+    path: the dump. If there is none, path is None and ``problem`` says why.
     """
 
     def __init__(self, finding: Finding, path: Path | None, problem: str = "") -> None:
@@ -35,7 +35,7 @@ class TrapError(RuntimeError):
 
 
 def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
-    """What the log and the exception say: headline, expected, got, dump, next command."""
+    """The lines of the log and of the exception: headline, expected, got, dump, next command."""
     out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
     if finding.cause:
         out.append(f"  likely:   {finding.cause}")
@@ -47,10 +47,10 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
 
 
 class Trap:
-    """Reports findings of all tracers of a process, within one budget.
+    """Reports the findings of all tracers of a process, which share one budget of dumps.
 
-    ``describe`` makes a TrapRecord of a finding and its evidence; it is called only for
-    findings that are dumped, and may fail: then the finding is reported without it.
+    ``describe`` makes the TrapRecord of a finding and its evidence. It is called only for findings
+    that are dumped. If it fails, the finding is reported without a dump.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class Trap:
         self.describe = describe
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
-        self._seen: Counter[tuple[object, ...]] = Counter()  # by kind of finding
+        self._seen: Counter[tuple[object, ...]] = Counter()  # how often, by kind of finding
 
     def report(self, finding: Finding, evidence: Evidence | None = None) -> None:
         """Log and dump a finding; raise TrapError in ``raise`` mode.
 
-        In the other modes the same kind of finding is dumped once, and logged at its 1st,
-        10th, 100th … occurrence: a server that goes on must not drown in its own log.
+        In the other modes a finding of the same kind is dumped once, and logged the 1st, 10th,
+        100th … time, so that the findings do not flood the log of a server that goes on.
         """
         where = finding.location
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
@@ -85,11 +85,11 @@ class Trap:
             raise TrapError(finding, path, problem)
 
     def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:
-        """Dump and log a finding about a process that ends anyway. Raises nothing, in any mode.
+        """Dump and log a finding about a process that ends anyway. Raises nothing in any mode.
 
-        One dump beyond the budget is kept for it (none if the budget is 0): what was written
-        of lesser findings must not cost the last evidence there is. The dump is written before
-        anything is logged: logging may block where the process hangs.
+        It may use one dump beyond the budget (unless the budget is 0), so that earlier findings do
+        not cost the last evidence. The dump is written before anything is logged, because logging
+        may block in a process that hangs.
         """
         budget = self.settings.max_dumps
         path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
@@ -97,9 +97,12 @@ class Trap:
         return path
 
     def _dump(self, finding: Finding, evidence: Evidence, budget: int) -> tuple[Path | None, str]:
-        """Write the dump. Returns its path, or None and the reason."""
+        """Write the dump. Returns its path, or None and why there is no dump."""
         if self.written >= budget:
-            return None, f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} dumps were written"
+            return (
+                None,
+                f"G4DEBUG_MAX_DUMPS={self.settings.max_dumps} allows no more dumps",
+            )
         try:
             limit = self.settings.max_dump_mb << 20
             data = self._encode(finding, evidence, limit)
@@ -108,14 +111,14 @@ class Trap:
         except file.DumpError as e:
             return None, str(e)
         except Exception as e:
-            # Whatever goes wrong while describing a broken process must not hide the finding.
+            # A broken process can fail to be described in any way. The finding must not be lost.
             logger.exception("g4debug: the dump could not be made")
             return None, f"{type(e).__name__}: {e}"
         self.written += 1
         return path, ""
 
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> bytes:
-        """The dump's bytes within ``limit``: cut the table and the histories, then give up."""
+        """The dump's bytes. If they exceed ``limit``, table and histories are cut step by step."""
         record = self.describe(finding, evidence)
         table = evidence.table
         data = writing.encode(record)
@@ -135,7 +138,8 @@ class Trap:
             data = writing.encode(record)
         if len(data) > limit:
             raise file.DumpError(
-                f"{len(data)} bytes are over G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb}"
+                f"the dump would have {len(data)} bytes, which is more than "
+                f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
             )
         return data
 
@@ -149,7 +153,7 @@ def cut_out(table: Table, rows: int, columns: int) -> Table:
     here = slice(r, r + rows)
     return dataclasses.replace(
         table,
-        # clone: torch.save writes the whole storage that a view looks into.
+        # clone, because torch.save writes the whole storage of a view.
         values=table.values[here, c : c + columns].clone(),
         seq_lens=table.seq_lens[here].clone(),
         first_live=table.first_live[here].clone(),

@@ -99,7 +99,7 @@ def test_a_real_process_says_the_same():
     environment = cpu.environment({**clean, "SGLANG_TRTLLM_MHA_DEBUG": "1"})
     done = subprocess.run(
         [sys.executable, "-m", "g4debug.cpu", "-c", code],
-        env=environment, capture_output=True, text=True, timeout=120, check=False,
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     line = next(x for x in done.stderr.splitlines() if "fixes: " in x)
     said = dict(x.split() for x in line.split("fixes: ")[1].split(";")[0].split(", "))

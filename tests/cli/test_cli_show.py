@@ -25,7 +25,7 @@ def show(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
         capture_output=True,
-        timeout=60,
+        timeout=300,
         encoding="utf-8",
         cwd=env.pop("cwd", None),
         env=os.environ | {"PYTHONIOENCODING": "utf-8"} | env,
@@ -155,9 +155,9 @@ def test_a_large_table_is_fast_and_short(
         columns_total=2048,
     )
     path = writing.write(writing.encode(dataclasses.replace(record, table=table)), tmp_path, "x.pt")
-    start = time.monotonic()
+    start = time.process_time()  # a busy machine is slow, but takes no more of it
     assert cli.main(["show", str(path)]) == 0
-    assert time.monotonic() - start < 20  # cell by cell it would take minutes
+    assert time.process_time() - start < 20  # cell by cell it would take minutes
     out = capsys.readouterr().out
     assert len(out.splitlines()) < 90
     assert "▶57◀" in out or ">57<" in out

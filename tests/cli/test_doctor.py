@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from warm import signals
 
 import g4debug
 from g4debug.cli import _diagnose
@@ -62,7 +66,7 @@ def run_doctor(
         env={**clean, **environment},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert not done.stderr, done.stderr
@@ -241,10 +245,76 @@ def test_the_probe_does_not_outlive_its_limit(
 ) -> None:
     monkeypatch.setattr(_diagnose, "PROBE_SECONDS", 0.2)
     slow = tmp_path / "slow"
-    slow.write_text("#!/bin/sh\nsleep 60\n")
+    slow.write_text("#!/bin/sh\nsleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(_diagnose.sys, "executable", str(slow))
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self)
+
+    monkeypatch.setattr(_diagnose.subprocess, "Popen", Popen)
     assert _diagnose._run([], {}, tmp_path / "log") is None
+    (probe,) = started
+    assert probe.returncode == -signal.SIGKILL
+    assert gone(probe.pid)
+
+
+def gone(group: int) -> bool:
+    """Whether a group of processes has ended, or does so very soon."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+HANGING = """
+import os, sys, time
+from pathlib import Path
+class Hang:
+    def find_spec(self, name, *a):
+        if name == "sglang.srt.plugins":
+            Path("probe.part").write_text(str(os.getpid()))
+            os.replace("probe.part", "probe")
+            time.sleep(600)
+sys.meta_path.insert(0, Hang())
+"""
+
+
+@needs_sglang
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_probe_that_hangs_ends_with_doctor(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HANGING)
+    command = [sys.executable, "-P", "-m", "g4debug", "doctor", "--no-canary"]
+    doctor = subprocess.Popen(
+        [*signals(), *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 300
+        while not (tmp_path / "probe").exists():
+            assert doctor.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        doctor.send_signal(number)
+        assert doctor.wait(60) == -number
+    finally:
+        doctor.kill()
+        doctor.wait()
+    probe = int((tmp_path / "probe").read_text())
+    try:
+        assert gone(probe)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(probe, signal.SIGKILL)
 
 
 def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from real_engine import ENGINE, drive, side_by_side
+from real_engine import ENGINE, NOHUP, TERMINAL, drive, in_session, side_by_side
+from warm import signals
+
+from g4debug.cpu.server import _free_port
 
 pytestmark = ENGINE
 HERE = Path(__file__).parent
@@ -28,7 +36,7 @@ def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str, dict[str, dic
         "MEDDLER_FLAGS": str(flags),
     }
     command = (str(HERE / "drive_engine.py"), mode)
-    run = drive(folder, *command, seconds=120, cold=mode == "plain", **environ)
+    run = drive(folder, *command, seconds=600, cold=mode == "plain", **environ)
     processes = {p.stem: json.loads(p.read_text()) for p in flags.glob("*.json")}
     return {line["stage"]: line for line in run.results}, run.log, processes
 
@@ -98,10 +106,10 @@ def test_server_answers_over_http(tmp_path):
         request = urllib.request.Request(
             url, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
-    with serving(["--log-level", "warning"], log=tmp_path / "server.log") as url:
+    with serving(["--log-level", "warning"], log=tmp_path / "server.log", timeout=300) as url:
         native = post(
             f"{url}/generate",
             {
@@ -118,3 +126,42 @@ def test_server_answers_over_http(tmp_path):
     assert openai["choices"][0]["text"].split() == native["text"].split()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{url}/health", timeout=5)
+
+
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+@pytest.mark.parametrize("when", ["starting", "serving"])
+def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
+    """SIGTERM to `g4debug cpu-server`, as `kill`, a service manager and CI send it."""
+    log, port = tmp_path / "log", _free_port()
+    command = [sys.executable, "-m", "g4debug", "cpu-server", "--port", str(port)]
+    with log.open("wb") as sink:
+        server = subprocess.Popen(
+            [*signals(*ignored), *command], stdout=sink, stderr=sink, start_new_session=True
+        )
+    try:
+        end = time.monotonic() + 300
+        while not _is(when, server.pid, port):
+            assert server.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < end, log.read_text()[-3000:]
+            time.sleep(0.05)
+        if signal.SIGHUP in ignored:  # SGLang and uvicorn handle the others themselves
+            server.send_signal(signal.SIGHUP)
+            assert _is(when, server.pid, port)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(300) != -signal.SIGHUP
+        end = time.monotonic() + 60
+        while left := in_session(server.pid):
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _is(when: str, pid: int, port: int) -> bool:
+    if when == "starting":
+        return any("sglang::scheduler" in name for name in in_session(pid))
+    with contextlib.suppress(OSError):
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60).status == 200
+    return False

@@ -22,7 +22,7 @@ def run(*arguments, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     return done.returncode, done.stdout.strip(), done.stderr
@@ -113,3 +113,26 @@ def test_engine_arguments_take_overrides(monkeypatch, tmp_path):
     assert "context_length" not in made
     assert made["speculative_draft_model_path"] == str(tmp_path / "a")
     assert "speculative_algorithm" not in server.engine_arguments(mtp=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract addresses are Linux's")
+def test_two_processes_never_choose_the_same_port(monkeypatch):
+    """Of two engines that start at once neither listens yet when the other one chooses."""
+    monkeypatch.setattr(server, "PORTS", range(server.PORTS.start, server.PORTS.start + 200))
+    code = (
+        "import sys; from g4debug.cpu import server\n"
+        f"server.PORTS = {server.PORTS!r}\n"
+        "print(server._free_port(), flush=True); sys.stdin.read()"
+    )
+    ours = {server._free_port() for _ in range(60)}
+    others = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+    theirs = {int(process.stdout.readline()) for process in others}
+    for process in others:
+        process.communicate(timeout=300)
+    assert len(ours) == 60
+    assert len(ours | theirs) == 63

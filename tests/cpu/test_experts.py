@@ -50,6 +50,7 @@ def test_a_dense_model_has_none(tmp_path):
     from g4debug.cpu import weights
 
     names = [name for name, _ in weights.target_tensors(weights.Weights(TINY))]
+    assert "model.layers.0.mlp.down_proj.weight" in names
     assert not [name for name in names if "expert" in name or "router" in name]
 
 

@@ -165,8 +165,12 @@ def test_everything_the_target_writes_lies_in_the_span_of_the_basis(written):
     basis = Weights(MIDDLE).basis.double()
     torch.testing.assert_close(basis @ basis.T, torch.eye(32).double(), atol=1e-5, rtol=0)
     writers = ("o_proj.weight", "down_proj.weight", "per_layer_projection.weight")
+    written_by = [n for n in target if n.endswith(writers) or n == "model.embed_tokens.weight"]
+    assert {n.rpartition(".layers.")[2].partition(".")[0] for n in written_by} == {
+        "model", *(str(i) for i in range(MIDDLE.layers))
+    }  # fmt: skip
     for name, tensor in target.items():
-        if name.endswith(writers) or name == "model.embed_tokens.weight":
+        if name in written_by:
             vectors = tensor if name.startswith("model.embed") else tensor.T
             outside = vectors - vectors @ basis.T @ basis
             assert outside.norm() < 0.01 * vectors.norm(), name  # bfloat16

@@ -91,11 +91,12 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, good: bytes) -> None:
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_without_permission(tmp_path: Path, good: bytes) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(file.DumpError, match="Permission denied"):
-        writing.write(good, tmp_path, NAME)
+def test_a_directory_without_permission(nobody, good: bytes) -> None:
+    folder, run = nobody
+    assert run(lambda: writing.write(good, folder, NAME)) == str(folder / NAME)
+    folder.chmod(0o500)
+    said = run(lambda: writing.write(good, folder, NAME))
+    assert said == f"DumpError: cannot write {folder / NAME}: Permission denied"
 
 
 def test_a_record_that_no_reader_would_take_is_not_written() -> None:
@@ -116,11 +117,11 @@ def test_hostile_file(
     make, message = HOSTILE[name]
     data = make(good)
     monkeypatch.chdir(tmp_path)
-    start = time.monotonic()
+    start = time.process_time()  # a busy machine is slow, but takes no more of it
     with pytest.raises(file.DumpError, match=message) as e:
         read_bytes(tmp_path / "x.pt", data)
     assert "\n" not in str(e.value)
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
     assert not (tmp_path / "pwned").exists()
 
 

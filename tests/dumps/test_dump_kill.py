@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import json
 import os
 import signal
 import subprocess
@@ -16,89 +18,67 @@ import torch
 from g4debug import cli
 from g4debug.dumps import reading, writing
 
-ROUNDS = 120
-NAMES = ("g4debug-a-20260101T000000Z-1-1.pt", "g4debug-a-20260101T000000Z-1-2.pt")
-
-# Imports torch once; then one forked writer per round, which is killed at a random moment.
-WRITERS = """
-import dataclasses, os, random, signal, sys, time
-from pathlib import Path
-sys.path[:0] = [sys.argv[4]]
-from sample_trap import sample_record
-from g4debug import dump
-folder, rounds, how = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-names = sys.argv[5:]
-
-def variant(letter):
-    record = sample_record()
-    rids = (letter * 32,) * 40_000  # some MiB: a write takes long enough to be hit
-    return writing.encode(dataclasses.replace(
-        record, steps=(dataclasses.replace(record.steps[0], rids=rids),)))
-
-def atomic(data, name):
-    writing.write(data, folder, name)
-
-def naive(data, name):
-    with open(folder / name, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-
-data = [variant("a"), variant("b")]
-folder.mkdir()
-for name in names:
-    atomic(data[0], name)
-rng = random.Random(5)
-for round in range(rounds):
-    pid = os.fork()
-    if pid == 0:
-        n = 0
-        while True:
-            {"atomic": atomic, "naive": naive}[how](data[n % 2], names[n // 2 % len(names)])
-            n += 1
-    time.sleep(rng.uniform(0.001, 0.04))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    torn = [n for n in names if (folder / n).read_bytes() not in data]
-    print("round", len(torn), flush=True)
-"""
+NAME = "g4debug-a-20260101T000000Z-1-1.pt"
+WRITERS = Path(__file__).with_name("killed_writers.py")
 
 
-def kill_writers(folder: Path, how: str) -> list[int]:
-    """Torn files after each round."""
-    samples = str(Path(__file__).parents[1] / "support")
+def kill_writers(folder: Path, how: str, old: bool) -> list[tuple[str, str, str]]:
+    """(step, file, temporary file) of each writer that was killed; see killed_writers.py."""
     done = subprocess.run(
-        [sys.executable, "-c", WRITERS, str(folder), str(ROUNDS), how, samples, *NAMES],
+        [sys.executable, str(WRITERS), str(folder), NAME, how, "old" if old else "none"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [int(line.split()[1]) for line in done.stdout.splitlines()]
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_killed_writer_leaves_the_old_file_or_a_whole_new_one(tmp_path, capsys):
-    folder = tmp_path / "dumps"
-    assert kill_writers(folder, "atomic") == [0] * ROUNDS
-    left = [p for p in folder.iterdir() if p.name not in NAMES]
-    assert all(p.name.startswith(".g4debug-") and p.suffix == ".tmp" for p in left)
-    assert len(left) > ROUNDS // 4  # so many were hit in the middle of a write
-    for name in NAMES:
-        assert reading.read(folder / name).steps[0].rids[0] in ("a" * 32, "b" * 32)
-    assert cli.main(["list", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert out.count(".pt") >= len(NAMES)
-    assert ".tmp" not in out
-    assert "damaged" not in out
-    for path in left[:5]:
-        assert cli.main(["show", str(path)]) in (0, 2)  # asked for by name: no traceback
-        assert "Traceback" not in "".join(capsys.readouterr())
+@pytest.mark.parametrize("old", [True, False], ids=["over-an-old-file", "into-no-directory"])
+def test_a_killed_writer_leaves_the_old_file_or_a_whole_new_one(tmp_path, capsys, old):
+    """Killed before and after each call that a write makes to the system, one after the other."""
+    killed = kill_writers(tmp_path, "atomic", old)
+    before = "old" if old else "none"
+    assert [state for state, _ in itertools.groupby(k[1:] for k in killed)] == [
+        (before, "none"),
+        (before, "empty"),
+        (before, "part"),
+        (before, "whole"),
+        ("new", "none"),
+    ]
+    steps = [step for step, _, _ in killed]
+    assert steps.count("before write") > 2  # a large file is not written in one go
+    assert killed[steps.index("after fsync")] == ("after fsync", before, "whole")
+    assert steps.index("after fsync") < steps.index("before replace")
+    for number, (step, file, temporary) in enumerate(killed):
+        folder = tmp_path / str(number)
+        left = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+        stray = [name for name in left if name != NAME]
+        assert (NAME in left, len(stray)) == (file != "none", temporary != "none"), step
+        if NAME in left:
+            letter = reading.read(folder / NAME).steps[0].rids[0][0]
+            assert letter == {"old": "a", "new": "b"}[file]
+        status = cli.main(["list", str(folder)])
+        out, err = capsys.readouterr()
+        assert status in (0, 2)
+        assert (status == 0) or not folder.exists(), err
+        assert out.count(".pt") >= (file != "none")
+        assert ".tmp" not in out
+        assert "damaged" not in out
+        for name in stray:
+            assert name.startswith(".g4debug-")
+            assert name.endswith(".tmp")
+            # Asked for by name: a whole one can be shown, and no other is a traceback.
+            assert cli.main(["show", str(folder / name)]) == (0 if temporary == "whole" else 2)
+            assert "Traceback" not in "".join(capsys.readouterr())
 
 
 def test_a_writer_without_the_rename_would_have_been_caught(tmp_path):
-    assert sum(kill_writers(tmp_path / "dumps", "naive")) > ROUNDS // 10
+    killed = kill_writers(tmp_path, "naive", old=True)
+    files = [file for file, _ in itertools.groupby(file for _, file, _ in killed)]
+    assert files == ["old", "empty", "part", "new"]
 
 
 def test_what_killed_writers_left_is_removed_by_a_later_write(tmp_path):
@@ -128,29 +108,35 @@ def test_a_clean_up_that_fails_does_not_cost_the_dump(tmp_path, monkeypatch):
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
-def test_a_real_scheduler_is_killed_as_soon_as_it_writes(tmp_path):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tracers" / "flight_recorder"))
-    from test_flight_recorder_engine import LIMIT, engine
+@pytest.mark.parametrize(("step", "left"), [("before replace", ".tmp"), ("after replace", ".pt")])
+def test_a_real_scheduler_is_killed_while_it_writes(tmp_path, step, left):
+    """It stops in its first dump where killed_writers.py, loaded as a plugin, makes it."""
+    from watched_engine import LIMIT, engine
 
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    faults = "seed=1;page-oob=1*corrupt(8)@mode=extend->4*corrupt(8)@mode=decode"
-    environ = {"G4DEBUG_TRACE": "page-table,flight-recorder", "G4DEBUG_MODE": "contain"}
-    with engine(tmp_path, G4DEBUG_FAULTS=faults, **environ) as run:
-        run.wait_for("stand-ins for CUDA kernels in force", count=2)
-        scheduler = run.scheduler()
+    info, here = tmp_path / "killed_writers-0.dist-info", str(WRITERS.parent)
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: killed_writers\nVersion: 0\n")
+    entry = "[sglang.srt.plugins]\nkilled_writers = killed_writers:register\n"
+    (info / "entry_points.txt").write_text(entry)
+    path = [str(tmp_path), here, os.environ.get("PYTHONPATH", "")]
+    stopped = tmp_path / "stopped"
+    environ = {
+        "G4DEBUG_TRACE": "page-table,flight-recorder",
+        "G4DEBUG_MODE": "contain",
+        "G4DEBUG_FAULTS": "seed=1;page-oob=1*corrupt(8)@mode=extend->4*corrupt(8)@mode=decode",
+        "PYTHONPATH": os.pathsep.join(p for p in path if p),
+        "STOP_WRITER": json.dumps([step, str(stopped)]),
+    }
+    with engine(tmp_path, **environ) as run:
         deadline = time.monotonic() + LIMIT
-        while not os.listdir(folder):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        scheduler.send_signal(signal.SIGKILL)
+        while not stopped.exists():
+            assert run.process.poll() is None, run.text[-3000:]
+            assert time.monotonic() < deadline, run.text[-3000:]
+            time.sleep(0.05)
+        os.kill(int(stopped.read_text()), signal.SIGKILL)
         assert run.process.wait(LIMIT) != 0
     assert "RESULT" not in run.text
-    left = os.listdir(folder)
-    print(left)  # which of the two it was depends on the moment
-    for name in left:
-        if name.endswith(".pt"):
-            assert reading.read(folder / name).finding.check == "page-table"
-        else:
-            assert name.startswith(".g4debug-")
-            assert name.endswith(".tmp")
+    (name,) = os.listdir(tmp_path / "dumps")
+    assert Path(name).suffix == left
+    assert name.startswith("g4debug-" if left == ".pt" else ".g4debug-")
+    assert reading.read(tmp_path / "dumps" / name).finding.check == "page-table"

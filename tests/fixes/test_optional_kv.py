@@ -118,6 +118,8 @@ def test_a_call_with_kv_is_sglangs_own(arm, scene, monkeypatch):
     kv = [torch.randn(PADDED, 1, 8) for _ in "kv"]
     scene.piecewise(scene.rig.layers[0], kv=kv)
     assert not seen
+    scene.piecewise(scene.rig.layers[0])
+    assert len(seen) == 1
 
 
 def test_an_error_of_the_backend_puts_it_back(arm, scene, monkeypatch):

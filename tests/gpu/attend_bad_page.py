@@ -31,7 +31,7 @@ def main(mode: str) -> None:
     workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=DEV)
     safe = torch.zeros_like(table)
     trap = TrapBuffer(torch.device(DEV))
-    site = trap.new_slot()
+    slot = trap.new_slot()
 
     def attend(pages: torch.Tensor) -> torch.Tensor:
         return flashinfer.decode.trtllm_batch_decode_with_kv_cache(
@@ -47,7 +47,7 @@ def main(mode: str) -> None:
         )
 
     def guarded() -> torch.Tensor:
-        page_guard.launch(table, safe, lengths, None, trap, site, PAGES, PAGE, 511)
+        page_guard.launch(table, safe, lengths, None, trap, slot, PAGES, PAGE, 511)
         return attend(safe)
 
     sound = guarded().clone()
@@ -64,7 +64,7 @@ def main(mode: str) -> None:
         table[0, -1] = BAD
         out = attend(table) if mode == "bare" else guarded()
     torch.cuda.synchronize()
-    fields = trap.fields(site)
+    fields = trap.fields(slot)
     if trap.tripped:
         print(f"tripped row {fields['row']} column {fields['column']} value {fields['value']}")
     same = close(out[1:], sound[1:]) and not close(out[0], sound[0])

@@ -23,7 +23,7 @@ def run_engine(folder: Path, **switches: str) -> tuple[int, str, list[Path]]:
     """Exit status and log of a small E4B workload, and the dumps that it left."""
     result = folder / "result.json"
     finished = subprocess.run(
-        [sys.executable, str(REPRO / "_arm.py"), "_workload", "cuda", "8", str(result)],
+        [sys.executable, str(REPRO / "_variant.py"), "_workload", "cuda", "8", str(result)],
         env={
             **os.environ,
             "SGLANG_TRTLLM_MHA_DEBUG": "1",

@@ -23,31 +23,31 @@ HERE = Path(__file__).parent
 CUDA = torch.device("cuda")
 
 
-def run(case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
+def run(case: Case, trap: TrapBuffer, slot: int) -> torch.Tensor:
     """Launch on a device copy of a case; returns the device's ``out``, poisoned before."""
     on_gpu = case.to("cuda")
     cells = case.table.numel()
     memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32, device=CUDA)
     out = memory[:cells].view(case.table.shape)
     page_guard.launch(
-        on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, site,
+        on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, slot,
         case.pages, case.page_size, case.window, on_gpu.truth,
     )  # fmt: skip
     assert bool((memory[cells:] == POISON).all())  # nothing behind the table is written
     return out
 
 
-def agrees(case: Case, trap: TrapBuffer, site: int) -> None:
+def agrees(case: Case, trap: TrapBuffer, slot: int) -> None:
     safe, bad, short = expected(case)
     seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
-    out = run(case, trap, site)
+    out = run(case, trap, slot)
     torch.cuda.synchronize()
     want = torch.full(case.table.shape, POISON, dtype=torch.int32)
     for (row, column), value in safe.items():
         want[row, column] = value
     assert torch.equal(out.cpu(), want)
-    fields = trap.fields(site)
-    assert int(trap.claims[site]) == len(seen)
+    fields = trap.fields(slot)
+    assert int(trap.claims[slot]) == len(seen)
     assert fields["flag"] == bool(seen)
     if seen:
         assert trap.tripped
@@ -120,7 +120,7 @@ class Graph:
         self.out_full = torch.full_like(self.full, POISON)
         self.out_swa = torch.full_like(self.full, POISON)
         self.lengths = torch.full((4,), 600 * 64, dtype=torch.int32, device=CUDA)
-        self.sites = self.trap.new_slot(), self.trap.new_slot()
+        self.slots = self.trap.new_slot(), self.trap.new_slot()
         self._guard()  # compiles; must not happen inside the capture
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -131,11 +131,11 @@ class Graph:
         assert not self.trap.tripped  # sound tables at capture
 
     def _guard(self) -> None:
-        for table, out, site, pages, window in (
-            (self.full, self.out_full, self.sites[0], 1000, -1),
-            (self.swa, self.out_swa, self.sites[1], 100, 511),
+        for table, out, slot, pages, window in (
+            (self.full, self.out_full, self.slots[0], 1000, -1),
+            (self.swa, self.out_swa, self.slots[1], 100, 511),
         ):
-            page_guard.launch(table, out, self.lengths, None, self.trap, site, pages, 64, window)
+            page_guard.launch(table, out, self.lengths, None, self.trap, slot, pages, 64, window)
 
     def replay(self) -> None:
         self.graph.replay()
@@ -149,8 +149,8 @@ def test_a_fault_that_exists_only_at_replay():
     g.full[2, 300] = 10_000_000
     g.replay()
     assert g.trap.tripped
-    assert g.trap.tripped_slots() == [g.sites[0]]
-    fields = g.trap.fields(g.sites[0])
+    assert g.trap.tripped_slots() == [g.slots[0]]
+    fields = g.trap.fields(g.slots[0])
     assert (fields["row"], fields["column"], fields["value"]) == (2, 300, 10_000_000)
     assert (fields["seq_len"], fields["count"]) == (600 * 64, 1)
     assert int(g.out_full[2, 300]) == 0
@@ -162,7 +162,7 @@ def test_a_fault_that_exists_only_at_replay():
     assert not g.trap.tripped
     g.full[1, 599] = -5
     g.replay()
-    assert g.trap.fields(g.sites[0])["value"] == -5
+    assert g.trap.fields(g.slots[0])["value"] == -5
 
 
 def test_two_sites_of_one_graph_are_told_apart():
@@ -170,12 +170,12 @@ def test_two_sites_of_one_graph_are_told_apart():
     g.swa[3, 599] = 100  # the SWA pool's first invalid page, and a good one of the full pool
     g.full[3, 599] = 100
     g.replay()
-    assert g.trap.tripped_slots() == [g.sites[1]]
+    assert g.trap.tripped_slots() == [g.slots[1]]
     g.full[0, 0] = 1000
     g.replay()
-    assert g.trap.tripped_slots() == list(g.sites)
-    assert g.trap.fields(g.sites[0])["value"] == 1000
-    assert g.trap.fields(g.sites[1])["value"] == 100
+    assert g.trap.tripped_slots() == list(g.slots)
+    assert g.trap.fields(g.slots[0])["value"] == 1000
+    assert g.trap.fields(g.slots[1])["value"] == 100
 
 
 def test_cells_outside_the_window_and_past_the_end_do_not_trip_at_replay():

@@ -30,7 +30,7 @@ class Books:
         within = torch.arange(self.SIZE, device=CUDA)
         tokens = (full[:, :, None] * self.SIZE + within).view(3, -1).to(torch.int32)
         self.req_to_token[1:4, : 10 * self.SIZE] = tokens
-        self.slots = torch.tensor([1, 2, 3], device=CUDA)
+        self.requests = torch.tensor([1, 2, 3], device=CUDA)
         self.shadow = shadows.new(self.PAGES, CUDA)
         self.tokens = tokens.reshape(-1).to(torch.int64)
         swa_tokens = (self.swa_of[:, :, None] * self.SIZE + within).reshape(-1)
@@ -41,7 +41,7 @@ class Books:
         self.swa[:, :10] = self.swa_of
         self.out_full, self.out_swa = torch.empty_like(self.full), torch.empty_like(self.full)
         self.lengths = torch.tensor([160, 155, 1], dtype=torch.int32, device=CUDA)
-        self.sites = self.trap.new_slot(), self.trap.new_slot()
+        self.slots = self.trap.new_slot(), self.trap.new_slot()
         self.guard()
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -52,13 +52,13 @@ class Books:
         assert not self.trap.tripped
 
     def guard(self) -> None:
-        for swa, table, out, site, pages, window in (
-            (False, self.full, self.out_full, self.sites[0], self.PAGES, -1),
-            (True, self.swa, self.out_swa, self.sites[1], self.SWA_PAGES, 40),
+        for swa, table, out, slot, pages, window in (
+            (False, self.full, self.out_full, self.slots[0], self.PAGES, -1),
+            (True, self.swa, self.out_swa, self.slots[1], self.SWA_PAGES, 40),
         ):
-            truth = Truth(self.req_to_token, self.slots, swa, self.shadow, padding=1)
+            truth = Truth(self.req_to_token, self.requests, swa, self.shadow, padding=1)
             page_guard.launch(
-                table, out, self.lengths, None, self.trap, site, pages, self.SIZE, window, truth
+                table, out, self.lengths, None, self.trap, slot, pages, self.SIZE, window, truth
             )
 
     def replay(self) -> dict[str, dict[str, int]]:
@@ -67,9 +67,9 @@ class Books:
         self.graph.replay()
         torch.cuda.synchronize()
         return {
-            name: self.trap.fields(site)
-            for name, site in zip(("full", "swa"), self.sites, strict=True)
-            if site in self.trap.tripped_slots()
+            name: self.trap.fields(slot)
+            for name, slot in zip(("full", "swa"), self.slots, strict=True)
+            if slot in self.trap.tripped_slots()
         }
 
 
@@ -137,10 +137,10 @@ def test_a_row_that_outgrows_its_table_between_replays():
     assert seen["full"]["count"] == 3  # two cells and the row
 
 
-def test_padding_rows_and_slot_0_are_nobodys():
+def test_padding_rows_and_request_0_are_nobodys():
     books = Books()
     books.full[2, 0] = 5  # one token: as long as a graph's padding
-    books.slots[1] = 0
+    books.requests[1] = 0
     books.full[1, 3] = 6
     assert books.replay() == {}
     books.full[1, 3] = books.PAGES  # out of range is out of range in any row

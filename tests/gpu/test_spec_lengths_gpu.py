@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.tracers.spec_lifecycle.state import DeviceLengths
+from g4debug.tracers.spec_lifecycle.counts import DeviceLengths
 
 pytestmark = [
     pytest.mark.gpu,

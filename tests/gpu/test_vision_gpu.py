@@ -155,6 +155,7 @@ def tower(tmp_path):
     pytest.importorskip("sglang")
     import real_layer
     import real_tower
+    from sglang.srt.layers.utils import MultiPlatformOp
     from sglang.srt.server_args import get_global_server_args
 
     from g4debug.cpu.geometry import TINY
@@ -169,6 +170,9 @@ def tower(tmp_path):
             made.to(dtype)
             for layer in made.encoder.layers:
                 layer.self_attn.qkv_backend = Attention()
+            for module in made.modules():
+                if isinstance(module, MultiPlatformOp):  # SGLang's CUDA norms refuse float32
+                    module._forward_method = module.forward_native
         return made
 
     target, _ = write(TINY, tmp_path / "tiny")

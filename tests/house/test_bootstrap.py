@@ -48,7 +48,7 @@ def make(clone: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str
         env={**kept, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -204,7 +204,7 @@ def test_two_makes_wait_for_each_other(scripts, tmp_path: Path):
         )
         assert other.stdout is not None
         assert "waiting for .venv.lock" in other.stdout.readline()
-    assert other.communicate(timeout=30)[0].strip() == "in"
+    assert other.communicate(timeout=300)[0].strip() == "in"
 
 
 @pytest.mark.parametrize(

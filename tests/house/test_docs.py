@@ -11,7 +11,7 @@ import pytest
 
 from g4debug import cli, discovery
 from g4debug.hooking import targets
-from g4debug.settings import FIX_PREFIX, Settings
+from g4debug.settings import DUMP_DIR, FIX_PREFIX, Settings, ours
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = tuple(sorted((ROOT / "docs").glob("*.md")))
@@ -39,7 +39,8 @@ def code_of(text: str) -> str:
 
 def default(value: object) -> str:
     if isinstance(value, Path):
-        return f"`/tmp/{value.relative_to(tempfile.gettempdir())}`"
+        assert value == ours(DUMP_DIR)
+        return f"`/tmp/{DUMP_DIR.relative_to(tempfile.gettempdir())}`"
     if value in ("", ()):
         return "none"
     return f"`{int(value)}`" if isinstance(value, bool) else f"`{value}`"
@@ -52,7 +53,7 @@ def settings_table() -> list[str]:
         for f in dataclasses.fields(Settings)
         if f.metadata
     ]
-    switch = "0 keeps a fix off; 1 puts it on where it was written for this SGLang"
+    switch = "0 keeps a fix off; 1 forces it on, if it was written for this SGLang"
     return [*rows, f"| `{FIX_PREFIX}<FIX>` | by need | {switch} |"]
 
 

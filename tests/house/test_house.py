@@ -19,7 +19,9 @@ def tracked(*patterns: str) -> list[Path]:
     )
     if out.returncode:
         pytest.skip("not a git checkout")
-    return [ROOT / name for name in out.stdout.split("\0") if name and (ROOT / name).is_file()]
+    found = [ROOT / name for name in out.stdout.split("\0") if name and (ROOT / name).is_file()]
+    assert found, patterns
+    return found
 
 
 def test_help_lists_every_target():
@@ -35,11 +37,14 @@ def test_help_lists_every_target():
 
 
 def test_pins_are_exact_and_name_no_place():
-    for path in (ROOT / "requirements").glob("*.txt"):
+    paths = sorted((ROOT / "requirements").glob("*.txt"))
+    assert len(paths) > 2
+    for path in paths:
         lines = [x for x in path.read_text().splitlines() if x and not x.startswith("#")]
         for line in lines:
             assert re.fullmatch(r"[a-z0-9-]+==[0-9][a-z0-9.]*", line), f"{path.name}: {line}"
         names = [x.split("==")[0] for x in lines]
+        assert names, path.name
         assert len(names) == len(set(names)), path.name
 
 

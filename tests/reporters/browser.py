@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-SECONDS = 60
+SECONDS = 300
 
 
 def find() -> str | None:

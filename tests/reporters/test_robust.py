@@ -32,7 +32,10 @@ histories = st.fixed_dictionaries(
 wholes = st.builds(lambda r, h: dataclasses.replace(r, **h), records, histories)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.data_too_large])
+SLOW = [HealthCheck.data_too_large, HealthCheck.too_slow]
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=SLOW)
 @given(wholes)
 def test_any_record_makes_a_page_and_a_whole_report(record: TrapRecord) -> None:
     page = html.render(record)
@@ -44,7 +47,7 @@ def test_any_record_makes_a_page_and_a_whole_report(record: TrapRecord) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.data_too_large])
+@settings(deadline=None, max_examples=50, suppress_health_check=SLOW)
 @given(wholes, wholes)
 def test_any_two_records_can_be_compared(a: TrapRecord, b: TrapRecord) -> None:
     assert not any(p.changes for p in compare.compare(a, a))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 REPRO = Path(__file__).parents[2] / "repro"
-LIMIT = 600  # seconds that one script may take
+LIMIT = 1800  # seconds that one script may take
 Done = subprocess.CompletedProcess[str]
 
 

@@ -36,11 +36,11 @@ def parity(monkeypatch):
 def outcome(parity, tmp_path):
     """A run's log and, if it completed, its outputs."""
 
-    def made(arm, *log, tokens=None, status=0):
-        path = tmp_path / f"{arm}.log"
+    def made(variant, *log, tokens=None, status=0):
+        path = tmp_path / f"{variant}.log"
         path.write_text("\n".join(log) + "\n")
         result = {} if tokens is None else {"tokens": tokens}
-        return parity.Outcome(arm, status, 1.0, path, result)
+        return parity.Outcome(variant, status, 1.0, path, result)
 
     return made
 
@@ -55,7 +55,7 @@ def test_an_allowed_geometry_is_equal_and_a_refused_one_is_not(
     parity, outcome, eager, tokens, equal
 ):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, tokens=tokens)
-    text = f"{equal} of 20 outputs equal eager's"
+    text = f"{equal} of 20 outputs equal the eager ones."
     assert parity.compare(graphs, eager, wanted=True) == (equal == 20, text)
     good, why = parity.compare(graphs, eager, wanted=False)
     assert good is (equal < 20)
@@ -63,16 +63,17 @@ def test_an_allowed_geometry_is_equal_and_a_refused_one_is_not(
     assert ("reason enough to refuse it" in why) is (equal < 20)
 
 
-def test_an_enforced_arm_that_captures_and_dies_of_an_illegal_access(parity, outcome, eager):
+def test_an_enforced_run_that_captures_and_dies_of_an_illegal_access(parity, outcome, eager):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, ILLEGAL, status=KILLED)
     good, why = parity.compare(graphs, eager, wanted=False)
     assert good
     assert why == (
-        "captures, then dies: an illegal memory access was encountered: reason enough to refuse it"
+        "It captures the graphs, then it dies: an illegal memory access was encountered. "
+        "That is reason enough to refuse it."
     )
     good, why = parity.compare(graphs, eager, wanted=True)  # an allowed geometry may not die
     assert not good
-    assert "did not complete (status -9)" in why
+    assert "did not complete (exit status -9)" in why
 
 
 @pytest.mark.parametrize(
@@ -85,13 +86,13 @@ def test_an_enforced_arm_that_captures_and_dies_of_an_illegal_access(parity, out
     ],
     ids=["in the capture", "of something else", "of nothing that it said", "without graphs"],
 )
-def test_an_enforced_arm_that_dies_of_something_else_is_no_reason(parity, outcome, eager, log):
+def test_an_enforced_run_that_dies_of_something_else_is_no_reason(parity, outcome, eager, log):
     good, why = parity.compare(outcome("graphs", *log, status=KILLED), eager, wanted=False)
     assert not good
-    assert "graphs did not complete (status -9)" in why
+    assert "The run graphs failed. It did not complete (exit status -9)." in why
 
 
-def test_an_enforced_arm_that_was_stopped_for_its_time_is_no_reason(parity, outcome, eager):
+def test_an_enforced_run_that_was_stopped_for_its_time_is_no_reason(parity, outcome, eager):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, status=None)
     assert parity.compare(graphs, eager, wanted=False)[0] is False
 
@@ -107,8 +108,8 @@ def test_it_did_not_die_of_what_it_survived(parity, outcome, eager):
 @pytest.mark.parametrize(
     ("log", "tokens", "status", "word"),
     [
-        ((UP, ILLEGAL), None, KILLED, "eager did not complete"),
-        ((BEGAN, CAPTURED, UP), TOKENS, 0, "eager captured piecewise CUDA graphs"),
+        ((UP, ILLEGAL), None, KILLED, "The run eager failed."),
+        ((BEGAN, CAPTURED, UP), TOKENS, 0, "The run eager captured piecewise CUDA graphs"),
         ((UP,), WRONG, 0, "only 1 different outputs of 20"),
     ],
     ids=["died", "not eager", "says one thing"],
@@ -130,7 +131,7 @@ def test_graphs_that_captured_none_prove_nothing(parity, outcome, eager):
     graphs = outcome("graphs", UP, tokens=TOKENS)
     good, why = parity.compare(graphs, eager, wanted=True)
     assert not good
-    assert why == "graphs captured no piecewise CUDA graphs"
+    assert why == "The run graphs captured no piecewise CUDA graphs."
 
 
 def test_a_refusal_is_a_line_and_a_death(parity, outcome):
@@ -138,4 +139,4 @@ def test_a_refusal_is_a_line_and_a_death(parity, outcome):
     assert parity.refused(outcome("r", REFUSED, UP, tokens=TOKENS))[0] is False
     good, why = parity.refused(outcome("r", OTHER, status=1))
     assert not good
-    assert why.startswith("not refused")
+    assert why == "It was not refused."

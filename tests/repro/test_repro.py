@@ -1,4 +1,4 @@
-"""The demo as a user runs it: four arms, one verdict, and nothing left behind."""
+"""The demo as a user runs it: four variants, one verdict, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from real_engine import NOHUP, TERMINAL
+from warm import signals
 
 from g4debug.dumps import reading
 
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 REPRO = Path(__file__).parents[2] / "repro" / "e4b_trtllm_mtp.py"
 MARK = "G4_TEST_RUN"
+CPU = ("--device", "cpu")
 
 
 class Session:
@@ -35,13 +38,19 @@ class Session:
     SGLang's children overwrite theirs with their titles, but stay in their parent's session.
     """
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        script: Path = REPRO,
+        ignored: tuple[signal.Signals, ...] = TERMINAL,
+    ) -> None:
         self.mark = f"{MARK}={uuid.uuid4()}".encode()
         self.sessions: set[int] = set()
         self.out, self.err = folder / "out", folder / "err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(REPRO), "--device", "cpu", *flags],
+                [*signals(*ignored), sys.executable, str(script), *flags],
                 env={**os.environ, MARK: self.mark.decode().partition("=")[2]},
                 stdout=out,
                 stderr=err,
@@ -81,7 +90,7 @@ class Session:
             time.sleep(0.3)
         pytest.fail(f"still running after {seconds} s: {self.alive()}")
 
-    def gone(self, seconds: float = 10) -> bool:
+    def gone(self, seconds: float = 60) -> bool:
         """Whether all of them end within this time."""
         end = time.monotonic() + seconds
         while self.alive() and time.monotonic() < end:
@@ -90,27 +99,27 @@ class Session:
 
 
 @contextlib.contextmanager
-def session(folder: Path, *flags: str) -> Iterator[Session]:
-    run = Session(folder, *flags)
+def session(folder: Path, *flags: str, **how) -> Iterator[Session]:
+    run = Session(folder, *flags, **how)
     try:
         yield run
     finally:
         for pid in run.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        run.process.wait(10)
+        run.process.wait(60)
 
 
-def test_all_four_arms_do_as_they_should(tmp_path):
-    with session(tmp_path, "--json") as run:
-        status = run.wait(450)  # the other scripts run beside it
+def test_all_four_variants_do_what_they_should(tmp_path):
+    with session(tmp_path, *CPU, "--json") as run:
+        status = run.wait(900)  # the other scripts run beside it
         err = run.err.read_text()
         assert status == 0, err[-4000:]
-        assert len(run.sessions) == 5  # its own, and one for each arm
+        assert len(run.sessions) == 5  # its own, and one for each variant
         assert run.gone()
     result = json.loads(run.out.read_text())  # nothing else is on stdout
     assert result["good"] is True
-    arms = result["arms"]
+    arms = result["arms"]  # the variants; the key is older than the word
     assert list(arms) == ["clean", "broken", "diagnosed", "fixed"]
     assert all(arm["good"] is True for arm in arms.values()), arms
     assert arms["clean"]["status"] == arms["fixed"]["status"] == 0
@@ -131,19 +140,66 @@ def test_all_four_arms_do_as_they_should(tmp_path):
     path.unlink()
 
 
-def test_ctrl_c_in_the_middle_of_an_arm_leaves_nothing(tmp_path):
-    with session(tmp_path, "--arm", "clean") as run:
-        assert run.wait(60, until="sglang::scheduler") is None
-        assert len(run.alive()) >= 3  # this script, the arm, SGLang's scheduler
+def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
+    with session(tmp_path, *CPU, "--arm", "clean") as run:
+        assert run.wait(300, until="sglang::scheduler") is None
+        assert len(run.alive()) >= 3  # this script, the variant, SGLang's scheduler
         os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-        assert run.wait(30) == 130
+        assert run.wait(300) == 130
         assert run.gone()
         assert "Traceback" not in run.err.read_text()
         assert "no process of ours is left" in run.out.read_text()
 
 
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+@pytest.mark.parametrize(
+    ("name", "flags", "started"),
+    [
+        ("e4b_trtllm_mtp.py", [*CPU, "--variant", "clean"], "_variant.py"),
+        ("matrix.py", ["--fault", "page-oob", "--jobs", "2"], "_mixed_variant.py"),
+        ("soak.py", [], "_mixed_variant.py"),
+        ("residual_aliasing.py", CPU, "_residual.py"),
+    ],
+)
+def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, started, ignored):
+    """From a terminal and as nohup, CI and ``&`` start it: there Ctrl-C is not meant for it."""
+    with session(tmp_path, *flags, script=REPRO.with_name(name), ignored=ignored) as run:
+        assert run.wait(300, until=started) is None
+        for number in ignored:
+            run.process.send_signal(number)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(300) == 128 + signal.SIGTERM
+        assert run.gone()
+        assert "Traceback" not in run.err.read_text()
+        said = run.out.read_text() + run.err.read_text()
+        assert "stopped; no process of ours is left" in said
+
+
+@pytest.mark.parametrize("number", NOHUP)
+def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
+    with session(tmp_path, *CPU, "--arm", "clean") as run:
+        assert run.wait(300, until="_variant.py") is None
+        run.process.send_signal(number)
+        assert run.wait(300) == 128 + number
+        assert run.gone()
+
+
+def test_a_variant_ends_with_its_script_even_by_sigkill(tmp_path):
+    for_hours = ("--requests", "200000")
+    with session(tmp_path, *for_hours, script=REPRO.with_name("soak.py")) as run:
+        assert run.wait(300, until="sglang::scheduler") is None
+        run.process.kill()
+        assert run.wait(300) == -signal.SIGKILL
+        assert run.gone()
+
+
 def test_wrong_arguments():
-    for flags in (["--arm", "cleen"], ["--device", "tpu"], ["--requests", "many"]):
+    for flags in (
+        ["--variant", "cleen"],
+        ["--arm", "cleen"],
+        ["--device", "tpu"],
+        ["--requests", "many"],
+    ):
         done = subprocess.run(
             [sys.executable, str(REPRO), *flags], capture_output=True, text=True, check=False
         )

@@ -1,4 +1,4 @@
-"""repro/swa_ratio.py as a user runs it: two arms of it, which is what the fix changes."""
+"""repro/swa_ratio.py as a user runs it: two variants of it, which is what the fix changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-SCRIPT = ("swa_ratio.py", "--arm", "broken", "--arm", "fixed", "--json")
+SCRIPT = ("swa_ratio.py", "--variant", "broken", "--variant", "fixed", "--json")
 
 
 def test_half_of_the_requests_wait_without_the_fix_and_none_with_it(script):
@@ -21,5 +21,5 @@ def test_half_of_the_requests_wait_without_the_fix_and_none_with_it(script):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)["arms"]
     assert set(found) == {"clean", "broken", "fixed"}
-    assert "4 of 8 at a time" in found["broken"]["what"]
-    assert "8 of 8 at a time" in found["fixed"]["what"]
+    assert "4 of 8 requests run at the same time." in found["broken"]["what"]
+    assert "8 of 8 requests run at the same time." in found["fixed"]["what"]

@@ -29,17 +29,22 @@ pytestmark = [
 SCRIPT = ("zero_accept_merge.py", "--device", "cpu", "--json", "--requests", "9")
 
 
-def test_all_arms_do_as_they_should(script):
+def test_all_variants_do_what_they_should(script):
     done = script()
     assert done.returncode == 0, done.stderr[-4000:]
-    arms = json.loads(done.stdout)["arms"]
-    assert list(arms) == ["clean", "broken", "diagnosed", "guarded", "fixed"]
-    assert all(arm["good"] is True for arm in arms.values()), arms
-    assert "dies at hand-over 1: AttributeError in schedule_batch.py" in arms["broken"]["what"]
+    variants = json.loads(done.stdout)["arms"]
+    assert list(variants) == ["clean", "broken", "diagnosed", "guarded", "fixed"]
+    assert all(it["good"] is True for it in variants.values()), variants
+    assert (
+        "It dies at hand-over 1: AttributeError in merge_batch (schedule_batch.py)."
+        in variants["broken"]["what"]
+    )
     assert "object has no attribute 'merge_batch'" in done.stderr  # the user's pain is shown
     for name in ("guarded", "fixed"):
-        assert arms[name]["what"].startswith("8 of 8 hand-overs; completes; all 9 outputs equal")
-    path = Path(arms["diagnosed"]["dump"])
+        assert variants[name]["what"].startswith(
+            "There are 8 of 8 hand-overs. It completes, and all 9 outputs equal those of clean."
+        )
+    path = Path(variants["diagnosed"]["dump"])
     record = reading.read(path)
     assert record.finding.check == "spec-lifecycle"
     assert record.finding.headline in done.stderr

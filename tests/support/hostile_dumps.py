@@ -104,7 +104,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "no-pickle": (lambda d: repack(d, lambda r: r.pop("archive/data.pkl")), "no data.pkl"),
     "short-storage": (
         lambda d: repack(d, lambda r: r.update({"archive/data/0": b"12345678"})),
-        "claims 128 elements, its data has 8 bytes",
+        "claims 128 elements, but its data has 8 bytes",
     ),
     "stride-zero": (lambda d: huge(1 << 20), "1 stored elements"),
     "wrong-dtype": (

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import warm
@@ -33,6 +34,10 @@ ENGINE = [
 ]
 
 Process = subprocess.Popen[bytes] | warm.Process
+
+# What a job is started with: from a terminal, and under nohup, by CI or in the background.
+TERMINAL: tuple[signal.Signals, ...] = ()
+NOHUP = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass
@@ -58,30 +63,43 @@ class Run:
 
 @contextlib.contextmanager
 def started(
-    folder: Path, *command: str, cold: bool = False, **environ: str
+    folder: Path,
+    *command: str,
+    cold: bool = False,
+    ignored: tuple[signal.Signals, ...] = TERMINAL,
+    **environ: str,
 ) -> Iterator[tuple[Process, Path]]:
     """A process and its log; no switch of the caller is inherited, nothing of it is left over.
 
     ``command``: a Python script and its arguments. Its dumps go into ``folder / "dumps"``.
-    ``cold``: it imports SGLang by itself, see :mod:`warm`.
+    ``cold``: it imports SGLang by itself, see :mod:`warm`. ``ignored``: see ``warm.signals``; a
+    process that ignores some is a cold one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     environ = {**clean, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"), **environ}
     with log.open("wb") as sink:
-        process = (_cold if cold else warm.start)(command, environ, sink.fileno())
+        if cold or ignored:
+            process: Process = _cold(command, environ, sink.fileno(), ignored)
+        else:
+            process = warm.start(command, environ, sink.fileno())
         try:
             yield process, log
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
 
 
-def _cold(command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Process:
+def _cold(
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    log: int,
+    ignored: tuple[signal.Signals, ...],
+) -> Process:
     return subprocess.Popen(
-        [sys.executable, "-m", "g4debug.cpu", *command],
+        [*warm.signals(*ignored), sys.executable, "-m", "g4debug.cpu", *command],
         env=environ,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -90,7 +108,7 @@ def _cold(command: tuple[str, ...], environ: Mapping[str, str], log: int) -> Pro
 
 
 def drive(
-    folder: Path, *command: str, seconds: float = 300, cold: bool = False, **environ: str
+    folder: Path, *command: str, seconds: float = 600, cold: bool = False, **environ: str
 ) -> Run:
     """Run it to its end, which must come within ``seconds``."""
     with started(folder, *command, cold=cold, **environ) as (process, log):
@@ -100,6 +118,16 @@ def drive(
             text = log.read_text(errors="replace")
             pytest.fail(f"still running after {seconds} s:\n{text[-3000:]}")
     return Run(status, log.read_text(errors="replace"), dumps_in(folder))
+
+
+def in_session(leader: int) -> list[str]:
+    """The command lines of a session's living processes."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+    return found
 
 
 def dumps_in(folder: Path) -> list[TrapRecord]:

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -25,8 +26,25 @@ from pathlib import Path
 from g4debug import cpu
 
 SERVER = Path(__file__).with_name("warm_server.py")
-SECONDS = 120  # that the import may take; alone it takes 4
+SECONDS = 300  # that the import may take; alone it takes 4
+SIGNALS = """
+import os, signal, sys
+ignored = set(map(int, sys.argv[1].split()))
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_SETMASK, ())
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 _first = threading.Lock()
+
+
+def signals(*ignored: signal.Signals) -> list[str]:
+    """The beginning of a command line: these signals are ignored, all others at their defaults.
+
+    Without it a child ignores what pytest was started to ignore: nothing from a terminal, Ctrl-C
+    and more under nohup, in CI and in the background.
+    """
+    return [sys.executable, "-ISc", SIGNALS, " ".join(str(int(n)) for n in ignored)]
 
 
 class WarmError(RuntimeError):
@@ -77,7 +95,7 @@ class Server:
         self._log = tempfile.NamedTemporaryFile(prefix="g4debug-warm-")  # noqa: SIM115
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "g4debug.cpu", str(SERVER), str(its.fileno())],
+            [*signals(), sys.executable, "-m", "g4debug.cpu", str(SERVER), str(its.fileno())],
             env=clean,
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,

@@ -176,10 +176,12 @@ def test_a_file_in_the_way_of_the_directory(tmp_path):
     assert (tmp_path / "dumps").read_text() == "mine"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_is_not_ours(tmp_path):
-    (tmp_path / "dumps").mkdir(mode=0o500)
-    assert "Permission denied" in caught(make(tmp_path), finding()).problem
+def test_a_directory_that_is_not_ours(nobody):
+    folder, run = nobody
+    assert run(lambda: caught(make(folder), finding()).path).endswith(".pt")
+    (folder / "dumps").chmod(0o500)
+    assert "Permission denied" in run(lambda: caught(make(folder), finding()).problem)
+    (folder / "dumps").chmod(0o700)
 
 
 def test_a_directory_that_nobody_can_write(tmp_path):

@@ -39,7 +39,7 @@ STATES = {
     "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
     "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
     "triple-rmsnorm":     (A, A, N, N, N),  # not run with what is later
-    "vision-layer":       (OFF, OFF, N, N, N),  # as mm-batched-encoder
+    "vision-layer":       (A, A, N, N, N),  # as mm-batched-encoder
     "yoco-fast-prefill":  (A, N, N, N, N),  # written for 0.5.12 only
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ def test_nothing_of_sglang_is_imported(release):
     """The probes and ``apply`` read; what they import would be another release's."""
     code = (
         "import sys; from pathlib import Path; from g4debug.hooking import targets\n"
-        "from g4debug.fixes import _spec; from g4debug.hooking.hooks import Hooks\n"
+        "from g4debug.fixes import base; from g4debug.hooking.hooks import Hooks\n"
         f"with targets.looking_at(Path({str(targets.sglang_root())!r})):\n"
         "    base.apply_all(Hooks(), {}, {})\n"
         "print([m for m in ('sglang', 'torch', 'triton') if m in sys.modules])"

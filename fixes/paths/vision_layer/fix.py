@@ -133,7 +133,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
-    default=False,  # no GPU has compared the whole tower with float32 yet, only the kernels
     eligible=(
         "in Gemma-4's vision tower on CUDA, if its attention is fa3 or triton_attn; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

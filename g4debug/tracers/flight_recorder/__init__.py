@@ -1,1 +1,1 @@
-"""flight-recorder: saves the last steps when the scheduler dies."""
+"""flight-recorder: saves the last steps when the scheduler dies or hangs."""

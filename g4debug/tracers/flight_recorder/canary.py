@@ -1,7 +1,7 @@
-"""Proof that the flight recorder bites: an event loop that is made up raises CUDA's words.
+"""Proves that the flight recorder works: it must dump when an exception looks like a CUDA error.
 
-The tracer, the recorder, the trap and the dump are the real ones; the scheduler, its batches
-and the error are stand-ins (a real one would cost this process its CUDA context).
+The tracer, the recorder, the trap and the dump are the real ones. The scheduler, its batches and
+the error are stand-ins. (A real CUDA error would cost this process its CUDA context.)
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def fire(folder: Path, device: torch.device) -> str:
         raise CanaryError(f"expected one dump, got {len(found)}")
     record = reading.read(found[0])
     if record.finding.kind != "cuda-error":
-        raise CanaryError(f"took a CUDA error for {record.finding.kind}")
+        raise CanaryError(f"it took a CUDA error for {record.finding.kind}")
     lengths = [step.seq_lens for step in record.steps]
     if lengths != [tuple(n + step for n in LENGTHS) for step in range(STEPS)]:
-        raise CanaryError(f"the dump's steps are not the ones that ran: {lengths}")
-    return f"a CUDA error left a dump with the last {len(lengths)} steps; read back"
+        raise CanaryError(f"the dump does not have the steps that ran: {lengths}")
+    return f"a CUDA error left a dump with the last {len(lengths)} steps; dump read back"
 
 
 def _batch(step: int) -> SimpleNamespace:

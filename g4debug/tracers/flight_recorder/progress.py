@@ -1,4 +1,4 @@
-"""Is the scheduler hung? Decided from two clocks, without asking the device or the main thread."""
+"""Tells from two clocks if the scheduler hangs, without asking the device or the main thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from g4debug.findings.steps import Recorder
 
 @dataclass(frozen=True)
 class Hang:
-    """seconds: since when. stuck: the main thread is in one place; else its loop spins idly."""
+    """seconds: for how long. stuck: the event loop stands still. Else it runs, but does no work."""
 
     seconds: float
     stuck: bool
@@ -19,26 +19,27 @@ class Hang:
 
 
 class Progress:
-    """Two clocks: when the event loop last came round, and when a step was last not overdue.
+    """Keeps two times: when the event loop last made a round, and when a step was last not overdue.
 
-    Hung is a scheduler
+    A scheduler hangs if
 
-    * whose event loop does not come round. An idle loop comes round all the time (at least once
-      a second where it sleeps), so this needs no look at the work; or
-    * whose loop comes round with requests waiting or running, and begins no step. A paused
-      engine (``_engine_paused``) is not hung.
+    * its event loop makes no round. An idle loop makes rounds all the time (at least one in a
+      second if it sleeps), so it does not matter whether there is work; or
+    * its event loop makes rounds while requests wait or run, but begins no step. A paused engine
+      (``_engine_paused``) does not hang.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.round_at = time.monotonic()
         self.step_at = self.round_at
-        self.inside = False  # a step began and did not come back
+        self.inside = False  # a step has begun and has not returned
 
     def came_round(self, *args: Any, **kwargs: Any) -> None:
+        """Called in each round of the event loop."""
         self.round_at = time.monotonic()
         if not any(self._work()):
-            self.step_at = self.round_at  # no step is owed
+            self.step_at = self.round_at  # there is no work, so no step is overdue
 
     def step_begins(self, *args: Any, **kwargs: Any) -> None:
         self.step_at = time.monotonic()
@@ -50,7 +51,7 @@ class Progress:
         return result
 
     def _work(self) -> tuple[int, int]:
-        """Requests that wait, and that run."""
+        """The number of requests that wait, and of those that run."""
         scheduler = self.recorder.scheduler
         if getattr(scheduler, "_engine_paused", False):
             return 0, 0
@@ -58,15 +59,15 @@ class Progress:
         return len(getattr(scheduler, "waiting_queue", ())), len(getattr(running, "reqs", ()))
 
     def hang(self, limit: float) -> Hang | None:
-        """The hang, if there was no progress for ``limit`` seconds."""
+        """The hang, if there was no progress for ``limit`` seconds. Else None."""
         now = time.monotonic()
         if now - self.round_at >= limit:
             return Hang(now - self.round_at, True, self._stuck(now - self.round_at))
         waiting, running = self._work()
         if (waiting or running) and now - self.step_at >= limit:
             what = (
-                f"the event loop comes round, but no step began for {now - self.step_at:.0f} s "
-                f"({waiting} requests wait, {running} run)"
+                f"the event loop runs, but has begun no step for {now - self.step_at:.0f} s "
+                f"({waiting} requests waiting, {running} running)"
             )
             return Hang(now - self.step_at, False, what)
         return None
@@ -74,8 +75,8 @@ class Progress:
     def _stuck(self, seconds: float) -> str:
         step = self.recorder.current
         if step is None:
-            return f"the event loop is stuck for {seconds:.0f} s, before its first step"
+            return f"the event loop has been stuck for {seconds:.0f} s, before its first step"
         batch = f"step {step.step} ({step.forward_mode}, {len(step.rids)} requests)"
         if self.inside:
-            return f"{batch} has not come back for {seconds:.0f} s"
-        return f"the event loop is stuck for {seconds:.0f} s, after {batch}"
+            return f"{batch} has not returned for {seconds:.0f} s"
+        return f"the event loop has been stuck for {seconds:.0f} s, after {batch}"

@@ -1,4 +1,4 @@
-"""The finding of a process that ends: what was raised or hangs, and where. Reads no tensor."""
+"""Makes the finding about a process that dies or hangs: why and where. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ WRAPPERS = (
     "g4debug/cpu/fault.py",
     "sglang/srt/plugins/",
 )
-FRAMES = 12  # innermost frames kept
-TEXT = 200  # characters of an exception's first line
+FRAMES = 12  # innermost frames that are kept
+TEXT = 200  # characters that are kept of an exception's first line
 ARM_ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
-# PyTorch, the driver API, Triton, cuBLAS and NCCL each have words of their own. Running out of
-# memory is no fault of the device: the context lives on.
+# PyTorch, the driver API, Triton, cuBLAS and NCCL each say it in other words. Running out of memory
+# is not among them, because the CUDA context survives that.
 CUDA = re.compile(
     r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|\bcudaError[A-Z]\w+|\bCUDA_ERROR_\w+"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error"
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|cudaErrorMemoryAllocati
 
 
 def all_tracers_armed(settings: Settings) -> bool:
-    """True if ``SGLANG_TRTLLM_MHA_DEBUG=1`` would arm no further tracer."""
+    """True if ``SGLANG_TRTLLM_MHA_DEBUG=1`` would not arm any more tracers."""
     if not settings.trace:
         return settings.debug
     others = set(discovery.names("tracer")) - set(settings.trace)
@@ -56,7 +56,7 @@ def all_tracers_armed(settings: Settings) -> bool:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and what it was raised from, outermost first."""
+    """The exception and those that it was raised from, outermost first."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -65,7 +65,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def is_cuda(error: BaseException) -> bool:
-    """True if the device failed, however the exception that came of it is called."""
+    """True if the device failed, whatever the type of the exception is."""
     for e in chain(error):
         text = str(e)
         if CUDA.search(text) and not OUT_OF_MEMORY.search(text):
@@ -74,7 +74,7 @@ def is_cuda(error: BaseException) -> bool:
 
 
 def of_exception(error: BaseException, site: str, context: Context, complete: bool) -> Finding:
-    """``complete``: all tracers were armed, so more of them is no advice."""
+    """The finding about an exception. ``complete``: all tracers are armed already."""
     cuda = is_cuda(error)
     frames = _frames(
         _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
@@ -82,8 +82,8 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
     got = f"{type(error).__name__} in {_innermost(frames)}"
     if cuda:
         got += (
-            ". This is only where it surfaced: a CUDA error is reported by whatever waits for the "
-            "device next, and the kernel that failed was launched before"
+            ". This is only where it surfaced: the next call that waits for the device reports a "
+            "CUDA error, but the kernel that failed was launched earlier"
         )
     kind: Kind = "cuda-error" if cuda else "exception"
     again = BLOCKING if cuda else ""
@@ -93,7 +93,7 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
         site=site,
         headline=f"g4debug: {CHECK} in {_phase(site, context)}: {_name_and_line(error)}",
         location=_location(context),
-        expected="a scheduler that goes on",
+        expected="a scheduler that keeps running",
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context),
@@ -103,7 +103,7 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
 
 
 def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Finding:
-    """``why_now``: what made us look (SIGTERM, SGLang's watchdog)."""
+    """The finding about a hang. ``why_now``: why it is dumped now (SIGTERM, SGLang's watchdog)."""
     frames = main_thread()
     limit = context.settings.hang_seconds
     place = _innermost(frames)
@@ -113,8 +113,8 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
         location=_location(context),
-        expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS) while there is work",
-        got=f"none for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
+        expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
+        got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context),
         reference=REFERENCES["hang"],
@@ -123,7 +123,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
 
 
 def main_thread() -> list[str]:
-    """Where the main thread is, outermost first; without our own signal handler on top."""
+    """The main thread's frames, outermost first, without our own signal handler."""
     ident = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(ident) if ident is not None else None
     stack = [_place(f.f_code.co_filename, n, f.f_code.co_name) for f, n in _walk(frame)]
@@ -163,21 +163,21 @@ def _location(context: Context) -> Location:
 
 
 def _earlier(context: Context) -> str:
-    """The first suspect: a finding that was reported before and let pass (log, contain mode)."""
+    """The first suspect: a finding that was reported before, in log or contain mode."""
     earlier = context.trap.reported
     if not earlier:
         return ""
-    more = f" (the first of {len(earlier)})" if len(earlier) > 1 else ""
-    return f"a finding was let pass before, in {context.settings.mode} mode{more}: {earlier[0]}"
+    which = f"the first of {len(earlier)} earlier findings" if len(earlier) > 1 else "this finding"
+    return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
 
 
 def _frames(places: Iterable[str]) -> list[str]:
-    """Without the wrappers that are on every hooked call, and the CPU engine's device."""
+    """Leaves out the wrappers of hooked calls, and the CPU engine's pretended device."""
     return [p for p in places if not p.startswith(WRAPPERS)]
 
 
 def _innermost(frames: list[str]) -> str:
-    """The innermost frame, and the function of SGLang that called it."""
+    """The innermost frame, and the function of SGLang that it was called from."""
     if not frames:
         return "an unknown place"
     sglang = next((f for f in reversed(frames) if f.startswith("sglang/")), "")
@@ -187,7 +187,7 @@ def _innermost(frames: list[str]) -> str:
 
 
 def _place(file: str, line: int | None, function: str) -> str:
-    """``sglang/srt/managers/scheduler.py:3183 process_batch_result``: no path of a machine."""
+    """For example ``sglang/srt/managers/scheduler.py:3183 process_batch_result``, no full path."""
     parts = PurePath(file).parts
     for root in ("site-packages", "dist-packages"):
         if root in parts:

@@ -1,13 +1,14 @@
-"""Sees SIGTERM although the main thread is stuck in a CUDA call, and lets it kill as before.
+"""Notices SIGTERM although the main thread is stuck in a CUDA call. The process still dies of it.
 
-Python runs a signal handler in the main thread only, which in a hung scheduler may never come
-back. But the C part of it writes a byte to ``signal.set_wakeup_fd`` at once, in whatever thread
-the kernel picked, and a thread of ours waits for that byte. It needs the GIL, which calls into
-CUDA, NCCL and the operating system give up. A main thread that hangs *with* the GIL cannot be
-looked at; that it still dies is up to :func:`_die_without_python`.
+Python runs a signal handler only in the main thread, which may be stuck for ever in a scheduler
+that hangs. But the C part of the handler writes a byte to ``signal.set_wakeup_fd`` at once, in
+whichever thread the operating system has chosen, and a thread of ours waits for that byte. This
+thread needs the GIL, which is released by calls into CUDA, NCCL and the operating system. If the
+main thread hangs *with* the GIL, nothing can be read from it, but :func:`_die_without_python` sees
+to it that the process dies.
 
-What SIGTERM would have done is done after: by default the process dies of that very signal,
-within milliseconds if the scheduler is healthy; a handler that was there is called.
+Afterwards SIGTERM does what it would have done without us. By default the process dies of it,
+within milliseconds if the scheduler is healthy. If there was a handler before, it is called.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-TICK = 5.0  # seconds between looks at the clock
+TICK = 5.0  # seconds between two calls of on_tick
 LIMIT = 20.0  # seconds that a dump may take before the process dies without it
-ALARM = signal.SIGIO  # its number, 29, is also seconds: see _die_without_python
+ALARM = signal.SIGIO  # its number, 29, is also used as seconds, see _die_without_python
 logger = logging.getLogger("g4debug")
 
 
 class SigtermWatch:
-    """``on_sigterm`` runs in a thread of its own, for LIMIT seconds at most; ``on_tick`` likewise,
-    every TICK seconds."""
+    """Calls ``on_sigterm`` when SIGTERM comes, and ``on_tick`` every TICK seconds.
+
+    Each call runs in a thread of its own, and is waited for at most LIMIT seconds.
+    """
 
     def __init__(self, on_sigterm: Callable[[], None], on_tick: Callable[[], None]) -> None:
         self.on_sigterm = on_sigterm
@@ -42,22 +45,24 @@ class SigtermWatch:
         self._thread: threading.Thread | None = None
         self._read = self._write = self._other_fd = -1
         self._looked = threading.Event()
-        self._mask: set[Any] = set()  # of the forking thread
+        self._mask: set[Any] = set()  # the signal mask of the thread that forks
 
     def start(self) -> None:
-        """Call it in the main thread; elsewhere, or beside C code that handles SIGTERM, it only
-        says that hangs will leave no dump."""
+        """Begin to watch. To be called in the main thread.
+
+        In another thread, or if C code handles SIGTERM, this only logs that hangs leave no dump.
+        """
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread() or previous is None:
             logger.warning(
-                "g4debug: flight-recorder: SIGTERM cannot be watched in this process (%s); a hang "
-                "will leave no dump",
-                "somebody's C code handles it" if previous is None else "not in the main thread",
+                "g4debug: flight-recorder: SIGTERM cannot be watched in this process (%s), so a "
+                "hang will leave no dump",
+                "C code handles it" if previous is None else "this is not the main thread",
             )
             return
         self.previous = previous
         if previous is signal.SIG_IGN:
-            return  # nobody who wants the process to end would send it
+            return  # SIGTERM is ignored, so nobody sends it to end this process
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -73,10 +78,10 @@ class SigtermWatch:
         )
 
     def stop(self) -> None:
-        """Put back what was there. Main thread."""
+        """Restore what was there before. To be called in the main thread."""
         if self._write < 0:
             return
-        # Before the pipe is closed: that, too, would send ALARM, whose default is to kill.
+        # Before the pipe is closed: closing it would send ALARM, too, which kills by default.
         flags = fcntl.fcntl(self._read, fcntl.F_GETFL)
         fcntl.fcntl(self._read, fcntl.F_SETFL, flags & ~os.O_ASYNC)
         _c_handler(ALARM, None)
@@ -86,15 +91,17 @@ class SigtermWatch:
             thread.join(1)
 
     def _hold(self) -> None:
-        """A child shares our pipe: a SIGTERM of its own must wait until it has let go of it."""
+        """Block SIGTERM for a fork, so that none comes while the child still shares our pipe."""
         if self._write >= 0:
             self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def _let_go(self) -> None:
+        """Unblock SIGTERM in the parent after a fork."""
         if self._write >= 0:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _in_child(self) -> None:
+        """Give up the pipe in the child after a fork, and unblock SIGTERM."""
         if self._write < 0:
             return
         try:
@@ -107,11 +114,11 @@ class SigtermWatch:
         if signal.getsignal(signal.SIGTERM) == self._in_main_thread:
             signal.signal(signal.SIGTERM, self.previous)
         signal.set_wakeup_fd(self._other_fd)
-        os.close(self._write)  # ends the thread: it reads the end of the pipe
+        os.close(self._write)  # the thread reads the end of the pipe and ends
         self._write = -1
 
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:
-        """The thread dumps and kills; what was there before us is called when it has looked."""
+        """Python's handler. The thread dumps first; then call the earlier handler, or die."""
         if self._thread is not None and self._thread.is_alive():
             self._looked.wait(LIMIT + 1)
         if callable(self.previous):
@@ -138,16 +145,16 @@ class SigtermWatch:
                 self._looked.set()
                 if not callable(self.previous):
                     die()
-            signal.alarm(0)  # this thread runs, so Python does
+            signal.alarm(0)  # this thread runs, so _die_without_python is not needed
 
     def _bounded(self, work: Callable[[], None]) -> None:
-        """Whatever hangs the scheduler may hang us, too: a lock, a full disk, a blocked log."""
+        """Do ``work``, but wait only LIMIT seconds: what blocks the scheduler may block it, too."""
 
         def isolated() -> None:
             try:
                 work()
             except Exception:
-                logger.exception("g4debug: flight-recorder failed; please report this")
+                logger.exception("g4debug: flight-recorder failed. Please report this.")
 
         thread = threading.Thread(target=isolated, name="g4debug-last-dump", daemon=True)
         thread.start()
@@ -155,17 +162,17 @@ class SigtermWatch:
 
 
 def die() -> None:
-    """End this process by SIGTERM's default, from any thread: Python's way needs the main one."""
+    """End this process by SIGTERM, from any thread. Python's own way needs the main thread."""
     _c_handler(signal.SIGTERM, None)  # SIG_DFL is the null pointer
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _die_without_python(fd: int) -> None:
-    """Let the byte that arrives in the pipe ``fd`` also arm an alarm, without any Python.
+    """Let the byte that arrives in the pipe ``fd`` also start an alarm, without any Python.
 
-    The kernel sends ALARM to the owner of a pipe with O_ASYNC. Its handler is libc's own
-    ``alarm``, whose argument is then the number of that signal: SIGALRM, whose default is to
-    kill, comes 29 seconds later, after LIMIT.
+    With O_ASYNC the operating system sends the signal ALARM to the owner of the pipe. The handler
+    of ALARM is libc's own function ``alarm``, which gets the number of the signal, 29, as its
+    argument. So SIGALRM comes 29 seconds later, which is after LIMIT, and kills the process.
     """
     if sys.platform != "linux" or signal.getsignal(ALARM) is not signal.SIG_DFL:
         return

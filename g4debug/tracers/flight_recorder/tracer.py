@@ -1,13 +1,14 @@
-"""Leaves a dump where a scheduler dies or hangs without a finding, from host memory alone.
+"""flight-recorder: when a scheduler dies or hangs without a finding, it saves the last steps.
 
-Three cases: a CUDA error, any other exception that nobody caught, and SIGTERM to a scheduler
-that hangs. What the dump holds was kept in ``findings/steps.py`` while all was well: after a
-sticky CUDA error nothing can be read from the device, and a hung scheduler may sit inside the
-driver. This tracer checks nothing. It never raises: the exception goes on as it was, and the
-signal kills as it would have.
+It checks nothing. It writes a dump when the scheduler dies of a CUDA error or of any other
+exception that nobody caught, when the scheduler gets SIGTERM while it hangs, and shortly before
+SGLang's own watchdog kills it.
 
-With this tracer alone a dump has the last steps; the allocators' events need a tracer that
-keeps the page ledger.
+The dump is made from host memory alone: from what ``findings/steps.py`` has recorded while all was
+well. After a CUDA error nothing can be read from the device, and a scheduler that hangs may be
+stuck in the driver. This tracer never raises. The exception goes on as it was, and the signal kills
+as it would have. If it is armed alone, the dump has no events of the allocators, because those need
+a tracer that uses the page ledger.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
 LOOP = "scheduler.run_event_loop"
-# SGLang's own watchdog ends a hung server by SIGKILL; the dump must be there by then.
+# SGLang's own watchdog kills a hung server by SIGKILL. The dump must be there by then.
 WATCHDOG_SHARE = 0.8
 logger = logging.getLogger("g4debug")
 
@@ -37,7 +38,7 @@ class FlightRecorder:
         self.progress = Progress(context.recorder)
         self.watch = SigtermWatch(self.on_sigterm, self.on_tick)
         self.complete = finding.all_tracers_armed(context.settings)
-        self.warned = False  # dumped ahead of SGLang's watchdog, once
+        self.warned = False  # True once a dump was written ahead of SGLang's watchdog
 
     def install(self) -> None:
         context, progress = self.context, self.progress
@@ -47,7 +48,7 @@ class FlightRecorder:
         context.after("scheduler.run_batch", progress.step_ends)
         context.before(LOOP, self.before_event_loop)
         context.after(LOOP, self.after_event_loop)
-        # Last: a tracer that reports instead of the exception makes a TrapError of it.
+        # Order.LAST, to see if a tracer has made a TrapError of the exception.
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
 
@@ -80,13 +81,13 @@ class FlightRecorder:
         self.context.trap.report_end(found)
 
     def on_sigterm(self) -> None:
-        """In the watcher's thread: a dump if the scheduler hangs. The signal then kills."""
+        """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
         hang = self.progress.hang(self.context.settings.hang_seconds)
         if hang is not None:
-            self._report(hang, "looked at because of SIGTERM")
+            self._report(hang, "dumped because of SIGTERM")
 
     def on_tick(self) -> None:
-        """In the watcher's thread: a dump shortly before SGLang's watchdog kills."""
+        """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
         args = getattr(self.recorder.scheduler, "server_args", None)
         timeout = getattr(args, "watchdog_timeout", None)
         if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
@@ -94,14 +95,16 @@ class FlightRecorder:
         hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))
         if hang is not None and hang.stuck:
             self.warned = True
-            self._report(hang, f"SGLang's watchdog ends the server at {timeout:.0f} s")
+            self._report(
+                hang, f"dumped because SGLang's watchdog kills the server after {timeout:.0f} s"
+            )
 
     def _report(self, hang: Hang, why: str) -> None:
         self.context.trap.report_end(finding.of_hang(hang, why, self.context, self.complete))
 
 
 def _reported(error: BaseException) -> bool:
-    """True if a tracer's finding is behind this exception: it has a dump of its own."""
+    """True if this exception comes from a tracer's finding, which has a dump of its own."""
     return any(isinstance(e, TrapError) for e in finding.chain(error))
 
 
@@ -111,7 +114,7 @@ def install(context: Context) -> None:
 
 TRACER = Tracer(
     id="flight-recorder",
-    title="a scheduler that dies or hangs without a finding leaves its last steps",
+    title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
     sites=("scheduler.init", "scheduler.recv_requests", "scheduler.run_batch", LOOP),
     install=install,
 )

@@ -1,1 +1,1 @@
-"""kv-integrity: nobody writes into a freed KV page, and committed KV stays as it is."""
+"""kv-integrity: finds KV data that was overwritten or corrupted. Opt-in."""

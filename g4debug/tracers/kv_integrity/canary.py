@@ -1,8 +1,8 @@
-"""Proof that kv-integrity bites: a write into a freed page, and a bit that flips in a live one.
+"""Proves that kv-integrity works: it must find a flipped bit, and a write into a freed page.
 
-The tracer, its stamps and digests, the ledger and its hooks, the trap and the dump are the real
-ones; the allocator and the KV pool are stand-ins with SGLang's free list and buffers. No SGLang
-is needed, no server is touched.
+The tracer, its stamps and checksums, the ledger and its hooks, the trap and the dump are the real
+ones. The allocator and the KV pool are stand-ins with SGLang's free list and buffers. No SGLang is
+needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES, PAGE_SIZE, LAYERS, HEADS, DIM = 9, 64, 3, 2, 16
 
 
 def fire(folder: Path, device: torch.device) -> str:
-    """Spoil KV twice, expect two findings and dumps in ``folder``. Returns what was seen."""
+    """Corrupt KV twice, expect two findings and dumps in ``folder``. Returns what was seen."""
     it = _Server(folder, device)
     try:
         tokens = it.alloc("before", 3)
@@ -38,7 +38,7 @@ def fire(folder: Path, device: torch.device) -> str:
     except TrapError as e:
         raise CanaryError(f"sound KV was reported as broken: {e.finding.headline}") from e
     if it.ledger.broken or it.context.disabled:
-        raise CanaryError(f"it gave up: {it.ledger.broken or it.context.disabled}")
+        raise CanaryError(f"the tracer gave up: {it.ledger.broken or it.context.disabled}")
     key = it.kv.k_buffer[1]
     key.view(torch.int16)[int(tokens[5]), 0, 3] ^= 1
     live = _expect(it.step, "kv-changed", int(tokens[5]) // PAGE_SIZE, 1)
@@ -49,21 +49,23 @@ def fire(folder: Path, device: torch.device) -> str:
 
 
 def _expect(act: Any, kind: str, page: int, layer: int) -> str:
-    """``act`` must be stopped with a finding of this kind, about this page and layer."""
+    """``act`` must be stopped by a finding of this kind, about this page and layer."""
     try:
         act()
     except TrapError as e:
         if e.path is None:
-            raise CanaryError(f"found, but not dumped: {e.problem}") from e
+            raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
         record = reading.read(e.path)
         told = (record.finding.kind, record.events[-1].pages[0], record.finding.location.layer)
         if told != (kind, page, layer):
-            raise CanaryError(f"found {told}, it was {(kind, page, layer)}") from e
+            raise CanaryError(f"the finding is about {told}, not {(kind, page, layer)}") from e
         return f"{kind} in page {page}, layer {layer}"
-    raise CanaryError(f"KV was spoilt ({kind}), and it was not found")
+    raise CanaryError(f"KV was corrupted ({kind}), but that was not found")
 
 
 class _Server:
+    """The tracer, and stand-ins for the parts of a server that it needs."""
+
     def __init__(self, folder: Path, device: torch.device) -> None:
         settings = Settings(trace=("kv-integrity",), debug_dir=folder)
         self.recorder = Recorder(settings.steps)
@@ -96,7 +98,7 @@ class _Server:
         self.requests: list[Any] = []
 
     def alloc(self, rid: str, pages: int) -> torch.Tensor:
-        """A request comes, with whole pages of KV: as ``alloc_extend``, hooks behind it."""
+        """A request gets whole pages of KV, as from ``alloc_extend``, and the hooks are called."""
         self.recorder.step += 1
         length = pages * PAGE_SIZE
         self.requests = [SimpleNamespace(rid=rid, kv_committed_len=length)]
@@ -113,11 +115,13 @@ class _Server:
         return found
 
     def come(self, rid: str) -> None:
-        """The same, and what it found is waited for."""
+        """Allocate two pages, and wait for what the tracer finds."""
         self.alloc(rid, 2)
         self.ledger.settle(wait=True)
 
     def free(self, tokens: torch.Tensor) -> None:
+        """Free tokens as SGLang does, with the hooks, and wait for what the tracer finds."""
+
         def free(pool: Any, indices: torch.Tensor) -> None:
             pool.free_pages = torch.cat((torch.unique(indices // PAGE_SIZE), pool.free_pages))
 
@@ -126,7 +130,7 @@ class _Server:
         self.ledger.settle(wait=True)
 
     def step(self) -> None:
-        """A step with nothing new; its results are waited for."""
+        """Run a step in which nothing changes, and wait for what the tracer finds."""
         self.recorder.step += 1
         self.ledger.settle(wait=True)
         self.tracer.after_run_batch(None, None, SimpleNamespace(reqs=self.requests))

@@ -1,19 +1,20 @@
-"""What is in the pages of one KV pool: stamps on freed pages, digests of complete ones.
+"""Reads and writes the pages of one KV pool: stamps on freed pages, checksums of complete pages.
 
-Torch operations on the current stream; nothing here waits for the device. A KV pool has, for
-each layer, a K and a V buffer ``[tokens, heads, dim]``; a page is ``page_size`` rows of each.
-"Buffer" b is K (even b) or V (odd b) of the pool's layer b // 2.
+These are torch operations on the current stream. None of them waits for the device. A KV pool has
+for each layer a K buffer and a V buffer ``[tokens, heads, dim]``. A page is ``page_size`` rows of
+each buffer. "Buffer" b is K (if b is even) or V (if b is odd) of the pool's layer b // 2.
 
-A stamp is STAMP in the first WORDS int16 of every row of a page, in all buffers: a KV write
-replaces whole rows. Its bytes are a small finite number in every KV dtype (bf16 1.2e-12, fp16
-0.06, fp32 1.2e-12, fp8 e4m3 0.34 and -0.41): a kernel that loads a masked row and multiplies it
-by zero still gets zero. After KFENCE's canaries and KASAN's poison.
+A stamp is the value STAMP in the first WORDS int16 of every row of a page, in all buffers. Writing
+KV replaces whole rows, and so the stamp. As a number of any KV dtype the stamp is small and finite
+(bf16 1.2e-12, fp16 0.06, fp32 1.2e-12, fp8 e4m3 0.34 and -0.41). So a kernel that loads a masked
+row and multiplies it by zero still gets zero. The idea is that of KFENCE's canaries and KASAN's
+poison.
 
-A digest is, for page p and buffer b, with x the page as int64 words::
+The checksum (digest) of page p in buffer b is, with x the page as int64 words::
 
     digest[b, p] = sum_i (2 i + 1) x[i]   mod 2^64
 
-Odd weights: no single changed word, so no single changed bit, leaves it as it was.
+The weights are odd, so a single changed word, and so a single changed bit, always changes it.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from typing import Any
 import torch
 
 STAMP = 0x2BAD
-WORDS = 4  # int16 words of a row that are stamped: 8 bytes
+WORDS = 4  # how many int16 words of a row are stamped: 8 bytes
 
 
 class Unsupported(Exception):
-    """The KV pool is not laid out as this module needs it; the text says how it is."""
+    """The KV pool is not laid out as this module needs it. The text says how it is laid out."""
 
 
 class KvPages:
-    """K and V of one pool, by page.
+    """K and V of one pool, by page. Raises Unsupported.
 
-    kv_pool: SGLang's MHATokenToKVPool (``k_buffer`` and ``v_buffer``, one tensor per layer, and
-    ``dtype``, the dtype that is in them). pages: counts the reserved page 0. Raises Unsupported.
+    kv_pool: SGLang's MHATokenToKVPool. It has ``k_buffer`` and ``v_buffer``, with one tensor for
+    each layer, and ``dtype``, the dtype of what is in them. pages: includes the reserved page 0.
 
-    Page arguments are int64 [n] on the buffers' device, each 0 <= page < pages. Results called
-    "codes" are int64 [2, n] on the device: 0 or 1 + index of the first bad place, and the
-    number of bad places.
+    Arguments called "pages" are int64 [n] on the device of the buffers, each from 0 to pages - 1.
+    Results called "codes" are int64 [2, n] on the device. For each page they hold a code, which is
+    0 if the page is sound, else 1 + the index of its first bad place, and the number of bad places.
     """
 
     def __init__(self, kv_pool: Any, pages: int, page_size: int) -> None:
         keys, values = getattr(kv_pool, "k_buffer", None), getattr(kv_pool, "v_buffer", None)
         name = type(kv_pool).__name__
         if not isinstance(keys, list) or not isinstance(values, list) or not keys:
-            raise Unsupported(f"{name} has no k_buffer and v_buffer, one tensor per layer")
+            raise Unsupported(f"{name} has no k_buffer and v_buffer with one tensor for each layer")
         self.buffers: list[torch.Tensor] = [
             b for pair in zip(keys, values, strict=True) for b in pair
         ]
@@ -57,10 +58,10 @@ class KvPages:
             row = b[0].numel() * b.element_size() if len(b) else 0
             if len(b) < tokens or not b.is_contiguous() or row % 8:
                 raise Unsupported(
-                    f"{name}: a buffer of shape {tuple(b.shape)}, {b.dtype}; expected at least "
-                    f"{tokens} rows of a multiple of 8 bytes"
+                    f"{name} has a buffer of shape {tuple(b.shape)}, {b.dtype}; expected at "
+                    f"least {tokens} rows of a multiple of 8 bytes"
                 )
-        # [pages, rows, int16 words] and [pages, int64 words] of the same memory.
+        # Two views of the same memory: [pages, rows, int16 words] and [pages, int64 words].
         self._rows = [
             b[:tokens].view(-1).view(torch.int16).view(pages, page_size, -1) for b in self.buffers
         ]
@@ -72,34 +73,36 @@ class KvPages:
     def stamp(self, pages: torch.Tensor) -> None:
         """Write the stamp into freed pages."""
         for rows in self._rows:
-            rows[:, :, :WORDS].index_fill_(0, pages, STAMP)  # an assignment would wait
+            rows[:, :, :WORDS].index_fill_(
+                0, pages, STAMP
+            )  # an assignment would wait for the device
         self.stamped.index_fill_(0, pages, True)
 
     def written(self, pages: torch.Tensor) -> torch.Tensor:
-        """Codes of places [buffer, row] where the stamp of a stamped page is gone."""
+        """Codes of the places [buffer, row] where the stamp of a stamped page is gone."""
         bad = torch.stack([(rows[pages, :, :WORDS] != STAMP).any(-1) for rows in self._rows])
         return _codes(bad & self.stamped[pages, None])
 
     def unstamp(self, pages: torch.Tensor) -> None:
-        """These pages are somebody's now."""
+        """Forget the stamps of these pages, which somebody holds now."""
         self.stamped.index_fill_(0, pages, False)
 
     def seal(self, pages: torch.Tensor) -> None:
-        """Remember what is in these pages."""
+        """Remember the checksums of these pages."""
         self.digests[:, pages] = self._digest(pages)
 
     def changed(self, pages: torch.Tensor) -> torch.Tensor:
-        """Codes of buffers where a page is not what it was when it was sealed."""
+        """Codes of the buffers in which a page has changed since it was sealed."""
         return _codes((self._digest(pages) != self.digests[:, pages])[:, :, None])
 
     def not_finite(self, pages: torch.Tensor) -> torch.Tensor:
-        """Codes of places [buffer, row] with NaN or Inf in them."""
+        """Codes of the places [buffer, row] that have NaN or Inf."""
         bad = [~torch.isfinite(self._values(b, pages)).all(-1) for b in range(len(self.buffers))]
         return _codes(torch.stack(bad))
 
     @property
     def has_floats(self) -> bool:
-        """False for a packed dtype (FP4): then not_finite cannot be asked."""
+        """False for a packed dtype (FP4). Then ``not_finite`` must not be called."""
         return (
             self.dtype.is_floating_point and self.dtype.itemsize == self.buffers[0].element_size()
         )
@@ -109,12 +112,12 @@ class KvPages:
         return divmod(code - 1, self.page_size)
 
     def _values(self, buffer: int, pages: torch.Tensor) -> torch.Tensor:
-        """[n, page_size, elements], as float32 where torch cannot judge the dtype itself."""
+        """[n, page_size, elements]. float32 if torch cannot tell NaN in the dtype itself."""
         rows = self._rows[buffer][pages].view(self.dtype)
         return rows.float() if self.dtype.itemsize == 1 else rows
 
     def _digest(self, pages: torch.Tensor) -> torch.Tensor:
-        """int64 [buffers, n]."""
+        """The checksums of these pages, int64 [buffers, n]."""
         return torch.stack([(w[pages] * self._weight(w.shape[1])).sum(1) for w in self._words])
 
     def _weight(self, words: int) -> torch.Tensor:
@@ -124,9 +127,9 @@ class KvPages:
 
 
 def _codes(bad: torch.Tensor) -> torch.Tensor:
-    """bad: bool [buffers, n, places of a page]."""
+    """The codes of n pages. bad: bool [buffers, n, places of a page]."""
     flat = bad.permute(1, 0, 2).flatten(1)
     count = flat.sum(1)
-    # The first of equal maxima; argmax takes no bool on CUDA.
+    # argmax gives the first of equal maxima. On CUDA it does not take bool.
     first = flat.to(torch.uint8).argmax(1) + 1
     return torch.stack((torch.where(count > 0, first, 0), count))

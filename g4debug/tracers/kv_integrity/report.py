@@ -1,4 +1,4 @@
-"""Turns KV that is not what it must be into a Finding. Runs only then, and may wait."""
+"""Turns KV that is not as it must be into a Finding. Runs only then, and may wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_integrity.watched import Watched
 
 logger = logging.getLogger("g4debug")
-NAMED = 4  # requests that are named one by one
+NAMED = 4  # how many requests are named
 Found = tuple[Finding, tuple[PageEvent, ...]]
 ALL = "G4DEBUG_TRACE=kv-integrity,page-table,swa-allocator,spec-lifecycle <your launch command>"
 Kind = Literal["write-after-free", "kv-changed", "nan"]
@@ -26,7 +26,7 @@ REFERENCES: dict[Kind, str] = {
 def describe_written(
     watched: Watched, ledger: Ledger, page: int, code: int, count: int, idle: bool
 ) -> Found:
-    """The stamp of a freed page is gone. code, count: of ``KvPages.written``."""
+    """The finding that the stamp of a freed page is gone. code, count: of ``KvPages.written``."""
     pool = watched.pool
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
@@ -36,29 +36,29 @@ def describe_written(
     last = freed.request if freed is not None else ""
     by = f" by {freed.caller}" if freed is not None and freed.caller else ""
     when = f"freed in step {freed.step}{by}" if freed is not None else "freed"
-    found = "at idle" if idle else "when it was handed out again"
+    found = "when the server was idle" if idle else "when it was handed out again"
     still = pointing_to(watched, ledger, page, heir)
-    where = f"slot {row}, {half} of layer {layer}"
+    where = f"KV slot {row}, {half} of layer {layer}"
     finding = Finding(
         check="kv-integrity",
         kind="write-after-free",
         site="scheduler.on_idle" if idle else "pool.alloc",
         headline=(
             f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
-            f"freed ({where}), found {found}" + (f" to request {heir}" if heir else "")
+            f"freed ({where}); this was found {found}" + (f" to request {heir}" if heir else "")
         ),
         location=_location(watched, ledger, layer, heir),
         expected=f"the stamp that page {page} got when it was {when}",
-        got=f"KV of somebody: {where}; {count} rows of the page's K and V buffers in all",
+        got=f"other data at {where}; {count} rows of the page's K and V buffers in all",
         owner=(
             f"page {page} was held by {last or 'a request that is not known'}; "
-            + (f"it is {heir}'s now" if heir else "nobody holds it now")
+            + (f"now {heir} holds it" if heir else "nobody holds it now")
             + (f"; {still}" if still else "")
         ),
         history=_lines(events),
         cause=(
-            "a forward wrote through a stale page table or out_cache_loc: its request was given "
-            "up, or its page freed too early, between the free and now"
+            "a forward wrote through a stale page table or a stale out_cache_loc: its request was "
+            "aborted, or the page was freed too early"
         ),
         reference=REFERENCES["write-after-free"],
         next_command=ALL,
@@ -75,8 +75,10 @@ def describe_changed(
     owner: str,
     since: int,
 ) -> Found:
-    """A sealed page has another digest. code, count: of ``KvPages.changed``; since: the step in
-    which it was last seen as it should be."""
+    """The finding that a sealed page has another checksum.
+
+    code, count: of ``KvPages.changed``. since: the step in which the page was last seen unchanged.
+    """
     pool = watched.pool
     layer, half = watched.buffer(code)
     events = ledger.history(pool.name, page)
@@ -93,10 +95,10 @@ def describe_changed(
         ),
         location=_location(watched, ledger, layer, owner),
         expected=(
-            f"what was there when the page was complete, in step {int(watched.sealed_at[page])}; "
-            f"it still was in step {since}"
+            f"the KV that the page had when it became complete in step "
+            f"{int(watched.sealed_at[page])}; it still had it in step {since}"
         ),
-        got=f"another digest in step {ledger.recorder.step}" + (f"; {bad}" if bad else ""),
+        got=f"another checksum in step {ledger.recorder.step}" + (f"; {bad}" if bad else ""),
         owner=(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
@@ -105,8 +107,8 @@ def describe_changed(
         cause=(
             "somebody else wrote into the page: a wrong page table or out_cache_loc"
             if count > 1
-            else "one buffer of one layer only: not a token's write, which changes all layers; a "
-            "kernel that writes out of bounds, or a memory error (see: nvidia-smi -q -d ECC)"
+            else "only one buffer of one layer changed, while writing a token changes all layers: "
+            "a kernel writes out of bounds, or there is a memory error (see: nvidia-smi -q -d ECC)"
         ),
         reference=REFERENCES["kv-changed"],
         next_command=ALL,
@@ -117,7 +119,7 @@ def describe_changed(
 def describe_not_finite(
     watched: Watched, ledger: Ledger, page: int, code: int, count: int
 ) -> Found:
-    """A page that was just completed has NaN or Inf. code, count: of ``KvPages.not_finite``."""
+    """The finding that a new page has NaN or Inf. code, count: of ``KvPages.not_finite``."""
     pool = watched.pool
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
@@ -129,7 +131,7 @@ def describe_not_finite(
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
-            f"page {page} slot {row}: token {position} of request {owner}"
+            f"page {page}, KV slot {row}: token {position} of request {owner}"
         ),
         location=_location(watched, ledger, layer, owner),
         expected="finite KV in a page whose tokens are all committed",
@@ -137,8 +139,8 @@ def describe_not_finite(
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
         history=_lines(events),
         cause=(
-            f"layer {layer} is the first of the {pool.name} pool that has it: what came into that "
-            "layer was NaN already, or it read KV that is (look for kv-changed)"
+            f"layer {layer} is the first one of the {pool.name} pool that has it: its input was "
+            "NaN already, or it read KV that is NaN (look for kv-changed)"
         ),
         reference=REFERENCES["nan"],
         next_command=f"SGLANG_SPEC_NAN_DETECTION=1 {ALL}",
@@ -147,7 +149,7 @@ def describe_not_finite(
 
 
 def pointing_to(watched: Watched, ledger: Ledger, page: int, besides: str) -> str:
-    """Which other live requests' rows of req_to_token have the page; '' if none."""
+    """Which other live requests have the page in their row of req_to_token. '' if none."""
     scheduler = ledger.recorder.scheduler
     if scheduler is None:
         return ""
@@ -164,15 +166,15 @@ def pointing_to(watched: Watched, ledger: Ledger, page: int, besides: str) -> st
             columns = (tokens // size == page).nonzero().flatten().tolist()
             found += [f"{rid} (column {column})" for column in columns[:1]]
     except Exception:
-        # Extra words for a finding, of a process that is broken: they must not cost the finding.
-        logger.exception("g4debug: kv-integrity could not look who else has the page")
+        # The process is broken, and this is only an addition: it must not cost the finding.
+        logger.exception("g4debug: kv-integrity could not find out who else has the page")
         return ""
     more = f" and {len(found) - NAMED} more" * (len(found) > NAMED)
-    return f"in the row of {', '.join(found[:NAMED])}{more}" if found else ""
+    return f"it is also in the row of {', '.join(found[:NAMED])}{more}" if found else ""
 
 
 def _not_finite_now(watched: Watched, page: int) -> str:
-    """Where a page has NaN or Inf now; '' if it has none or cannot be asked."""
+    """Where a page has NaN or Inf now. '' if it has none, or its dtype does not tell."""
     import torch
 
     if not watched.kv.has_floats:
@@ -185,7 +187,7 @@ def _not_finite_now(watched: Watched, page: int) -> str:
     if not count:
         return ""
     layer, half, row = watched.place(code)
-    return f"NaN or Inf in {count} rows, the first: slot {row}, {half} of layer {layer}"
+    return f"NaN or Inf in {count} rows, the first at KV slot {row}, {half} of layer {layer}"
 
 
 def _tokens(watched: Watched, page: int, owner: str) -> str:

@@ -1,18 +1,19 @@
-"""kv-integrity: nobody writes into a freed KV page, and a committed page stays as it is.
+"""kv-integrity: nobody writes into a freed KV page, and the KV of a complete page does not change.
 
-Opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writes KV:
+The tracer is opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writes KV memory:
 
-* A page that is freed is stamped. When it is handed out again, and whenever the server is idle,
-  the stamp must still be there; else somebody wrote through a stale table. Who still *reads* a
-  freed page reads the stamp from then on, and not KV that happens to be right.
-* A page whose tokens are all committed is sealed: its digest stays on the device. It must be the
-  same when the page is freed, at idle, and in between when its turn comes: SAMPLE pages of each
-  pool after each step. NaN and Inf are looked for when it is sealed.
+* When a page is freed, it gets a stamp. When the page is handed out again, and whenever the server
+  is idle, the stamp must still be there. If it is not, somebody wrote into the page through a stale
+  table. From then on, whoever still *reads* the page gets the stamp, not old values that happen to
+  be right.
+* When all tokens of a page are committed, the page is sealed: it is searched for NaN and Inf, and
+  its checksum is kept on the device. The checksum is compared when the page is freed, when the
+  server is idle, and in between in turns: SAMPLE pages of each pool after each step.
 
-Sound only where one stream runs scheduler and forward one after the other, and nobody else
-moves KV: ``limits`` says where that is not so, and the tracer then checks nothing. Reads
-come behind what they look at and before what may follow, in stream order; results come to the
-host by the page ledger's staging, so no step waits for them.
+This is sound only if scheduler and forward run one after the other on one stream, and nobody else
+moves KV. If that is not so, ``limits`` says why, and the tracer checks nothing. Each check is
+queued on the stream behind what it looks at and before what may change it. The results come to the
+host like the indices of the page ledger, so that no step waits for them.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
-from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, limits, to_device
+from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, to_device
+from g4debug.tracers.limits import moving_pages
 
-HANDED_OUT = 256  # new pages whose stamps are compared at a time
-SAMPLE = 64  # sealed pages of each pool that are compared after each step
+HANDED_OUT = 256  # how many new pages' stamps are compared at a time
+SAMPLE = 64  # how many sealed pages of each pool are compared after each step
 KNOWN = 4096  # requests whose committed length is remembered
 logger = logging.getLogger("g4debug")
 
@@ -46,8 +48,8 @@ class KvIntegrityTracer:
         self.pools: dict[str, Watched] = {}
         self.limits: list[str] = []  # why nothing can be checked here
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
-        self._committed: dict[str, int] = {}  # rid -> tokens whose KV is there to stay
-        self._idle_step = 0  # of the last check at idle
+        self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
+        self._idle_step = 0  # the step of the last check on an idle server
         self._arrived = context.isolate(lambda enter, words: enter(words))
 
     def install(self) -> None:
@@ -66,7 +68,8 @@ class KvIntegrityTracer:
     # --- which pools -----------------------------------------------------------------------
 
     def after_pool_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.pools and not self.limits:  # a SWA allocator that follows takes it over
+        # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
+        if not self.pools and not self.limits:
             self.watch(allocator, "full", allocator.get_kvcache())
         return result
 
@@ -79,7 +82,7 @@ class KvIntegrityTracer:
         return result
 
     def watch(self, allocator: Any, name: str, kvcache: Any) -> None:
-        """Watch the pool of ``allocator``; ``kvcache``: the model's, which knows the layers."""
+        """Watch the pool of ``allocator``. ``kvcache``: the model's KV cache, for its layers."""
         pool = self.ledger.pools.get(name)
         if pool is None:
             return
@@ -94,7 +97,7 @@ class KvIntegrityTracer:
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.limits += limits(scheduler.server_args)
         if not self.pools and not self.limits:
-            self.limits.append("it has no paged KV pool")
+            self.limits.append("the server has no paged KV pool")
         if self.limits:
             self.pools.clear()
             self._names.clear()
@@ -149,9 +152,9 @@ class KvIntegrityTracer:
         return out
 
     def _handed_out(self, watched: Watched, first: torch.Tensor) -> None:
-        """Compare the stamps of pages that are somebody's from now on, by their first tokens."""
+        """Compare the stamps of pages that are handed out. ``first``: their first tokens."""
         pages = first.to(torch.int64) // watched.pool.page_size
-        # What an allocator hands out need not be a page: that is not for here. Page 0 never is.
+        # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
         for begin in range(0, len(pages), HANDED_OUT):
             part = pages[begin : begin + HANDED_OUT]
@@ -167,14 +170,14 @@ class KvIntegrityTracer:
         if self.pools and not self.ledger.broken:
             self.ledger.settle()
             for request in batch.reqs:
-                # A session may come back to an earlier length and write its tail anew.
+                # A session may go back to an earlier length and write its last tokens anew.
                 if getattr(request, "session", None) is None:
                     self._committed[str(request.rid)] = int(request.kv_committed_len)
             self.check_step()
         return result
 
     def check_step(self) -> None:
-        """Seal what the step completed; compare the pages whose turn it is."""
+        """Seal the pages that the step completed, and compare those whose turn it is."""
         for watched in self.pools.values():
             for part in chunks(watched.completed(self._committed)):
                 self._seal(watched, part)
@@ -192,7 +195,7 @@ class KvIntegrityTracer:
             self.check_all()
 
     def check_all(self) -> None:
-        """Compare every stamp and every seal. Waits for the device: for an idle server."""
+        """Compare all stamps and checksums. Waits for the device, so it is for an idle server."""
         if self.ledger.broken:
             return
         self.ledger.settle(wait=True)
@@ -216,7 +219,7 @@ class KvIntegrityTracer:
             )
 
     def _compare(self, watched: Watched, pages: Pages) -> Callable[[], None]:
-        """Compare sealed pages now; what is returned fetches the result."""
+        """Compare sealed pages now. The function that is returned fetches the result."""
         codes = watched.kv.changed(watched.on_device(pages))
         since = watched.checked_at[pages]
         watched.checked_at[pages] = self.context.recorder.step
@@ -232,13 +235,13 @@ class KvIntegrityTracer:
     # --- what came of it ------------------------------------------------------------------------
 
     def _post(self, words: torch.Tensor, enter: Callable[[Pages], None]) -> None:
-        """Call ``enter`` with ``words``, int64 [rows, n], on the host as soon as they are there."""
+        """Call ``enter`` with ``words``, int64 [rows, n], as soon as they have reached the host."""
         shape = tuple(words.shape)
         self.ledger.post(words.reshape(-1), lambda flat: self._arrived(enter, flat.reshape(shape)))
 
     def _written(self, watched: Watched, codes: Pages, idle: bool) -> None:
         for code, count, page in codes.T[codes[0] > 0].tolist():
-            if idle:  # told once
+            if idle:  # report it only once
                 watched.stamped[page] = False
             self._report(report.describe_written, watched, page, code, count, idle)
 
@@ -247,7 +250,7 @@ class KvIntegrityTracer:
     ) -> None:
         for i in codes[0].nonzero()[0].tolist():
             page, (code, count) = int(pages[i]), codes[:, i].tolist()
-            watched.sealed[page] = False  # told once
+            watched.sealed[page] = False  # report it only once
             before = int(since[i])
             self._report(report.describe_changed, watched, page, code, count, owners[i], before)
 
@@ -266,13 +269,26 @@ class KvIntegrityTracer:
         return self.pools.get(self._names.get(id(allocator), ""))
 
 
+def limits(server_args: Any) -> list[str]:
+    """Why KV cannot be judged on this server; empty if it can."""
+    found = moving_pages(server_args)
+    for name, why in (
+        ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
+        ("enable_hisparse", "HiSparse exchanges the KV in a page"),
+        ("dllm_algorithm", "a diffusion language model rewrites committed KV"),
+    ):
+        if getattr(server_args, name, None):
+            found.append(why)
+    return found
+
+
 def install(context: Context) -> None:
     KvIntegrityTracer(context).install()
 
 
 TRACER = Tracer(
     id="kv-integrity",
-    title="nobody writes into a freed KV page, and committed KV stays as it is (opt-in: reads KV)",
+    title="nobody writes into a freed KV page, and committed KV does not change (opt-in)",
     sites=(
         "pool.init",
         "swa.init",

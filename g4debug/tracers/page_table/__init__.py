@@ -1,1 +1,1 @@
-"""page-table: every live cell is the page that req_to_token and the allocators say."""
+"""page-table: checks each page table before an attention kernel reads it."""

@@ -1,8 +1,8 @@
-"""Proof that the page-table tracer bites: real faults on a small table that is made up.
+"""Proves that the page-table tracer works: it must catch two faults in a small, invented table.
 
-One page that no pool has, and one that is another request's. The tracer, the guard, the trap, the
-faults and the dump are the real ones; only the backend, the pool and the batch around them are
-stand-ins. No SGLang is needed, and no server is touched.
+One fault writes a page that no pool has, the other a page of another request. The tracer, the
+guard, the trap, the faults and the dump are the real ones. Only the backend, the pool and the batch
+are stand-ins. No SGLang is needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAGES = len(LENGTHS) * COLUMNS + 1
 
 
 def fire(folder: Path, device: torch.device) -> str:
-    """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
+    """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
     settings = Settings(debug=True, debug_dir=folder)
     recorder = Recorder(settings.steps)
     trap = Trap(settings, Describer(recorder))
@@ -67,7 +67,7 @@ _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=T
 
 
 def _serving(device: torch.device) -> tuple[Any, Any, Any]:
-    """A backend with one sound table of three requests, a full-attention layer, a batch."""
+    """A backend with one sound table of three requests, a full layer, and a batch."""
     lengths = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
     table = torch.arange(1, PAGES, dtype=torch.int32, device=device).view(len(LENGTHS), COLUMNS)
     req_to_token = torch.zeros(len(LENGTHS) + 1, COLUMNS * PAGE_SIZE, dtype=torch.int32)
@@ -92,7 +92,7 @@ def _serving(device: torch.device) -> tuple[Any, Any, Any]:
 
 
 def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
-    """What one forward leads to: nothing, or the trap's exception."""
+    """Check one forward. Returns the trap's exception, or None."""
     try:
         tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
         if backend.forward_metadata.page_table.is_cuda:
@@ -106,15 +106,15 @@ def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> Tra
 def _read_back(error: TrapError, backend: Any) -> str:
     """Compare the finding and its dump with the table itself."""
     if error.path is None:
-        raise CanaryError(f"found, but not dumped: {error.problem}")
+        raise CanaryError(f"it was found, but not dumped: {error.problem}")
     record = reading.read(error.path)
     if record.table is None or not len(record.table.bad):
-        raise CanaryError("found, but the dump does not hold the bad cell")
+        raise CanaryError("it was found, but the bad cell is not in the dump")
     row, column, value = (int(x) for x in record.table.bad[0])
     where = record.finding.location
     if (where.row, where.column) != (row, column):
         raise CanaryError(f"the headline names another cell than the dump: {error.finding}")
     right = 1 + row * COLUMNS + column
     if int(backend.forward_metadata.page_table[row, column]) != value or value == right:
-        raise CanaryError(f"found a cell that is not the bad one: {error.finding.headline}")
+        raise CanaryError(f"another cell than the bad one was found: {error.finding.headline}")
     return f"page {value} at row {row}, column {column}"

@@ -1,13 +1,13 @@
-"""The page-table invariant: a live cell holds the page that SGLang's own books say.
+"""What must hold for a page table: each live cell holds the page that belongs there.
 
-Pure functions on tensors; the Triton kernel in :mod:`g4debug.tracers.page_table.guard` computes
-the same. A cell (row, column) is *dereferenced* if ``column < ceil(seq_len / page_size)``,
-and *live* if, for a sliding layer, it also overlaps the window of the row's first query
-token. Cells past the row's length are legal garbage: zeros, or what an earlier owner of
-the row left (sglang mem_cache/allocator.py never hands out page 0).
+These are pure functions on tensors. The Triton kernel in :mod:`g4debug.tracers.page_table.guard`
+computes the same. A cell (row, column) is *dereferenced* if ``column < ceil(seq_len / page_size)``.
+It is *live* if, in a sliding layer, it also overlaps the window of the row's first query token.
+Cells behind the row's length are legal garbage: zeros, or what an earlier owner of the row left.
+Page 0 is never handed out (sglang mem_cache/allocator.py).
 
-Without a :class:`Truth` only ranges are checked. With one, a live cell of a row that is some
-request's is also compared with ``req_to_token`` and with what the allocators did.
+Without a :class:`Truth` only ranges are checked. With one, the live cells of a row that belongs to
+a request are also compared with ``req_to_token`` and with what the allocators did.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import IntEnum
 
 import torch
 
-FREE = -1  # word of a free page in the shadow, see kernels.page_shadow
-UNKNOWN = -1  # no expected page
+FREE = -1  # word of a free page in the shadow, see ledger/shadow.py
+UNKNOWN = -1  # it is not known which page is expected
 
 
 class Kind(IntEnum):
@@ -30,20 +30,22 @@ class Kind(IntEnum):
     ZERO = 4  # the reserved page 0 in a live cell
     MISMATCH = 5  # another page than req_to_token (and the mapping) say
     FREED = 6  # the request's full-pool page is free
-    EVICTED = 7  # the request's SWA page is gone, though the window still reaches it
+    EVICTED = 7  # the request's SWA page was evicted, although the window still reaches it
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What a table must agree with; all tensors on the table's device.
+    """What a table must agree with. All tensors are on the table's device.
 
-    req_to_token: int32 [requests, tokens], token indices of the full pool. req_pool_indices:
-    integer [>= rows], the request of each row, as its row of req_to_token; 0 is no request
-    (SGLang's padding), and such rows are not judged. swa: the table is of the SWA pool. shadow:
-    int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`. mapping: int64 [>= full tokens],
-    SGLang's ``full_to_swa_index_mapping``, read only where there is no shadow. padding: rows of at
-    most this many tokens are not judged: a CUDA graph's padding rows keep those of an earlier
-    batch, and are known by their length alone.
+    req_to_token: int32 [requests, tokens], token indices of the full pool.
+    req_pool_indices: integer [>= rows], the request of each row, as its row of req_to_token. 0 is
+        no request (SGLang's padding), and such rows are not judged.
+    swa: the table is for the SWA pool.
+    shadow: int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`.
+    mapping: int64 [>= full tokens], SGLang's ``full_to_swa_index_mapping``, which is read only if
+        there is no shadow.
+    padding: rows of at most this many tokens are not judged. The padding rows of a CUDA graph keep
+        the requests of an earlier batch, so only their length tells that they are padding.
     """
 
     req_to_token: torch.Tensor
@@ -58,11 +60,13 @@ class Truth:
 class TableCheck:
     """What :func:`check_page_table` found.
 
-    safe: the table for the kernel: a bad cell holds the expected page if that is in range and
-    held, else the reserved page 0; cells past the row's length are 0. first_live: int64 [rows],
-    first live column. bad: int64 [n, 3] of (row, column, value), sorted by row, then column;
-    kinds, expected: int64 [n], its Kind and the page that belongs there, UNKNOWN if not known.
-    short: int64 [m, 2] of (row, columns that it needs).
+    safe: the table for the kernel. In place of a bad cell it has the expected page if that is in
+        range and held, else the reserved page 0. Cells behind the row's length are 0.
+    first_live: int64 [rows], the first live column.
+    bad: int64 [n, 3], (row, column, value) of each bad cell, sorted by row, then by column.
+    kinds: int64 [n], the Kind of each bad cell.
+    expected: int64 [n], the page that belongs in each bad cell, UNKNOWN if not known.
+    short: int64 [m, 2], (row, columns that it needs) of each row that is too short.
     """
 
     safe: torch.Tensor
@@ -84,11 +88,13 @@ def check_page_table(
 ) -> TableCheck:
     """Check a page table against one pool.
 
-    table: int32 or int64 [rows, columns], any strides. seq_lens: integer [rows], tokens
-    whose KV may be read. pages: valid indices are 0..pages-1. window: tokens to the left
-    of a query token that it sees besides itself (FlashInfer's ``window_left``), -1 for
-    none. q_lens: integer [rows], query tokens of each row, default 1. truth: what the cells
-    must agree with, None to check ranges alone.
+    table: int32 or int64 [rows, columns], any strides.
+    seq_lens: integer [rows], the number of tokens whose KV may be read.
+    pages: valid page indices are 0..pages-1.
+    window: how many tokens before itself a query token sees (FlashInfer's ``window_left``), -1
+        for all.
+    q_lens: integer [rows], the number of query tokens of each row, 1 if None.
+    truth: what the cells must agree with, None to check ranges alone.
     """
     rows, columns = table.shape
     device = table.device
@@ -129,7 +135,7 @@ def check_page_table(
 def _disagreements(
     values: torch.Tensor, judged: torch.Tensor, page_size: int, truth: Truth
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(Kind of each cell or 0, the page that belongs there, whether the allocator gave it)."""
+    """For each cell: its Kind or 0, the page that belongs there, and whether that page is held."""
     rows, columns = values.shape
     requests, tokens = truth.req_to_token.shape
     request = truth.req_pool_indices[:rows].to(torch.int64)
@@ -144,7 +150,7 @@ def _disagreements(
         inside = (full > 0) & (full < truth.shadow.numel() - 1)
         word = torch.where(inside, truth.shadow[torch.where(inside, full, 0)], 0).to(torch.int64)
         freed = sound & inside & (word == FREE)
-        if truth.swa:  # of a page that does not exist, the shadow knows nothing
+        if truth.swa:  # the shadow knows nothing about a page that does not exist
             judged = judged & sound & (inside | (full == 0))
     elif truth.swa:
         assert truth.mapping is not None

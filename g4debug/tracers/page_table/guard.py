@@ -1,25 +1,25 @@
-"""The page-table guard on the GPU: one small kernel that a CUDA graph can hold.
+"""The page-table guard: one small kernel, which can be captured into a CUDA graph.
 
 For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), columns) pages::
 
     full       = req_to_token[req_pool_indices[r], c * page_size] // page_size
-    right      = full, or for the SWA pool the shadow's word of it (kernels.page_shadow)
+    right      = full, or for the SWA pool the shadow's word of it (ledger/shadow.py)
     live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
     bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one
-    out[r, c]  = table[r, c]; where it is bad or no page of the pool: ``right`` if that is a
+    out[r, c]  = table[r, c]; if it is bad or no page of the pool: ``right`` if that is a
                  held page of the pool, else the reserved page 0          for c < u
 
-Kinds and conditions in full: :func:`g4debug.tracers.page_table.check.check_page_table`, the torch
-reference of this kernel.
+All kinds and conditions are in :func:`g4debug.tracers.page_table.check.check_page_table`, the
+torch reference of this kernel.
 
-``out`` past u is not written: FlashInfer never dereferences it. The first program that
-finds a bad cell in a launch writes what it saw *straight into pinned host memory*, so the
-host reads it without a copy or a sync, and still has it if the context dies a moment
-later. Which program is first may vary; that there is a bad cell does not. The host
-re-checks the whole table before it reports.
+``out`` is not written from column u on, because FlashInfer never reads those cells. The first
+program of a launch that finds a bad cell writes what it saw *straight into pinned host memory*. So
+the host can read it without a copy and without waiting, and still has it if the CUDA context dies
+a moment later. Which program is the first may vary from run to run, but not that there is a bad
+cell. The host checks the whole table again before it reports.
 
-Idea of checking at the hand-over to the kernel: seed PR #3 (which synchronises twice per
-layer and cannot see into CUDA graphs).
+The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
+synchronises twice for each layer and cannot see into CUDA graphs).
 """
 
 from __future__ import annotations
@@ -173,11 +173,14 @@ def launch(
     window: int,
     truth: Truth | None = None,
 ) -> None:
-    """Run the guard's kernel on the current stream; never waits for it.
+    """Run the guard's kernel on the current stream, without waiting for it.
 
-    table: int32/int64 [rows, columns]; out: int32, contiguous, same shape; seq_lens:
-    int32/int64 [rows]; cu_q: int32/int64 [rows + 1], running sum of query lengths, or None
-    for one query token per row; pages, page_size, window, truth: as in ``check_page_table``.
+    table: int32/int64 [rows, columns].
+    out: int32, contiguous, of the same shape.
+    seq_lens: int32/int64 [rows].
+    cu_q: int32/int64 [rows + 1], the running sum of the query lengths, or None for one query token
+        in each row.
+    pages, page_size, window, truth: as in ``check_page_table``.
     """
     rows, columns = table.shape
     if rows == 0 or columns == 0:
@@ -236,7 +239,7 @@ def reference(
     window: int,
     truth: Truth | None = None,
 ) -> None:
-    """The same in torch, for CPU tensors; the first violation in row order is recorded."""
+    """The same as :func:`launch`, for CPU tensors. Records the first violation in row order."""
     q_lens = None if cu_q is None else cu_q.diff()
     checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
     out.copy_(checked.safe)

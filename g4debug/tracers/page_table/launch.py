@@ -1,22 +1,28 @@
-"""One guarded hand-over of a page table to the attention kernel."""
+"""One hand-over of a page table that the guard checked, and reading it back afterwards."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from g4debug.tracers.page_table.check import Truth
+from g4debug.findings.record import Pool, Table
+from g4debug.findings.steps import Recorder
+from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
+
+# Kinds that depend on what is held. Until the report is made, a request may have ended.
+_PASSING = (Kind.FREED, Kind.EVICTED)
 
 
 @dataclass
 class Launch:
-    """One guarded hand-over: what was checked, with the tensors to check it again."""
+    """One hand-over that the guard checked, with the tensors that are needed to check it again."""
 
     backend: Any
     layer: Any
-    batch: Any  # ForwardBatch; of a captured graph, its static buffers
+    batch: Any  # the ForwardBatch; in a captured CUDA graph, with static buffers
     table: torch.Tensor
     seq_lens: torch.Tensor
     cu_q: torch.Tensor | None
@@ -27,3 +33,96 @@ class Launch:
     truth: Truth | None
     slot: int
     captured: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One bad cell. If the row is too short: column = its columns, value = the pages it needs."""
+
+    row: int
+    column: int
+    value: int
+    kind: Kind
+    expected: int  # the page that belongs there, -1 if not known
+
+
+def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tuple[Table, Cell]:
+    """Copy the table to the host and check it again. Returns it, and the cell to report.
+
+    ``seen`` is what the guard saw. If it is still in the table, the first bad cell of its kind is
+    reported. If the table was changed since then, ``seen`` itself is.
+    """
+    rows = launch.table.shape[0]
+    q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
+    values = launch.table.cpu().to(torch.int64)
+    lengths = launch.seq_lens.cpu().to(torch.int64)
+    checked = check_page_table(
+        values, lengths, pool.pages, pool.page_size, launch.window, q_lens, _on_host(launch)
+    )
+    cells = [c for c in _cells(checked) if c.kind == seen.kind or c.kind not in _PASSING]
+    if seen.kind is Kind.SHORT:
+        cell = seen
+    elif seen in cells:
+        cell = next(c for c in cells if c.kind == seen.kind)
+    else:
+        cells = [seen, *(c for c in cells if (c.row, c.column) != (seen.row, seen.column))]
+        cell = seen
+    used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
+    columns = min(values.shape[1], used + 2)  # what lies behind the end of every row says nothing
+    table = Table(
+        values=values[:, :columns].clone(),
+        seq_lens=lengths,
+        first_live=checked.first_live,
+        bad=torch.tensor([[c.row, c.column, c.value] for c in cells], dtype=torch.int64).reshape(
+            -1, 3
+        ),
+        pool=pool,
+        window=launch.window,
+        q_len=int(q_lens.max()) if q_lens is not None and len(q_lens) else 1,
+        rows_total=rows,
+        columns_total=launch.table.shape[1],
+        rids=_rids(launch, rows, recorder),
+    )
+    return table, cell
+
+
+def _cells(checked: TableCheck) -> list[Cell]:
+    lists = (checked.bad.tolist(), checked.kinds.tolist(), checked.expected.tolist())
+    return [
+        Cell(row, column, value, Kind(kind), expected)
+        for (row, column, value), kind, expected in zip(*lists, strict=True)
+    ]
+
+
+def cell_of(fields: dict[str, int]) -> Cell:
+    """The cell that the guard left in a slot of the trap buffer."""
+    kind = Kind(fields["kind"])
+    return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
+
+
+def _on_host(launch: Launch) -> Truth | None:
+    """The truth of this launch, on the host, with the requests of its rows only."""
+    truth = launch.truth
+    if truth is None:
+        return None
+    requests = truth.req_to_token.shape[0]
+    request = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
+    taken = truth.req_to_token[request.clamp(0, requests - 1)].cpu()
+    theirs = ((request > 0) & (request < requests)).cpu()
+    return dataclasses.replace(
+        truth,
+        req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
+        req_pool_indices=torch.where(theirs, torch.arange(1, len(request) + 1), 0),
+        shadow=None if truth.shadow is None else truth.shadow.cpu(),
+        mapping=None if truth.mapping is None else truth.mapping.cpu(),
+    )
+
+
+def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:
+    """The request of each row, from the row of ``req_to_token`` that the forward used."""
+    by_index = recorder.requests_by_pool_index()
+    indices = launch.batch.req_pool_indices.tolist()[:rows]
+    current = recorder.current
+    live = len(current.rids) if current is not None else rows
+    names = [by_index.get(int(i), "") if n < live else "" for n, i in enumerate(indices)]
+    return tuple(names + [""] * (rows - len(names)))

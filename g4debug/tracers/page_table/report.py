@@ -1,24 +1,63 @@
-"""Turns what the page-table guard saw into a Finding. Runs only after it tripped."""
+"""Turns what the page-table guard saw into a Finding, in words. Runs only if it saw something.
+
+Everything is read as far as possible: after an error of the device the report says less, but
+nothing that is not known.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from contextlib import suppress
-
-import torch
+from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger
-from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
-from g4debug.tracers.page_table.facts import NAMES, REFERENCES, Cell, Facts, event_line
-from g4debug.tracers.page_table.launch import Launch
+from g4debug.hooking.layer_pools import target_pool
+from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.launch import Cell, Launch, cell_of, read_table
 
 logger = logging.getLogger("g4debug")
-# Kinds that depend on what is held now: by the time of the report a request may have ended.
-_PASSING = (Kind.FREED, Kind.EVICTED)
+CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+KindName = Literal[
+    "negative",
+    "out-of-range",
+    "row-too-short",
+    "page-zero",
+    "mismatch",
+    "use-after-free",
+    "evicted-in-window",
+    "full-index-in-swa-table",
+    "other-request",
+    "stale",
+]
+NAMES: dict[Kind, KindName] = {
+    Kind.NEGATIVE: "negative",
+    Kind.RANGE: "out-of-range",
+    Kind.SHORT: "row-too-short",
+    Kind.ZERO: "page-zero",
+    Kind.MISMATCH: "mismatch",
+    Kind.FREED: "use-after-free",
+    Kind.EVICTED: "evicted-in-window",
+}
+_CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
+_WRONG = "TRIAGE.md, 'The page table names a wrong page'"
+_EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
+REFERENCES: dict[KindName, str] = {
+    "negative": _WRONG,
+    "out-of-range": _WRONG,
+    "row-too-short": _WRONG,
+    "page-zero": _WRONG,
+    "mismatch": _WRONG,
+    "use-after-free": _WRONG,
+    "evicted-in-window": _EVICTED,
+    "full-index-in-swa-table": _CRASH,
+    "other-request": _WRONG,
+    "stale": _WRONG,
+}
 
 
 def describe(
@@ -28,7 +67,7 @@ def describe(
     draft: bool,
     ledger: Ledger | None,
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
-    """The finding; the table around it, if the device can still be read; its page's events."""
+    """The finding, the table (if the device can still be read), and the events of the page."""
     if launch is None:
         return _bare(fields, recorder), None, ()
     page_size = int(launch.backend.page_size)
@@ -39,8 +78,8 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell = None, _cell(fields)
-    with suppress(RuntimeError):  # a dead CUDA context: what the kernel wrote is all there is
+    table, cell = None, cell_of(fields)
+    with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
         table, cell = read_table(launch, pool, recorder, cell)
     _settle(ledger)
     rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
@@ -84,75 +123,225 @@ def describe(
     return finding, table, events
 
 
-def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tuple[Table, Cell]:
-    """Copy the guarded table to the host and check it again; the cell to report.
+class Facts:
+    """What this process knows about one bad cell, and how the report says it."""
 
-    That is the first one of the kind that the kernel saw, or what the kernel saw, if the table
-    was changed since.
-    """
-    rows = launch.table.shape[0]
-    q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
-    values = launch.table.cpu().to(torch.int64)
-    lengths = launch.seq_lens.cpu().to(torch.int64)
-    checked = check_page_table(
-        values, lengths, pool.pages, pool.page_size, launch.window, q_lens, _on_host(launch)
-    )
-    cells = [c for c in _cells(checked) if c.kind == seen.kind or c.kind not in _PASSING]
-    if seen.kind is Kind.SHORT:
-        cell = seen
-    elif seen in cells:
-        cell = next(c for c in cells if c.kind == seen.kind)
-    else:
-        cells = [seen, *(c for c in cells if (c.row, c.column) != (seen.row, seen.column))]
-        cell = seen
-    used = int(((lengths + pool.page_size - 1) // pool.page_size).max()) if rows else 0
-    columns = min(values.shape[1], used + 2)  # what lies past every row's end says nothing
-    table = Table(
-        values=values[:, :columns].clone(),
-        seq_lens=lengths,
-        first_live=checked.first_live,
-        bad=torch.tensor([[c.row, c.column, c.value] for c in cells], dtype=torch.int64).reshape(
-            -1, 3
-        ),
-        pool=pool,
-        window=launch.window,
-        q_len=int(q_lens.max()) if q_lens is not None and len(q_lens) else 1,
-        rows_total=rows,
-        columns_total=launch.table.shape[1],
-        rids=_rids(launch, rows, recorder),
-    )
-    return table, cell
+    def __init__(self, launch: Launch, cell: Cell, rid: str, ledger: Ledger | None) -> None:
+        self.launch, self.cell, self.rid = launch, cell, rid
+        self.ledger = ledger
+        self.value = cell.value
+        self.pool_name = launch.pool_name
+        self.page_size = int(launch.backend.page_size)
+        self.full_page = self.swa_page = -1
+        try:
+            index = int(launch.batch.req_pool_indices[cell.row])
+            token = int(launch.backend.req_to_token[index, cell.column * self.page_size])
+            self.full_page = token // self.page_size
+            mapping = target_pool(launch.backend, launch.batch).full_to_swa_index_mapping
+            self.swa_page = int(mapping[token]) // self.page_size
+        except (AttributeError, IndexError, RuntimeError):
+            pass
+        self.right = cell.expected
+        if self.right < 0:
+            self.right = self.swa_page if self.pool_name == "swa" else self.full_page
+        self.kind = self._kind()
+
+    # --- what it is ------------------------------------------------------------------------
+
+    @property
+    def untranslated(self) -> bool:
+        """True if the cell holds the request's own full-pool page where a SWA page belongs."""
+        return (
+            self.pool_name == "swa"
+            and self.cell.kind in (Kind.RANGE, Kind.MISMATCH, Kind.EVICTED)
+            and self.value > 0
+            and self.value == self.full_page != self.right
+        )
+
+    @property
+    def stale_state(self) -> bool:
+        """True if the backend does not know that its pool is a SWA pool (upstream regression)."""
+        return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
+
+    def _kind(self) -> KindName:
+        if self.untranslated:
+            return "full-index-in-swa-table"
+        if self.cell.kind is not Kind.MISMATCH:
+            return NAMES[self.cell.kind]
+        pool = self._pool()
+        if pool is None or not 0 < self.value < pool.pages:
+            return "mismatch"
+        if not pool.held[self.value]:
+            return "stale"
+        owner = str(pool.owner[self.value])
+        return "other-request" if owner and self.rid and owner != self.rid else "mismatch"
+
+    def _pool(self, name: str = "") -> PoolLedger | None:
+        if self.ledger is None or self.ledger.broken:
+            return None
+        return self.ledger.pools.get(name or self.pool_name)
+
+    def _subject(self) -> tuple[str, int]:
+        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
+        if self.kind == "full-index-in-swa-table" or self.kind == "use-after-free":
+            return "full", self.full_page
+        if self.kind == "evicted-in-window":
+            return "swa", self._evicted()
+        if self.kind in ("other-request", "stale", "mismatch"):
+            return self.pool_name, self.value
+        return self.pool_name, -1 if self.kind == "row-too-short" else self.right
+
+    def _evicted(self) -> int:
+        """The SWA page that the tokens of this request had. -1 if it is not known any more."""
+        pool = self._pool("swa")
+        if pool is None or not self.rid:
+            return -1
+        had = (pool.position == self.cell.column * self.page_size) & (pool.owner == self.rid)
+        found = had.nonzero()[0]
+        return int(found[0]) if len(found) else -1
+
+    def events(self) -> tuple[PageEvent, ...]:
+        """The last events of the page that the finding is about, oldest first."""
+        pool, page = self._subject()
+        return () if self.ledger is None or page <= 0 else self.ledger.history(pool, page)
+
+    # --- in words ----------------------------------------------------------------------------
+
+    def what(self) -> str:
+        """The middle of the headline, which says what the layer gets."""
+        name, pages = self.pool_name.upper(), self.launch.pages
+        right = f"the right {name} page is {self.right}"
+        but = f"but {right if self.right > 0 else 'no page belongs there'}"
+        if self.kind == "row-too-short":
+            return f"reads {self.value} pages of a row that has only {self.cell.column}"
+        if self.kind == "use-after-free":
+            return f"reads full-pool page {self.full_page}, which is free"
+        if self.kind == "evicted-in-window":
+            return f"needs {self._tokens()} in its window, but their SWA page was evicted"
+        if self.kind == "page-zero":
+            return f"gets the reserved page 0, {but}"
+        label = "full-pool page" if self.untranslated else "page"
+        if not 0 <= self.value < pages:
+            return f"gets {label} {self.value}, but its {name} pool has {pages} pages"
+        whose = ""
+        if self.kind == "other-request":
+            whose = f" of request {self._owner_of(self.pool_name, self.value)}"
+        free = " (free)" if self.kind == "stale" else ""
+        return f"gets {label} {self.value}{whose}{free}, {but}"
+
+    def expected(self) -> str:
+        """What belongs in the cell."""
+        if self.kind == "row-too-short":
+            return f"at least {self.value} columns, one for each page of the row's length"
+        if self.kind == "use-after-free":
+            return f"a page that is held as long as {self._tokens()} are read"
+        if self.kind == "evicted-in-window":
+            return (
+                f"a SWA page for {self._tokens()}, which the window of {self.launch.window} "
+                "tokens still reaches"
+            )
+        belongs = f"; for this cell, page {self.right}" if self.right > 0 else ""
+        return f"one of the pages 0..{self.launch.pages - 1} of the {self.pool_name} pool{belongs}"
+
+    def got(self, count: int) -> str:
+        """What is in the cell. ``count``: how many cells of the table are bad."""
+        if self.kind == "row-too-short":
+            return f"{self.cell.column} columns"
+        return f"page {self.value} ({count} bad cell{'' if count == 1 else 's'} in the table)"
+
+    def owner(self) -> str:
+        """Who has the page that explains the finding, in words."""
+        if self.untranslated:
+            return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
+        if self.kind == "row-too-short":
+            return ""
+        if self.kind in ("negative", "out-of-range"):
+            return f"no pool has a page {self.value}" + self._held(*self._subject(), "; ")
+        return self._held(*self._subject())
+
+    def _held(self, name: str, page: int, before: str = "") -> str:
+        """Who holds a page, in words. '' if the ledger does not know it."""
+        pool = self._pool(name)
+        if pool is None or not 0 < page < pool.pages:
+            return ""
+        owner, position = str(pool.owner[page]) or "?", int(pool.position[page])
+        what = f"{before}{name} page {page}"
+        at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
+        if pool.held[page]:
+            return f"{what} was handed out to request {owner}{at}, and is still held"
+        if not pool.serials(page):
+            return f"{what} was never handed out"
+        return f"{what} is free; request {owner} had it last{at}"
+
+    def _owner_of(self, name: str, page: int) -> str:
+        return self.ledger.owner(name, page) if self.ledger is not None else ""
+
+    def _tokens(self) -> str:
+        first = self.cell.column * self.page_size
+        return f"tokens {first}..{first + self.page_size - 1}"
+
+    def cause(self) -> str:
+        """The likely cause. '' if nothing is known."""
+        if self.stale_state:
+            return (
+                "full-pool indices reached a sliding layer: the attention backend has "
+                f"{trtllm_mha.swa_state(self.launch.backend)}, "
+                "while the pool it reads is a SWAKVPool, so the table was not translated"
+            )
+        if self.untranslated:
+            return (
+                "the cell holds a full-pool page where a SWA page belongs, although the backend "
+                "translates its tables: the SWA table was overwritten, or this cell was never "
+                "translated"
+            )
+        if self.kind == "row-too-short":
+            return (
+                "seq_lens and the table were made from different lengths, or the request is "
+                "longer than the CUDA graph's static table; the kernel reads on into the next row"
+            )
+        if self.kind == "use-after-free":
+            return (
+                "the request's pages were freed while it is still being served; the history shows "
+                "the last free"
+            )
+        if self.kind == "evicted-in-window":
+            return (
+                "the SWA page was evicted too early; these tokens have no mapping any more, so the "
+                "sliding layers read page 0 or another request's KV"
+            )
+        if self.full_page < 0:
+            return ""
+        if self.full_page == 0:
+            return (
+                "req_to_token has no token there: the row is longer than what was allocated for it"
+            )
+        return (
+            "the cell differs from what req_to_token says "
+            f"(full page {self.full_page}, SWA page {self.swa_page}): "
+            "the table was overwritten after it was built, or built from stale data"
+        )
+
+    def fix(self) -> str:
+        """The fix that matches, in front of the entry of TRIAGE.md; '' for none."""
+        if self.stale_state:
+            return "fix swa-state-swap (seed PR #6; sglang #25103 broke it, #26966 fixed it); "
+        return ""
+
+    def next_command(self) -> str:
+        """What to run next."""
+        if self.stale_state:
+            return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
+        if self.kind in ("use-after-free", "evicted-in-window", "row-too-short"):
+            return ALL  # not contain: with page 0 in place of what is gone, answers would be wrong
+        return CONTAIN
 
 
-def _cells(checked: TableCheck) -> list[Cell]:
-    lists = (checked.bad.tolist(), checked.kinds.tolist(), checked.expected.tolist())
-    return [
-        Cell(row, column, value, Kind(kind), expected)
-        for (row, column, value), kind, expected in zip(*lists, strict=True)
-    ]
-
-
-def _cell(fields: dict[str, int]) -> Cell:
-    kind = Kind(fields["kind"])
-    return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
-
-
-def _on_host(launch: Launch) -> Truth | None:
-    """The launch's truth on the host, cut to the requests of its rows."""
-    truth = launch.truth
-    if truth is None:
-        return None
-    requests = truth.req_to_token.shape[0]
-    request = truth.req_pool_indices[: launch.table.shape[0]].to(torch.int64)
-    taken = truth.req_to_token[request.clamp(0, requests - 1)].cpu()
-    theirs = ((request > 0) & (request < requests)).cpu()
-    return dataclasses.replace(
-        truth,
-        req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
-        req_pool_indices=torch.where(theirs, torch.arange(1, len(request) + 1), 0),
-        shadow=None if truth.shadow is None else truth.shadow.cpu(),
-        mapping=None if truth.mapping is None else truth.mapping.cpu(),
-    )
+def event_line(event: PageEvent) -> str:
+    """``step 12: extend for a1b2 (common.py:441 alloc_for_extend)``."""
+    whom = f" for {event.request}" if event.request else ""
+    by = f" ({event.caller})" if event.caller else ""
+    note = f": {event.note}" if event.note else ""
+    return f"step {event.step}: {event.kind}{whom}{by}{note}"
 
 
 def _settle(ledger: Ledger | None) -> None:
@@ -160,18 +349,8 @@ def _settle(ledger: Ledger | None) -> None:
         return
     try:
         ledger.settle(wait=True)
-    except RuntimeError as e:  # a dead CUDA context: the events up to now must do
-        logger.warning("g4debug: page-table: the last allocator events are lost (%s)", e)
-
-
-def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:
-    """Request of each row, by the request-pool index that the forward really used."""
-    by_index = recorder.requests_by_pool_index()
-    indices = launch.batch.req_pool_indices.tolist()[:rows]
-    current = recorder.current
-    live = len(current.rids) if current is not None else rows
-    names = [by_index.get(int(i), "") if n < live else "" for n, i in enumerate(indices)]
-    return tuple(names + [""] * (rows - len(names)))
+    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
+        logger.warning("g4debug: page-table: the allocators' last events are lost (%s)", e)
 
 
 def _used(recorder: Recorder, name: str) -> int:
@@ -179,8 +358,8 @@ def _used(recorder: Recorder, name: str) -> int:
 
 
 def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
-    """From the kernel's own words alone."""
-    cell = _cell(fields)
+    """A finding from what the guard wrote, and nothing else."""
+    cell = cell_of(fields)
     kind = NAMES[cell.kind]
     outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
     what = "is out of range" if outside else f"is wrong ({kind})"

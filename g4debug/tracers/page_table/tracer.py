@@ -1,18 +1,19 @@
-"""page-table: every live cell holds the page that req_to_token and the allocators say.
+"""page-table: every live cell of a page table holds the page that belongs there.
 
-Sits where the table is handed to the attention kernel (``_get_layer_page_table``): there
-the layer, its pool and its table are known together. Each table is checked once per
-forward and pool: the first layer of a pool in a forward leads, the others of that pool
-reuse its result; the leader coming round again means a new forward. On CUDA the check is a
-kernel (:mod:`g4debug.tracers.page_table.guard`), captured into SGLang's CUDA graphs together
-with the attention that it guards, and the host looks at pinned memory after each step.
+The check runs where the table is handed to the attention kernel (``_get_layer_page_table``),
+because the layer, its pool and its table are known together there, and because a table that is
+never handed over is read by no kernel. A table is checked once for each forward and pool: at the
+first layer of the pool. The other layers of that pool reuse the result. When the layer that was
+checked first is called again, a new forward has begun.
 
-What ``init_forward_metadata`` built is compared with ``req_to_token`` and the page ledger's
-shadow here, at the hand-over: a table that is never handed over is read by no kernel. Where the
-allocators change while a forward reads (overlap scheduling: they run on another stream) only
-ranges are checked; see :func:`g4debug.tracers.page_table.truth.limits`. With and without a SWA
-pool; only of an allocator whose class is not SGLang's own nothing is known of free pages
-(:mod:`g4debug.ledger.feed`).
+On a GPU the check is a kernel, the guard (:mod:`g4debug.tracers.page_table.guard`). It is captured
+into SGLang's CUDA graphs together with the attention. After each step the host looks at what the
+guard has left in pinned memory.
+
+A cell is compared with ``req_to_token`` and with the shadow of the page ledger. If pages change
+hands while a forward reads them, for instance with overlap scheduling, only ranges are checked
+(:func:`g4debug.tracers.limits.moving_pages`). If the class of the allocator is not SGLang's own, it
+is not known which pages are free (:mod:`g4debug.ledger.feed`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
-# Cells behind a table's last row that a kernel reads if that row is too short.
+# Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
 logger = logging.getLogger("g4debug")
 
@@ -43,7 +44,7 @@ class PageTableTracer:
         self.contain = context.settings.mode != "log"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
-        self.lost = False  # a sticky device error: nothing more can be read or checked
+        self.lost = False  # after an error of the device nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.books = Books(context.ledger)
@@ -56,8 +57,8 @@ class PageTableTracer:
         self.context.after(trtllm_mha.HANDED_OVER, self.after_page_table)
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.stream_output", self.before_stream_output)
-        # Where the kernel got the bad page after all (log mode), the context is dead by now,
-        # but what the guard saw is in host memory.
+        # In log mode the kernel gets the bad page, and the CUDA context may be dead by now. What
+        # the guard saw is still in host memory.
         self.context.on_exception("scheduler.run_event_loop", self.poll)
         self.context.after("scheduler.init", self.after_scheduler_init)
 
@@ -74,7 +75,7 @@ class PageTableTracer:
         if not self.backends:
             logger.warning(
                 "g4debug: page-table is armed, but this server has no trtllm_mha attention "
-                "backend: there is nothing that it can check"
+                "backend, so there is nothing to check"
             )
         for limit in sorted(self.books.limits):
             logger.warning("g4debug: page-table checks ranges only: %s", limit)
@@ -83,7 +84,7 @@ class PageTableTracer:
     def after_page_table(
         self, table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
     ) -> torch.Tensor:
-        """Check the table and return the one for the kernel (safe unless in log mode)."""
+        """Check the table. Returns the one for the kernel: a safe one, or in log mode SGLang's."""
         pool, name = pool_of_layer(backend, layer, forward_batch)
         key = (id(backend), name)
         latest = self._latest.get(key)
@@ -140,10 +141,11 @@ class PageTableTracer:
         return launch
 
     def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
-        """Contiguous int32 scratch of the table's shape.
+        """Contiguous int32 memory of the table's shape, for the safe table.
 
-        One per backend and pool, grown when needed; a captured graph keeps pointing at the
-        one it was captured with, so outgrown buffers are kept.
+        There is one buffer for each backend and pool, and a larger one when that is needed. A
+        captured CUDA graph keeps pointing at the buffer that it was captured with, so buffers that
+        became too small are kept.
         """
         rows, columns = table.shape
         kept = self._buffers.setdefault(key, [])
@@ -157,12 +159,12 @@ class PageTableTracer:
         return result
 
     def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
-        # By now SGLang waited for the step's tokens, so the guard's writes of that forward
-        # are visible: in raise mode no token of a void step leaves the process.
+        # SGLang has waited for the step's tokens, so what the guard wrote in that forward is
+        # visible now. In raise mode no token of a bad step leaves the process.
         self.poll()
 
     def poll(self) -> None:
-        """Report what the guard saw. One read of host memory when it saw nothing."""
+        """Report what the guard saw. If it saw nothing, this is one read of host memory."""
         if self.trap is None or self.lost or not self.trap.tripped:
             return
         recorder, found = self.context.recorder, []
@@ -172,12 +174,12 @@ class PageTableTracer:
             try:
                 found.append(describe(launch, fields, recorder, draft, self.context.ledger))
             except Exception:
-                # Our bug must not swallow the finding: the kernel's table was safe, not right.
-                logger.exception("g4debug: page-table finding could not be described in full")
+                # A bug of ours must not hide the finding: the kernel's table was safe, not right.
+                logger.exception("g4debug: page-table: a finding cannot be described in full")
                 bare, _, _ = describe(None, fields, recorder, draft, None)
                 found.append((bare, None, ()))
         self._clear()
-        for finding, table, events in found:  # in raise mode the first one ends it
+        for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
     def _clear(self) -> None:
@@ -185,8 +187,8 @@ class PageTableTracer:
         try:
             self.trap.clear()
         except RuntimeError as e:
-            # The device is gone, and with it all that could still be checked.
-            logger.error("g4debug: page-table: the device is lost (%s); no further checks", e)
+            # The device can no longer be used, so nothing more can be checked.
+            logger.error("g4debug: page-table: the device is lost (%s), so no more is checked", e)
             self.lost = True
 
 
@@ -196,7 +198,7 @@ def install(context: Context) -> None:
 
 TRACER = Tracer(
     id="page-table",
-    title="every live cell of a page table is the page that req_to_token and the allocators say",
+    title="a page table names the right pages: those that req_to_token and the allocators say",
     sites=(
         trtllm_mha.BUILT,
         trtllm_mha.HANDED_OVER,

@@ -1,4 +1,4 @@
-"""What a page table is compared with: the pool, ``req_to_token``, and the page ledger's shadow."""
+"""What a page table is compared with: ``req_to_token``, and the shadow of the page ledger."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Books:
-    """Which truth each backend's tables are held against."""
+    """Knows what the tables of each backend must agree with."""
 
     def __init__(self, ledger: Ledger | None) -> None:
         self.ledger = ledger
         self.limits: set[str] = set()
-        self._with_shadow: dict[int, bool] = {}  # by id() of a backend that can be judged
+        self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
         self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
 
     def learn(self, backend: Any, model_runner: Any) -> None:
-        """A backend was built for this ModelRunner."""
+        """Learn a backend that was built for this ModelRunner."""
         args = model_runner.server_args
         found = moving_pages(args)
         self.limits.update(found)
@@ -33,14 +33,14 @@ class Books:
         frozen = getattr(args, "speculative_algorithm", None) == "FROZEN_KV_MTP"
         if draft and frozen:
             self._frozen.add(id(backend))
-        # Other drafts write into pages that they gave back already (restore_state): to them a
-        # free page is nothing bad.
+        # Other drafts write into pages that they have given back already (restore_state), so a
+        # free page in their tables is not wrong.
         self._with_shadow[id(backend)] = frozen or not draft
 
     def truth(
         self, backend: Any, batch: Any, pool_name: str, rows: int, captured: bool
     ) -> Truth | None:
-        """The truth for one table; None where only its range can be judged."""
+        """The truth for one table. None if only ranges can be checked."""
         with_shadow = self._with_shadow.get(id(backend))
         if with_shadow is None:
             return None

@@ -1,1 +1,1 @@
-"""pool-leak: every page is free, cached, or some request's."""
+"""pool-leak: finds KV pages that nobody owns."""

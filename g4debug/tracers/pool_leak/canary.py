@@ -1,4 +1,4 @@
-"""Proof that the pool-leak tracer bites: a page that is lost from a small pool that is made up.
+"""Proves that the pool-leak tracer works: it must find a page that a small, invented pool lost.
 
 The tracer, the census, the trap and the dump are the real ones; the allocator, the prefix
 cache and the scheduler around them are stand-ins.
@@ -54,13 +54,13 @@ def fire(folder: Path, device: torch.device) -> str:
         tracer.check(scheduler, idle=True)
     except TrapError as e:
         if e.path is None:
-            raise CanaryError(f"found, but not dumped: {e.problem}") from e
+            raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
         (holding,) = reading.read(e.path).holdings
         if holding.pages != (1,):
-            raise CanaryError(f"found pages {holding.pages}, lost was page 1") from e
+            raise CanaryError(f"page 1 was lost, but found were pages {holding.pages}") from e
         return "found the page that was lost; dump read back"
-    raise CanaryError("a page was lost, and not found")
+    raise CanaryError("a page was lost, but it was not found")
 
 
 class ChunkCache:
-    """Stands for SGLang's prefix cache of this name: it holds no pages."""
+    """A stand-in for SGLang's prefix cache of this name, which holds no pages."""

@@ -1,7 +1,7 @@
-"""Conservation of pages: each is free, or held by the prefix cache or a live request.
+"""What must hold for the pages of a pool: none is lost, and none is free and in use at once.
 
-A pure function on numpy arrays. SGLang's own check compares *counts* at idle
-(``_check_pool_invariant``); this one says which pages.
+This is a pure function on numpy arrays. SGLang's own check (``_check_pool_invariant``) compares
+*counts* when the server is idle. This one tells which pages are wrong.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ Pages = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Census:
-    """Page indices, sorted. leaked: neither free nor owned. double: free and owned.
-    repeated: more than once in the free list. outside: in the free list, not in the pool."""
+    """The pages of one pool that are wrong: page indices, sorted.
+
+    leaked: neither free nor owned. double: free and owned at once. repeated: in the free list more
+    than once. outside: in the free list, but the pool has no such page.
+    """
 
     leaked: Pages
     double: Pages
@@ -32,9 +35,9 @@ class Census:
 def take_census(pages: int, free: Pages, owned: Pages) -> Census:
     """Check one pool.
 
-    pages: number of pages, the reserved page 0 included. free: the allocator's free list, in
-    any order. owned: pages of the prefix cache and of live requests, in any order, shared ones
-    as often as they are shared; indices outside the pool and page 0 are not counted.
+    pages: the number of pages, including the reserved page 0. free: the allocator's free list, in
+    any order. owned: the pages of the prefix cache and of live requests, in any order. A page that
+    is shared may be in it several times; page 0 and indices outside the pool are ignored.
     """
     inside = free[(free > 0) & (free < pages)]
     times_free = np.bincount(inside, minlength=pages)

@@ -1,4 +1,4 @@
-"""Turns a census that does not add up into a Finding with owners. Runs only then."""
+"""Turns a census that does not add up into a Finding that names owners. Runs only then."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def describe(
             step=ledger.recorder.step,
             request=worst.owner,
         ),
-        expected="each page is free, held by the prefix cache, or owned by a live request; once",
+        expected="each page is once in the free list, or held by the prefix cache or a request",
         got=f"{what} {words}: {_list(pages)}",
-        owner=f"page {first}: {worst.last or 'nothing is known of it'}",
+        owner=f"page {first}: {worst.last or 'nothing is known about it'}",
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
         cause=_cause(kind, worst),
         reference=REFERENCES[kind],
@@ -70,7 +70,7 @@ def describe(
 def describe_rows(
     live: list[Any], released: Released, ledger: Ledger
 ) -> tuple[Finding, tuple[Holding, ...]]:
-    """Requests that still hold a row although the server is idle."""
+    """The finding about requests that still hold a row although the server is idle."""
     holdings = tuple(
         Holding(
             pool="req_to_token",
@@ -84,12 +84,14 @@ def describe_rows(
         for r in live
     )
     rids = ", ".join(str(r.rid) for r in live[:NAMED])
+    count = len(live)
+    who = "1 request still holds" if count == 1 else f"{count} requests still hold"
     finding = Finding(
         check="pool-leak",
         kind="row",
         site="scheduler.on_idle",
-        headline=f"g4debug: pool-leak at idle: {len(live)} requests still hold a row of "
-        f"req_to_token, and their pages (request {live[0].rid})",
+        headline=f"g4debug: pool-leak at idle: {who} a row of req_to_token, with its pages "
+        f"(request {live[0].rid})",
         location=Location(
             process="scheduler",
             pid=os.getpid(),
@@ -97,8 +99,8 @@ def describe_rows(
             step=ledger.recorder.step,
             request=str(live[0].rid),
         ),
-        expected="an idle server has given all rows back",
-        got=f"rows of {rids}",
+        expected="all rows are given back when the server is idle",
+        got=f"rows of these requests: {rids}",
         cause="release_kv_cache was not called, or did not reach ReqToTokenPool.free",
         reference=REFERENCES["row"],
         next_command="g4debug show --all <this dump>",
@@ -107,13 +109,13 @@ def describe_rows(
 
 
 def _worst(census: Census) -> tuple[Kind, Pages, str]:
-    """Kind, pages and words of the worst part: what corrupts comes before what is lost."""
+    """Kind, pages and words of the worst part. What corrupts KV is worse than what is lost."""
     if len(census.double):
         return "double", census.double, "free and in use at once"
     if len(census.repeated):
         return "repeated", census.repeated, "in the free list more than once"
     if len(census.outside):
-        return "outside", census.outside, "in the free list and do not exist"
+        return "outside", census.outside, "in the free list, although the pool has no such page"
     return "leaked", census.leaked, "neither free, cached nor owned"
 
 
@@ -125,7 +127,7 @@ def _by_owner(
     released: Released,
     ledger: Ledger,
 ) -> list[Holding]:
-    """One Holding per last owner, the one with most pages first."""
+    """One Holding for each last owner. The one with the most pages comes first."""
     groups: dict[str, list[int]] = {}
     for page in pages.tolist():
         owner = ledger.owner(pool, page)
@@ -150,26 +152,26 @@ def _by_owner(
 
 
 def _due(owner: str, live: set[str], released: Released) -> str:
-    """What should have given the pages back, as far as it is known."""
+    """What should have given the pages back, as far as that is known."""
     if not owner:
         return ""
     if owner in live:
-        return f"what took the page out of the row of {owner}, which is live"
+        return f"whatever removed the page from the row of request {owner}, which is still live"
     if owner in released:
         step, inserted = released[owner]
-        how = "into the prefix cache or free" if inserted else "free"
-        return f"release_kv_cache in step {step}: {how}"
-    return "release_kv_cache of the request, which was not seen"
+        how = "the prefix cache or the free list" if inserted else "the free list"
+        return f"release_kv_cache in step {step}, into {how}"
+    return "release_kv_cache of the request; no call of it was seen"
 
 
 def _cause(kind: str, holding: Holding) -> str:
     if kind == "leaked":
         return f"should have been freed by: {holding.due}" if holding.due else ""
     if kind == "double":
-        return "freed while somebody still uses it: its next owner and the old one share KV"
+        return "freed while somebody still uses it; the next owner will overwrite the old one's KV"
     if kind == "repeated":
-        return "freed twice: two requests will be given the same page"
-    return "an index that is no page was freed"
+        return "freed twice; two requests will be given the same page"
+    return "an index that is no page of this pool was freed"
 
 
 def _list(pages: Pages) -> str:

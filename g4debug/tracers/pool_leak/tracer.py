@@ -1,9 +1,10 @@
 """pool-leak: every KV page is free, held by the prefix cache, or owned by a live request.
 
-Counts pages at idle, before SGLang's own leak check does, and every ``G4DEBUG_LEAK_STEPS``
-busy steps, from SGLang's real structures: the allocators' free lists, the tree's nodes and
-the rows of live requests. The page ledger adds what SGLang's check lacks: whose page it was,
-and what should have given it back. Cost is O(pool) per census, nothing in between.
+The tracer counts all pages when the server becomes idle, before SGLang's own leak check does, and
+after every ``G4DEBUG_LEAK_STEPS`` busy steps. It counts in SGLang's own structures: the allocators'
+free lists, the nodes of the prefix cache, and the rows of live requests. The page ledger adds what
+SGLang's check does not know: whose page it was, and what should have given it back. A count costs
+O(pages of the pools). Between two counts there is next to no cost.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ from g4debug.tracers.pool_leak.check import Census, Pages, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
 logger = logging.getLogger("g4debug")
-# Prefix caches whose holdings are known; a subclass may hold pages elsewhere (host memory).
+# The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
-REMEMBERED = 4096  # released requests
+REMEMBERED = 4096  # requests whose release is remembered
 
 
 class PoolLeakTracer:
     def __init__(self, context: Context) -> None:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
-        # rid -> (step, is_insert) of release_kv_cache, latest last
+        # rid -> (step, is_insert) of its release_kv_cache, the latest last
         self.released: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         self.censuses = 0
-        self._last_step = 0  # of the last census
-        self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported
+        self._last_step = 0  # the step of the last census
+        self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
     def install(self) -> None:
@@ -62,7 +63,7 @@ class PoolLeakTracer:
         return result
 
     def check(self, scheduler: Any, idle: bool) -> None:
-        """Count all pages; report those that are not where they must be."""
+        """Count all pages, and report those that are wrong."""
         self._last_step = self.context.recorder.step
         if not self._is_usable(scheduler):
             return
@@ -77,9 +78,9 @@ class PoolLeakTracer:
             self._report_rows(live)
 
     def live_requests(self) -> list[Any]:
-        """Requests that hold a row of req_to_token."""
+        """The requests that hold a row of req_to_token. Of a session, that is the one that runs."""
         known = list(self.ledger.requests.values())
-        return [r for r in known if r.req_pool_idx is not None and r.session is None]
+        return [r for r in known if r.req_pool_idx is not None]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         named = (census.leaked, census.double, census.repeated, census.outside)
@@ -91,7 +92,7 @@ class PoolLeakTracer:
         self.context.trap.report(finding, Evidence(holdings=holdings, events=events))
 
     def _report_rows(self, live: list[Any]) -> None:
-        """At idle no request may hold a row: its pages look owned, and are lost."""
+        """On an idle server no request may hold a row: its pages look owned, but are lost."""
         rows = {("row", int(r.req_pool_idx)) for r in live}
         if rows <= self._told:
             return
@@ -100,7 +101,7 @@ class PoolLeakTracer:
         self.context.trap.report(finding, Evidence(holdings=holdings))
 
     def _is_usable(self, scheduler: Any) -> bool:
-        """Whether every holder of pages in this server is one that is known here."""
+        """True if everything that can hold pages in this server is known here."""
         if self._usable is None:
             name = type(scheduler.tree_cache).__name__
             topk = scheduler.server_args.speculative_eagle_topk or 1
@@ -119,12 +120,12 @@ class PoolLeakTracer:
 def holders(scheduler: Any, live: list[Any]) -> list[tuple[str, int, Pages, Pages]]:
     """(pool, pages, free pages, owned pages) of each pool, from SGLang's own structures.
 
-    live: requests that hold a row. Waits for the device: this is for a census only.
+    live: the requests that hold a row. This waits for the device, so it is for a census only.
     """
     allocator = scheduler.token_to_kv_pool_allocator
     page_size = int(allocator.page_size)
     tokens = [*cached(scheduler.tree_cache), *rows(scheduler, live, page_size)]
-    if not allocator.is_not_in_free_group:  # freed, but not given back yet: no leak
+    if not allocator.is_not_in_free_group:  # freed, but not given back yet, is no leak
         tokens += [_host(t) for t in allocator.free_group]
     owned = np.unique(np.concatenate([np.empty(0, np.int64), *tokens]) // page_size)
     full = getattr(allocator, "full_attn_allocator", allocator)
@@ -138,7 +139,7 @@ def holders(scheduler: Any, live: list[Any]) -> list[tuple[str, int, Pages, Page
 
 
 def cached(tree_cache: Any) -> list[Pages]:
-    """Token indices that the nodes of the prefix cache hold; a chunk cache holds none."""
+    """The token indices that the nodes of the prefix cache hold. A chunk cache holds none."""
     root = getattr(tree_cache, "root_node", None)
     found, stack = [], list(root.children.values()) if root is not None else []
     while stack:
@@ -154,7 +155,7 @@ def cached(tree_cache: Any) -> list[Pages]:
 
 
 def rows(scheduler: Any, live: list[Any], page_size: int) -> list[Pages]:
-    """Token indices in the rows of live requests, up to what is allocated for them."""
+    """The token indices in the rows of live requests, as far as they are allocated."""
     table = scheduler.req_to_token_pool.req_to_token
     return [
         _host(

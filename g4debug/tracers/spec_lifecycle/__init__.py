@@ -1,1 +1,1 @@
-"""spec-lifecycle: batch.spec_info is what the next hand-over needs, and counts add up."""
+"""spec-lifecycle: finds wrong state between draft and verify."""

@@ -1,29 +1,30 @@
-"""The scheduler's side of spec-lifecycle: ``merge_batch`` and ``filter_batch``."""
+"""Checks ``spec_info`` where the scheduler changes a batch: ``merge_batch``, ``filter_batch``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, check_state
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.state import Custody, rows_of, state_of
-
-DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
+from g4debug.tracers.spec_lifecycle.spec_info import check_draft_input, is_ours, state_of
 
 
 class SpecBatches:
-    """``types_only``: speculative decoding v2, whose draft input has no rows of its own.
+    """Hooks on ``merge_batch`` and ``filter_batch``.
 
-    A state that fix spec-batch-guards repairs is a finding all the same: something else went
-    wrong before, and the guards only say so in the log.
+    ``types_only``: this is speculative decoding v2, whose draft input has no rows of its own.
+
+    A state that fix spec-batch-guards repairs is a finding nevertheless, because something else
+    must have gone wrong before. The fix only mentions it in the log.
     """
 
     def __init__(self, log: SpecLog, custody: Custody) -> None:
         self.log = log
         self.custody = custody
         self.types_only = False
-        self._merging = ""  # state before the merge that runs
-        self._filtering = ("", 0)  # state and requests before the filter that runs
+        self._merging = ""  # the state before the current merge
+        self._filtering = ("", 0)  # the state and number of requests before the current filter
 
     def before_merge(self, batch: Any, other: Any) -> None:
         if not is_ours(batch):
@@ -62,7 +63,7 @@ class SpecBatches:
         else:
             live = bool(keep_indices)
         if live:
-            # Nothing to filter is no fault: a batch that has not run yet has none.
+            # No spec_info is no violation here: a batch that has not run yet has none.
             violation = check_state(state_of(spec), type(spec).__name__, (DRAFT, IDLE))
             self.log.judge("batch.filter", batch, violation or self.custody.check_held(spec))
 
@@ -75,19 +76,7 @@ class SpecBatches:
             self.custody.hold(spec)
             self.log.judge("batch.filter", batch, check_draft_input(self.custody, spec, requests))
         if had != requests:
-            self.log.note("filter", before, state, requests, f"{had - requests} of {had} left")
+            self.log.note(
+                "filter", before, state, requests, f"{had - requests} of {had} requests removed"
+            )
         return result
-
-
-def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
-    """One row for each of ``requests``, and the hidden states that it was handed over with."""
-    wanted = dict.fromkeys(DRAFT_FIELDS, requests)
-    if getattr(spec, "hidden_states", None) is not None:
-        wanted["hidden_states"] = requests
-    return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
-
-
-def is_ours(holder: Any) -> bool:
-    """True for a scheduler or batch of FROZEN_KV_MTP."""
-    algorithm = getattr(holder, "spec_algorithm", None)
-    return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())

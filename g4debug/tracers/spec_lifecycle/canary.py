@@ -1,7 +1,7 @@
-"""Proof that the spec-lifecycle tracer bites: a real fault in a speculative step that is made up.
+"""Proves that the spec-lifecycle tracer works: it must catch a fault in an invented step.
 
-The tracer, the fault, the trap and the dump are the real ones; the worker, the batch, its
-requests and the ``spec_info`` objects are stand-ins. No SGLang is needed, and no server is touched.
+The tracer, the fault, the trap and the dump are the real ones. The worker, the batch, its requests
+and the ``spec_info`` objects are stand-ins. No SGLang is needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from g4debug.trapping.trap import Trap, TrapError
 
 FAULT = verify_input_left.FAULT.id
 LENGTHS = (130, 1, 512)
-ACCEPTED = (1, 4, 2)  # tokens, with the bonus token
+ACCEPTED = (1, 4, 2)  # accepted tokens of each request, including the bonus token
 STEPS, HIDDEN = 3, 8
 
 
 class _Spec(SimpleNamespace):
-    """Known to the tracer by the names of its subclasses, which are SGLang's."""
+    """The tracer knows the subclasses by their names, which are SGLang's."""
 
 
 class FrozenKVMTPDraftInput(_Spec):
@@ -69,7 +69,7 @@ def fire(folder: Path, device: torch.device) -> str:
 
 
 def _batch(device: torch.device) -> Any:
-    """A ScheduleBatch after its prefill, as far as the tracer looks."""
+    """A ScheduleBatch after its prefill, with the fields that the tracer reads."""
     reqs = [
         SimpleNamespace(
             rid=f"canary-{i}",
@@ -104,7 +104,7 @@ def _draft_input(device: torch.device) -> Any:
 def _step(
     tracer: SpecLifecycleTracer, batch: Any, device: torch.device, injection: Injection | None
 ) -> TrapError | None:
-    """One decode step, with what SGLang's worker does to the batch between the hand-overs."""
+    """One decode step: the hand-overs, and what SGLang's worker does to the batch in between."""
     worker = SimpleNamespace(topk=1, speculative_num_steps=STEPS)
     n, tokens = len(LENGTHS), sum(ACCEPTED)
     try:
@@ -152,11 +152,13 @@ def _step(
 def _read_back(error: TrapError) -> str:
     """Compare the finding and its dump with what was done."""
     if error.path is None:
-        raise CanaryError(f"found, but not dumped: {error.problem}")
+        raise CanaryError(f"it was found, but not dumped: {error.problem}")
     record = reading.read(error.path)
     if record.finding.kind != "verify-input-left":
-        raise CanaryError(f"found something else: {record.finding.headline}")
+        raise CanaryError(f"something else was found: {record.finding.headline}")
     last = record.transitions[-1] if record.transitions else None
     if last is None or last.ok or (last.site, last.after) != ("end", "verify-input"):
-        raise CanaryError("found, but the dump's history does not end in the broken hand-over")
-    return f"found the verify input that was left, {len(record.transitions)} hand-overs read back"
+        raise CanaryError(
+            "it was found, but the dump's history does not end with the wrong hand-over"
+        )
+    return f"found the verify input that was left; {len(record.transitions)} hand-overs read back"

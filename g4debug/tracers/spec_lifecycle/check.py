@@ -1,8 +1,9 @@
-"""The invariants of speculative decoding's hand-overs, on plain values.
+"""What must hold at the hand-overs of speculative decoding, on plain values.
 
-``batch.spec_info`` is a typestate: nothing, draft input, verify input, draft-extend input,
-draft input again. One verify accepts 1..draft tokens for each request (the bonus token is
-always accepted), and everything that counts tokens goes forward by exactly that many, once.
+``batch.spec_info`` goes through these states: nothing, draft input, verify input, draft-extend
+input, and draft input again. A verify accepts for each request at least the bonus token, and at
+most one token more than there are draft steps. Everything that counts tokens must go forward by
+exactly that many, once.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong. ``row``: position in the batch, -1 if it is about the whole batch."""
+    """What is wrong. ``row``: the position in the batch, -1 if the whole batch is concerned."""
 
     kind: Kind
     expected: str
     got: str
     row: int = -1
-    what: str = ""  # the field in question, '' if none
+    what: str = ""  # the field that is wrong, '' if it is none
 
 
 def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation | None:
-    """``state`` of an object of type ``type_name`` must be one of ``allowed``."""
+    """A ``spec_info`` must be in one of the ``allowed`` states. ``type_name``: its type."""
     if state in allowed:
         return None
     kinds: dict[str, Kind] = {IDLE: "spec-info-dropped", VERIFY: "verify-input-left"}
@@ -49,7 +50,7 @@ def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation
 
 
 def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Violation | None:
-    """Length of each tensor's first dimension, by field; fields that are not there are -1."""
+    """Each field must have as many rows as wanted. -1 stands for a field that is None."""
     for name, want in wanted.items():
         have = rows.get(name, want)
         if have != want:
@@ -59,10 +60,10 @@ def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Violation 
 
 
 def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Violation | None:
-    """Accepted drafts of each request, without the bonus token: 0..``steps``."""
+    """Each request must have 0..``steps`` accepted drafts; the bonus token is not among them."""
     if len(correct) != requests:
         got = f"accept lengths of {len(correct)} requests"
-        return Violation("accept-length", f"one accept length for each of {requests}", got)
+        return Violation("accept-length", f"accept lengths of {requests} requests", got)
     if correct and (min(correct) < 0 or max(correct) > steps):
         row = next(i for i, n in enumerate(correct) if not 0 <= n <= steps)
         return Violation(
@@ -78,12 +79,12 @@ def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Violati
 def check_counts(
     kind: Kind, what: str, expected: Sequence[int], got: Sequence[int]
 ) -> Violation | None:
-    """One number for each request; they must be the same."""
+    """Two lists with one number for each request must be equal."""
     if expected == got or list(expected) == list(got):
         return None
     if len(expected) != len(got):
         return Violation(
-            kind, f"{what} of {len(expected)} requests", f"of {len(got)} requests", what=what
+            kind, f"{what} of {len(expected)} requests", f"{what} of {len(got)} requests", what=what
         )
     row = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
     off = got[row] - expected[row]

@@ -1,38 +1,46 @@
-"""What SGLang counts of each request in a speculative step, followed on the host."""
+"""Follows what SGLang counts for each request in a speculative step.
+
+:class:`Counting` follows the counters on the host, :class:`DeviceLengths` the lengths on the
+device.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import Violation, check_advance
+import torch
+
+from g4debug.tracers.spec_lifecycle.check import Violation, check_advance, check_counts
 
 NAMES = ("output_ids", "kv_committed_len", "spec_verify_ct")
 Counts = tuple[list[int], list[int], list[int]]
 
 
 class Counting:
-    """From the start of a verify until the output of its step is sent."""
+    """Watches the counters from the start of a verify until the output of its step is sent."""
 
     def __init__(self) -> None:
-        self._before: tuple[Counts, list[int]] | None = None  # as the verify finds them
-        self._rids: list[str] = []  # of the requests whose output was not sent yet
-        self._after: Counts = ([], [], [])  # as the verify leaves them
+        self._before: tuple[Counts, list[int]] | None = None  # before the verify
+        self._rids: list[str] = []  # the requests whose output was not sent yet
+        self._after: Counts = ([], [], [])  # after the verify
 
     def begin(self, batch: Any) -> None:
         """``batch``: a ScheduleBatch that is about to be verified."""
         self._before = (_counts(batch.reqs), batch.seq_lens_cpu.tolist())
 
     def cancel(self) -> None:
+        """Forget a verify that was begun."""
         self._before = None
 
     @property
     def begun(self) -> bool:
+        """True between :meth:`begin` and the next :meth:`cancel`."""
         return self._before is not None
 
     def check_verify(
         self, worker: Any, batch: Any, correct: list[int], live: list[int]
     ) -> Violation | None:
-        """Everything went forward by what was accepted. ``live``: rows that go on."""
+        """All counters must have gone forward by what was accepted. ``live``: rows that go on."""
         assert self._before is not None
         before, lens = self._before
         after, lens_after = _counts(batch.reqs), batch.seq_lens_cpu.tolist()
@@ -43,13 +51,13 @@ class Counting:
             violation = check_advance("bookkeeping", name, old, new, steps)
             if violation is not None:
                 return violation
-        if worker.topk > 1:  # there SGLang does not advance the lengths of what finished
+        if worker.topk > 1:  # then SGLang does not advance the lengths of finished requests
             lens, lens_after = [lens[i] for i in live], [lens_after[i] for i in live]
             by = [by[i] for i in live]
         return check_advance("seq-len", "seq_lens_cpu", lens, lens_after, by)
 
     def check_since(self, reqs: Any) -> Violation | None:
-        """Nobody has counted anything again since the verify."""
+        """Nothing may have been counted again since the verify."""
         if not self._rids:
             return None
         now = _counts(reqs)
@@ -65,6 +73,7 @@ class Counting:
         return None
 
     def sent(self) -> None:
+        """The output was sent, so nothing is watched until the next verify."""
         self._rids = []
 
 
@@ -74,3 +83,44 @@ def _counts(reqs: Any) -> Counts:
         [r.kv_committed_len for r in reqs],
         [r.spec_verify_ct for r in reqs],
     )
+
+
+class DeviceLengths:
+    """Compares ``batch.seq_lens`` on the device with the host's copy, without waiting for it.
+
+    A copy to pinned memory is started before the draft, and looked at after the verify, which has
+    waited for the same stream anyway. On a CPU the two are compared at once.
+    """
+
+    def __init__(self) -> None:
+        self._pinned: torch.Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+        self._expected: list[int] | None = None
+
+    def start(self, seq_lens: torch.Tensor, expected: list[int]) -> Violation | None:
+        """Start to compare. seq_lens: integer [requests]. expected: the lengths on the host."""
+        if not seq_lens.is_cuda:
+            return _compare(expected, seq_lens.tolist())
+        if self._expected is not None:
+            return None  # nobody has looked at the last copy, which may still be running
+        size = seq_lens.shape[0]
+        if self._pinned is None or self._pinned.shape[0] < size or self._event is None:
+            self._pinned = torch.empty(max(1024, 2 * size), dtype=torch.int64, pin_memory=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._pinned[:size].copy_(seq_lens, non_blocking=True)
+        self._event.record()
+        self._expected = expected
+        return None
+
+    def look(self) -> Violation | None:
+        """The result of the last :meth:`start`, if it has arrived."""
+        if self._expected is None or self._pinned is None or self._event is None:
+            return None
+        if not self._event.query():  # type: ignore[no-untyped-call]
+            return None
+        expected, self._expected = self._expected, None
+        return _compare(expected, self._pinned[: len(expected)].tolist())
+
+
+def _compare(expected: list[int], got: list[int]) -> Violation | None:
+    return check_counts("seq-len", "seq_lens on the device", expected, got)

@@ -1,21 +1,41 @@
-"""The spec-lifecycle tracer's record of hand-overs, and how a broken one gets reported."""
+"""Keeps the last hand-overs of ``batch.spec_info``, and reports one that is wrong."""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import Any
 
 from g4debug.findings.record import Evidence, Transition
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.report import HandOver, Left, describe
-from g4debug.tracers.spec_lifecycle.state import History, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
+HISTORY = 32  # hand-overs that are remembered
 _LABELS = {"worker.seed_step": "seed", "worker.forward": "end"}
 _MOST_LEFT = 64
 
 
+class History:
+    """The last hand-overs of all batches in this process."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, str, str, str, int, str]] = deque(maxlen=HISTORY)
+
+    def add(
+        self, step: int, site: str, before: str, after: str, requests: int, note: str = ""
+    ) -> None:
+        self._seen.append((step, site, before, after, requests, note))
+
+    def transitions(self, *last: Transition) -> tuple[Transition, ...]:
+        """The hand-overs, oldest first, and then ``last``."""
+        return (*(Transition(*seen) for seen in self._seen), *last)
+
+
 class SpecLog:
+    """``repairing``: fix spec-batch-guards is in force."""
+
     def __init__(self, context: Context, repairing: bool) -> None:
         self.context = context
         self.repairing = repairing
@@ -23,11 +43,11 @@ class SpecLog:
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
     def note(self, site: str, before: str, after: str, requests: int, note: str = "") -> None:
-        """One hand-over, as it went."""
+        """Note one hand-over that went well."""
         self.history.add(self.context.recorder.step, site, before, after, requests, note)
 
     def leave(self, spec: Any, requests: int, live: int) -> None:
-        """A forward ended with ``spec`` on the batch, which is no draft input."""
+        """Note that a forward ended with ``spec`` on the batch, which is not a draft input."""
         if len(self._left) >= _MOST_LEFT:
             self._left = {k: v for k, v in self._left.items() if v[0]() is not None}
         left = Left(self.context.recorder.step, requests, live)
@@ -41,7 +61,7 @@ class SpecLog:
         rids: list[str] | None = None,
         note: str = "",
     ) -> None:
-        """Report ``violation``, if there is one; raises TrapError in raise mode."""
+        """Report ``violation``, if there is one. Raises TrapError in raise mode."""
         if violation is None:
             return
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))

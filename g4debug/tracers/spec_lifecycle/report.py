@@ -1,4 +1,4 @@
-"""Turns a broken hand-over of ``batch.spec_info`` into a Finding. Runs only after one was seen."""
+"""Turns a wrong hand-over of ``batch.spec_info`` into a Finding. Runs only if there is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 
 LAUNCH = "<your launch command>"
 GUARDS = "fix spec-batch-guards (seed PR #22); "
-_EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells a graph's static buffers from SGLang's own code
+_EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to do with it
 _LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
 _STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
 REFERENCES: dict[Kind, str] = {
@@ -34,7 +34,7 @@ class Left:
 
     step: int
     requests: int
-    live: int  # of them, those that had not finished
+    live: int  # how many of them had not finished
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class HandOver:
     """Where a violation was seen."""
 
     site: str  # "batch.merge"
-    label: str  # as in the history: "merge"
+    label: str  # its name in the history: "merge"
     batch: Any
     rids: tuple[str, ...]
-    left: Left | None = None  # how the verify input in question came to stay
+    left: Left | None = None  # when the verify input was left behind, if it was
     repairing: bool = False  # fix spec-batch-guards is in force
 
 
@@ -58,11 +58,11 @@ _RUNNERS = {
 
 
 def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
-    """The finding; reads nothing but host memory."""
+    """The finding. Reads nothing but host memory."""
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
     cause, fix, command = _explain(violation, at)
-    about = f" of request {rid} (row {violation.row})" if rid else ""
+    about = f" for request {rid} (row {violation.row})" if rid else ""
     says = _SAYS[violation.kind](violation, about)
     return Finding(
         check="spec-lifecycle",
@@ -88,22 +88,23 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
 
 
 def _off(p: Violation, about: str) -> str:
-    return f"{p.got}{about}, should be {p.expected.rpartition(' ')[2]}"
+    expected = p.expected.rpartition(" = ")[2].removeprefix("an accept length of ")
+    return f"{p.got}{about}, should be {expected}"
 
 
 def _state(p: Violation, about: str) -> str:
-    return f"batch.spec_info is {_article(p.got)}, not a {p.expected}"
+    return f"batch.spec_info is {_article(p.got)}, not {_article(p.expected)}"
 
 
 def _article(what: str) -> str:
-    return what if what == "None" or what.startswith("another") else f"a {what}"
+    return what if what == "None" or what.startswith(("another", "the ")) else f"a {what}"
 
 
 _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "verify-input-left": _state,
     "spec-info-dropped": _state,
     "wrong-type": _state,
-    "wrong-shape": lambda p, about: f"{p.got} for {p.expected.removesuffix(' rows')} requests",
+    "wrong-shape": lambda p, about: f"{p.got}, should have {p.expected}",
     "accept-length": _off,
     "seq-len": _off,
     "bookkeeping": _off,
@@ -112,42 +113,42 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
 
 
 def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
-    """Likely cause; the fix that matches, in front of the entry of TRIAGE.md; next command."""
+    """(likely cause, the fix that matches, as a prefix of the reference, next command)."""
     if at.left is not None and at.left.live == 0:
         return (
             f"every request of the batch ({at.left.requests}) finished in the verify of step "
-            f"{at.left.step}; the worker puts a draft input in the verify input's place only if "
-            "a request goes on, and nothing filtered the batch since: a waiting request was "
-            "prefilled first. SGLang's next line is an AttributeError in merge_batch",
+            f"{at.left.step}; the worker replaces the verify input by a draft input only if a "
+            "request goes on, and the batch was not filtered since then, because a waiting request "
+            "was prefilled first. SGLang's next line would be an AttributeError in merge_batch",
             "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
     if violation.kind == "spec-info-dropped":
-        # The guards repair this at a merge only: a batch without draft state may not have run yet.
+        # The fix repairs this at a merge only, because a batch without it may not have run yet.
         return (
-            "SGLang sets spec_info of a running batch in the worker only: a fix, a plugin or an "
-            "error path replaced it by None. SGLang's next line is an assertion in draft",
+            "only SGLang's worker sets spec_info of a running batch, so a fix, a plugin or an "
+            "error path replaced it by None. SGLang's next line would be an assertion in draft",
             "",
             "g4debug doctor",
         )
     if violation.kind in _STATE:
         where = f" in step {at.left.step}" if at.left is not None else ""
-        # In force, the guards repair such a batch, and serving could go on.
+        # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
         command = (
             f"G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
             if at.repairing
             else f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
         )
         return (
-            f"{_STATE[violation.kind]}{where}; the path above ends where it went wrong",
+            f"{_STATE[violation.kind]}{where}; the history of spec_info ends where it went wrong",
             GUARDS,
             command,
         )
     if violation.kind == "bookkeeping":
         return (
-            f"{violation.what} is advanced by the v1 verify (eagle_info.py) and by the v2 result "
-            "processing (scheduler_output_processor_mixin.py): it must be exactly one of them, "
-            "once a step",
+            f"both the v1 verify (eagle_info.py) and the v2 result processing "
+            f"(scheduler_output_processor_mixin.py) can advance {violation.what}; exactly one of "
+            "them must do so, once in each step",
             "seed PR #24 (double bookkeeping); ",
             f"{LAUNCH} --disable-overlap-schedule",
         )
@@ -155,17 +156,17 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
 
 
 _STATE: dict[Kind, str] = {
-    "verify-input-left": "the worker's forward ended with requests that go on and its verify input "
-    "still on the batch: the seed step did not run, or its draft input was overwritten",
-    "wrong-type": "an object of another stage took the place of the one that belongs here",
-    "wrong-shape": "rows of the draft state were lost, kept or merged twice: filter_batch and "
-    "merge_batch cut by position, so a request would go on from another one's token",
+    "verify-input-left": "the worker's forward ended with its verify input still on the batch, "
+    "although requests go on: the seed step did not run, or its draft input was overwritten",
+    "wrong-type": "an object of another stage was put in the place of the one that belongs here",
+    "wrong-shape": "rows of the draft state were lost, left over, or merged twice; filter_batch "
+    "and merge_batch work by position, so a request would go on from another one's token",
 }
 _CAUSES: dict[Kind, str] = {
-    "accept-length": "the verify counted wrongly what the target accepts: the walk through the "
-    "draft tree always takes the bonus token and never more than the tree's depth",
-    "seq-len": "the length moved apart from the tokens whose KV is committed: the next allocation, "
-    "position and page table are built from it",
-    "stale-hidden-state": "the draft would go on from hidden states of another step: the output "
-    "stays right, since verify decides on each token, but accept length falls",
+    "accept-length": "the verify miscounted the tokens that the target accepts: the bonus token is "
+    "always accepted, and never more draft tokens than there are draft steps",
+    "seq-len": "the length differs from the number of tokens whose KV is committed; the next "
+    "allocation, the positions and the page table are built from it",
+    "stale-hidden-state": "the draft would go on from hidden states of another step; the output "
+    "stays right, because the verify decides on each token, but the accept length falls",
 }

@@ -1,14 +1,14 @@
-"""spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and counts add up.
+"""spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and tokens count once.
 
-Follows FROZEN_KV_MTP's v1 worker through draft, verify, seed step, extend-after-decode and the
-end of ``forward_batch_generation``, and the scheduler through ``merge_batch`` and
-``filter_batch``. Looks at types, shapes, object identity and the counters that SGLang has on
-the host anyway: no read of the device, no sync. From SGLang 0.5.14 on the v1 worker is gone;
-there only the type at merge and filter is checked, and the log says so.
+The tracer follows FROZEN_KV_MTP's v1 worker through draft, verify, extend-after-decode, seed step
+and the end of ``forward_batch_generation``, and the scheduler through ``merge_batch`` and
+``filter_batch``. It looks at types, shapes, object identity, and the counters that SGLang has on
+the host anyway. It never waits for the device. From SGLang 0.5.14 on, the v1 worker is gone. There
+only the type of ``spec_info`` at merge and filter is checked, and the log says so.
 
-A verify input that stays when *every* request finished is no finding where it is left: a batch
-that nothing joins is dropped with it. It is one where the batch is merged with a live one
-(seed PR #22), one line before SGLang's AttributeError.
+A verify input that stays when *every* request has finished is no finding yet: if nothing joins the
+batch, it is dropped with it. It is a finding when the batch is merged with a live one (seed PR
+#22), one line before SGLang's AttributeError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from g4debug.hooking import targets
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle.batches import SpecBatches, check_draft_input, is_ours
+from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
     EXTEND,
@@ -30,9 +30,15 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_rows,
     check_state,
 )
-from g4debug.tracers.spec_lifecycle.counts import Counting
+from g4debug.tracers.spec_lifecycle.counts import Counting, DeviceLengths
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.state import Custody, DeviceLengths, rows_of, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_draft_input,
+    is_ours,
+    rows_of,
+    state_of,
+)
 
 logger = logging.getLogger("g4debug")
 
@@ -40,16 +46,18 @@ logger = logging.getLogger("g4debug")
 class SpecLifecycleTracer:
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._seeded_from = ""  # state before the seed step that runs
+        self._seeded_from = ""  # the state before the current seed step
         repairing = "spec-batch-guards" in context.hooks.owners("batch.merge")
         self.log = SpecLog(context, repairing)
         self.counting = Counting()
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
-        self.absent: list[str] = []  # sites that this SGLang does not have
-        self._drafted: weakref.ref[Any] | None = None  # the verify input of this step's draft
-        self._extend: weakref.ref[Any] | None = None  # the draft-extend input of its verify
+        self.absent: list[str] = []  # the sites that this SGLang does not have
+        self._drafted: weakref.ref[Any] | None = (
+            None  # the verify input that this step's draft made
+        )
+        self._extend: weakref.ref[Any] | None = None  # the draft-extend input that its verify made
 
     def install(self) -> None:
         for site, before, after in (
@@ -79,8 +87,8 @@ class SpecLifecycleTracer:
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(scheduler):
             logger.warning(
-                "g4debug: spec-lifecycle is armed, but this server does not run FROZEN_KV_MTP: "
-                "there is nothing that it can check"
+                "g4debug: spec-lifecycle is armed, but this server does not run FROZEN_KV_MTP, "
+                "so there is nothing to check"
             )
         elif self.absent:
             logger.warning(
@@ -137,7 +145,9 @@ class SpecLifecycleTracer:
         spec, requests = batch.spec_info, len(batch.reqs)
         violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
         if violation is None and self._drafted is not None and self._drafted() is not spec:
-            violation = Violation("wrong-type", "verify-input of this step's draft", "another one")
+            violation = Violation(
+                "wrong-type", "the verify-input of this step's draft", "another object"
+            )
         if violation is None:
             nodes = requests * spec.draft_token_num
             fields = ("draft_token", "positions", "retrieve_index")
@@ -149,7 +159,7 @@ class SpecLifecycleTracer:
     def after_verify(self, result: Any, worker: Any, batch: Any) -> Any:
         if not self.counting.begun:
             return result
-        # 0.5.13 put the logits into the verify output.
+        # From 0.5.13 on, the logits are part of the verify output.
         output = result if hasattr(result, "draft_extend_input") else result[1]
         correct = list(output.num_correct_drafts_per_req_cpu)
         extend = output.draft_extend_input
@@ -176,7 +186,9 @@ class SpecLifecycleTracer:
         spec = batch.spec_info
         violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
         if violation is None and self._extend is not None and self._extend() is not spec:
-            violation = Violation("wrong-type", "draft-extend-input of this verify", "another one")
+            violation = Violation(
+                "wrong-type", "the draft-extend-input of this step's verify", "another object"
+            )
         self.log.judge("worker.extend_after_decode", batch, violation)
         self.log.note("extend-after-decode", VERIFY, state_of(spec), len(batch.reqs))
 
@@ -242,7 +254,7 @@ class SpecLifecycleTracer:
         return result
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
-        """Nobody gets what was counted twice."""
+        """Check before the tokens leave: nobody may get what was counted twice."""
         violation = self.counting.check_since(reqs)
         self.counting.sent()
         if violation is not None:
@@ -258,7 +270,7 @@ def _few(numbers: list[int], most: int = 8) -> str:
 
 
 def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
-    """The draft-extend input carries the requests that go on, and all their tokens."""
+    """The draft-extend input must have the requests that go on, and all their tokens."""
     if not accepted:
         return None
     violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))

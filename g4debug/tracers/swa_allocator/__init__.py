@@ -1,1 +1,1 @@
-"""swa-allocator: each page has one holder, and each full page one SWA page."""
+"""swa-allocator: finds KV pages that are handed out or freed wrongly."""

@@ -1,7 +1,7 @@
-"""Proof that the swa-allocator tracer bites: a double free on small pools that are made up.
+"""Proves that the swa-allocator tracer works: it must stop a double free in a small, invented pool.
 
-The tracer, the ledger and its hooks, the trap, the fault and the dump are the real ones; the
-allocators are stand-ins with SGLang's free lists. No SGLang is needed, no server is touched.
+The tracer, the ledger and its hooks, the trap and the dump are the real ones. The allocator is a
+stand-in with SGLang's free list. No SGLang is needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -50,16 +50,18 @@ def fire(folder: Path, device: torch.device) -> str:
         _free(hooks, pool, tokens)
     except TrapError as e:
         if e.path is None:
-            raise CanaryError(f"found, but not dumped: {e.problem}") from e
+            raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
         record = reading.read(e.path)
         page = int(tokens[0]) // PAGE_SIZE
         kinds = [event.kind for event in record.events if event.pages[0] == page]
         if record.finding.kind != "double-free" or kinds[-3:] != ["alloc", "free", "free"]:
-            raise CanaryError(f"found, but told wrong: {e.finding.headline}, {kinds}") from e
+            raise CanaryError(
+                f"it was found, but the report is wrong: {e.finding.headline}, {kinds}"
+            ) from e
         if len(pool.free_pages) != PAGES - 1:
-            raise CanaryError("found only after the free list was corrupted") from e
+            raise CanaryError("it was found only after the free list was corrupted") from e
         return f"stopped a double free of page {page}, and told its history; dump read back"
-    raise CanaryError("pages were freed twice, and it was not found")
+    raise CanaryError("pages were freed twice, but that was not found")
 
 
 def _pool(device: torch.device) -> Any:
@@ -73,7 +75,7 @@ def _pool(device: torch.device) -> Any:
 
 
 def _alloc(hooks: LedgerHooks, pool: Any, pages: int) -> torch.Tensor:
-    """As PagedTokenToKVPoolAllocator.alloc, with the ledger's hook behind it."""
+    """Allocate as PagedTokenToKVPoolAllocator.alloc does, and call the ledger's hook after it."""
     taken, pool.free_pages = pool.free_pages[:pages], pool.free_pages[pages:]
     offsets = torch.arange(PAGE_SIZE, device=taken.device)
     found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)
@@ -82,7 +84,7 @@ def _alloc(hooks: LedgerHooks, pool: Any, pages: int) -> torch.Tensor:
 
 
 def _free(hooks: LedgerHooks, pool: Any, tokens: torch.Tensor) -> None:
-    """As PagedTokenToKVPoolAllocator.free, with the ledger's hook around it."""
+    """Free as PagedTokenToKVPoolAllocator.free does, with the ledger's hook around it."""
 
     def free(pool: Any, indices: torch.Tensor) -> None:
         pool.free_pages = torch.cat((torch.unique(indices // PAGE_SIZE), pool.free_pages))

@@ -1,7 +1,8 @@
-"""The allocator's invariants: a page has one holder, and a full page one SWA page.
+"""What must hold for an allocator: a page has one holder, and a full page has one SWA page.
 
-Pure functions on arrays of page indices; cost is O(pages given). Page 0 is reserved and
-never handed out (sglang mem_cache/allocator.py, ``clear``); pages are 1..held.size-1.
+These are pure functions on arrays of page indices. They cost O(pages given). The pages of a pool
+are 1..held.size-1. Page 0 is reserved and never handed out (sglang mem_cache/allocator.py,
+``clear``).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Violation:
-    """kind: what is wrong. pages: int64 [n], the guilty ones, in the order given."""
+    """kind: what is wrong. pages: int64 [n], the bad pages, in the order given."""
 
     kind: Kind
     pages: Pages
 
 
 def check_handed_out(pages: Pages, held: Flags) -> Violation | None:
-    """Pages that an allocator hands out must be free pages of its pool, each given once.
+    """Pages that an allocator hands out must be free pages of its pool, and each only once.
 
-    pages: int64 [n]. held: bool [pages of the pool], state before.
+    pages: int64 [n]. held: bool [pages of the pool], the state before.
     """
-    if len(pages) == 1:  # a decode step, most often; whole arrays cost ten times as much
+    if len(pages) == 1:  # most often in a decode step; with arrays it would cost ten times as much
         page = int(pages[0])
         if 0 < page < len(held) and not held[page]:
             return None
@@ -54,9 +55,10 @@ def check_handed_out(pages: Pages, held: Flags) -> Violation | None:
 
 
 def check_freed(pages: Pages, held: Flags, ever: Flags) -> tuple[Violation, ...]:
-    """Pages that are given back must be held, each given back once.
+    """Pages that are given back must be held, and each is given back only once.
 
-    ever: bool [pages of the pool], handed out at least once since the process started.
+    held: bool [pages of the pool], the state before. ever: bool [pages of the pool], True for a
+    page that was handed out at least once since the process started.
     """
     outside = (pages < 0) | (pages >= len(held))
     found = []
@@ -76,9 +78,10 @@ def check_freed(pages: Pages, held: Flags, ever: Flags) -> tuple[Violation, ...]
 
 
 def check_partners(freed: Pages, expected: Pages) -> tuple[Pages, Pages]:
-    """SWA pages that go with full pages: (freed but not theirs, theirs but not freed).
+    """Compare the SWA pages that are freed with those of the full pages that are freed.
 
-    expected: int64, sorted; a -1 in it says that one is not known, and nothing is concluded.
+    expected: int64, sorted, the SWA pages of the full pages. If it has a -1, one of them is not
+    known, and nothing is concluded. Returns (freed but not expected, expected but not freed).
     """
     none = np.empty(0, dtype=np.int64)
     if len(expected) and expected[0] < 0:
@@ -89,17 +92,17 @@ def check_partners(freed: Pages, expected: Pages) -> tuple[Pages, Pages]:
 
 
 def in_window(positions: Pages, page_size: int, query: int, window: int) -> Flags:
-    """Pages that the next query token still attends to.
+    """True for the pages that the next query token still attends to.
 
-    positions: int64 [n], position of each page's first token. query: position of the next
-    query token, i.e. tokens whose KV is committed. window: tokens to the left of a query
-    token that it sees besides itself. A query at q sees q-window..q.
+    positions: int64 [n], the position of each page's first token. query: the position of the next
+    query token, which is the number of tokens whose KV is committed. window: how many tokens before
+    itself a query token sees, so a query at q sees q-window..q.
     """
     return (positions >= 0) & (positions + page_size > query - window) & (positions < query)
 
 
 def _again(pages: Pages) -> Flags:
-    """True where a page stands for the second time or later."""
+    """True where a page occurs for the second time or later."""
     again = np.ones(len(pages), dtype=np.bool_)
     again[np.unique(pages, return_index=True)[1]] = False
     return again

@@ -1,4 +1,4 @@
-"""Turns a broken invariant of the allocator into a Finding. Runs only then."""
+"""Turns a violation of the allocators into a Finding. Runs only then."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ NAMED = 8  # pages that are named one by one
 
 @dataclass(frozen=True)
 class Words:
-    what: str  # after "FULL page 7"
+    """How the report says one kind of violation."""
+
+    what: str  # comes after "FULL page 7" in the headline
     expected: str
     cause: str
 
 
 WORDS: dict[Kind, Words] = {
     "out-of-range": Words(
-        "does not exist",
+        "was {verb}, but does not exist",
         "pages 1..{last} of the {pool} pool",
-        "the allocator's free list, or what was freed into it, was corrupted before",
+        "the allocator's free list was corrupted before, or a wrong index was freed into it",
     ),
     "page-zero": Words(
         "is reserved, and was {verb}",
-        "pages 1..{last}: page 0 takes the writes of padded tokens and has no owner",
-        "a zero of an unset or cleared cell was taken for a page and freed",
+        "pages 1..{last}; page 0 takes the writes of padded tokens and has no owner",
+        "the zero of an unset or cleared cell was taken for a page and freed",
     ),
     "double-alloc": Words(
         "was handed out while it is held",
         "a free page",
-        "the page is in the free list although it is held: it was freed too early, or twice",
+        "the page was in the free list although it is held: it was freed too early, or twice",
     ),
     "double-free": Words(
         "was freed twice",
@@ -47,25 +49,25 @@ WORDS: dict[Kind, Words] = {
         "a stale or corrupted index was freed; the page would have been handed out twice",
     ),
     "use-after-free": Words(
-        "is not held, and a sequence goes on in it",
-        "the held page that has the sequence's last token",
-        "the page was freed, or its SWA page evicted, under a request that still uses it",
+        "is not held, but a sequence continues in it",
+        "the page with the sequence's last token is held",
+        "the page was freed, or its SWA page was evicted, while a request still uses it",
     ),
     "mapping-mismatch": Words(
-        "is not where full_to_swa_index_mapping says",
+        "does not match full_to_swa_index_mapping",
         "the SWA page that was handed out together with the full page",
-        "full_to_swa_index_mapping was overwritten, or written with other indices",
+        "full_to_swa_index_mapping was overwritten, or wrong indices were written into it",
     ),
     "maps-freed": Words(
-        "is free, and full_to_swa_index_mapping points to it",
-        "a mapping to held SWA pages only",
+        "is free, but full_to_swa_index_mapping points to it",
+        "a mapping that points only to SWA pages that are held",
         "SWA pages were freed without free_swa, which clears the mapping",
     ),
     "evicted-in-window": Words(
         "was evicted inside the window of request {request}",
-        "only pages that lie whole before the window",
-        "the eviction point is too far right: see swa_evicted_seqlen in _evict_swa, or the "
-        "prefix cache's SWA lock",
+        "only pages that lie completely before the window are evicted",
+        "too many tokens were evicted: look at swa_evicted_seqlen in _evict_swa, or at the prefix "
+        "cache's SWA lock",
     ),
 }
 _BOOKS = "TRIAGE.md, 'A KV page is freed twice, handed out twice, or used after it was freed'"
@@ -86,7 +88,7 @@ REFERENCES: dict[Kind, str] = {
 def describe(
     ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Violation, note: str, rid: str
 ) -> tuple[Finding, tuple[PageEvent, ...]]:
-    """The finding, and the history of the first guilty page up to this event."""
+    """The finding, and the history of the first bad page up to this event."""
     page, count = int(violation.pages[0]), len(violation.pages)
     events = (*ledger.history(pool.name, page), _about(event, page))
     words = WORDS[violation.kind]
@@ -95,7 +97,7 @@ def describe(
     facts = {"last": pool.pages - 1, "pool": pool.name, "verb": verb, "request": request}
     mode = getattr(getattr(ledger.batch, "forward_mode", None), "name", "")
     where = f" in {mode.lower().replace('_', '-')}" if mode else ""
-    by = f", by {event.caller}" if event.caller else ""
+    by = f" (called by {event.caller})" if event.caller else ""
     kind: LayerKind = "sliding" if pool.name == "swa" else "full"
     finding = Finding(
         check="swa-allocator",
@@ -148,11 +150,11 @@ def _owner(pool: PoolLedger, page: int, request: str) -> str:
         return f"page {page} is held by {owner}"
     if pool.ever[page]:
         return f"page {page} is free; it was held by {owner}"
-    return f"page {page} is free; nobody ever held it"
+    return f"page {page} is free, and nobody ever held it"
 
 
 def _site(event: PageEvent, pool: PoolLedger) -> str:
-    """The logical site of the guilty call."""
+    """The hook site of the call that did it."""
     if event.kind == "evict":
         return "swa.free_swa"
     if event.kind == "map":

@@ -1,15 +1,20 @@
-"""swa-allocator: a page has one holder, and a full page one SWA page.
+"""swa-allocator: a KV page has one holder, and a full page has one SWA page.
 
-Listens to the page ledger, which enters each event of SGLang's allocators: pages handed out
-(in range, not page 0, not held by somebody), pages that sequences go on in (held), pages taken
-back (held, given back once), the full→SWA mapping (as paired, never to a freed page), and SWA
-pages that are evicted (outside the window of the request that they belong to). A page's
-history comes from the ledger. Cost is O(pages of the event).
+The tracer listens to the page ledger, into which every event of SGLang's allocators is entered. It
+checks that
 
-On CUDA what is handed out arrives on the host a little later; a free is judged before it
-happens. In contain mode an allocator never gets a page back that it has, or that is not its
-own, and SWA pages are freed by the ledger's pairs where the mapping disagrees; everything else
-cannot be undone soundly and is reported only.
+* pages that are handed out are in range, not page 0, and held by nobody;
+* pages that a sequence continues in are held;
+* pages that are freed are held, and freed only once;
+* the full-to-SWA mapping says what the allocators handed out, and never points to a freed page;
+* SWA pages that are evicted lie outside the window of the request that they belong to.
+
+A check costs O(pages of the event). On a GPU, the indices of pages that are handed out reach the
+host a little later. A free is judged before it happens.
+
+In contain mode an allocator does not get back a page that it already has, or that is not its own.
+Where the mapping is wrong, the SWA pages are freed that were handed out with the full pages.
+Everything else cannot be undone safely, and is only reported.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from g4debug.tracers.swa_allocator.check import (
     in_window,
 )
 
-KNOWN = 4096  # requests that are remembered to have run
+KNOWN = 4096  # about so many requests that have run are remembered
 
 
 class SwaAllocatorTracer:
@@ -38,16 +43,19 @@ class SwaAllocatorTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.contain = context.settings.mode == "contain"
-        # rid -> (row, retractions) when it ran: what its row of req_to_token says is its own.
+        # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
-        self._evicting: tuple[str, int] = ("", -1)  # rid and length that _evict_swa works for
+        self._evicting: tuple[str, int] = (
+            "",
+            -1,
+        )  # the rid and the length that _evict_swa was given
 
     def install(self) -> None:
         self.ledger.listeners.append(self.listen)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("batch.evict_swa", self.before_evict_swa)
         self.context.after("batch.evict_swa", self.after_evict_swa)
-        # What was handed out in this step is judged before the step's tokens leave.
+        # Judge what was handed out in this step before the step's tokens leave the server.
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
 
@@ -74,7 +82,7 @@ class SwaAllocatorTracer:
     # --- one event -----------------------------------------------------------------------
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
-        """Judge an event. Returns the pages to free instead, if any must be left out."""
+        """Judge an event. If some pages must not be freed, returns those to free instead."""
         if event.kind in ("extend", "decode", "alloc"):
             violation = check_handed_out(pages, pool.held) if len(pages) else None
             if violation is not None:
@@ -86,7 +94,7 @@ class SwaAllocatorTracer:
         elif event.kind == "mismatch":
             self._report(pool, event, Violation("mapping-mismatch", pages))
         elif event.kind == "map" and pool.name == "swa":
-            used = pages[pages != 0]  # 0: no SWA page
+            used = pages[pages != 0]  # 0 means no SWA page
             loose = pool.not_held(used)
             if len(loose):
                 self._report(pool, event, Violation("maps-freed", loose))
@@ -97,7 +105,7 @@ class SwaAllocatorTracer:
         if expected is not None:
             foreign, lost = check_partners(pages, expected)
             if len(foreign) or len(lost):
-                note = f"belonging to the full pages: {_list(expected)}; the mapping says "
+                note = f"the full pages have the SWA pages {_list(expected)}, but the mapping says "
                 note += _list(pages)
                 bad = foreign if len(foreign) else lost
                 self._report(pool, event, Violation("mapping-mismatch", bad), note)
@@ -113,7 +121,7 @@ class SwaAllocatorTracer:
         return np.unique(inside[pool.held[inside]]) if violations and self.contain else None
 
     def _freed_unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
-        """SWA pages that are freed by themselves: no full page may map to them."""
+        """Judge SWA pages that are freed by themselves: no full page may map to them."""
         full = self.ledger.pools["full"]
         partners = pool.partner[pages]
         mapped = (partners > 0) & full.held[partners] & (full.partner[partners] == pages)
@@ -121,7 +129,7 @@ class SwaAllocatorTracer:
             self._report(pool, event, Violation("maps-freed", pages[mapped]))
 
     def _evicted(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
-        """SWA pages that go while their full pages stay: nobody may still attend to them."""
+        """Judge SWA pages that are freed while their full pages stay: no request may need them."""
         batch = self.ledger.batch
         cache = getattr(batch, "tree_cache", None)
         window = getattr(cache, "sliding_window_size", None)
@@ -140,20 +148,21 @@ class SwaAllocatorTracer:
             if len(mine):
                 first = int(pool.position[mine[0]])
                 last = first + pool.page_size - 1
-                note = f"tokens {first}..{last} of request {rid}, whose next query is token "
-                note += f"{query} and attends to {max(0, query - window)}..{query}"
+                note = f"tokens {first}..{last} of request {rid}; its next query is token {query}, "
+                note += f"which attends to {max(0, query - window)}..{query}"
                 self._report(pool, event, Violation("evicted-in-window", mine), note, rid)
 
     def _runs(self, rid: str, request: Any) -> bool:
-        """True if the request has run in the row that it has now, and is not done."""
+        """True if the request has run in the row that it has now, and is not finished."""
         if request.req_pool_idx is None or request.finished():
             return False
         return self._ran.get(rid) == (int(request.req_pool_idx), _retractions(request))
 
     def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
-        """Those that the request's row really points to. Waits for the device; rarely called:
+        """Those of ``pages`` that the request's row really points to.
 
-        the prefix cache may hold a page that was the request's before it was retracted.
+        Others may be pages that the request had before it was retracted, and that the prefix cache
+        holds now. This waits for the device, but is rarely called.
         """
         table = batch.req_to_token_pool.req_to_token
         row = int(request.req_pool_idx)
@@ -192,7 +201,7 @@ def install(context: Context) -> None:
 
 TRACER = Tracer(
     id="swa-allocator",
-    title="a KV page has one holder, and a full page one SWA page",
+    title="a KV page has one holder, and a full page has one SWA page",
     sites=(
         "batch.evict_swa",
         "scheduler.run_batch",

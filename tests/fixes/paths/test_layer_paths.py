@@ -13,6 +13,7 @@ import pytest
 import real_layer
 import torch
 
+from g4debug import plugin
 from g4debug.cpu.geometry import TINY, TINY_MOE
 from g4debug.fixes.base import Fix
 from g4debug.fixes.paths import base, fused_router, ple_tail, triple_rmsnorm
@@ -100,9 +101,20 @@ def test_a_server_that_nobody_asked_is_sglangs_own(process, arm, launches, path)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_kill_switch(process, arm, launches, path):
-    arm(**OFF)
+    assert path in owners(arm, {})
+    assert path not in owners(arm, OFF)
     run(GEOMETRY[path])
     assert not launches
+
+
+def owners(arm, switches):
+    """Who hooks anything in this SGLang."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    HookRegistry.reset()
+    arm(**switches)
+    hooks = plugin.in_force.hooks
+    return {owner for site in hooks.sites for owner in hooks.owners(site)}
 
 
 @pytest.mark.parametrize("path", PATHS)

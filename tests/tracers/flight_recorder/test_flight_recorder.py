@@ -174,7 +174,7 @@ def test_a_finding_that_was_let_pass_is_the_first_suspect(make):
     records = {r.finding.check: r for r in dumps(context)}
     assert set(records) == {"page-table", "flight-recorder"}  # beyond the budget of one
     cause = records["flight-recorder"].finding.cause
-    assert cause.startswith("a finding was let pass before, in log mode: g4debug: page 99 (")
+    assert cause.startswith("this finding did not stop the server (log mode): g4debug: page 99 (")
     assert ".pt)" in cause
 
 
@@ -273,9 +273,9 @@ def test_a_step_that_does_not_come_back(clock):
     clock.now += 2
     hang = progress.hang(10)
     assert (hang.seconds, hang.stuck) == (11, True)
-    assert hang.what == "step 1 (DECODE, 2 requests) has not come back for 11 s"
+    assert hang.what == "step 1 (DECODE, 2 requests) has not returned for 11 s"
     progress.step_ends(None)
-    after = "the event loop is stuck for 11 s, after step 1 (DECODE, 2 requests)"
+    after = "the event loop has been stuck for 11 s, after step 1 (DECODE, 2 requests)"
     assert progress.hang(10).what == after
     progress.came_round()
     assert progress.hang(10) is None
@@ -290,7 +290,7 @@ def test_requests_that_no_step_serves(clock):
         progress.came_round()
     hang = progress.hang(10)
     assert not hang.stuck
-    assert "no step began for 12 s (3 requests wait, 1 run)" in hang.what
+    assert "has begun no step for 12 s (3 requests waiting, 1 running)" in hang.what
     recorder.scheduler._engine_paused = True
     assert progress.hang(10) is None
 
@@ -309,9 +309,9 @@ def test_sigterm_dumps_a_hang_only(make, clock):
     assert f.kind == "hang"
     assert f.headline == (
         "g4debug: flight-recorder: the scheduler hangs: "
-        "the event loop is stuck for 6 s, before its first step"
+        "the event loop has been stuck for 6 s, before its first step"
     )
-    assert "none for 6 s; the main thread is in" in f.got
+    assert "no progress for 6 s; the main thread is in" in f.got
     assert "SIGTERM" in f.got
     assert f.expected.startswith("progress within 5 s (G4DEBUG_HANG_SECONDS)")
 
@@ -327,7 +327,7 @@ def test_a_hang_is_dumped_once_before_sglangs_watchdog_kills(make, clock):
         assert bool(context.settings.debug_dir.exists()) == (clock.now >= 1080)
         clock.now += 5
     (record,) = dumps(context)
-    assert "SGLang's watchdog ends the server at 100 s" in record.finding.got
+    assert "SGLang's watchdog kills the server after 100 s" in record.finding.got
 
 
 def test_the_main_threads_place_is_read_from_another_thread():

@@ -2,78 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import drive_tracers
-import psutil
 import pytest
-from real_engine import ENGINE, Process, dumps_in, side_by_side, started
-
-from g4debug.findings.record import TrapRecord
+from real_engine import ENGINE, NOHUP, TERMINAL, side_by_side
+from watched_engine import HANG, LIMIT, Run, engine
 
 pytestmark = ENGINE
-DRIVER = Path(drive_tracers.__file__)
 REPRO = Path(__file__).resolve().parents[3] / "repro"
-HANG = 2  # G4DEBUG_HANG_SECONDS
-LIMIT = 150  # seconds; an engine alone takes about 12
-SOON = 15  # what SIGTERM must not wait for takes longer; a busy machine is slow, too
-
-
-@dataclass
-class Run:
-    process: Process
-    log: Path
-    folder: Path
-
-    @property
-    def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def dumps(self) -> list[TrapRecord]:
-        return dumps_in(self.folder)
-
-    def wait_for(self, text: str, count: int = 1) -> None:
-        deadline = time.monotonic() + LIMIT
-        while self.text.count(text) < count:
-            assert self.process.poll() is None, self.text[-3000:]
-            assert time.monotonic() < deadline, self.text[-3000:]
-            time.sleep(0.2)
-
-    def scheduler(self) -> psutil.Process:
-        """Once it has its title, which it takes after it was started."""
-        deadline = time.monotonic() + LIMIT
-        while True:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            found = [c for c in children if "sglang::scheduler" in " ".join(c.cmdline())]
-            if found:
-                return found[0]
-            assert time.monotonic() < deadline, self.text[-3000:]
-            time.sleep(0.05)
-
-    def terminate_scheduler(self) -> float:
-        """SIGTERM by pid. Returns the seconds until it is gone."""
-        scheduler = self.scheduler()
-        begin = time.monotonic()
-        scheduler.send_signal(signal.SIGTERM)
-        psutil.wait_procs([scheduler], 30)
-        assert not scheduler.is_running() or scheduler.status() == psutil.STATUS_ZOMBIE
-        return time.monotonic() - begin
-
-
-@contextlib.contextmanager
-def engine(folder: Path, *command: str, **environ: str) -> Iterator[Run]:
-    environ = {
-        "G4DEBUG_TRACE": "flight-recorder",
-        "G4DEBUG_HANG_SECONDS": str(HANG),
-        **environ,
-    }
-    with started(folder, *(command or (str(DRIVER),)), **environ) as (process, log):
-        yield Run(process, log, folder)
+SOON = 100  # what SIGTERM must not wait for takes 600; a busy machine is slow, too
 
 
 def ended(folder: Path, *command: str, **environ: str) -> Run:
@@ -87,7 +25,7 @@ def runs(tmp_path_factory):
     """Those that end by themselves, two at a time."""
     folder = tmp_path_factory.mktemp("engine")
     dead = {"G4DEBUG_FAULTS": "seed=1;page-oob=1*on@mode=target_verify"}
-    crash = (str(REPRO / "_arm.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
+    crash = (str(REPRO / "_variant.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
     off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
     return side_by_side(
         dead=lambda: ended(folder / "dead", **dead),
@@ -134,13 +72,15 @@ def test_sglangs_own_crash_is_dumped_and_goes_on(runs):
     assert run.text.count(f"AttributeError: {error}") == 2  # ours and SGLang's
 
 
-def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path):
-    with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=4*off->1*on(120000)") as run:
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+def test_sigterm_to_a_hung_scheduler_leaves_a_dump_and_kills(tmp_path, ignored):
+    hang = {"G4DEBUG_FAULTS": "delayed-step=4*off->1*on(600000)"}
+    with engine(tmp_path, ignored=ignored, **hang) as run:
         run.wait_for("delayed-step #1")
         time.sleep(HANG + 0.5)
         seconds = run.terminate_scheduler()
         assert seconds < SOON
-        assert run.process.wait(30) != 0
+        assert run.process.wait(LIMIT) != 0
     (record,) = run.dumps()
     f = record.finding
     assert (f.check, f.kind) == ("flight-recorder", "hang")
@@ -158,7 +98,7 @@ def test_sigterm_to_a_healthy_scheduler_kills_at_once_and_leaves_nothing(tmp_pat
     with engine(tmp_path, G4DEBUG_FAULTS="delayed-step=50*on(400)") as run:
         run.wait_for("delayed-step #3")
         seconds = run.terminate_scheduler()
-        assert run.process.wait(30) != 0
+        assert run.process.wait(LIMIT) != 0
     assert seconds < SOON
     assert run.dumps() == []
     assert "exit code -15" in run.text

@@ -101,16 +101,21 @@ class Serving:
 
 
 @pytest.fixture
-def serving(arm, monkeypatch):
+def tracers(monkeypatch):
+    """Those that were put into this SGLang."""
     made = []
     install = KvIntegrityTracer.install
     monkeypatch.setattr(
         KvIntegrityTracer, "install", lambda self: (made.append(self), install(self))
     )
+    return made
 
+
+@pytest.fixture
+def serving(arm, tracers):
     def make(mode="raise", trace="kv-integrity"):
         folder = arm(G4DEBUG_TRACE=trace, G4DEBUG_MODE=mode)
-        (tracer,) = made
+        (tracer,) = tracers
         it = Serving(Rig(), tracer)
         it.folder = folder
         return it
@@ -149,7 +154,7 @@ def test_a_write_into_a_freed_page_is_found_when_it_is_handed_out(serving, pool)
     first = next(n for n, sliding in LAYERS.items() if sliding == (pool == "swa"))
     assert f"slot 7, K of layer {first}; {2 * len(keys)} rows" in finding.got
     assert f"freed in step {step}" in finding.expected
-    assert f"page {page} was held by a; it is b's now" in finding.owner
+    assert f"page {page} was held by a; now b holds it" in finding.owner
     record = reading.read(error.value.path)
     assert [e.kind for e in record.events][-3:] == ["extend", "free", "extend"]
     assert all(e.pages[0] == page for e in record.events)
@@ -186,7 +191,7 @@ def test_who_still_has_the_page_is_named(serving):
     it.write(it.tokens("a")[-1:])
     with pytest.raises(TrapError) as error:
         it.admit("b")
-    assert f"page {page} was held by a; it is b's now; in the row of a (column 3)" in (
+    assert f"page {page} was held by a; now b holds it; it is also in the row of a (column 3)" in (
         error.value.finding.owner
     )
 
@@ -259,8 +264,8 @@ def test_a_committed_page_that_changes_is_found(serving, pool, harm, seen):
     assert f"{pool.upper()} page {page}, K of layer {layer}, tokens 16..31 of request a" in (
         finding.headline
     )
-    assert "one buffer of one layer only" in finding.cause
-    nan = f"NaN or Inf in 1 rows, the first: slot 4, K of layer {layer}"
+    assert "only one buffer of one layer changed" in finding.cause
+    nan = f"NaN or Inf in 1 rows, the first at KV slot 4, K of layer {layer}"
     assert (nan in finding.got) == (harm is put_nan)
     assert [e.kind for e in reading.read(error.value.path).events][:1] == ["extend"]
 
@@ -277,7 +282,7 @@ def test_somebody_elses_write_into_a_live_page(serving):
     finding = error.value.finding
     assert f"FULL page {page}, K of layer 2, and 3 more of its 4 buffers" in finding.headline
     assert "somebody else wrote into the page" in finding.cause
-    assert f"it still was in step {it.recorder.step - 1}" in finding.expected
+    assert f"it still had it in step {it.recorder.step - 1}" in finding.expected
 
 
 def test_nan_in_a_page_that_is_complete(serving):
@@ -289,7 +294,7 @@ def test_nan_in_a_page_that_is_complete(serving):
     finding = error.value.finding
     assert finding.kind == "nan"
     assert finding.location.request == "a"
-    assert f"slot {PAGE - 2}: token {PAGE - 2} of request a" in finding.headline
+    assert f"KV slot {PAGE - 2}: token {PAGE - 2} of request a" in finding.headline
 
 
 def test_pages_take_turns(serving, monkeypatch):
@@ -345,6 +350,9 @@ def test_a_session_may_write_its_tail_anew(serving):
     request.session = object()
     it.decode("a", 2)
     assert not it.tracer.pools["full"].sealed.any()
+    it.admit("b", PAGE - 1)
+    it.decode("b", 2)  # the same without a session
+    assert it.tracer.pools["full"].sealed.nonzero()[0].tolist() == [it.page("b", 0)]
 
 
 def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
@@ -362,13 +370,41 @@ def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
     assert not findings(it)
 
 
-def test_a_pool_without_k_and_v(arm, caplog):
+def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
     from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
+    seen = []
+    for name in ("after_alloc", "after_free"):
+        real = getattr(KvIntegrityTracer, name)
+
+        def hook(self, *args, _name=name, _real=real):
+            seen.append(_name)
+            return _real(self, *args)
+
+        monkeypatch.setattr(KvIntegrityTracer, name, hook)
     arm(G4DEBUG_TRACE="kv-integrity")
-    allocator = PagedTokenToKVPoolAllocator(64, PAGE, torch.float32, "cpu", None, False)
-    allocator.free(allocator.alloc(2 * PAGE))
-    assert not caplog.records
+    (tracer,) = tracers
+
+    def allocate(pool):
+        seen.clear()
+        allocator = PagedTokenToKVPoolAllocator(8 * PAGE, PAGE, torch.float32, "cpu", pool, False)
+        allocator.free(allocator.alloc(2 * PAGE))
+        assert seen == ["after_alloc", "after_free"]
+        return [dict(tracer.pools), list(tracer.limits)]
+
+    with_both = MHATokenToKVPool(8 * PAGE, PAGE, torch.float32, 1, DIM, 2, "cpu", False)
+    pools, limits = allocate(with_both)
+    assert (list(pools), limits) == (["full"], [])
+    assert pools["full"].stamped.sum() == 2  # the freed ones
+    tracer.pools.clear()
+    pools, limits = allocate(None)
+    why = "NoneType has no k_buffer and v_buffer with one tensor for each layer"
+    assert (pools, limits) == ({}, [why])
+    assert not caplog.records  # no hook failed
+    args = SimpleNamespace(disable_overlap_schedule=True)
+    tracer.after_scheduler_init(None, SimpleNamespace(server_args=args))
+    assert caplog.text.count(f"checks nothing here: {why}") == 1
 
 
 def test_it_is_armed_by_its_name_only(arm):

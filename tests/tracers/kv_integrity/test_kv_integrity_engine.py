@@ -67,5 +67,5 @@ def test_every_data_fault_is_found(runs):
     what, _ = fired["kv-write-freed"]
     page, slot = re.search(r"full page (\d+) slot (\d+)", what).groups()
     freed = found("write-after-free", "full")
-    assert f"FULL page {page} was written after it was freed (slot {slot}, " in freed.headline
+    assert f"FULL page {page} was written after it was freed (KV slot {slot}, " in freed.headline
     assert not re.search(r"tracer kv-integrity failed|page ledger failed", log)

@@ -30,12 +30,12 @@ def test_the_interpreter_really_runs_the_kernel():
     assert isinstance(page_guard._page_guard_kernel, InterpretedFunction)
 
 
-def run(function, case: Case, trap: TrapBuffer, site: int) -> torch.Tensor:
+def run(function, case: Case, trap: TrapBuffer, slot: int) -> torch.Tensor:
     cells = case.table.numel()
     memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32)
     out = memory[:cells].view(case.table.shape)
     function(
-        case.table, out, case.seq_lens, case.cu_q, trap, site,
+        case.table, out, case.seq_lens, case.cu_q, trap, slot,
         case.pages, case.page_size, case.window, case.truth,
     )  # fmt: skip
     assert (memory[cells:] == POISON).all()  # nothing behind the table is written
@@ -48,7 +48,7 @@ def agrees(case: Case) -> None:
     before = case.table.clone()
     for function in (page_guard.launch, page_guard.reference):
         trap = TrapBuffer(CPU, slots=8)
-        out = run(function, case, trap, site=3)
+        out = run(function, case, trap, slot=3)
         for (row, column), value in safe.items():
             assert int(out[row, column]) == value
         if function is page_guard.launch:  # it must not touch what nobody reads
@@ -123,18 +123,18 @@ def test_the_first_finding_at_a_site_stands_until_cleared(function):
 
 
 @pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
-def test_sites_do_not_disturb_each_other(function):
+def test_slots_do_not_disturb_each_other(function):
     trap = TrapBuffer(CPU, slots=5)
-    sites = [trap.new_slot() for _ in range(3)]
-    assert sites == [1, 2, 3]
+    slots = [trap.new_slot() for _ in range(3)]
+    assert slots == [1, 2, 3]
     run(function, one_bad(99), trap, 2)
     run(function, one_bad(5), trap, 1)  # 5 is a good page
     run(function, one_bad(88), trap, 3)
     assert trap.tripped_slots() == [2, 3]
-    assert [trap.fields(s)["value"] for s in sites] == [0, 99, 88]
+    assert [trap.fields(s)["value"] for s in slots] == [0, 99, 88]
 
 
-def test_more_launches_than_sites_share_the_last_one():
+def test_more_launches_than_slots_share_the_last_one():
     trap = TrapBuffer(CPU, slots=4)
     assert [trap.new_slot() for _ in range(5)] == [1, 2, 3, 3, 3]
     run(page_guard.launch, one_bad(), trap, 3)

@@ -98,7 +98,7 @@ def test_raise_mode_stops_before_the_kernel_and_says_where(arm, mode, pool):
     page = int(token) // PAGE
     if pool == "swa":
         page = int(rig.allocator.full_to_swa_index_mapping[token]) // PAGE
-    assert error.value.finding.expected.endswith(f"for this request and column: {page}")
+    assert error.value.finding.expected.endswith(f"for this cell, page {page}")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -221,11 +221,12 @@ def test_log_mode_changes_nothing(arm, caplog):
     assert any("g4debug: page-table in target decode: full layer" in m for m in caplog.messages)
 
 
-def test_a_sound_table_reaches_the_kernel_unchanged(arm):
+def test_a_sound_table_reaches_the_kernel_unchanged(arm, guarded):
     clean = clean_outputs()
     arm(**DEBUG)
     for output, right in zip(clean_outputs(), clean, strict=True):
         assert torch.equal(output, right)
+    assert guarded  # it was looked at
 
 
 def test_a_stale_draft_is_named_as_what_it_is(arm):
@@ -244,7 +245,7 @@ def test_a_stale_draft_is_named_as_what_it_is(arm):
     assert finding.location.runner == "draft"
     assert finding.location.layer_kind == "sliding"
     assert "gets full-pool page" in finding.headline
-    assert f"its SWA pool has {320 // PAGE + 1} pages" in finding.headline
+    assert f"but its SWA pool has {320 // PAGE + 1} pages" in finding.headline
     assert full_page > 320 // PAGE  # beyond the SWA pool, and the request's own
     assert "use_sliding_window_kv_pool=False, _swa_kv_pool=None" in finding.cause
     assert "swa-state-swap" in finding.reference
@@ -312,7 +313,7 @@ def test_a_finding_that_cannot_be_described_is_not_lost(arm, monkeypatch, caplog
     def buggy(*args):
         raise KeyError("a bug in the report")
 
-    monkeypatch.setattr(page_table_report, "_rids", buggy)
+    monkeypatch.setattr(page_table_report, "read_table", buggy)
     arm(**DEBUG, G4DEBUG_MODE=mode)
     rig = Rig()
     backend, batch = prepared(rig)

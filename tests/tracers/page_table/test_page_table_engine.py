@@ -79,6 +79,7 @@ def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
 
 
 def test_the_history_of_a_page_is_in_the_dump(runs):
+    assert runs["each"].dumps
     for record in runs["each"].dumps:
         assert record.finding.history, record.finding
         assert len(record.finding.history) == len(record.events)
@@ -125,7 +126,11 @@ def test_one_dump_for_each_kind_of_finding_and_the_log_names_it(runs):
 
 
 def test_the_request_of_a_finding_is_the_one_whose_row_it_is(runs):
-    for record in [*runs["contain"].dumps, *runs["raised"].dumps]:
+    records = [*runs["contain"].dumps, *runs["raised"].dumps]
+    assert {r.finding.location.forward_mode for r in records} == {
+        "EXTEND", "DECODE", "TARGET_VERIFY"
+    }  # fmt: skip
+    for record in records:
         where = record.finding.location
         prompt = int(where.request.removeprefix("len"))
         tokens = int(record.table.seq_lens[where.row - record.table.row0])

@@ -91,12 +91,12 @@ def test_a_wrong_page_is_named_by_its_cause(rig, mode, pool, wrong, kind):
     assert finding.kind == kind
     assert (where.request, where.row, where.column) == ("b", 1, 6)
     assert where.forward_mode == mode.upper()
-    assert finding.expected.endswith(f"for this request and column: {right}")
-    assert finding.got == f"{values[wrong]} (1 bad cell)"
+    assert finding.expected.endswith(f"for this cell, page {right}")
+    assert finding.got == f"page {values[wrong]} (1 bad cell in the table)"
     assert record.table.bad.tolist() == [[1, 6, values[wrong]]]
     if wrong == "other":
         assert "gets page" in finding.headline
-        assert f"of request a, its {pool.upper()} page is {right}" in finding.headline
+        assert f"of request a, but the right {pool.upper()} page is {right}" in finding.headline
         assert "handed out to request a" in finding.owner
     about = values[wrong] if wrong in ("other", "free", "own") else right
     assert [e.pages[0] for e in record.events] == [about] * len(record.events)
@@ -131,8 +131,9 @@ def test_a_full_pool_page_in_a_swa_table(rig):
     put(backend, "swa", "b", low)
     finding, record = found(rig, backend, batch, save=False)
     assert finding.kind == "full-index-in-swa-table"
-    assert f"sliding layer 0 gets full-pool page {low}, its SWA page is {swa}" in finding.headline
-    assert "though the backend translates" in finding.cause  # not the upstream regression
+    says = f"sliding layer 0 gets full-pool page {low}, but the right SWA page is {swa}"
+    assert says in finding.headline
+    assert "although the backend translates" in finding.cause  # not the upstream regression
     assert "swa-state-swap" not in finding.reference + finding.next_command
     assert finding.location.runner == "draft"
     assert {e.pool for e in record.events} == {"full"}
@@ -144,7 +145,7 @@ def test_a_swa_page_in_the_full_table_is_no_page_of_the_request(rig):
     put(backend, "full", "b", value)
     finding, _ = found(rig, backend, batch)
     assert finding.kind in ("mismatch", "other-request", "stale")
-    assert f"its FULL page is {rig.page('b', 6)}" in finding.headline
+    assert f"the right FULL page is {rig.page('b', 6)}" in finding.headline
 
 
 @pytest.mark.parametrize("mode", ["decode", "target_verify", "extend"])
@@ -189,7 +190,7 @@ def test_a_row_that_is_too_short(rig, pool):
     setattr(metadata, name, getattr(metadata, name)[:, :6].contiguous())
     finding, record = found(rig, backend, batch)
     assert finding.kind == "row-too-short"
-    assert "reads 7 pages of a row that has 6" in finding.headline
+    assert "reads 7 pages of a row that has only 6" in finding.headline
     assert (finding.location.request, finding.location.row) == ("b", 1)
     assert len(record.table.bad) == 0
     assert record.table.columns_total == 6
@@ -229,7 +230,11 @@ def test_without_a_shadow_the_mapping_is_the_truth(rig):
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("disable_overlap_schedule", False, "--disable-overlap-schedule arms the rest"),
+        (
+            "disable_overlap_schedule",
+            False,
+            "with --disable-overlap-schedule to have everything checked",
+        ),
         ("disaggregation_mode", "decode", "disaggregated"),
         ("enable_pdmux", True, "--enable-pdmux"),
     ],

@@ -56,8 +56,8 @@ class Server:
         row.zero_()
         self.rig.req_to_token.free(other)
 
-    def admit(self, rid: str, tokens: int):
-        request = Request(rid, tokens)
+    def admit(self, rid: str, tokens: int, session: object = None):
+        request = Request(rid, tokens, session)
         self.ledger.batch = SimpleNamespace(reqs=[request])
         request.req_pool_idx = self.rig.admit(rid, tokens).req_pool_idx
         self.ledger.requests[rid] = request
@@ -75,8 +75,8 @@ class Server:
 
 
 class Request(SimpleNamespace):  # a plain namespace has no weak references to give
-    def __init__(self, rid: str, tokens: int) -> None:
-        super().__init__(rid=rid, kv_allocated_len=tokens, req_pool_idx=None, session=None)
+    def __init__(self, rid: str, tokens: int, session: object) -> None:
+        super().__init__(rid=rid, kv_allocated_len=tokens, req_pool_idx=None, session=session)
         self.finished = lambda: True
 
     __hash__ = object.__hash__
@@ -179,6 +179,19 @@ def test_a_row_that_an_idle_server_still_holds(server):
     assert error.finding.kind == "row"
     assert "request one" in str(error)
     server.check()  # told once
+
+
+def test_the_pages_of_a_session_are_its_running_requests(server):
+    one = server.admit("one", 3 * PAGE, session=SimpleNamespace(streaming=False))
+    server.check(idle=False)
+    server.rig.allocator.free(server.tokens(one)[PAGE:])
+    one.kv_allocated_len = PAGE
+    server.check(idle=False)
+    lost = int(server.tokens(one)[0]) // PAGE
+    server.release(one)
+    error = found(server, idle=False)
+    assert error.finding.kind == "leaked"
+    assert f"page {lost}, last owner one" in str(error)
 
 
 def test_when_it_counts(server):

@@ -18,7 +18,8 @@ from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import canary
-from g4debug.tracers.spec_lifecycle.state import HISTORY, Custody, History
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
+from g4debug.tracers.spec_lifecycle.log import HISTORY, History
 from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycleTracer
 from g4debug.trapping.trap import Trap, TrapError
 

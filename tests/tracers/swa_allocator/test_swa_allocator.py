@@ -197,7 +197,7 @@ def test_a_sequence_goes_on_in_a_page_that_is_free(armed, kind):
     a = rig.admit("a", PAGE + 3)
     grow(rig, a, kind)
     rig.allocator.free(tokens_of(rig, a, PAGE))
-    with pytest.raises(TrapError, match="is not held, and a sequence goes on in it") as error:
+    with pytest.raises(TrapError, match="is not held, but a sequence continues in it") as error:
         grow(rig, a, kind)
     assert error.value.finding.kind == "use-after-free"
     assert error.value.finding.site == f"pool.alloc_{kind}"
@@ -223,7 +223,9 @@ def test_the_mapping_of_a_page_that_a_sequence_goes_on_in(armed):
     with pytest.raises(TrapError) as error:
         grow(rig, a)
     assert error.value.finding.kind == "mapping-mismatch"
-    assert f"page {page} has SWA page {right}, the mapping says {other}" in error.value.finding.got
+    assert (
+        f"page {page} has SWA page {right}, but the mapping says {other}" in error.value.finding.got
+    )
 
 
 def test_a_mapping_that_is_written_wrong(armed, monkeypatch):

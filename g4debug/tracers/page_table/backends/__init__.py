@@ -1,1 +1,1 @@
-"""One file per attention backend: what it hands to a kernel, and where to read it."""
+"""One file for each attention backend: what it hands to a kernel, and where to read that."""

@@ -1,8 +1,8 @@
 """One run of the mixed workload, in a process of its own.
 
-``python repro/_mixed_arm.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
-REQUESTS requests; between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
-of :func:`_mixed.requests`. Writes what came out of every request.
+``python repro/_mixed_variant.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
+REQUESTS requests. Between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
+of :func:`_mixed.requests`. It writes what came out of every request.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from _mixed import engine, requests
+from _run import end_with_the_script
 
 IDLE_SECONDS = 0.5
 
 
 def main() -> None:
+    end_with_the_script()
     result, count, waves = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     overrides: dict[str, Any] = json.loads(sys.argv[4])
     shape: dict[str, Any] = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}

@@ -1,8 +1,8 @@
-"""One arm of a repro, in a process of its own: start an Engine, generate, write what came out.
+"""One variant of a repro, in a process of its own: start an Engine, generate, write the result.
 
-Run by :mod:`_run`: ``python repro/_arm.py WORKLOAD DEVICE REQUESTS RESULT.json``. WORKLOAD is
-``MODULE`` or ``MODULE:NAME``; NAME (``DEVICES`` if not given) is a dict of that module, from the
-device to a function of the number of requests.
+:mod:`_run` calls it: ``python repro/_variant.py WORKLOAD DEVICE REQUESTS RESULT.json``. WORKLOAD is
+``MODULE`` or ``MODULE:NAME``. NAME (``DEVICES`` if it is not given) is a dict in that module: from
+the device to a function that takes the number of requests and returns the workload.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from _run import end_with_the_script
+
 
 def main() -> None:
+    end_with_the_script()
     module, device, requests, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     if device == "cpu":
         from g4debug import cpu

@@ -1,0 +1,43 @@
+"""Reads ``batch.spec_info``: its state, and how many rows its tensors have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from g4debug.tracers.spec_lifecycle.check import DRAFT, EXTEND, IDLE, VERIFY, Violation, check_rows
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody
+
+DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
+_SUFFIXES = (("DraftExtendInput", EXTEND), ("DraftInput", DRAFT), ("VerifyInput", VERIFY))
+_states: dict[type, str] = {type(None): IDLE}
+
+
+def state_of(spec: Any) -> str:
+    """The state of a ``spec_info``. If it is not FROZEN_KV_MTP's, the name of its type."""
+    kind = type(spec)
+    state = _states.get(kind)
+    if state is None:
+        ours = [c.__name__ for c in kind.__mro__ if c.__name__.startswith("FrozenKVMTP")]
+        found = [s for name in ours for suffix, s in _SUFFIXES if name.endswith(suffix)]
+        state = _states[kind] = found[0] if found else kind.__name__
+    return state
+
+
+def rows_of(spec: Any, *fields: str) -> dict[str, int]:
+    """The first dimension of each tensor, -1 if it is None. Reads nothing from a device."""
+    values = ((name, getattr(spec, name, None)) for name in fields)
+    return {name: -1 if v is None else int(v.shape[0]) for name, v in values}
+
+
+def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
+    """It must have one row for each request, and the hidden states that were handed over."""
+    wanted = dict.fromkeys(DRAFT_FIELDS, requests)
+    if getattr(spec, "hidden_states", None) is not None:
+        wanted["hidden_states"] = requests
+    return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
+
+
+def is_ours(holder: Any) -> bool:
+    """True for a scheduler or a batch of FROZEN_KV_MTP."""
+    algorithm = getattr(holder, "spec_algorithm", None)
+    return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())

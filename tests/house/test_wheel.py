@@ -1,0 +1,116 @@
+"""The wheel, not the editable install: all that a user gets is in it, and works from there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from sample_trap import sample_record
+
+from g4debug import discovery
+from g4debug.dumps import writing
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = """
+import importlib, json
+from importlib.metadata import entry_points
+import g4debug, g4debug.fixes
+from g4debug import discovery
+(plugin,) = {e.value for e in entry_points(group="sglang.srt.plugins", name="g4debug")}
+print(json.dumps({
+    "files": [g4debug.__file__, g4debug.fixes.__file__],
+    "items": {noun: discovery.names(noun) for noun in discovery.FOLDERS},
+    "loaded": [discovery.load("fix", name).id for name in discovery.names("fix")],
+    "plugin": [plugin, importlib.import_module(plugin.partition(":")[0]).register.__name__],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the sources, so that the build leaves nothing in the checkout."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("g4debug", "fixes"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+    pip("wheel", "--no-build-isolation", "-w", str(out), str(source))
+    (found,) = out.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    pip("install", "--target", str(target), str(wheel))
+    return target
+
+
+def pip(*args: str) -> None:
+    command = [sys.executable, "-m", "pip", args[0], "--no-deps", "--no-index", "-q", *args[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(installed: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Python, away from the checkout, with the installed wheel before the editable install."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    return subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_source_file_is_in_it_and_nothing_else(wheel: Path) -> None:
+    names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
+    package = ROOT / "g4debug"
+    sources = {p.relative_to(ROOT).as_posix() for p in package.rglob("*") if p.is_file()}
+    sources |= {f"g4debug/{p.relative_to(ROOT)}" for p in (ROOT / "fixes").rglob("*.*")}
+    assert names == {s for s in sources if "__pycache__" not in s}
+    assert not any(n.startswith("fixes/") for n in names)  # not everybody's "import fixes"
+
+
+def test_its_modules_items_templates_and_entry_point_are_found(
+    installed: Path, tmp_path: Path
+) -> None:
+    done = run(installed, tmp_path, "-c", ALL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert all(name.startswith(str(installed)) for name in found["files"])
+    assert found["items"] == {noun: list(discovery.names(noun)) for noun in discovery.FOLDERS}
+    assert found["loaded"] == found["items"]["fix"]
+    assert found["plugin"] == ["g4debug.plugin:register", "register"]
+
+
+def test_a_dump_is_shown_and_reported(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(writing.encode(sample_record()))
+    shown = run(installed, tmp_path, "-m", "g4debug", "show", "a.pt")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert sample_record().finding.headline.partition(":")[0] in shown.stdout
+    reported = run(installed, tmp_path, "-m", "g4debug", "report", "a.pt", "-o", "a.html")
+    assert reported.returncode == 0, reported.stderr
+    assert "<html" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_doctor_loads_it_into_real_sglang(installed: Path, tmp_path: Path) -> None:
+    """By SGLang's own plugin loader, on the stand-ins of cpu/site that are in the wheel."""
+    done = run(installed, tmp_path, "-m", "g4debug", "doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ready"]
+    assert {c["state"] for c in found["canary"]} == {"bites"}
