@@ -14,10 +14,11 @@ PASS_THROUGH = True  # unknown flags are sglang.launch_server's
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Start sglang.launch_server on the CPU engine, with a toy Gemma-4 and its MTP assistant.\n"
+        "Start sglang.launch_server on the CPU engine.\n"
         "\n"
-        "You may add any flag of sglang.launch_server; it wins over the default. With\n"
-        "--model-path your model takes the place of the toy, and MTP is off unless you ask for it."
+        "It serves a toy Gemma-4 and its MTP assistant. You may add any flag of\n"
+        "sglang.launch_server; it wins over the default. With --model-path your model\n"
+        "takes the place of the toy, and MTP is off unless you ask for it."
     )
     parser.add_argument("--no-mtp", action="store_true", help="serve without the MTP assistant")
 

@@ -1,9 +1,10 @@
 """Tell whether g4debug would work in this environment.
 
-It checks the versions, the plugin, the variables, the dump directory, the hook sites and the
-fixes. For that it loads SGLang and its plugins in a process of its own, as a server does, with
-every tracer armed. It changes nothing and starts no server. Without --canary it makes no CUDA
-context. The exit code is 0 if all that the environment asks for can be done, and 1 if not.
+It checks the versions, the plugin, the variables, the dump directory, the hook
+sites and the fixes. For that it loads SGLang and its plugins in a process of
+its own, as a server does, with every tracer armed. It changes nothing and
+starts no server. Without --canary it makes no CUDA context. The exit code is 0
+if all that the environment asks for can be done, and 1 if not.
 """
 
 from __future__ import annotations

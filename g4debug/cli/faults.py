@@ -1,7 +1,8 @@
 """List the faults that G4DEBUG_FAULTS can inject.
 
-For each fault: what it does, its tasks and selectors, and the tracers that must catch it. The
-list needs no SGLang. A process that was not started with G4DEBUG_FAULTS has no faults.
+For each fault: what it does, its tasks and selectors, and the tracers that
+must catch it. The list needs no SGLang. A process that was not started with
+G4DEBUG_FAULTS has no faults.
 """
 
 from __future__ import annotations

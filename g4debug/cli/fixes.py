@@ -1,9 +1,10 @@
 """Tell the state of every fix and performance path here, and how to switch it.
 
-The states are those that a server in this environment would have if it were started now. They
-are found by reading SGLang's source, which is not loaded, and nothing is changed. Whether the
-hooks are really in place is what g4debug doctor checks. The exit code is 0, also without SGLang
-(the states are then unknown), and 2 if a server would not start with this environment.
+The states are those that a server in this environment would have if it were
+started now. They are found by reading SGLang's source, which is not loaded,
+and nothing is changed. Whether the hooks are really in place is what g4debug
+doctor checks. The exit code is 0, also without SGLang (the states are then
+unknown), and 2 if a server would not start with this environment.
 """
 
 from __future__ import annotations

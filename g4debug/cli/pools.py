@@ -1,7 +1,8 @@
-"""Compute how many requests the full pool and the SWA pool hold, and which ratio holds the most.
+"""Compute how many requests the full pool and the SWA pool hold.
 
-It reads a Gemma-4 config.json and computes the pools as SGLang does, for several values of
-swa_full_tokens_ratio. It needs neither SGLang nor a GPU.
+It reads a Gemma-4 config.json, computes the pools as SGLang does for several
+values of swa_full_tokens_ratio, and tells which value holds the most requests.
+It needs neither SGLang nor a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write a dump's report as one HTML page, for a phone or a ticket.
 
-The page contains no script and fetches nothing. Without -o it is written next to the dump, with
-.html in place of .pt; -o - writes it to stdout.
+The page contains no script and fetches nothing. Without -o it is written next
+to the dump, with .html in place of .pt; -o - writes it to stdout.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Open a dump and print its report: what happened, where, why, and what to do next.
+"""Open a dump and print its report.
 
-It works on any machine with torch; neither a GPU nor SGLang is needed. Opening a dump runs no
+The report says what happened, where, why, and what to do next. It works on any
+machine with torch; neither a GPU nor SGLang is needed. Opening a dump runs no
 code from it.
 """
 
