@@ -1,14 +1,14 @@
-"""Times of kernels on one GPU: interleaved, in CUDA graphs, beside the measured copy bandwidth.
+"""Measures kernels on one GPU, in CUDA graphs and in turns, and the bandwidth of a copy.
 
-A variant is a function of a number i, which says which of several sets of inputs to take. Its calls
-for all sets are captured in one CUDA graph, outputs kept apart, so that together they do not fit
-into the L2 cache where one call does not; a small batch's do, as in serving. A round replays each
-variant's graph once, in changing order; a figure is the median over the rounds, a ratio the median
-of the rounds' ratios.
+A variant is a function of a number i, which selects one of several sets of inputs. Its calls for
+all sets are captured in one CUDA graph, and their outputs are kept apart. So a large batch does not
+find its inputs in the L2 cache, and a small batch does, as in serving. A round replays the graph of
+each variant once, in changing order. A figure is the median over the rounds, and a ratio is the
+median of the ratios of the rounds.
 
-Roofline: bytes that the operation must move, at the bandwidth of a plain copy of 1 GiB on the same
-device; beside it, what a copy of just so many bytes takes in the same harness (a launch costs 1 to
-2 us whatever it does).
+The roofline is the time for the bytes that the operation must move, at the bandwidth of a plain
+copy of 1 GiB on the same device. Beside it stands the time of a copy of just as many bytes,
+measured in the same way (a launch costs 1 to 2 us whatever it does).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ GIB = 1 << 30
 
 @dataclass
 class Timed:
-    """One variant at one size. us: microseconds per call in a graph, one for each round.
-    eager_us: per call from Python, median."""
+    """One variant at one size. us: microseconds for a call in a graph, one number for each round.
+    eager_us: the median for a call from Python."""
 
     us: list[float]
     eager_us: float
@@ -56,13 +56,13 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def sets(bytes_per_call: int) -> int:
-    """How many sets of inputs: beyond three L2 caches, but no more than 48."""
+    """How many sets of inputs to use: enough to exceed three L2 caches, but at most 48."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     return max(4, min(48, -(-3 * cache // max(1, bytes_per_call))))
 
 
 def captured(variant: Variant, count: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-    """A graph of ``count`` calls, and what keeps their outputs apart."""
+    """A graph of ``count`` calls, and their outputs, which must stay alive."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for i in range(min(count, 3)):
@@ -75,7 +75,7 @@ def captured(variant: Variant, count: int) -> tuple[torch.cuda.CUDAGraph, list[A
 
 
 def measure(variants: Mapping[str, Variant], count: int, rounds: int) -> dict[str, Timed]:
-    """Every variant, interleaved; ``count``: sets of inputs."""
+    """Measure the variants in turns. ``count``: how many sets of inputs there are."""
     graphs = {name: captured(v, count) for name, v in variants.items()}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -83,7 +83,7 @@ def measure(variants: Mapping[str, Variant], count: int, rounds: int) -> dict[st
     for number in range(rounds + 2):
         for name in names if number % 2 else names[::-1]:
             graph = graphs[name][0]
-            graph.replay()  # warms this variant's code, and leaves the caches as it does itself
+            graph.replay()  # warms the variant up, and leaves the caches as the variant does
             begin.record()
             graph.replay()
             end.record()
@@ -108,7 +108,7 @@ def _eager(variant: Variant, count: int, begin: Any, end: Any) -> float:
 
 
 def copy_of(moved: int, count: int) -> Variant:
-    """A variant that copies: reads half of ``moved`` bytes and writes the other half."""
+    """A variant that copies. It reads one half of ``moved`` bytes and writes the other half."""
     size = max(16, moved // 2 // 16 * 16)
     sources = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(count)]
     targets = [torch.empty_like(s) for s in sources]
@@ -116,7 +116,7 @@ def copy_of(moved: int, count: int) -> Variant:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per microsecond, read plus written, of a copy of 1 GiB; median of 20."""
+    """Bytes per microsecond that a copy of 1 GiB reads and writes, as the median of 20 copies."""
     source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
@@ -133,7 +133,7 @@ def copy_bandwidth() -> float:
 def rows_for(
     at: Mapping[str, Any], timed: Mapping[str, Timed], moved: int, bandwidth: float
 ) -> list[dict[str, Any]]:
-    """CSV rows of one size: all variants but "copy", which is a column. "ours" is the numerator."""
+    """The CSV rows of one size. "copy" is a column; a ratio is "ours" over the other variant."""
     ours = timed["ours"].us
     made = []
     for name, t in timed.items():
@@ -160,13 +160,13 @@ def rows_for(
 
 
 def write(stem: str, rows: Sequence[Mapping[str, Any]], out: Path | None, bandwidth: float) -> None:
-    """The CSV; ``bandwidth``: of the copy, bytes per microsecond."""
+    """Write the CSV. ``bandwidth``: that of the copy, in bytes per microsecond."""
     copied = round(bandwidth / 1000, 1)
     _results.write(stem, rows, torch.cuda.get_device_name(), out, copy_GB_per_s=copied)
 
 
 def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """One line for each size: every variant's us, and ours against the best of the others."""
+    """Print a line for each size: the us of each variant, and ours beside the best other one."""
     names = list(dict.fromkeys(r["variant"] for r in rows))
     sizes = list(dict.fromkeys(tuple(r[k] for k in keys) for r in rows))
     widths = [max(len(n), 8) for n in names]
@@ -191,7 +191,7 @@ def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
 def tuned(
     at: str, candidates: Mapping[str, Variant], count: int, rounds: int, shown: int = 4
 ) -> None:
-    """Print the fastest candidates at one size; the first of them is today's choice."""
+    """Print the fastest candidates at one size. The first of them is what is used today."""
     timed = measure(candidates, count, rounds)
     first, *_ = candidates
     order = sorted(timed, key=lambda n: timed[n].median)

@@ -1,8 +1,8 @@
-"""What seed PR #3 does, re-created to be measured: max and min of the table in every layer.
+"""The check of seed PR #3, written anew to be measured: max and min of the table in every layer.
 
-Two ``.item()``, so two waits for the device, in every attention layer of every forward; off
-while a CUDA graph is captured, and so blind in its replays. Checks cells past a row's length,
-too. Loaded as an SGLang plugin of its own, see :mod:`_servers`.
+It calls ``.item()`` twice, and so waits for the device twice, in every attention layer of every
+forward. It is off while a CUDA graph is captured, so it sees nothing in replays. It also checks
+cells past a row's length. SGLang loads it as a plugin of its own, see :mod:`_servers`.
 """
 
 

@@ -1,4 +1,4 @@
-"""The three ways that mm_encoder.py compares: switches, a check, a profile, the summary."""
+"""The three ways that mm_encoder.py compares: how to switch, check, profile and summarise them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WAYS = ("alone", "together", "fused")
 
 
 class Ways:
-    """Switches a model between the three ways, and looks whether it went there."""
+    """Switches a model between the three ways, and checks that it goes the right one."""
 
     def __init__(self, model: Any) -> None:
         from g4debug.fixes.paths.vision_layer import fix as vision_layer
@@ -28,7 +28,7 @@ class Ways:
         vision_layer.use(self.tower, way == "fused")
 
     def passes(self, items: list[Any], fused: bool) -> int:
-        """Calls of the tower for pictures of one size, within the budget."""
+        """How many calls of the tower pictures of one size need within the budget."""
         from g4debug.fixes.paths.mm_batched_encoder import batches as mm_batches
         from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
 
@@ -39,7 +39,7 @@ class Ways:
         return -(-len(items) // each)
 
     def check(self, way: str, items: list[Any]) -> None:
-        """Raise RuntimeError if the calls are not this way's."""
+        """Raise RuntimeError if the calls are not those of this way."""
         from g4debug.fixes.paths.kernels import vision_qkv
 
         calls = {"tower": 0, "sglang's layer": 0, "kernel": 0}
@@ -76,7 +76,7 @@ class Ways:
 
 
 def profile(ways: Ways, items: list[Any], cuda: bool, out: Path) -> None:
-    """Writes one table of torch.profiler for each way."""
+    """Write one table of torch.profiler for each way."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -96,7 +96,7 @@ def profile(ways: Ways, items: list[Any], cuda: bool, out: Path) -> None:
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
-    """Prints medians, paired speed-ups and errors. Raises SystemExit if a pass took too much."""
+    """Print medians, paired speed-ups and errors. SystemExit if a pass took too much memory."""
     budget = rows[0]["budget_bytes"]
     print("tower     way       encoder ms   end to end ms   peak MiB   rel. error   same token")
     peaks = {}

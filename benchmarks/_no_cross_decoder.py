@@ -1,7 +1,7 @@
-"""SGLang plugin: no row of a prefill enters the KV-shared layers. Wrong answers, on purpose.
+"""A plugin for SGLang: no row of a prefill enters the KV-shared layers. Its answers are wrong.
 
-What is left is what yoco-fast-prefill cannot save: the time of the layers before them, and of
-everything else. Beside it, seeded weights.
+What remains is the time that yoco-fast-prefill cannot save: that of the layers before them and of
+everything else. The plugin also sets seeded weights.
 """
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark's figures go: a CSV whose first line, a comment of JSON, says how they came."""
+"""Writes and reads a benchmark's CSV, whose first line, a comment of JSON, says how it was made."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ HERE = Path(__file__).resolve().parent
 def write(
     stem: str, rows: Sequence[Mapping[str, Any]], device: str, out: Path | None, **facts: Any
 ) -> None:
-    """Write ``rows`` with device, versions and command, to ``out`` or ``<stem>_<device>.csv`` here.
+    """Write ``rows`` to ``out``, or to ``<stem>_<device>.csv`` in this folder.
 
-    device: the GPU's name, or cpu. facts: what else the first line is to say.
+    The first line has the device, the versions and the command. device: the GPU's name, or cpu.
+    facts: what else the first line is to say.
     """
     from g4debug.trapping.describe import versions
 
     path = out or HERE / f"{stem}_{device.split()[-1].lower()}.csv"
     said = list(sys.argv[1:])
-    for option in ("--out", "--profile"):  # where files were put is nobody's business
+    for option in ("--out", "--profile"):  # where the files were put does not matter
         if option in said:
             at = said.index(option)
             del said[at : at + 2]
@@ -39,7 +40,7 @@ def write(
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """The first line and the rows of such a file; nothing of one that was not measured yet."""
+    """The first line and the rows of such a file, both empty if there is no such file yet."""
     if not path.is_file():
         return {}, []
     with path.open(newline="") as f:

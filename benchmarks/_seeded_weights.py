@@ -1,8 +1,8 @@
-"""SGLang plugin: ``load_format=dummy`` with weights that a model can run on.
+"""A plugin for SGLang: ``load_format=dummy`` with weights that make a model's outputs vary.
 
-SGLang's own are within 1e-3, so that every token is the same one and every token has the same
-experts. Here matrices have entries of standard deviation 1 / sqrt(inputs), norms and scales are 1,
-from one seed: outputs vary, and so do the experts.
+SGLang's own dummy weights are below 1e-3, so that all tokens are the same and have the same
+experts. Here the entries of a matrix have the standard deviation 1 / sqrt(inputs), norms and scales
+are 1, and all are drawn from one seed. So outputs vary, and so do the experts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def seeded(model: Any, *args: Any, **kwargs: Any) -> None:
-    """In place of ``initialize_dummy_weights``."""
+    """Replaces ``initialize_dummy_weights``."""
     import torch
 
     for number, tensor in enumerate(model.state_dict().values()):
@@ -21,7 +21,7 @@ def seeded(model: Any, *args: Any, **kwargs: Any) -> None:
             tensor.fill_(1)
             continue
         generator = torch.Generator(device=tensor.device).manual_seed(number)
-        # Expert by expert: a float32 copy of all would not fit.
+        # One expert at a time, because a float32 copy of all would not fit into memory.
         for part in tensor if tensor.dim() > 2 else (tensor,):
             part.normal_(0, tensor.shape[-1] ** -0.5, generator=generator)
 

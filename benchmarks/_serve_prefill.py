@@ -1,7 +1,7 @@
-"""One server: ``python _serve_prefill.py DEVICE ENGINE_JSON``, all of its arguments in the JSON.
+"""One server: ``python _serve_prefill.py DEVICE ENGINE_JSON``; the JSON has all of its arguments.
 
-Reads [lengths of the prompts, tokens to make, seed, together?] from stdin, all prompts in one call
-or one after the other; answers with the seconds and the tokens.
+It reads [lengths of the prompts, tokens to make, seed, together?] from stdin. It sends all prompts
+in one call, or one after the other, and answers with the seconds and the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def serve(device: str, arguments: dict[str, Any]) -> None:
     from _servers import device_name
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the server prints must not mix with the answers
+    os.dup2(2, 1)  # what the server prints must not get between the answers
     engine = sglang.Engine(**arguments)
     print(json.dumps({"device": device_name()}), file=answers, flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Servers that a benchmark asks in turns: one process per variant, all on one device."""
+"""The servers that a benchmark asks in turns: one process for each variant, all on one device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ PROMPT = {"cuda": 500, "cpu": 100}  # tokens
 
 @dataclass(frozen=True)
 class Variant:
-    """environment: on top of ours. engine: arguments of sgl.Engine, on top of the benchmark's.
-    wrapper: the command that the server runs under. plugin: module of this folder whose
-    ``register`` SGLang is to call. script: what to run in place of ``_serve.py``."""
+    """One variant of a server.
+
+    environment: variables in addition to ours. engine: arguments of sgl.Engine in addition to the
+    benchmark's. wrapper: a command that runs the server. plugin: a module of this folder whose
+    ``register`` SGLang calls. script: what to run in place of ``_serve.py``.
+    """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +56,7 @@ def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any
 
 
 def serve(device: str, overrides: Mapping[str, Any]) -> None:
-    """Read [batch, tokens] from stdin, answer with seconds, one line each."""
+    """Read lines of [batch, tokens] from stdin, and answer each with a line with the seconds."""
     if device == "cpu":
         from g4debug import cpu
 
@@ -61,7 +64,7 @@ def serve(device: str, overrides: Mapping[str, Any]) -> None:
     import sglang
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the server prints must not mix with the answers
+    os.dup2(2, 1)  # what the server prints must not get between the answers
     engine = sglang.Engine(**engine_arguments(device, overrides))
     hello = {"hooks": tracer_sites(), "device": device_name()}
     print(json.dumps(hello), file=answers, flush=True)
@@ -81,7 +84,7 @@ def serve(device: str, overrides: Mapping[str, Any]) -> None:
 
 
 def tracer_sites() -> int:
-    """Sites of SGLang at which a tracer (or what serves tracers) runs; a fix's do not count."""
+    """How many hook sites a tracer uses, or what tracers need. Sites of fixes do not count."""
     from g4debug import discovery, plugin
 
     if plugin.in_force is None:
@@ -101,10 +104,10 @@ class ServerDied(Exception):
 
 
 class Server:
-    """A variant's process, in a group of its own. ``ask`` blocks until it answered."""
+    """The process of a variant, in a process group of its own. ``ask`` waits for the answer."""
 
     def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
-        # A benchmark that is told to end (timeout) must not leave servers on the GPU.
+        # A benchmark that gets SIGTERM, from timeout for example, must not leave servers behind.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
         self.name, self.up = name, False
         environment = {**os.environ, **variant.environment}
@@ -136,7 +139,7 @@ class Server:
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        while line and not line.startswith("{"):  # what a wrapper prints
+        while line and not line.startswith("{"):  # a wrapper printed this line
             line = self.process.stdout.readline()
         if not line:
             raise ServerDied(f"the {self.name} server died:\n{self.tail()}")
@@ -145,7 +148,7 @@ class Server:
         return answer
 
     def tail(self) -> str:
-        """The end of its log."""
+        """The end of the server's log."""
         return Path(self.log.name).read_text(errors="replace")[-3000:]
 
     def put(self, question: Any) -> dict[str, Any]:
@@ -158,7 +161,7 @@ class Server:
         return self.put([batch, tokens])
 
     def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
-        """Decode time per output token, and the accept length: the prefill is taken off."""
+        """The decode time per output token, without the prefill, and the accept length."""
         first = self.ask(batch, 1)["seconds"]
         whole = self.ask(batch, tokens)
         return (whole["seconds"] - first) / (tokens - 1) * 1000, whole["accept_length"]

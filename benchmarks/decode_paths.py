@@ -1,11 +1,12 @@
-"""Decode time per output token with all performance paths on, and off.
+"""Measures the decode time per output token with all performance paths on, and off.
 
     python benchmarks/decode_paths.py --model E4B|26B-A4B [--rounds 7] [--engine JSON] [--out CSV]
 
-Two servers on one GPU, same arguments, same seeded weights, CUDA graphs on, no speculation; they
-take turns in changing order. 500 tokens in, 200 out, batches of 1, 8 and 64; the time of one token
-is taken off that of 200. Off: the kill switch of each path; fixes are as they are in both. The full
-layers' head_dim is 256, which sm90's decode kernel takes (theirs is 512).
+Two servers run on one GPU with the same arguments and the same seeded weights, with CUDA graphs and
+without speculative decoding. They take turns in changing order. There are 500 tokens in and 200
+out, in batches of 1, 8 and 64; the time for one token is subtracted from that for 200. "off" sets
+the switch of each path to 0. Fixes are on in both. head_dim of the full layers is 256 instead of
+the models' 512, because sm90's decode kernel takes only that.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOKENS = 200
 
 
 def geometries() -> dict[str, dict[str, Any]]:
-    """config.json of each model; public numbers, but for head_dim."""
+    """The config.json of each model. All numbers but head_dim are the published ones."""
     from g4debug.cpu.geometry import E4B_256
 
     e4b = E4B_256.target_config() | {"tie_word_embeddings": True}
@@ -67,7 +68,7 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
         "speculative_num_steps": None,
         "speculative_eagle_topk": None,
         "speculative_num_draft_tokens": None,
-        # Both pools hold 64 requests; two servers of 26B-A4B just fit on a H200.
+        # Both pools hold 64 requests. Two servers of 26B-A4B just fit on a H200.
         "max_total_tokens": 64 * 768,
         "swa_full_tokens_ratio": 1.0,
         "mem_fraction_static": 0.92,
@@ -79,7 +80,7 @@ def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> Any:
-    """Rows of the CSV, the device's name, and what the server with paths said about them."""
+    """The rows of the CSV, the device's name, and what the server with paths logged about them."""
     from g4debug.settings import fix_switch
 
     model = folder / name

@@ -1,10 +1,10 @@
-"""fused-router beside SGLang's torch path, that path compiled, and SGLang 0.5.13.post1's kernel.
+"""Compares fused-router with SGLang's torch code, that code compiled, and 0.5.13.post1's kernel.
 
     python benchmarks/fused_router.py [--sglang13 FOLDER] [--rows 1,64] [--tune] [--out FILE.csv]
 
-26B-A4B's router: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch path is the
-installed SGLang's own routing function, taken out of its source. FOLDER: an unpacked wheel of
-SGLang 0.5.13.post1 (or its .whl), for its kernel; without it that column is left out.
+The router is that of 26B-A4B: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch code
+is the routing function in the source of the installed SGLang. FOLDER is an unpacked wheel of SGLang
+0.5.13.post1, or its .whl, for its kernel. Without it that column is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Route = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Te
 
 
 def torch_path(scale: torch.Tensor) -> Route:
-    """``routing_function`` of the installed SGLang's Gemma4MoE, a closure over ``scale``."""
+    """``routing_function`` of Gemma4MoE in the installed SGLang, as a closure over ``scale``."""
     from g4debug.fixes.source import source
 
     text = textwrap.dedent(source("sglang.srt.models.gemma4_causal.Gemma4MoE.__init__"))
@@ -48,7 +48,7 @@ def torch_path(scale: torch.Tensor) -> Route:
 
 
 def sglang13(place: Path | None) -> Route | None:
-    """The kernel of 0.5.13.post1, from an unpacked wheel or a .whl; nothing else is imported."""
+    """The kernel of 0.5.13.post1, from an unpacked wheel or a .whl. Nothing else is imported."""
     if place is None:
         print("SGLang 0.5.13.post1's kernel: left out; give --sglang13 FOLDER_OR_WHEEL")
         return None
@@ -76,7 +76,7 @@ def candidates() -> list[ours.Tile]:
 
 
 def check(routes: dict[str, Route], scale: torch.Tensor) -> None:
-    """All variants choose the same experts; weights within bfloat16's roundings."""
+    """Check that all variants choose the same experts, with weights within bfloat16's roundings."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.stack([torch.randperm(EXPERTS, generator=generator) for _ in range(9)])
     logits = (logits / 16).to(scale.device, torch.bfloat16)

@@ -1,20 +1,22 @@
-"""mm-batched-encoder and vision-layer: 6 images of 480 x 480 in a request, three ways.
+"""Measures mm-batched-encoder and vision-layer: 6 images of 480 x 480 in a request, in three ways.
 
     python benchmarks/mm_encoder.py --tower E2B|26B-A4B [--rounds 20] [--out FILE.csv]
         [--profile FILE.txt]
 
-One process, SGLang's own ModelRunner and Gemma4ForConditionalGeneration with seeded weights of the
-published sizes (towers: 768 wide, 16 layers; 1152 wide, 27 layers). The ways take turns:
+It runs SGLang's own ModelRunner and Gemma4ForConditionalGeneration in one process, with seeded
+weights of the published sizes (the towers are 768 wide with 16 layers, and 1152 wide with 27
+layers). The ways take turns:
 
-alone: SGLang's loop over images, and its layers. together: mm-batched-encoder, SGLang's layers.
-fused: mm-batched-encoder and vision-layer, as a server has them. Before the first round is measured
-it is checked that each way runs the layers, and as many calls of the tower, that it says.
+alone: SGLang's loop over images, and its layers. together: mm-batched-encoder with SGLang's layers.
+fused: mm-batched-encoder and vision-layer. Before the first round it is checked that each way runs
+the layers that it says, and calls the tower as often as it says.
 
-encoder: get_image_feature of the 6 images. end to end: the whole prefill of a prompt of 1670 tokens
-that holds them, up to the logits. Pictures are not decoded or cut into patches here: that is the
-tokenizer process's work, and the same each way. peak: bytes of device memory that the encoder
-takes on top of what was allocated before. relative error: of the embeddings against alone's.
---profile: the 30 most costly kernels of the encoder (operators on a CPU), one table for each way.
+encoder is the time of get_image_feature for the 6 images. end to end is the time of the whole
+prefill of a prompt of 1670 tokens with them, up to the logits. Pictures are not decoded or cut into
+patches here, because the tokenizer process does that, in the same way for all. peak is how many
+bytes of device memory the encoder takes in addition to what was allocated before. The relative
+error is that of the embeddings against those of alone. --profile writes a table for each way with
+the 30 most costly kernels of the encoder (on a CPU: operators).
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ import _results
 from _mm_ways import WAYS, Ways
 
 IMAGES, PROMPT = 6, 1670
-SIDE, PATCHES = 48, 2520  # a square picture is 48 x 48 of at most 2520 patches, the rest is padding
+SIDE, PATCHES = (
+    48,
+    2520,
+)  # a square picture has 48 x 48 of at most 2520 patches; the rest is padding
 TOWERS = {
     "E2B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16,
             "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64},
@@ -47,7 +52,7 @@ TOKENS = {"image_token_id": 5, "video_token_id": 6, "audio_token_id": 7}
 
 
 def config(tower: str) -> dict[str, Any]:
-    """config.json of the multimodal model, in its own convention: ``head_dim`` is the window's."""
+    """The config.json of the multimodal model, in which ``head_dim`` is the sliding layers'."""
     from decode_paths import geometries
 
     from g4debug.cpu.geometry import E2B, TINY
@@ -74,7 +79,7 @@ def config(tower: str) -> dict[str, Any]:
 
 
 def runner(model: Path, device: str, attention: str | None) -> Any:
-    """A ModelRunner of the model, with g4debug's hooks put on as in a server."""
+    """A ModelRunner of the model, with g4debug's hooks in place as in a server."""
     import _seeded_weights
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import (
@@ -119,13 +124,13 @@ def runner(model: Path, device: str, attention: str | None) -> Any:
         nccl_port=PortArgs.init_new(args).nccl_port, server_args=args,
     )  # fmt: skip
     for layer in made.model.vision_tower.encoder.layers:
-        # Attention's logits of size 1: where they are large, a rounding changes the answer.
+        # Attention's logits get the size 1: if they are large, a rounding changes the answer.
         layer.self_attn.q_norm.weight.data.fill_(layer.self_attn.head_dim**-0.5)
     return made
 
 
 def pictures(count: int, side: int, patches: int, device: Any, seed: int) -> list[Any]:
-    """MultimodalDataItems as the processor makes them, each with a hash of its own."""
+    """MultimodalDataItems as the processor makes them. Each has a hash of its own."""
     import torch
     from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
@@ -145,7 +150,7 @@ def pictures(count: int, side: int, patches: int, device: Any, seed: int) -> lis
 
 
 class Prefill:
-    """Prefills a prompt with pictures, again and again: the same pages, other hashes."""
+    """Prefills a prompt with pictures again and again, in the same pages and with other hashes."""
 
     def __init__(self, runner: Any, side: int, patches: int, length: int) -> None:
         self.runner, self.side, self.patches, self.length = runner, side, patches, length
@@ -220,11 +225,11 @@ def measure(
     with torch.no_grad():
         for way in WAYS:
             ways.check(way, pictures(IMAGES, side, patches, made.device, 0))
-        for number in range(-2, rounds):  # two to warm up
+        for number in range(-2, rounds):  # the first two warm up
             outputs, timed = {}, {}
             for way in WAYS if number % 2 else WAYS[::-1]:
                 ways.take(way)
-                seed = 100 + number  # the cache forgets: its size is 0
+                seed = 100 + number  # the embedding cache has size 0
                 items = pictures(IMAGES, side, patches, made.device, seed)
                 wait()
                 before = torch.cuda.memory_allocated() if cuda else 0

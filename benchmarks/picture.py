@@ -1,8 +1,8 @@
-"""docs/paths.svg, the speed-ups of the performance paths, from the CSVs beside this script.
+"""Draws docs/paths.svg, the speed-ups of the performance paths, from the CSVs in this folder.
 
     python benchmarks/picture.py
 
-What was measured in whole requests and by output token is above, kernels alone are below.
+Above are the measurements of whole requests and of output tokens, below those of kernels alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bar = tuple[str, float]
 
 
 def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str) -> Iterator[float]:
-    """Median over the rounds of slow / fast, if ``path`` has both."""
+    """The median over the rounds of slow / fast, if the file ``path`` has both."""
     rounds: dict[str, dict[str, float]] = {}
     for row in _results.read(_results.HERE / path)[1]:
         if all(row[name] == value for name, value in where.items()):
@@ -32,7 +32,7 @@ def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str)
 
 
 def kernel(path: str, variant: str, **where: str) -> Iterator[float]:
-    """How much faster ours is than ``variant``."""
+    """How many times as fast as ``variant`` ours is."""
     for row in _results.read(_results.HERE / path)[1]:
         if row["variant"] == variant and all(row[n] == value for n, value in where.items()):
             yield float(row["ours_is_faster_by"])
@@ -69,7 +69,7 @@ def kernels() -> Iterator[Bar]:
 
 
 def panel(title: str, bars: list[Bar], y: float) -> tuple[list[str], float]:
-    """Bars from 1, which is no change, on a scale of their own; and where the next panel begins."""
+    """The bars, which begin at 1 (no change), and where the next panel begins."""
     top = max(1.0, *(x for _, x in bars))
     unit = (WIDTH - LEFT - RIGHT) / (top - 1)
     parts = [text(20, y, title, "title")]

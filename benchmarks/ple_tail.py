@@ -1,13 +1,14 @@
-"""ple-tail beside eager, torch.compile, SGLang's own layer and SGLang's existing fused ops.
+"""Compares ple-tail with eager torch, torch.compile, SGLang's own layer and SGLang's fused ops.
 
     python benchmarks/ple_tail.py [--part kernels|tail] [--rows 1,4096] [--tune] [--out FILE.csv]
 
-E2B's (1536), E4B's (2560) and 26B-A4B's (2816) widths, bfloat16, per-layer inputs of 256 cut out
-of those of 35, 42 or 30 layers.
+The widths are those of E2B (1536), E4B (2560) and 26B-A4B (2816), in bfloat16. The per-layer inputs
+are 256 wide and a slice of those of all 35, 42 or 30 layers.
 
-kernels: the pointwise work alone, GEMM results given. tail: all of it with both GEMMs
-(torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse into a GEMM.
-"sglang": what 0.5.12.post1's layer runs. "sglang fused": its own fused kernels where they fit.
+The part kernels is the pointwise work alone, on given results of the GEMMs. The part tail is all of
+it with both GEMMs (torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse
+into a GEMM. "sglang" is what the layer of 0.5.12.post1 runs. "sglang fused" uses SGLang's own fused
+kernels where they fit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Chain = Callable[["Inputs", int, bool], Any]
 
 
 class Inputs:
-    """Seeded tensors of one width and number of rows: ``count`` sets, weights once."""
+    """Seeded tensors of one width and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, width: int, layers: int, rows: int, count: int, device: str = "cuda"):
         generator = torch.Generator(device).manual_seed(width + rows)
@@ -45,7 +46,7 @@ class Inputs:
             [draw(rows, width) for _ in range(count)] for _ in "xrs"
         )
         self.gate = [draw(rows, PLE) for _ in range(count)]
-        # A slice of all layers' inputs, as the model hands it over; few sets: they are large.
+        # A slice of the inputs of all layers, as in the model. There are few sets: they are large.
         kept = min(count, max(1, (1 << 30) // (rows * layers * PLE * 2)))
         every = [draw(rows, layers, PLE) for _ in range(kept)]
         self.ple = [every[i % kept][:, (7 * i) % layers] for i in range(count)]
@@ -81,7 +82,7 @@ def eager_tail(x: Any, w1: Any, r: Any, gate_w: Any, ple: Any, back_w: Any, w2: 
 
 
 def stages(kernels: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
-    """name -> the three stages."""
+    """The name of each variant -> its three stages."""
     made = {"eager": (eager1, eager2, eager3)}
     if "rmsnorm" in kernels:
         norm, fused = kernels["rmsnorm"], kernels["fused"]
@@ -105,7 +106,7 @@ def stages(kernels: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
 
 
 def sglang_kernels() -> dict[str, Any]:
-    """SGLang's own; empty, with a word, where it is not installed."""
+    """SGLang's own kernels. If it is not installed, there are none, and that is printed."""
     try:
         from sgl_kernel import rmsnorm
         from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
@@ -119,7 +120,7 @@ def sglang_kernels() -> dict[str, Any]:
 def kernel_variants(
     t: Inputs, made: dict[str, tuple[Any, Any, Any]]
 ) -> dict[str, dict[str, _kernels.Variant]]:
-    """stage -> variant -> call. "all" is the three after each other, GEMM results given."""
+    """stage -> variant -> call. "all" are the three stages, on given results of the GEMMs."""
 
     def one(f: Any) -> _kernels.Variant:
         return lambda i: f(t.x[i], t.w1, t.residual[i])
@@ -159,7 +160,7 @@ def tail_variants(t: Inputs, made: dict[str, tuple[Any, Any, Any]]) -> dict[str,
 
 
 def moved(rows: int, width: int) -> dict[str, int]:
-    """Bytes that each stage must read and write, bfloat16; "tail" with the GEMMs' weights."""
+    """The bytes that each stage must read and write; "tail" includes the weights of the GEMMs."""
     norm, gated = 2 * (3 * rows * width + width), 2 * 3 * rows * PLE
     gemms = 2 * (2 * width * PLE + 2 * rows * (width + PLE))
     return {
@@ -202,7 +203,7 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
 
 
 def check(device: str, made: dict[str, tuple[Any, Any, Any]]) -> None:
-    """All variants give the same tail, within bfloat16's roundings."""
+    """Check that all variants give the same result, within bfloat16's roundings."""
     t = Inputs(1536, 3, 9, 1, device)
     results = {n: v(0).float() for n, v in tail_variants(t, made).items()}
     for result in results.values():

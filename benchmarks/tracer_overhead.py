@@ -1,16 +1,17 @@
-"""What debugging costs: decode time per output token, beside what else one could reach for.
+"""Measures what debugging costs: the decode time per output token, also with other tools.
 
     python benchmarks/tracer_overhead.py [--device cuda|cpu] [--rounds 7] [--out FILE.csv]
     python benchmarks/tracer_overhead.py --group eager [--out FILE.csv]
 
-The servers of a group run on one device at the same time, each in a process of its own, and
-take turns in changing order, so that drift hits all alike. Time per output token is (time of N
-tokens - time of 1 token) / (N - 1), both calls in the same turn; a variant's overhead is the
-median over the rounds of its time over that of the group's first variant. FROZEN_KV_MTP on.
+The servers of a group run on one device at the same time, each in a process of its own. They take
+turns in changing order, so that a drift of the device is the same for all. The time per output
+token is (time of N tokens - time of 1 token) / (N - 1), with both calls in the same turn. The
+overhead of a variant is the median over the rounds of its time over that of the group's first
+variant. FROZEN_KV_MTP is on. The groups are:
 
-graphs: CUDA graphs on. off, the flight recorder alone, all tracers, CUDA_LAUNCH_BLOCKING=1.
-each: the same with single tracers.
-eager: CUDA graphs off, as the other two need it: off, seed PR #3's check, compute-sanitizer.
+graphs, with CUDA graphs: debugging off, the flight recorder alone, all tracers, and
+CUDA_LAUNCH_BLOCKING=1. each, the same with single tracers. eager, without CUDA graphs, which its
+variants cannot use: debugging off, the check of seed PR #3, and compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any
 import _results
 from _servers import Server, ServerDied, Variant
 
-# Fixes that this SGLang needs are on in every variant: what is compared is debugging. Without
-# them 0.5.12.post1 dies here, of seed PR #22's crash (requests of equal length end together).
+# The fixes that this SGLang needs are on in every variant, because only debugging is compared.
+# Without them 0.5.12.post1 dies here of seed PR #22's crash, as requests of equal length end
+# together.
 EAGER = {"disable_cuda_graph": True}
 SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 GROUPS = {
@@ -63,20 +65,22 @@ TOKENS = {"graphs": 200, "each": 200, "eager": 60, "sanitizer": 5}
 def measure(
     group: str, device: str, rounds: int, batches: tuple[int, ...], folder: Path
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows of the CSV, one per round, batch and variant; and what they were measured on."""
+    """The rows of the CSV, one for each round, batch and variant, and the device's name."""
     servers: dict[str, Server] = {}
     rows = []
     try:
         hello = {}
         for name, variant in GROUPS[group].items():
-            # One after the other: each measures the free memory before it takes its part.
+            # They start one after the other, because each first measures the free memory.
             begin = time.perf_counter()
             servers[name] = Server(name, variant, device, folder)
             hello[name] = servers[name].read()
             print(f"{name}: up in {time.perf_counter() - begin:.0f} s", flush=True)
         first = next(iter(servers))
         if hello[first]["hooks"]:
-            raise SystemExit(f"debug off, yet tracers are at {hello[first]['hooks']} sites")
+            raise SystemExit(
+                f"debugging is off, yet tracers are at {hello[first]['hooks']} hook sites"
+            )
         tokens = TOKENS[group] if device == "cuda" else 12
         for batch in batches:
             for server in servers.values():  # warm: JIT, graphs of this batch size

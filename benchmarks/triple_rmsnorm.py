@@ -1,10 +1,10 @@
-"""triple-rmsnorm beside eager, torch.compile, SGLang's own layer and SGLang's existing fused ops.
+"""Compares triple-rmsnorm with eager torch, torch.compile, SGLang's own layer and its fused ops.
 
     python benchmarks/triple_rmsnorm.py [--rows 1,4096] [--tune] [--out FILE.csv]
 
-E2B's (1536), E4B's (2560) and 26B-A4B's (2816) widths, bfloat16. "sglang": the five kernels of
-0.5.12.post1's layer. "sglang fused": its fused norm + add, and one norm kernel for each output,
-the router's scale as that norm's weight.
+The widths are those of E2B (1536), E4B (2560) and 26B-A4B (2816), in bfloat16. "sglang" are the
+five kernels of 0.5.12.post1's layer. "sglang fused" is its fused norm + add and one norm kernel for
+each output, where the router's scale is the weight of its norm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TUNE_ROWS = (1, 64, 512, 4096, 16384)
 
 
 class Inputs:
-    """Seeded tensors of one width and number of rows: ``count`` sets, weights once."""
+    """Seeded tensors of one width and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, width: int, rows: int, count: int, device: str = "cuda"):
         generator = torch.Generator(device).manual_seed(width + rows)
@@ -49,7 +49,7 @@ def eager(x: Any, r: Any, wx: Any, wd: Any, wr: Any, we: Any) -> Any:
 
 
 def sglang_variants() -> dict[str, Any]:
-    """SGLang's own; empty, with a word, where it is not installed."""
+    """SGLang's own kernels. If it is not installed, there are none, and that is printed."""
     try:
         from sgl_kernel import fused_add_rmsnorm, rmsnorm
         from sglang.srt.layers.gemma4_fused_ops import gemma_rmsnorm_residual_scalar
@@ -71,7 +71,7 @@ def sglang_variants() -> dict[str, Any]:
 
 
 def check(device: str, others: dict[str, Any]) -> None:
-    """All variants give the same four, within bfloat16's roundings."""
+    """Check that all variants give the same four outputs, within bfloat16's roundings."""
     t = Inputs(1536, 9, 1, device)
     right = eager(t.x[0], t.residual[0], *t.weights)
     found = {n: f(t.x[0], t.residual[0].clone(), *t.weights, t.one) for n, f in others.items()}

@@ -1,11 +1,12 @@
-"""vision-layer's kernels beside SGLang's own operations and torch.compile of the same formulas.
+"""Compares vision-layer's kernels with SGLang's own operations and torch.compile of the formulas.
 
     python benchmarks/vision_layer.py [--rows 2520,15120] [--tune] [--out FILE.csv]
 
-The towers of E2B and E4B (768 wide, 12 heads of 64) and of 26B-A4B (1152, 16 of 72), bfloat16; a
-row is a patch: 2520 are one picture, 15,120 six. Stages: "qkv" from the QKV GEMM to attention,
-"gelu" between the GEMMs of the MLP, "norm+add" after attention's last GEMM. Bounds are finite, as
-in E2B's checkpoints. "sglang": the operations of 0.5.12.post1's layer, its norm kernel included.
+The towers are those of E2B and E4B (768 wide, 12 heads of 64) and of 26B-A4B (1152 wide, 16 heads
+of 72), in bfloat16. A row is a patch: one picture has 2520, six have 15,120. The stage "qkv" is the
+work between the QKV GEMM and attention, "gelu" that between the GEMMs of the MLP, and "norm+add"
+that after attention's last GEMM. Bounds are finite, as in E2B's checkpoints. "sglang" are the
+operations of 0.5.12.post1's layer, with its norm kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Norm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
 class Inputs:
-    """Seeded tensors of one tower and number of rows: ``count`` sets, weights once."""
+    """Seeded tensors of one tower and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, tower: str, rows: int, count: int, device: str = "cuda"):
         generator = torch.Generator(device).manual_seed(rows)
@@ -59,7 +60,7 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[[int], Any]]:
-    """The three stages, one operation after the other."""
+    """The three stages, with one operation after the other."""
 
     def qkv(x: torch.Tensor) -> Any:
         parts = [torch.clamp(p, *t.bounds) for p in x.chunk(3, dim=-1)]
@@ -106,7 +107,7 @@ def ours(
 
 
 def moved(tower: str, rows: int) -> dict[str, int]:
-    """Bytes that each stage must read and write."""
+    """The bytes that each stage must read and write."""
     hidden, inner, _, dim = TOWERS[tower]
     return {
         "qkv": 2 * rows * (6 * hidden + 2 * dim),
@@ -116,7 +117,7 @@ def moved(tower: str, rows: int) -> dict[str, int]:
 
 
 def sglang(t: Inputs) -> dict[str, _kernels.Variant]:
-    """Empty, with a word, where it is not installed."""
+    """SGLang's own operations. If it is not installed, there are none, and that is printed."""
     try:
         from sgl_kernel import rmsnorm
         from sglang.srt.models.gemma4_vision import _apply_multidimensional_rope
@@ -127,7 +128,7 @@ def sglang(t: Inputs) -> dict[str, _kernels.Variant]:
 
 
 def check(device: str) -> None:
-    """All variants give the same, within bfloat16's roundings."""
+    """Check that all variants give the same result, within bfloat16's roundings."""
     for tower in TOWERS:
         t = Inputs(tower, 9, 1, device)
         right, found = of_inputs(t, steps(t, eager_norm, turned)), {"ours": ours(t)}

@@ -1,11 +1,12 @@
-"""How far a bfloat16 vision tower is from the float32 one: SGLang's roundings and vision-layer's.
+"""Measures how far a bfloat16 vision tower is from a float32 one, with SGLang's code and with ours.
 
     python benchmarks/vision_rounding.py [--layers 2] [--side 24] [--logits 1]
 
-On a CPU, E2B's widths, one picture of side x side patches, seeded weights. Our kernels are their
-references in torch, which round where the kernels do; attention stands in for fa3: scores and sums
-in float32, probabilities in bfloat16. --logits: standard deviation of attention's logits. A trained
-tower's are of size 1; norms of weight 1, as random weights have them, make 8 of it.
+It runs on a CPU with E2B's widths, one picture of side x side patches and seeded weights. Instead
+of our kernels it runs their references in torch, which round in the same places. Attention stands
+in for fa3: scores and sums are float32, and probabilities are bfloat16. --logits is the standard
+deviation of attention's logits. In a trained tower it is about 1; with random weights, where the
+norms have the weight 1, it would be 8.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SIZES = {
 
 
 class Attention(torch.nn.Module):
-    """Head by head: [tokens, heads, head_dim] of one picture."""
+    """Attention head by head. The inputs are [tokens, heads, head_dim] of one picture."""
 
     def forward(self, q: Any, k: Any, v: Any, **kwargs: Any) -> torch.Tensor:
         heads = []
@@ -42,7 +43,7 @@ class Attention(torch.nn.Module):
 
 
 def tower(layers: int, logits: float) -> Any:
-    """A seeded Gemma4VisionEncoder, float32 of bfloat16 numbers."""
+    """A seeded Gemma4VisionEncoder in float32, whose weights are bfloat16 numbers."""
     import real_tower
 
     made = real_tower.tower({"num_hidden_layers": layers, **SIZES})
@@ -55,7 +56,7 @@ def tower(layers: int, logits: float) -> Any:
 
 
 def run(made: Any, side: int, ours: bool) -> torch.Tensor:
-    """Hidden states after the last layer, float32."""
+    """The hidden states after the last layer, as float32."""
     import real_tower
 
     from g4debug.fixes.paths.vision_layer import layer as vision_layers

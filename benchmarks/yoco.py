@@ -1,20 +1,21 @@
-"""yoco-fast-prefill: 30 requests of 7000 tokens in, 10 out, with the path on and off.
+"""Measures yoco-fast-prefill: 30 requests of 7000 tokens in and 10 out, with the path on and off.
 
     python benchmarks/yoco.py --model E2B|E4B [--rounds 5] [--out FILE.csv]
     python benchmarks/yoco.py --model E2B --sweep [--out FILE.csv]
 
-Servers of one GPU take turns in changing order: triton attention, radix cache off, CUDA graphs for
-decode, the geometry of the published model with seeded weights.
+The servers run on one GPU and take turns in changing order. They have triton attention, no radix
+cache, CUDA graphs for decode, and the geometry of the published model with seeded weights.
 
-Weights are random, so that a prompt's best tokens lie close together: the first token also changes,
-with the path off, with what else is in the chunk; that share is measured, too.
+The weights are random, so the best tokens of a prompt are close to each other. So even with the
+path off the first token depends on what else is in the chunk. How often that happens is measured,
+too.
 
-off: SGLANG_GEMMA4_YOCO=0. on: =1. limit: no row enters the KV-shared layers in a prefill,
-so its answers are wrong and its time is what no such path can go below: the self-decoder's share.
+off is SGLANG_GEMMA4_YOCO=0, and on is =1. With limit no row of a prefill enters the KV-shared
+layers. Its answers are wrong, and no such path can be faster: its time is that of all other layers.
 
---sweep is about piecewise CUDA graphs: one prompt at a time, 1 token out, of 32 to 8192 tokens,
-the graphs with the path off beside the path without graphs, and neither. It says from how many
-spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
+--sweep is about piecewise CUDA graphs, with one prompt of 32 to 8192 tokens at a time and 1 token
+out. It compares the graphs with the path off, the path without graphs, and neither. It says from
+how many spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192)
 
 
 def config(name: str) -> dict[str, Any]:
-    """config.json with the published sizes; the MLP of E2B is twice as wide in KV-shared layers."""
+    """A config.json with the published sizes. E2B's KV-shared layers have an MLP twice as wide."""
     from g4debug.cpu.geometry import E2B, E4B_256, TINY
 
     geometry = {"E2B": E2B, "E4B": replace(E4B_256, head_dim=512), "tiny": TINY}[name]
@@ -93,7 +94,7 @@ def variants(sweep: bool, base: dict[str, Any]) -> dict[str, Variant]:
 def measure(
     name: str, device: str, sweep: bool, rounds: int, count: int, length: int, folder: Path
 ) -> tuple[list[dict[str, Any]], str]:
-    """Rows of the CSV, one per round, prompt length and variant; and the device."""
+    """The rows of the CSV, one for each round, prompt length and variant, and the device."""
     model = folder / name
     model.mkdir()
     (model / "config.json").write_text(json.dumps(config(name)))
@@ -104,7 +105,7 @@ def measure(
     rows: list[dict[str, Any]] = []
     try:
         for key, variant in variants(sweep, base).items():
-            # One after the other: each measures the free memory before it takes its part.
+            # They start one after the other, because each first measures the free memory.
             begin = time.perf_counter()
             servers[key] = Server(key, variant, device, folder)
             where = servers[key].read()["device"]
@@ -129,7 +130,7 @@ def measure(
                         }
                     )
                 rows[-1]["first_tokens_equal"] = equal(made["off"], made["on"])
-            if not sweep:  # `made` is the last round's
+            if not sweep:  # `made` is that of the last round
                 alone = servers["off"].put([[n] * batch, tokens, 100 + number, False])["tokens"]
                 rows[-1]["first_tokens_equal_off_alone"] = equal(made["off"], alone)
         check(servers)
@@ -142,12 +143,12 @@ def measure(
 
 
 def equal(a: list[list[int]], b: list[list[int]]) -> int:
-    """In how many answers the first token is the same."""
+    """How many answers have the same first token."""
     return sum(x[0] == y[0] for x, y in zip(a, b, strict=True))
 
 
 def check(servers: dict[str, Server]) -> None:
-    """The path ran where it should, and only there."""
+    """Check that the path ran where it should, and only there."""
     for key, server in servers.items():
         server.log.flush()
         ran = "yoco-fast-prefill: on" in Path(server.log.name).read_text(errors="replace")

@@ -1,8 +1,8 @@
-"""The decoder layer of Gemma-4 with its pointwise work in our kernels.
+"""The decoder layer of Gemma-4, with our kernels for its pointwise operations.
 
-What is computed, and in which order, is Gemma-4's (read in SGLang's ``Gemma4DecoderLayer`` and in
-Hugging Face's). torch.compile traces these functions when SGLang builds piecewise CUDA graphs: the
-kernels are then ops that it does not look into.
+It computes what Gemma-4 computes, in the same order. Source: ``Gemma4DecoderLayer`` of SGLang and
+of Hugging Face. When SGLang builds piecewise CUDA graphs, torch.compile traces these functions. The
+kernels are then called through ops that it does not look into.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def ple_forward(
     per_layer_input: torch.Tensor,
     forward_batch: Any,
 ) -> tuple[torch.Tensor, None]:
-    """A dense layer with a per-layer embedding: three launches around its two GEMMs.
+    """A dense layer with a per-layer embedding. Its tail is three launches around two GEMMs.
 
     hidden_states [tokens, hidden]; per_layer_input [tokens, ple]. Returns the next hidden_states.
     """
@@ -47,9 +47,9 @@ def ple_forward(
 def moe_forward(
     layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor, forward_batch: Any
 ) -> tuple[torch.Tensor, None]:
-    """A layer with experts beside its MLP: one launch between attention and the three inputs.
+    """A layer with experts beside its MLP. One launch makes the three inputs after attention.
 
-    hidden_states [tokens, hidden], which stays as it is (SGLang adds into it). Returns the next
+    hidden_states [tokens, hidden] is not changed (SGLang adds into it). Returns the next
     hidden_states.
     """
     from sglang.srt.models import gemma4_causal
@@ -96,9 +96,9 @@ def moe_forward(
 
 
 def router_scale(router: Any) -> torch.Tensor:
-    """The router's scale / sqrt(hidden), [hidden], which SGLang folds at the first forward.
+    """The router's scale / sqrt(hidden), [hidden]. SGLang computes it in the first forward.
 
-    0.5.12 keeps it beside the norm, 0.5.13 as the norm's weight.
+    0.5.12 keeps it beside the norm, and 0.5.13 as the norm's weight.
     """
     if hasattr(router, "_fused_scale"):
         if router._fused_scale is None:

@@ -1,4 +1,4 @@
-"""What the performance paths share: where they may not run, and saying so once."""
+"""What the performance paths share: why one may not run on a server, and how that is logged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _said: set[tuple[str, str]] = set()
 
 
 def server_limit(path: str) -> str:
-    """Why a server with these arguments does not run a path; '' if it does.
+    """Why a path does not run on a server with these arguments; '' if it does.
 
-    On a CPU it does where the environment forces the path on: Triton's interpreter then runs its
-    kernels, which is slow and for tests. Otherwise the CPU engine stays SGLang's own.
+    On a CPU a path runs only if the environment forces it on, which is for tests: Triton's
+    interpreter then runs its kernels, slowly. Otherwise the CPU engine runs SGLang's own code.
     """
     import torch
     from sglang.srt.server_args import get_global_server_args
@@ -24,27 +24,27 @@ def server_limit(path: str) -> str:
     cuda = str(args.device).startswith("cuda") and torch.version.hip is None
     if not cuda and not (args.device == "cpu" and Settings.from_environ().fixes.get(path)):
         kind = "ROCm" if torch.version.hip else args.device
-        return f"the device is {kind}, the kernels were measured on CUDA only"
+        return f"the device is {kind}, and the kernels were measured on CUDA only"
     if why := numbers_limit(args):
         return why
     if getattr(args, "enable_torch_compile", False):
         return "--enable-torch-compile fuses these operations itself"
     if getattr(args, "debug_tensor_dump_output_folder", None):
-        return "--debug-tensor-dump-output-folder wants every module to be called"
+        return "--debug-tensor-dump-output-folder needs every module to be called"
     return ""
 
 
 def numbers_limit(args: Any) -> str:
-    """Why a server with these ServerArgs takes no sums in another order; '' if it does."""
+    """Why sums may not be in another order with these ServerArgs; '' if they may."""
     if getattr(args, "enable_deterministic_inference", False):
-        return "--enable-deterministic-inference: sums may be ordered by batch size"
+        return "--enable-deterministic-inference forbids that sums depend on the batch size"
     if getattr(args, "rl_on_policy_target", None):
         return "--rl-on-policy-target asks for exactly SGLang's own numbers"
     return ""
 
 
 def norms_limit(layer: Any, *names: str) -> str:
-    """Why a kernel may not stand in for these norms of a layer; '' if it may."""
+    """Why a kernel may not replace these norms of a layer; '' if it may."""
     for name in names:
         norm = getattr(layer, name)
         kind = type(norm).__name__
@@ -69,10 +69,10 @@ def eps_of(norm: Any) -> float:
 
 
 def say(path: str, where: str, why_not: str, alone: bool = False) -> None:
-    """Log that a path is active at ``where``, or why it is not. Each of the two once.
+    """Log that a path is active at ``where``, or why it is not. Each text is logged once.
 
-    alone: only if nothing was said of the path before. A draft's layers come after the target's,
-    and are of another kind.
+    alone: log it only if nothing was logged about the path before. The draft's layers are made
+    after the target's and are of another kind.
     """
     text = f"not used: {why_not}" if why_not else "active"
     if alone and any(path == of for of, _ in _said):

@@ -1,12 +1,12 @@
-"""Gemma-4's expert choice in one launch instead of seven (performance path).
+"""Gemma-4's choice of experts in one launch instead of seven (performance path).
 
-``Gemma4MoE.routing_function`` takes the top k logits, their softmax, looks up a scale for each
-expert, multiplies, and casts: seven small kernels in each MoE layer. The kernel is
-:mod:`g4debug.fixes.paths.kernels.fused_router`; ids are the same (its docstring has the order
-of ties), weights are float32 all through, where SGLang rounds twice to the logits' dtype.
+``Gemma4MoE.routing_function`` takes the top k logits and their softmax, looks up a scale for each
+expert, multiplies, and casts. These are seven small kernels in each MoE layer. Here they are one,
+:mod:`g4debug.fixes.paths.kernels.fused_router`. The ids are the same (its docstring has the order
+of equal logits). Weights are float32 throughout, where SGLang rounds twice to the logits' dtype.
 
-The routing function is a closure, made in ``Gemma4MoE.__init__`` and handed to ``TopK``. It is
-exchanged there, after the constructor; SGLang's own is kept for what the kernel does not take.
+The routing function is a closure that ``Gemma4MoE.__init__`` makes and passes to ``TopK``. It is
+replaced there after the constructor. SGLang's own is kept for what the kernel does not take.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOE = "sglang.srt.models.gemma4_causal.Gemma4MoE"
 
 
 def after_init(result: None, moe: Any, *args: Any, **kwargs: Any) -> None:
-    """After ``Gemma4MoE.__init__``."""
+    """Runs after ``Gemma4MoE.__init__``."""
     from g4debug.fixes.paths import base
 
     why_not = base.server_limit(ID)
@@ -61,7 +61,7 @@ def routing(sglangs: Any, scale: torch.Tensor) -> Any:
 
 
 def still_broken() -> bool:
-    """True if the routing function knows nothing but ``torch.topk``."""
+    """True if the routing function uses ``torch.topk`` and has no fused kernel."""
     text = source(f"{MOE}.__init__")
     return "torch.topk(" in text and "fused_routing(" not in text
 
@@ -74,7 +74,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="Gemma-4's expert choice in one launch",
+    title="Gemma-4's choice of experts in one launch",
     seed="PR #1",
     upstream="in 0.5.13 (a kernel of its own, which sorts)",
     needs=">=0.5.12,<0.5.16",

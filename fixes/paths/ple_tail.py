@@ -1,12 +1,12 @@
-"""The tail of E2B's and E4B's layers in three launches around two GEMMs (performance path).
+"""The end of E2B's and E4B's layers in three launches around two GEMMs (performance path).
 
 After its MLP a layer with a per-layer embedding runs norm, add, *gate GEMM*, gelu, multiply,
-*projection GEMM*, norm, add, multiply: seven pointwise kernels in 0.5.12.post1, 35 or 42 times per
-step. Here: norm + add, gelu x embedding, norm + add x layer scalar
-(``kernels/rmsnorm_add.py``, ``kernels/gelu_mul.py``). Each is float32 inside and
-rounds once, where SGLang rounds after every step.
+*projection GEMM*, norm, add, multiply. In 0.5.12.post1 these are seven pointwise kernels, 35 or 42
+times per step. Here they are three: norm + add, gelu x embedding, and norm + add x layer scalar
+(``kernels/rmsnorm_add.py``, ``kernels/gelu_mul.py``). Each computes in float32 and rounds once,
+where SGLang rounds after every operation.
 
-The GEMMs stay SGLang's modules, quantised or with LoRA, and so does all before the tail.
+The GEMMs stay SGLang's modules, also quantised or with LoRA, and so does all that comes before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NORMS = ("post_feedforward_layernorm", "post_per_layer_input_norm")
 
 
 def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """After ``Gemma4DecoderLayer.__init__``: decide for this layer."""
+    """Runs after ``Gemma4DecoderLayer.__init__`` and decides for this layer."""
     from g4debug.fixes.paths import _gemma4_layer, base
 
     layer.g4debug_ple_tail = None
@@ -41,7 +41,7 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def limit(layer: Any) -> str:
-    """Why a layer with a per-layer embedding goes SGLang's way; '' if it need not."""
+    """Why a layer with a per-layer embedding runs SGLang's own code; '' if it runs ours."""
     from g4debug.fixes.paths import base
 
     if layer.enable_moe_block:
@@ -59,7 +59,7 @@ def around_forward(
     forward_batch: Any,
     **kwargs: Any,
 ) -> Any:
-    """Wraps ``Gemma4DecoderLayer.forward``; dynamo traces through it."""
+    """Wraps ``Gemma4DecoderLayer.forward``. dynamo traces through it."""
     ours = getattr(layer, "g4debug_ple_tail", None)
     if ours is None or per_layer_input is None or hidden_states.dim() != 2:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
@@ -67,7 +67,7 @@ def around_forward(
 
 
 def still_broken() -> bool:
-    """True if the layer runs gelu and what is around it as torch operations."""
+    """True if the layer runs gelu and the norm after it as operations of their own."""
     text = source(f"{LAYER}.forward")
     return "gelu(gate" in text and "self.post_per_layer_input_norm(" in text
 
@@ -81,7 +81,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="the tail of E2B's and E4B's layers in three launches around two GEMMs",
+    title="the end of E2B's and E4B's layers in three launches around two GEMMs",
     seed="PR #16",
     upstream="none",
     needs=">=0.5.12,<0.5.14",

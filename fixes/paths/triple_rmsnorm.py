@@ -1,12 +1,12 @@
 """The norms between attention and a mixture of experts in one launch (performance path).
 
-26B-A4B's layers norm the output of attention, add it to the residual, and norm the sum three times:
-for the dense MLP, for the router (times a scale), for the experts. Five kernels in 0.5.12.post1,
-here one (:mod:`g4debug.fixes.paths.kernels.triple_rmsnorm`).
+The layers of 26B-A4B norm the output of attention and add it to the residual. Then they norm the
+sum three times: for the dense MLP, for the router (times a scale) and for the experts. These are
+five kernels in 0.5.12.post1, and one here (:mod:`g4debug.fixes.paths.kernels.triple_rmsnorm`).
 
-Two differences, both on purpose: the MLP's norm sees the residual as it is stored, rounded, as the
-two others do (SGLang's fused add norms the unrounded sum), and the layer's input is left alone
-(SGLang adds into it).
+Two things are different on purpose. The MLP's norm gets the residual as it is stored, that is,
+rounded, as the other two norms do; SGLang's fused add norms the sum before it is rounded. And the
+layer's input is not changed; SGLang adds into it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NORMS = ("post_attention_layernorm", *SHARED)
 
 
 def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """After ``Gemma4DecoderLayer.__init__``: decide for this layer."""
+    """Runs after ``Gemma4DecoderLayer.__init__`` and decides for this layer."""
     from g4debug.fixes.paths import _gemma4_layer, base
 
     layer.g4debug_triple_rmsnorm = None
@@ -41,7 +41,7 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def limit(layer: Any) -> str:
-    """Why a layer with experts goes SGLang's way; '' if it need not."""
+    """Why a layer with experts runs SGLang's own code; '' if it runs ours."""
     from g4debug.fixes.paths import base
 
     if layer.has_ple:
@@ -65,7 +65,7 @@ def around_forward(
     forward_batch: Any,
     **kwargs: Any,
 ) -> Any:
-    """Wraps ``Gemma4DecoderLayer.forward``; dynamo traces through it."""
+    """Wraps ``Gemma4DecoderLayer.forward``. dynamo traces through it."""
     ours = getattr(layer, "g4debug_triple_rmsnorm", None)
     if ours is None or hidden_states.dim() != 2:
         return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)

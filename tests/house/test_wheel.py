@@ -113,4 +113,4 @@ def test_doctor_loads_it_into_real_sglang(installed: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["ready"]
-    assert {c["state"] for c in found["canary"]} == {"bites"}
+    assert {c["state"] for c in found["canary"]} == {"caught"}

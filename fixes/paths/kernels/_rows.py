@@ -1,8 +1,9 @@
-"""How a kernel that works row by row is cut into programs, and its op for compiled graphs.
+"""How a kernel that works row by row is divided into programs, and its op for compiled graphs.
 
-A program holds a row in a block of a power of two, which no model's width is: a row of 2560 leaves
-1536 of 4096 lanes idle. They cost nothing: held in two parts, 2048 and 512, it is slower, says a
-H200. So it says of marking what is read and written as first to leave the L2 cache.
+A program holds a row in a block whose size is a power of two. No model's width is one: a row of
+2560 leaves 1536 of 4096 lanes idle. They cost nothing: on a H200 it was slower to hold the row in
+two parts of 2048 and 512. It was also slower to mark what is read and written as the first to leave
+the L2 cache.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ Bounds = tuple[torch.Tensor, torch.Tensor]  # lowest and highest, one element ea
 
 
 class Cut(NamedTuple):
-    """warps: of one program. per_sm: programs per SM, each taking every n-th row; 0: one program
-    for each row. stages: rows whose loads are in flight in such a loop. pdl: see options()."""
+    """How rows are divided into programs.
+
+    warps: the warps of one program. per_sm: programs per SM, of which each takes every n-th row in
+    a loop; 0 means one program for each row. stages: how many rows of such a loop are loaded at a
+    time. pdl: see options().
+    """
 
     warps: int
     per_sm: int = 0
@@ -29,12 +34,12 @@ class Cut(NamedTuple):
     pdl: bool = False
 
     def grid(self, rows: int, device: torch.device) -> int:
-        """Programs for so many rows."""
+        """The number of programs for this many rows."""
         return min(rows, self.per_sm * _sms(device.index or 0)) if self.per_sm else rows
 
 
 class Tile(NamedTuple):
-    """rows and warps of one program. pdl: see options()."""
+    """The rows and the warps of one program. pdl: see options()."""
 
     rows: int
     warps: int
@@ -42,9 +47,12 @@ class Tile(NamedTuple):
 
 
 def options(how: Cut | Tile, device: torch.device) -> dict[str, Any]:
-    """Launch options. With pdl, on sm90 and later, a kernel is launched while the one before it
-    still runs, and waits for its end before it reads anything (CUDA's programmatic dependent
-    launch); it allows the next one the same."""
+    """The launch options.
+
+    With pdl, on sm90 and later, a kernel is launched while the one before it still runs, and waits
+    for its end before it reads anything (CUDA's programmatic dependent launch). It allows the next
+    kernel to do the same.
+    """
     pdl = how.pdl and _takes_pdl(device.index or 0)
     return {"num_warps": how.warps, "PDL": pdl} | ({"launch_pdl": True} if pdl else {})
 
@@ -59,13 +67,13 @@ def _takes_pdl(index: int) -> bool:
 @lru_cache
 def _sms(index: int) -> int:
     if not torch.cuda.is_available():
-        return 2  # the interpreter: enough to go round the loop
+        return 2  # for the interpreter: enough to go through the loop more than once
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
 @triton.jit
 def in_turn(PDL: tl.constexpr):
-    """How a kernel begins: see options()."""
+    """Each kernel begins with this; see options()."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -73,8 +81,8 @@ def in_turn(PDL: tl.constexpr):
 
 @triton.jit
 def tile_at(tile, rows, first, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows (int64 [ROWS, 1]) and columns ([1, BLOCK], from ``first`` on) of a Tile, and which of
-    its elements are among rows x N."""
+    """The rows (int64 [ROWS, 1]) and columns ([1, BLOCK], from ``first`` on) of a Tile, and which
+    of its elements are inside of rows x N."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None]
     cols = first + tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (cols < N)
@@ -83,19 +91,19 @@ def tile_at(tile, rows, first, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def load_row(ptr, cols, N: tl.constexpr):
-    """float32 of the N columns of a row, 0 beyond them."""
+    """The N columns of a row as float32, and 0 beyond them."""
     return tl.load(ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_row(ptr, cols, values, N: tl.constexpr):
-    """Rounds to ptr's dtype."""
+    """Store a row, rounded to ptr's dtype."""
     tl.store(ptr + cols, values.to(ptr.dtype.element_ty), mask=cols < N)
 
 
 @triton.jit
 def clipped(x, low_ptr, high_ptr):
-    """float32 of x as torch.clamp leaves it: bounds are rounded to x's dtype, a NaN stays one.
+    """x as float32, clamped as by torch.clamp: bounds are rounded to x's dtype, a NaN stays a NaN.
 
     low_ptr, high_ptr: one element each.
     """
@@ -117,10 +125,11 @@ def needs_rows(tensor: torch.Tensor, name: str, rows: int, columns: int) -> None
 
 
 def for_graphs(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Makes of a launcher an op ``g4debug::<name>`` that torch.compile does not look into.
+    """Turn a launcher into an op ``g4debug::<name>`` that torch.compile does not look into.
 
-    A launcher picks its cut by the number of rows; traced, that choice would become a guard
-    and each batch size a recompilation. Eager code calls the launcher: an op costs microseconds.
+    A launcher chooses how to divide the work by the number of rows. If torch.compile traced that,
+    it would compile anew for each batch size. Eager code calls the launcher itself, because an op
+    costs microseconds.
     """
 
     def make(launcher: Callable[..., Any]) -> Any:

@@ -1,12 +1,12 @@
 """GELU of a clipped gate times a clipped value, clipped again, in one launch.
 
-For each element, in float32, rounded once::
+For each element, in float32 and rounded once::
 
     out = clamp(gelu(clamp(gate)) * clamp(up))
 
-gelu is the tanh form (``gelu_mul.py``). The bounds are read on the device, so that
-a weight update is seen. It is what lies between the two GEMMs of the vision tower's MLP, where
-SGLang 0.5.12 launches five kernels, and rounds after gelu and after the product.
+gelu is the tanh form (``gelu_mul.py``). The bounds are read on the device, so that a weight update
+takes effect. It is the work between the two GEMMs of the vision tower's MLP. SGLang 0.5.12 launches
+five kernels for it, and rounds after gelu and after the product.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from g4debug.fixes.paths.kernels._rows import (
 )
 from g4debug.fixes.paths.kernels.gelu_mul import gelu
 
-COLUMNS = 1024  # of one program; a row is cut, since its width is no power of two
+COLUMNS = 1024  # columns of one program; a row is divided, as its width is no power of two
 
 
 @triton.jit(do_not_specialize=["rows"])  # one binary for all batch sizes
@@ -48,7 +48,7 @@ def _clipped_gelu_mul_kernel(
 ):
     in_turn(PDL)
     parts: tl.constexpr = (N + BLOCK - 1) // BLOCK
-    program = tl.program_id(0)  # one axis: the others end at 65,535
+    program = tl.program_id(0)  # only one axis, because the others end at 65,535
     row, cols, inside = tile_at(program // parts, rows, (program % parts) * BLOCK, N, ROWS, BLOCK)
     gate = tl.load(both_ptr + row * stride + cols, mask=inside, other=0.0)
     up = tl.load(both_ptr + row * stride + N + cols, mask=inside, other=0.0)
@@ -60,7 +60,7 @@ def _clipped_gelu_mul_kernel(
 
 
 def tile(rows: int) -> Tile:
-    """The fastest on a H200 at six pictures; ``benchmarks/vision_layer.py --tune`` tries the
+    """The fastest tile on a H200 for six pictures. ``benchmarks/vision_layer.py --tune`` tries the
     others."""
     return Tile(1, 1, pdl=True)
 
@@ -70,13 +70,15 @@ def clipped_gelu_mul(
 ) -> torch.Tensor:
     """``clamp(gelu(clamp(both[:, :n])) * clamp(both[:, n:]))``: a new tensor [rows, n].
 
-    both: [rows, 2 n], float16, bfloat16 or float32, adjacent columns, any row stride. gate, up,
-    out: the bounds of each. Raises ValueError for other shapes.
+    both: [rows, 2 n], float16, bfloat16 or float32, with adjacent columns and any row stride. gate,
+    up, out: the bounds of each. Raises ValueError for other shapes.
     """
     rows, columns = both.shape
     needs_rows(both, "both", rows, columns)
     if columns % 2:
-        raise ValueError(f"both: got {columns} columns, expected a gate and as many values")
+        raise ValueError(
+            f"both: got {columns} columns, expected as many for the gate as for the values"
+        )
     made = torch.empty((rows, columns // 2), dtype=both.dtype, device=both.device)
     if made.numel() == 0:
         return made
@@ -100,7 +102,7 @@ def clipped_gelu_mul(
 
 
 def reference(both: torch.Tensor, gate: Bounds, up: Bounds, out: Bounds) -> torch.Tensor:
-    """The same in torch."""
+    """The same computation in torch."""
     g, u = both.chunk(2, dim=-1)
     g, u = torch.clamp(g, *gate).float(), torch.clamp(u, *up).float()
     product = torch.nn.functional.gelu(g, approximate="tanh") * u

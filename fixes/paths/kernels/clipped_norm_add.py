@@ -1,13 +1,14 @@
-"""RMSNorm of what a GEMM gave, clipped; residual, layer scalar; and the next GEMM's input.
+"""Clips and norms a GEMM's output, adds the residual, and makes the input of the next GEMM.
 
 For each row, in float32::
 
     out  = round((norm(clamp(x)) * weight + residual) * scalar)
     next = round(clamp(norm(out) * next_weight))        norm(t) = t * rsqrt(mean(t^2) + eps)
 
-``next``, if wanted, is of ``out`` as it is stored: the very tensor that the layer carries on. The
-bounds are read on the device, so that a weight update is seen. One launch where SGLang 0.5.12 has
-up to six in the vision tower, each of which rounds.
+``next`` is made only if it is asked for. It is made of ``out`` as it is stored, which is the tensor
+that the layer goes on with. The bounds are read on the device, so that a weight update takes
+effect. This is one launch, where SGLang 0.5.12 has up to six in the vision tower, each of which
+rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from g4debug.fixes.paths.kernels._rows import (
 
 
 class Next(NamedTuple):
-    """The norm before the next GEMM, and the bounds of that GEMM's input. weight: [columns]."""
+    """The norm before the next GEMM, and the bounds of the GEMM's input. weight: [columns]."""
 
     weight: torch.Tensor
     eps: float
@@ -72,7 +73,7 @@ def _clipped_norm_add_kernel(
     x = tl.load(x_ptr + row * stride_x + cols, mask=inside, other=0.0)
     r = tl.load(r_ptr + row * stride_r + cols, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(w_ptr + cols, mask=cols < N, other=0.0).to(tl.float32)
-    # A bound above 0 lifts the columns beyond N, too.
+    # A lower bound above 0 also lifts the columns beyond N.
     wide = tl.where(inside, clipped(x, low_ptr, high_ptr), 0.0)
     out = _normed(wide, eps, N) * w + r
     if HAS_SCALAR:
@@ -87,7 +88,7 @@ def _clipped_norm_add_kernel(
 
 
 def tile(columns: int) -> Tile:
-    """The fastest on a H200 at six pictures of E2B's tower; 26B-A4B's was not tuned.
+    """The fastest tile on a H200 for six pictures in E2B's tower; 26B-A4B's was not tuned.
     ``benchmarks/vision_layer.py --tune`` tries the others."""
     return Tile(1, 1 if columns <= 1024 else 4, pdl=True)
 
@@ -102,12 +103,12 @@ def clipped_norm_add(
     following: Next | None = None,
     how: Tile | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``rmsnorm(clamp(x), weight) + residual``, times ``scalar`` if given; and what is to follow.
+    """``rmsnorm(clamp(x), weight) + residual``, times ``scalar`` if given, and the next input.
 
-    x, residual: [rows, columns], float16, bfloat16 or float32, adjacent columns, any row stride.
-    weight: [columns]. scalar: one element, on the device; rounded to x's dtype, as torch does.
-    Returns new tensors like x; the second is None without ``following``. Raises ValueError for
-    other shapes.
+    x, residual: [rows, columns], float16, bfloat16 or float32, with adjacent columns and any row
+    stride. weight: [columns]. scalar: one element, on the device; it is rounded to x's dtype, as
+    torch does. Returns new tensors like x. The second is None without ``following``. Raises
+    ValueError for other shapes.
     """
     rows, columns = x.shape
     needs_rows(x, "x", rows, columns)
@@ -152,7 +153,7 @@ def reference(
     scalar: torch.Tensor | None = None,
     following: Next | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same in torch."""
+    """The same computation in torch."""
 
     def norm(t: torch.Tensor, w: torch.Tensor, e: float) -> torch.Tensor:
         return t * torch.rsqrt(t.square().mean(-1, keepdim=True) + e) * w.float()

@@ -1,23 +1,24 @@
-"""Gemma-4's expert choice in one launch: top-k, softmax, per-expert scale, casts.
+"""Gemma-4's choice of experts in one launch: top-k, softmax, a scale for each expert, casts.
 
-For each row of logits l, with t the ids of its K greatest logits::
+For each row of logits l, where t are the ids of its K greatest logits::
 
     weights[j] = exp(l[t_j] - max) / sum_i exp(l[t_i] - max) * scale[t_j]      float32
     ids[j]     = t_j                                                            int32
 
-(The softmax over all experts, renormalised over the chosen ones, is the softmax of the chosen.)
+(The softmax over all experts, renormalised over the chosen ones, is the softmax over the chosen.)
 
-Order, also of ties: descending; NaN above +inf, as torch has it; +0 above -0; equal logits by
-ascending id. ``torch.topk`` promises no order among equals; on CUDA it takes the lowest ids of
-those that tie for the last place, so the chosen *set* is the same there. A chosen NaN or +inf, or
-nothing but -inf, makes all weights of its row NaN, as softmax does.
+The order is descending. NaN is above +inf, as in torch, +0 is above -0, and equal logits are in the
+order of their ids. ``torch.topk`` promises no order among equal logits. On CUDA it takes the lowest
+ids of those that are equal at the last place, so there the chosen *set* is the same. If a NaN or
++inf is chosen, or if all logits are -inf, all weights of the row are NaN, as with softmax.
 
-Everything after the load is float32, where SGLang's torch path rounds the softmax and the product
-to the logits' dtype.
+All is computed in float32 after the load. SGLang's torch code rounds the softmax and the product to
+the logits' dtype.
 
-A logit is turned into an integer of the same order. One of 16 bits shares a word with its expert's
-complement, so that one integer maximum over a row, a single instruction for a warp, finds value
-and id at once; K such maxima are cheaper than sorting E logits. One of 32 bits takes two.
+A logit is turned into an integer with the same order. A logit of 16 bits shares one word with the
+complement of its expert's id. So one integer maximum over the row, which is one instruction of a
+warp, finds the value and the id at once, and K such maxima are cheaper than sorting E logits. A
+logit of 32 bits takes two maxima.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ UNROLL = 16  # rounds that are unrolled
 
 @triton.jit
 def _take(key, order, picked, picked_id, e, j, i, WIDE: tl.constexpr):
-    """One round: the greatest of what is left goes to column i. e: experts, j: columns."""
+    """One round: the greatest logit that is left goes to column i. e: experts, j: columns."""
     LEAST: tl.constexpr = -2147483648
     if WIDE:
         best = tl.max(order, axis=1)[:, None]
@@ -112,7 +113,10 @@ def _fused_router_kernel(
 
 
 def tile(rows: int, experts: int) -> Tile:
-    """The fastest on a H200 at 128 experts; ``benchmarks/fused_router.py --tune`` tries others."""
+    """The fastest tile on a H200 for 128 experts.
+
+    ``benchmarks/fused_router.py --tune`` tries the others.
+    """
     if experts > 256:
         return Tile(1, 4, pdl=True)
     if rows <= 128:
@@ -123,9 +127,9 @@ def tile(rows: int, experts: int) -> Tile:
 def fused_router(
     logits: torch.Tensor, scale: torch.Tensor, top_k: int, how: Tile | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights, float32 [rows, top_k], and ids, int32 [rows, top_k], of each row's experts.
+    """The weights, float32 [rows, top_k], and ids, int32 [rows, top_k], of each row's experts.
 
-    logits: float16, bfloat16 or float32 [rows, experts], adjacent columns, any row stride.
+    logits: float16, bfloat16 or float32 [rows, experts], with adjacent columns and any row stride.
     scale: [experts], any float dtype. Raises ValueError for other shapes and dtypes, for more than
     MAX_EXPERTS experts, and unless 1 <= top_k <= experts.
     """
@@ -151,14 +155,14 @@ def fused_router(
         UNROLLED=top_k <= UNROLL,
         ROWS=how.rows,
         BLOCK=triton.next_power_of_2(experts),
-        PICKED=max(32, triton.next_power_of_2(top_k)),  # a warp's lanes: one choice each
+        PICKED=max(32, triton.next_power_of_2(top_k)),  # one choice for each lane of a warp
         **options(how, logits.device),
     )
     return weights, ids
 
 
 def ineligible(logits: torch.Tensor, scale: torch.Tensor, top_k: int) -> str:
-    """Why the kernel does not take these, as "got ..., expected ..."; '' if it does."""
+    """Why the kernel does not take these ("got ..., expected ..."); '' if it does."""
     if logits.dim() != 2 or logits.dtype not in DTYPES or logits.stride(1) != 1:
         return (
             f"got logits {tuple(logits.shape)} of {logits.dtype} with strides {logits.stride()}, "
@@ -177,7 +181,7 @@ def ineligible(logits: torch.Tensor, scale: torch.Tensor, top_k: int) -> str:
 def reference(
     logits: torch.Tensor, scale: torch.Tensor, top_k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in torch, in the same order; any number of experts."""
+    """The same computation in torch, with the same order, for any number of experts."""
     wide = logits.float()
     bits = wide.view(torch.int32)
     order = torch.where(wide.isnan(), 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))

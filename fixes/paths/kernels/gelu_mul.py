@@ -1,12 +1,12 @@
-"""GELU (tanh form) of a gate, times what it gates, in one launch.
+"""GELU (tanh form) of a gate times another tensor, in one launch.
 
-For each element, in float32, rounded once::
+For each element, in float32 and rounded once::
 
     out = gelu(gate) * x,   gelu(g) = g / 2 * (1 + tanh(u)) = g * sigmoid(2 u)
     u = sqrt(2 / pi) * (g + 0.044715 g^3)
 
-The sigmoid form needs one exponential, and does not cancel for negative g. SGLang rounds after
-gelu, too.
+The form with the sigmoid needs only one exponential and loses no digits for negative g. SGLang also
+rounds after gelu.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def _gelu_mul_kernel(
 
 
 def tile(rows: int) -> Tile:
-    """The fastest on a H200; ``benchmarks/ple_tail.py --tune`` tries the others."""
+    """The fastest tile on a H200. ``benchmarks/ple_tail.py --tune`` tries the others."""
     return Tile(2, 8, pdl=True) if rows <= 512 else Tile(4, 4, pdl=True)
 
 
 def gelu_mul(gate: torch.Tensor, x: torch.Tensor, how: Tile | None = None) -> torch.Tensor:
-    """``gelu(gate, approximate="tanh") * x``: a new tensor like gate.
+    """``gelu(gate, approximate="tanh") * x`` as a new tensor like gate.
 
-    gate, x: [rows, columns], float16, bfloat16 or float32, adjacent columns, any row stride.
-    Raises ValueError for other shapes.
+    gate, x: [rows, columns], float16, bfloat16 or float32, with adjacent columns and any row
+    stride. Raises ValueError for other shapes.
     """
     rows, columns = gate.shape
     needs_rows(gate, "gate", rows, columns)
@@ -87,7 +87,7 @@ def gelu_mul(gate: torch.Tensor, x: torch.Tensor, how: Tile | None = None) -> to
 
 
 def reference(gate: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The same in torch."""
+    """The same computation in torch."""
     gated = torch.nn.functional.gelu(gate.float(), approximate="tanh") * x.float()
     return gated.to(gate.dtype)
 

@@ -1,12 +1,12 @@
 """RMSNorm, residual and layer scalar in one launch.
 
-For each row, in float32, rounded once at the end::
+For each row, in float32 and rounded once at the end::
 
     out = (x * rsqrt(mean(x^2) + eps) * weight + residual) * scalar
 
-SGLang rounds after the norm and after the sum, too. One program holds a row in registers: x and
-residual are read once, out is written once. The kernel layout (one row per program, or a loop of
-rows over resident programs) after Liger-Kernel's RMSNorm and Triton's persistent-kernel tutorial.
+SGLang also rounds after the norm and after the sum. One program holds a row in registers: x and
+residual are read once, and out is written once. A program takes one row, or several rows in a loop;
+this is as in Liger-Kernel's RMSNorm and in Triton's tutorial of persistent kernels.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _rmsnorm_add_kernel(
 
 
 def cut(rows: int, columns: int) -> Cut:
-    """The fastest on a H200; ``benchmarks/ple_tail.py --tune`` tries the others."""
+    """The fastest cut on a H200. ``benchmarks/ple_tail.py --tune`` tries the others."""
     if rows <= 256:
         return Cut(8 if columns <= 2048 else 16, pdl=True)
     return Cut(4, pdl=True)
@@ -89,10 +89,11 @@ def rmsnorm_add(
     scalar: torch.Tensor | None = None,
     how: Cut | None = None,
 ) -> torch.Tensor:
-    """``rmsnorm(x, weight) + residual``, times ``scalar`` if given: a new tensor like x.
+    """``rmsnorm(x, weight) + residual``, times ``scalar`` if given, as a new tensor like x.
 
-    x, residual: [rows, columns], float16, bfloat16 or float32, adjacent columns, any row stride.
-    weight: [columns]. scalar: one element, on the device. Raises ValueError for other shapes.
+    x, residual: [rows, columns], float16, bfloat16 or float32, with adjacent columns and any row
+    stride. weight: [columns]. scalar: one element, on the device. Raises ValueError for other
+    shapes.
     """
     rows, columns = x.shape
     needs_rows(x, "x", rows, columns)
@@ -128,7 +129,7 @@ def reference(
     eps: float,
     scalar: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The same in torch."""
+    """The same computation in torch."""
     wide = x.float()
     out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
     out = out + residual.float()

@@ -6,11 +6,11 @@ For each row, in float32::
     n            = residual' * rsqrt(mean(residual'^2) + eps)
     dense, router, experts = n * w_dense, n * w_router, n * w_experts
 
-x is the output of attention. ``residual'`` is rounded to its dtype before it is normed: all three
-inputs are norms of the very tensor that the layer carries on. x and residual are read once, each
-of the four outputs is written once. That the three norms share one sum of squares is what vLLM's
-Inductor found for this layer (its ``triton_red_fused_add_moe_forward_mul_rms_norm_0``), says seed
-PR #18.
+x is the output of attention. ``residual'`` is rounded to its dtype before it is normed, so all
+three inputs are norms of the tensor that the layer goes on with. x and residual are read once, and
+each of the four outputs is written once. According to seed PR #18, vLLM's Inductor found that the
+three norms of this layer can share one sum of squares
+(``triton_red_fused_add_moe_forward_mul_rms_norm_0``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from g4debug.fixes.paths.kernels._rows import (
 
 
 class Normed(NamedTuple):
-    """Each [rows, columns], of x's dtype."""
+    """The four outputs, each [rows, columns] of x's dtype."""
 
     residual: torch.Tensor
     dense: torch.Tensor
@@ -102,7 +102,7 @@ def _triple_rmsnorm_kernel(
 
 
 def cut(rows: int, columns: int) -> Cut:
-    """The fastest on a H200; ``benchmarks/triple_rmsnorm.py --tune`` tries the others."""
+    """The fastest cut on a H200. ``benchmarks/triple_rmsnorm.py --tune`` tries the others."""
     if columns > 2048:
         return Cut(2 if columns <= 2560 and rows > 1024 else 4, pdl=True)
     return Cut(8 if rows <= 1024 else 2, pdl=True)
@@ -119,10 +119,10 @@ def triple_rmsnorm(
     eps: float,
     how: Cut | None = None,
 ) -> Normed:
-    """New residual and the inputs of the dense MLP, the router and the experts; new tensors.
+    """The new residual and the inputs of the dense MLP, the router and the experts, as new tensors.
 
-    x, residual: [rows, columns], float16, bfloat16 or float32, adjacent columns, any row stride.
-    w_*: [columns]. Raises ValueError for other shapes.
+    x, residual: [rows, columns], float16, bfloat16 or float32, with adjacent columns and any row
+    stride. w_*: [columns]. Raises ValueError for other shapes.
     """
     rows, columns = x.shape
     needs_rows(x, "x", rows, columns)
@@ -163,7 +163,7 @@ def reference(
     eps_x: float,
     eps: float,
 ) -> Normed:
-    """The same in torch."""
+    """The same computation in torch."""
 
     def norm(t: torch.Tensor, e: float) -> torch.Tensor:
         return t * torch.rsqrt(t.square().mean(-1, keepdim=True) + e)

@@ -1,16 +1,16 @@
-"""From the vision tower's QKV GEMM to what its attention takes, in one launch.
+"""The work between the QKV GEMM of the vision tower and its attention, in one launch.
 
-For each head of each token, in float32, rounded once at the end::
+For each head of each token, in float32 and rounded once at the end::
 
     v:    n = norm(clamp(x))                      norm(t) = t * rsqrt(mean(t^2) + eps)
     q, k: n = norm(clamp(x)) * weight
           n * cos + rotate_half(n) * sin          in each half of the head by itself
 
-The halves turn with the patch's x and its y (2-D RoPE, Hugging Face's Gemma4 vision tower). With
-quarters a, b, c, d of a head, rotate_half within the halves is (-b, a, -d, c): so a program holds
-first quarters (a, c) and second ones (b, d) in two tiles, and reads each number once. SGLang 0.5.12
-launches some 28 kernels for this, and rounds after each. The bounds of the three projections are
-read on the device, so that a weight update is seen.
+One half of a head is rotated by the patch's x and the other by its y (2-D RoPE, as in Hugging
+Face's vision tower of Gemma4). With the quarters a, b, c, d of a head, rotate_half within the
+halves is (-b, a, -d, c). So a program holds the quarters (a, c) in one tile and (b, d) in another,
+and reads each number once. SGLang 0.5.12 launches some 28 kernels for this, and rounds after each.
+The bounds of the three projections are read on the device, so that a weight update takes effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from g4debug.fixes.paths.kernels._rows import Bounds, Cut, clipped, in_turn, nee
 
 
 class Heads(NamedTuple):
-    """What attention takes: q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim]."""
+    """The inputs of attention: q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim]."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -34,14 +34,14 @@ class Heads(NamedTuple):
 
 @triton.jit
 def _quarters(ptr, at, inside, D: tl.constexpr):
-    """First and second quarters of each half of a head."""
+    """The first and the second quarter of each half of a head."""
     first = tl.load(ptr + at, mask=inside, other=0.0)
     return first, tl.load(ptr + at + D // 4, mask=inside, other=0.0)
 
 
 @triton.jit
 def _normed(a, b, inside, low_ptr, high_ptr, eps, D: tl.constexpr):
-    # A bound above 0 lifts what is masked, too.
+    # A lower bound above 0 also lifts what is masked.
     a = tl.where(inside, clipped(a, low_ptr, high_ptr), 0.0)
     b = tl.where(inside, clipped(b, low_ptr, high_ptr), 0.0)
     squares = tl.sum(tl.sum(a * a + b * b, axis=2), axis=1)
@@ -122,8 +122,8 @@ def _vision_qkv_kernel(
 
 
 def cut(head_dim: int) -> Cut:
-    """One program for each token: its heads share a row of cos and of sin. The fastest on a
-    H200 at six pictures; ``benchmarks/vision_layer.py --tune`` tries the others."""
+    """One program for each token, because its heads share a row of cos and of sin. This is the
+    fastest on a H200 for six pictures. ``benchmarks/vision_layer.py --tune`` tries the others."""
     return Cut(1 if head_dim <= 64 else 2, pdl=True)
 
 
@@ -141,11 +141,12 @@ def vision_qkv(
     v: Bounds,
     how: Cut | None = None,
 ) -> Heads:
-    """Clipped, normed and turned heads: new contiguous tensors of qkv's dtype.
+    """The heads, clipped, normed and rotated, as new contiguous tensors of qkv's dtype.
 
-    qkv: [tokens, (heads + 2 kv_heads) * head_dim], q first, then k, then v. cos, sin:
-    [tokens, head_dim]. All float16, bfloat16 or float32, adjacent columns, any row stride.
-    q_weight, k_weight: [head_dim]. q, k, v: the bounds of each. Raises ValueError for other shapes.
+    qkv: [tokens, (heads + 2 kv_heads) * head_dim], first q, then k, then v. cos, sin:
+    [tokens, head_dim]. All are float16, bfloat16 or float32, with adjacent columns and any row
+    stride. q_weight, k_weight: [head_dim]. q, k, v: the bounds of each. Raises ValueError for other
+    shapes.
     """
     tokens, head_dim = cos.shape
     needs_rows(qkv, "qkv", tokens, (heads + 2 * kv_heads) * head_dim)
@@ -197,7 +198,7 @@ def reference(
     k: Bounds,
     v: Bounds,
 ) -> Heads:
-    """The same in torch."""
+    """The same computation in torch."""
     head_dim = cos.shape[1]
     split = torch.split(qkv, [n * head_dim for n in (heads, kv_heads, kv_heads)], dim=-1)
     found = []

@@ -1,7 +1,7 @@
-"""Images and frames in order, in as few passes of the vision tower as memory allows.
+"""Divides images and frames into as few passes of the vision tower as memory allows.
 
-Source of the idea: vLLM #43169, seed PR #9. Entries of one pass have the same number of patches:
-then no padding is added, and every entry is computed as it would be alone.
+Source of the idea: vLLM #43169 and seed PR #9. All entries of a pass have the same number of
+patches. So there is no padding, and each entry is computed as if it were alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Entry:
     positions: torch.Tensor
 
 
-Piece = Entry | torch.Tensor  # a tensor is an embedding that passes through
+Piece = Entry | torch.Tensor  # a tensor is an embedding already and is passed on
 
 
 def collect(items: list[Any], positions_of: str, hidden: int, video: bool) -> list[Piece] | None:
-    """What ``items`` (MultimodalDataItem) hold, in order; None for anything unexpected.
+    """What ``items`` (MultimodalDataItem) hold, in order; None if something is unexpected.
 
-    positions_of: the attribute with the patch positions. hidden: a tensor of that last dimension
-    is an embedding already. SGLang itself says what is wrong with what is unexpected.
+    positions_of: the attribute with the patch positions. hidden: a tensor with this last dimension
+    is an embedding already. If something is unexpected, SGLang's own code runs and reports it.
     """
     pieces: list[Piece] = []
     for item in items:
@@ -57,10 +57,10 @@ def _flat(nested: Any) -> list[Any]:
 
 
 def passes(entries: list[Entry], cost: Callable[[int], int], budget: int) -> list[list[int]]:
-    """Indices of the entries of each pass: one patch count each, at most ``budget`` bytes.
+    """The indices of the entries of each pass, which takes at most ``budget`` bytes.
 
-    cost: bytes that an entry of so many patches takes. An entry that is larger than the budget
-    goes alone.
+    cost: the bytes that an entry takes, by its number of patches. All entries of a pass have the
+    same number of patches. An entry that is larger than the budget is a pass of its own.
     """
     buckets: dict[tuple[int, ...], list[int]] = {}
     for i, entry in enumerate(entries):
@@ -73,13 +73,14 @@ def passes(entries: list[Entry], cost: Callable[[int], int], budget: int) -> lis
 
 
 def bytes_of_patches(config: Any, element: int, fused: bool = False) -> Callable[[int], int]:
-    """Peak bytes that Gemma4VisionEncoder takes for an entry, by its number of patches.
+    """The peak bytes that Gemma4VisionEncoder takes for an entry, by its number of patches.
 
     config: Gemma4VisionConfig. element: bytes of the tower's dtype. The largest part is the
-    position embedding, a one-hot of ``position_embedding_size`` per patch and axis, int64 and
-    cast; then masks and pooling weights of patches x patches; then what a layer holds at once.
-    fused: the tower goes vision-layer's way, without one-hot and masks. What is left of patches x
-    patches is the pooling: a one-hot of soft tokens for each patch, int64 and cast to float32.
+    position embedding: a one-hot of ``position_embedding_size`` for each patch and axis, in int64
+    and then cast. The next are masks and pooling weights of patches x patches, and what a layer
+    holds at a time. fused: the path vision-layer is used, which needs neither one-hot nor masks.
+    Then only the pooling is as large as patches x patches: a one-hot of soft tokens for each patch,
+    in int64 and then cast to float32.
     """
     layer = (16 * config.hidden_size + 6 * config.intermediate_size) * element
     pixels = 3 * config.patch_size**2 * (4 + element)
@@ -94,7 +95,7 @@ def bytes_of_patches(config: Any, element: int, fused: bool = False) -> Callable
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of memory that the device has."""
+    """How many bytes of memory the device has."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -103,7 +104,7 @@ def device_memory(device: torch.device) -> int:
 def encode(
     tower: Callable[..., Any], entries: list[Entry], batches: list[list[int]], dtype: torch.dtype
 ) -> list[torch.Tensor]:
-    """Soft tokens [n, tower hidden] of each entry, in order; one tower call per batch."""
+    """The soft tokens [n, tower hidden] of each entry, in order. Each batch is one tower call."""
     device = tower.device  # type: ignore[attr-defined]
     tokens, counts = [], []
     for batch in batches:
@@ -112,7 +113,7 @@ def encode(
         pooled, valid = tower(pixels, positions)
         tokens.append(pooled[valid])
         counts.append(valid.sum(dim=1))
-    # One wait for all counts.
+    # This waits for the device only once, for all counts.
     split = torch.split(torch.cat(tokens), torch.cat(counts).tolist())
     order = [i for batch in batches for i in batch]
     found = dict(zip(order, split, strict=True))

@@ -1,13 +1,14 @@
-"""All images and frames of a request through the vision tower together (seed PR #9).
+"""Sends all images and frames of a request through the vision tower together (seed PR #9).
 
-SGLang 0.5.12 encodes image after image, and projects image after image: of six images, each
-kernel runs six times with a sixth of the work. The images are independent of each other, so those
-with the same number of patches go through the tower in one call, as many as a memory budget allows
-(``G4DEBUG_MM_ENCODER_PERCENT`` of the device), and all soft tokens through the embedder in one.
-The idea is vLLM's (#43169). Order, pass-through embeddings and the empty result are SGLang's.
+SGLang 0.5.12 encodes and projects one image after the other. With six images each kernel runs six
+times, each time with a sixth of the work. But the images do not depend on each other. So those with
+the same number of patches go through the tower in one call, as many as a memory budget allows
+(``G4DEBUG_MM_ENCODER_PERCENT`` of the device), and all soft tokens go through the embedder in one
+call. The idea is vLLM's (#43169). The order, embeddings that are passed on, and the empty result
+are as in SGLang.
 
-A video is a list of frames: SGLang gives all of them to the tower at once, here the budget holds
-for it, too. If memory runs out all the same, SGLang's own way is taken, which needs less.
+A video is a list of frames. SGLang gives all of them to the tower at once; here the budget counts
+for them, too. If memory runs out all the same, SGLang's own code runs, which needs less.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _said: set[str] = set()
 
 
 def around_image(call_next: Callable[..., Any], model: Any, items: list[Any]) -> Any:
-    """Wraps ``get_image_feature``: returns the embeddings [tokens, hidden of the text model]."""
+    """Wraps ``get_image_feature``. Returns the embeddings [tokens, hidden of the text model]."""
     return _batched(call_next, model, items, "image_position_ids", video=False)
 
 
 def around_video(call_next: Callable[..., Any], model: Any, items: list[Any]) -> Any:
-    """Wraps ``get_video_feature``, the same for frames."""
+    """Wraps ``get_video_feature``, which does the same for frames."""
     return _batched(call_next, model, items, "video_position_ids", video=True)
 
 
@@ -54,7 +55,7 @@ def _batched(
         return call_next(model, items)
     pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
     if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
-        return call_next(model, items)  # nothing to put together, or SGLang's error to raise
+        return call_next(model, items)  # one image only, or an error that SGLang reports
     try:
         return embeddings(model, pieces, "frames" if video else "images")
     except torch.OutOfMemoryError:
@@ -64,9 +65,10 @@ def _batched(
 
 
 def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
-    """[tokens, hidden] of all pieces, in order: tower calls by the budget, one embedder call.
+    """The embeddings [tokens, hidden] of all pieces, in order.
 
-    what: "images" or "frames", for the log.
+    The budget decides how many calls of the tower there are; the embedder is called once. what:
+    "images" or "frames", for the log.
     """
     import torch
 
@@ -104,7 +106,7 @@ def budget(device: torch.device) -> int:
 
 
 def limit(model: Any) -> str:
-    """Why SGLang goes image by image, '' if it need not."""
+    """Why SGLang's own code runs, image by image; '' if this path runs."""
     from sglang.srt.server_args import get_global_server_args
 
     why: str = base.numbers_limit(get_global_server_args())
@@ -112,19 +114,19 @@ def limit(model: Any) -> str:
         return why
     layers = model.vision_tower.encoder.layers
     backend = type(layers[0].self_attn.qkv_backend).__name__
-    # Asserts a batch of one.
+    # VisionSdpaAttention asserts that the batch size is 1.
     return "the vision tower's attention is sdpa" if backend == "VisionSdpaAttention" else ""
 
 
 def _say(state: str, text: str, level: int = logging.INFO) -> None:
-    """Each state once."""
+    """Log a text, once for each state."""
     if state not in _said:
         _said.add(state)
         logger.log(level, "g4debug: %s: %s: %s", ID, state, text)
 
 
 def still_broken() -> bool:
-    """True if an image's soft tokens are projected inside of the loop over images."""
+    """True if the soft tokens are projected inside of the loop over images."""
     texts = [source(f"{MODEL}.get_{kind}_feature") for kind in ("image", "video")]
     return all("for pv_idx, pv in" in t and "self.embed_vision(" in t for t in texts)
 

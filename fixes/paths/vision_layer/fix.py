@@ -1,15 +1,16 @@
-"""The layers of the vision tower in few launches around their GEMMs (performance path).
+"""The layers of the vision tower in four launches around their GEMMs (performance path).
 
-Of 48.9 ms that E2B's tower takes for six pictures together on a H200, GEMMs and attention are 11:
-0.5.12 runs eleven clamps, seven norms and 2-D RoPE in some 60 kernels a layer. Here, in 17.6 ms:
-one launch from the QKV GEMM to attention (``kernels/vision_qkv.py``), one for gelu and its
-three clamps (``kernels/clipped_gelu_mul.py``), one after each half of the layer for clamp,
-norm, residual, scalar and the input of the next GEMM (``kernels/clipped_norm_add.py``).
-Each is float32 inside and rounds once, where SGLang rounds after every step. And a patch's position
-is looked up, where SGLang multiplies a one-hot matrix of 2.5 GB with the table.
+On a H200 E2B's tower takes 48.9 ms for six pictures together, of which GEMMs and attention are 11
+ms. The rest are eleven clamps, seven norms and 2-D RoPE, for which 0.5.12 runs some 60 kernels in
+each layer. With this path the tower takes 17.6 ms. There is one launch from the QKV GEMM to
+attention (``kernels/vision_qkv.py``), one for gelu and its three clamps
+(``kernels/clipped_gelu_mul.py``), and one after each half of the layer for clamp, norm, residual,
+scalar and the input of the next GEMM (``kernels/clipped_norm_add.py``). Each computes in float32
+and rounds once, where SGLang rounds after every operation. The position of a patch is looked up in
+the table, where SGLang multiplies the table with a one-hot matrix of 2.5 GB.
 
-The GEMMs and attention stay SGLang's modules. The mask of patches x patches is not built: of the
-backends that this path runs with, none reads it.
+The GEMMs and attention stay SGLang's modules. The mask of patches x patches is not made, because
+none of the attention backends that this path runs with reads it.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ NORMS = (
     "post_feedforward_layernorm",
 )
 HEAD_NORMS = ("q_norm", "k_norm", "v_norm")
-NO_MASK = ("VisionFlash3Attention", "VisionTritonAttention")  # their forward has no use for one
+NO_MASK = ("VisionFlash3Attention", "VisionTritonAttention")  # they do not use a mask
 
 
 def after_init(result: None, tower: Any, *args: Any, **kwargs: Any) -> None:
-    """After ``Gemma4VisionEncoder.__init__``: decide for this tower."""
+    """Runs after ``Gemma4VisionEncoder.__init__`` and decides for this tower."""
     from g4debug.fixes.paths import base
 
     why_not = base.server_limit(ID) or limit(tower)
@@ -45,18 +46,18 @@ def after_init(result: None, tower: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def use(tower: Any, ours: bool) -> None:
-    """Let a Gemma4VisionEncoder go our way from now on, or SGLang's."""
+    """Let a Gemma4VisionEncoder run our code from now on, or SGLang's."""
     tower.encoder.g4debug_vision_layer = ours
     tower.patch_embedder.g4debug_vision_layer = ours
 
 
 def used(tower: Any) -> bool:
-    """True if a Gemma4VisionEncoder goes our way."""
+    """True if a Gemma4VisionEncoder runs our code."""
     return getattr(tower.encoder, "g4debug_vision_layer", False)
 
 
 def limit(tower: Any) -> str:
-    """Why a tower goes SGLang's way; '' if it need not."""
+    """Why a tower runs SGLang's own code; '' if it runs ours."""
     from g4debug.fixes.paths import base
 
     for number, layer in enumerate(tower.encoder.layers):
@@ -103,7 +104,7 @@ def around_positions(
 
 
 def still_broken() -> bool:
-    """True if the tower clamps, norms and turns in torch, with gelu, and looks up by one-hot."""
+    """True if the tower clamps, norms and rotates in torch, and finds positions by a one-hot."""
     rope = source(f"{VISION}.Gemma4VisionAttention.forward")
     mlp = source(f"{VISION}.Gemma4VisionMLP.forward")
     positions = source(f"{VISION}.Gemma4VisionPatchEmbedder._position_embeddings")
@@ -127,13 +128,13 @@ def apply(hooks: Hooks) -> None:
 FIX = Fix(
     id=ID,
     title="the vision tower's layers in four launches around their GEMMs and attention",
-    seed="none: what mm-batched-encoder's figures asked for",
+    seed="none; the measurements of mm-batched-encoder showed the need",
     upstream="none",
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
     eligible=(
-        "in Gemma-4's vision tower on CUDA, its attention fa3 or triton_attn; not under "
+        "in Gemma-4's vision tower on CUDA, if its attention is fa3 or triton_attn; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"
     ),
 )

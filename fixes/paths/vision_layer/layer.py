@@ -1,8 +1,8 @@
-"""Gemma-4's vision encoder with the pointwise work of its layers in our kernels.
+"""Gemma-4's vision encoder, with our kernels for the pointwise operations of its layers.
 
-What is computed, and in which order, is Gemma-4's (read in SGLang's ``Gemma4VisionTransformer`` and
-in Hugging Face's). The norm and the clamp before a layer's first GEMM run in the launch that ends
-the layer before it, which is why the encoder is taken over and not one layer.
+It computes what Gemma-4 computes, in the same order. Source: ``Gemma4VisionTransformer`` of SGLang,
+and Hugging Face's. The norm and the clamp before a layer's first GEMM run in the last launch of the
+layer before. That is why the whole encoder is replaced and not a single layer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from g4debug.fixes.paths.kernels.clipped_norm_add import Next
 def encode(
     encoder: Any, inputs_embeds: torch.Tensor, patch_positions: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states after the last layer, [batch, patches, hidden].
+    """The hidden states after the last layer, [batch, patches, hidden].
 
     inputs_embeds [batch, patches, hidden]; patch_positions int64 [batch, patches, 2]. Padding
-    patches take part in attention as others do: SGLang's two backends read no mask, either.
+    patches take part in attention like others, as with the two backends in SGLang, which read no
+    mask.
     """
     cos, sin = (t.flatten(0, 1) for t in encoder.rotary_emb(inputs_embeds, patch_positions))
     batch, patches, _ = inputs_embeds.shape
@@ -63,9 +64,9 @@ def attend(
     batch: int,
     patches: int,
 ) -> torch.Tensor:
-    """Attention's output before the clamp: [batch * patches, hidden]; x is the QKV GEMM's input.
+    """Attention's output before the clamp, [batch * patches, hidden].
 
-    cos, sin: [batch * patches, head_dim].
+    x: the input of the QKV GEMM. cos, sin: [batch * patches, head_dim].
     """
     qkv = attention.qkv
     x, _ = qkv.qkv_proj(x)
@@ -100,24 +101,24 @@ def attend(
 
 
 def before(norm: Any, linear: Any) -> Next:
-    """The norm and the clamp of what a clippable linear's GEMM takes."""
+    """The norm and the clamp before the GEMM of a clippable linear."""
     return Next(norm.weight, eps_of(norm), (linear.input_min, linear.input_max))
 
 
 def output_bounds(linear: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a ClippableRowParallelLinear."""
+    """The bounds of the output of a ClippableRowParallelLinear."""
     return linear.output_min, linear.output_max
 
 
 def position_embeddings(
     table: torch.Tensor, patch_positions: torch.Tensor, padding: torch.Tensor
 ) -> torch.Tensor:
-    """[batch, patches, hidden]: the entry of a patch's x plus that of its y, 0 for padding.
+    """The table's entry for a patch's x plus that for its y; 0 for padding.
 
-    table [2, positions, hidden]; patch_positions int64 [batch, patches, 2], of which what is
-    negative counts as 0; padding bool [batch, patches]. Bit for bit what SGLang's one-hot matrix
-    times the table is. A position beyond the table raises IndexError on a CPU, and is a device
-    assertion on CUDA.
+    Returns [batch, patches, hidden]. table [2, positions, hidden]; patch_positions int64 [batch,
+    patches, 2], where a negative number counts as 0; padding bool [batch, patches]. The result is
+    bit for bit that of SGLang's one-hot matrix times the table. A position beyond the table raises
+    IndexError on a CPU, and is a device assertion on CUDA.
     """
     x, y = patch_positions.clamp(min=0).unbind(-1)
     embedding = torch.nn.functional.embedding

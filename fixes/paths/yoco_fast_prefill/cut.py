@@ -1,17 +1,17 @@
-"""A prefill cut down to the rows that are read: its batch, its attention metadata, the way back.
+"""Cuts a prefill down to the rows that are read: the batch, its attention metadata, the way back.
 
-To an attention backend the cut rows are a prefill of their own: a request that keeps its last
-k rows has k new tokens behind a prefix of all the others, whose KV the layers before have
-written. So the backend's own ``init_forward_metadata`` builds what is needed, once, before the
-first layer: its host syncs then do not tear a hole between the layers. A request that keeps no
-row is not in the cut batch.
+For an attention backend the rows that are kept are a prefill of their own. A request that keeps its
+last k rows has k new tokens, and all others are its prefix, whose KV the layers before have
+written. So the backend's own ``init_forward_metadata`` makes what is needed. This is done once,
+before the first layer, so that the waits of the host do not leave the GPU idle between the layers.
+A request that keeps no row is not in the cut batch.
 
-If every request keeps one row, ``triton`` gets a decode batch instead: one new token behind all
-others is what a decode step is, and its decode kernel spreads a request's KV over the GPU, where
-its prefill kernel walks through it in one program. (E2B on a H200, 4 prompts of 7000 tokens: 30 of
-278 ms were that walk.)
+If every request keeps one row, ``triton`` gets a decode batch instead, because a decode step is
+just that: one new token behind all others. Its decode kernel spreads a request's KV over the GPU,
+while its prefill kernel goes through it in one program. (With E2B on a H200 and 4 prompts of 7000
+tokens that took 30 of 278 ms.)
 
-Backends: ``triton`` and ``trtllm_mha``, alone or as the prefill side of a hybrid.
+It works with the backends ``triton`` and ``trtllm_mha``, alone or as the prefill side of a hybrid.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-# Of the triton backend: metadata are views of these, so the cut gets buffers of its own.
+# In the triton backend the metadata are views of these buffers, so the cut gets its own buffers.
 BUFFERS = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
 _ATTENTION = "sglang.srt.layers.attention"
 HYBRID = f"{_ATTENTION}.hybrid_attn_backend.HybridAttnBackend"
@@ -31,10 +31,10 @@ WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices", "sliding_window_size
 
 
 class Cut:
-    """One forward. rows: int64 [kept], of all the batch's rows those that go on.
+    """The cut of one forward. rows: int64 [kept], those of the batch's rows that go on.
 
-    batch is None if no row goes on. ``enter`` is for the first KV-shared layer, ``leave`` for
-    the end of the forward, however it ended.
+    batch is None if no row goes on. ``enter`` is called at the first KV-shared layer, and ``leave``
+    at the end of the forward, also after an exception.
     """
 
     def __init__(self, forward_batch: Any, kept: list[int], first: int) -> None:
@@ -52,15 +52,15 @@ class Cut:
             as_decode(self.batch, self.backend)
         self.metadata = cut_metadata(self.backend, self.batch)
         mask = getattr(self.backend.forward_metadata, "custom_mask", None)
-        # A single row attends to all before it and itself: no mask says anything else.
+        # A single row attends to itself and to all before it, so it needs no mask.
         if mask is not None and max(kept) > 1:
             cut_mask(self.backend.forward_metadata, self.metadata, forward_batch, kept)
 
     def enter(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
-        """Put the cut metadata into force; returns the rows [kept, hidden] that go on."""
+        """Let the backend use the cut metadata. Returns the rows [kept, hidden] that go on."""
         self.entered = True
         if self.batch is None:
-            # One row, so that no kernel of the final norm meets an empty tensor.
+            # Keep one row, so that the kernel of the final norm does not get an empty tensor.
             return hidden_states[:1]
         self._before = self.backend.forward_metadata
         self.backend.forward_metadata = self.metadata
@@ -72,7 +72,7 @@ class Cut:
             self.backend.forward_metadata, self._before = self._before, None
 
     def scatter(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[kept, hidden] back to [all rows, hidden]; rows that nobody reads are zero."""
+        """Put [kept, hidden] back into [all rows, hidden]. Rows that nobody reads are zero."""
         whole = hidden_states.new_zeros(len(self.full.positions), *hidden_states.shape[1:])
         if self.batch is not None:
             whole[self.rows] = hidden_states
@@ -88,7 +88,7 @@ def prefill_backend(forward_batch: Any) -> Any:
 
 
 def unsupported(backend: Any) -> str:
-    """Why the metadata of ``backend`` cannot be cut, '' if they can."""
+    """Why the metadata of ``backend`` cannot be cut; '' if they can."""
     if _class_of(backend) not in SUPPORTED:
         return f"prefill attention is {type(backend).__name__}, not triton or trtllm_mha"
     if getattr(backend, "enable_deterministic", False):
@@ -97,14 +97,14 @@ def unsupported(backend: Any) -> str:
 
 
 def _class_of(backend: Any) -> str:
-    """By name: on some platforms the module of another backend cannot be imported."""
+    """The name of the backend's class. On some platforms the class cannot be imported."""
     return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
-    """The rows (int64, on the batch's device) and the ForwardBatch of them.
+    """The rows that are kept (int64, on the batch's device) and a ForwardBatch of them.
 
-    The ForwardBatch is a shallow copy; the given one is not changed.
+    It is a shallow copy; ``forward_batch`` is not changed.
     """
     b = forward_batch
     old = [int(n) for n in b.extend_prefix_lens_cpu]
@@ -118,7 +118,7 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
     extend = [kept[i] for i in who]
     prefix = [old[i] + new[i] - kept[i] for i in who]
     starts = [sum(extend[:i]) for i in range(len(extend))]
-    # One copy to the device, and none that the host waits for.
+    # This is one copy to the device, and the host does not wait for it.
     packed = torch.tensor(rows + who + extend + prefix + starts, dtype=torch.int64)
     if b.positions.is_cuda:
         packed = packed.pin_memory()
@@ -150,11 +150,11 @@ def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
 
 
 def as_decode(batch: Any, backend: Any) -> None:
-    """Make of a cut batch of single rows a decode step on ``backend``."""
+    """Turn a cut batch in which each request has one row into a decode step on ``backend``."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     batch.forward_mode, batch.spec_info = ForwardMode.DECODE, None
-    batch.attn_backend = backend  # a hybrid would send a decode step to its other side
+    batch.attn_backend = backend  # a hybrid would use its other backend for a decode step
 
 
 def _select(batch: Any, name: str, at: torch.Tensor) -> None:
@@ -164,16 +164,17 @@ def _select(batch: Any, name: str, at: torch.Tensor) -> None:
 
 
 def cut_metadata(backend: Any, batch: Any) -> Any:
-    """What ``backend.init_forward_metadata`` builds for ``batch``; the backend stays as it was."""
+    """What ``backend.init_forward_metadata`` makes for ``batch``. The backend is not changed."""
     before = {name: getattr(backend, name) for name in WRITTEN if hasattr(backend, name)}
     try:
         for name in BUFFERS:
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
         if batch.forward_mode.is_decode() and (backend.sliding_window_size or 0) > 0:
-            # SGLang's triton decode sees one key less of a window than its prefill, whose answer
-            # we owe: itself and sliding_window_size before it. TRIAGE.md, 'The triton backend
-            # decodes with one key less than the window'.
+            # In a decode SGLang's triton backend reads one key less of the window than in a
+            # prefill. The answer has to be that of the prefill, which reads the token itself and
+            # sliding_window_size tokens before it. See TRIAGE.md, 'The triton backend decodes with
+            # one key less than the window'.
             backend.sliding_window_size += 1
         backend.init_forward_metadata(batch)
         return backend.forward_metadata
@@ -185,7 +186,7 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
 def cut_mask(full: Any, cut: Any, batch: Any, kept: list[int]) -> None:
     """The kept rows of the mask for image tokens (``prepare_attn_masks`` of gemma4_mm).
 
-    The flat mask has new x (prefix + new) cells per request; its columns stay what they were.
+    The flat mask has new x (prefix + new) cells for each request. Its columns stay the same.
     """
     pieces, ends, begin = [], [0], 0
     lengths = zip(batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, kept, strict=True)

@@ -1,23 +1,23 @@
-"""From the first KV-shared layer on, only the rows whose outputs anyone reads (seed PR #14).
+"""A prefill computes the KV-shared layers only for the rows that somebody reads (seed PR #14).
 
-In Gemma-4 E2B (20 of 35 layers) and E4B (18 of 42) the last layers own no KV: they read an
-earlier layer's. So in a prefill the rows of these layers serve nobody but themselves, and of
-most of them nobody reads the result: the prompt's last row is sampled from, the others only
-where prompt logprobs are asked for. The idea is YOCO's (Sun et al., 2024, "You Only Cache
-Once"); vLLM's --kv-sharing-fast-prefill (#22628, #38879) and seed PR #14 do it for a whole
-batch or not at all. Here each request keeps what is read of it: see ``plan.py``.
+The last layers of Gemma-4 E2B (20 of 35) and E4B (18 of 42) have no KV of their own: they read the
+KV of an earlier layer. So in a prefill a row of these layers is of use only for its own output, and
+nobody reads most of these outputs. A token is sampled from the last row of a prompt; the other rows
+are read only if prompt logprobs are asked for. The idea is that of YOCO (Sun et al., 2024, "You
+Only Cache Once"). vLLM's --kv-sharing-fast-prefill (#22628, #38879) and seed PR #14 do it for a
+whole batch or not at all. Here it is decided for each request; see ``plan.py``.
 
-SGLang's own forward keeps running. ``Gemma4TextModel.forward`` is wrapped for the plan and the
-way back, ``Gemma4DecoderLayer.forward`` for the rows: the first KV-shared layer gets the rows
-that are read (with their positions, their per-layer inputs and metadata for them), the next
-ones get its output, and the result goes back to its places among zeros. If no row is read, the
+SGLang's own forward still runs. ``Gemma4TextModel.forward`` is wrapped to make the plan and to put
+the results back, and ``Gemma4DecoderLayer.forward`` to cut the rows. The first KV-shared layer gets
+the rows that are read, with their positions, per-layer inputs and metadata. The next layers get its
+output. In the end the results are put back to their places among zeros. If no row is read, these
 layers are not called.
 
-Falls back to SGLang's forward, all rows: see :func:`plan <.plan.plan>` and
-:func:`batch_limit`. Under piecewise CUDA graphs the forward is compiled for all rows, and
-stays so, unless ``G4DEBUG_YOCO_EAGER_ROWS`` says from how many spared rows on it runs eagerly.
+In some cases SGLang's forward runs for all rows: see :func:`plan <.plan.plan>` and
+:func:`batch_limit`. With piecewise CUDA graphs the forward is compiled for all rows. It then runs
+eagerly only if at least ``G4DEBUG_YOCO_EAGER_ROWS`` rows are spared.
 
-Same tokens, not the same bits: a matrix product of fewer rows may add in another order.
+The tokens are the same, but not the bits: a matrix product of fewer rows may add in another order.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 ID = "yoco-fast-prefill"
 MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
-CUT = "g4debug_yoco_cut"  # of a ForwardBatch, while a forward of it runs
+CUT = "g4debug_yoco_cut"  # attribute of a ForwardBatch while its forward runs
 logger = logging.getLogger("g4debug")
 _first: weakref.WeakKeyDictionary[Any, int | str] = weakref.WeakKeyDictionary()
 _said: set[str] = set()
-_failed = False  # a cut could not be made: our mistake, or a backend that has changed
+_failed = False  # True after a cut could not be made: by our mistake, or as a backend has changed
 
 
 def around_model(
@@ -67,7 +67,7 @@ def around_model(
     finally:
         delattr(forward_batch, CUT)
         cut.leave()
-    if isinstance(result, tuple):  # with hidden states that were captured before the cut
+    if isinstance(result, tuple):  # it also has hidden states that were captured before the cut
         return cut.scatter(result[0]), *result[1:]
     return cut.scatter(result)
 
@@ -97,7 +97,7 @@ def around_layer(
 
 
 def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: Any) -> bool:
-    """Wraps ``PiecewiseCudaGraphRunner.can_run``: may this prefill replay its graph?"""
+    """Wraps ``PiecewiseCudaGraphRunner.can_run``, which says whether a prefill replays a graph."""
     possible = call_next(runner, forward_batch)
     if not possible or not eager_rows():
         return possible
@@ -108,7 +108,7 @@ def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: A
 
 
 def cut_for(model: Any, forward_batch: Any) -> Cut | None:
-    """The cut of this forward, None where all rows are computed."""
+    """The cut of this forward; None if all rows are computed."""
     from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
     from g4debug.trapping.trap import TrapError
 
@@ -125,11 +125,11 @@ def cut_for(model: Any, forward_batch: Any) -> Cut | None:
     except TrapError:
         raise
     except Exception:
-        # No layer has run yet: SGLang's own way is still open, and right.
+        # No layer has run yet, so SGLang's own forward can still run, and is right.
         _failed = True
         logger.exception(
-            "g4debug: %s: got an error while preparing, expected none; it is off in this process "
-            "from here on and prefill computes all rows. Please report this.", ID,
+            "g4debug: %s: an error came up while it prepared a prefill. It is off in this process "
+            "from now on, and a prefill computes all rows. Please report this.", ID,
         )  # fmt: skip
         return None
     _say(f"on: layers {first} to {len(model.layers) - 1} of {len(model.layers)} run on the rows "
@@ -138,7 +138,7 @@ def cut_for(model: Any, forward_batch: Any) -> Cut | None:
 
 
 def decide(model: Any, forward_batch: Any) -> list[int] | str:
-    """Rows to keep of each request, or the reason why all are computed."""
+    """How many rows to keep of each request, or the reason why all are computed."""
     if getattr(forward_batch, yoco_plan.FACTS, None) is None:
         return "no prefill of the target"  # decode, verify, a draft, the capture of a graph
     first = first_shared_layer(model)
@@ -154,7 +154,7 @@ def decide(model: Any, forward_batch: Any) -> list[int] | str:
 
 
 def first_shared_layer(model: Any) -> int | str:
-    """Index of the first KV-shared layer, or why there is none to cut at."""
+    """The index of the first KV-shared layer, or why the rows cannot be cut there."""
     if model not in _first:
         shared = [bool(layer.self_attn.is_kv_shared_layer) for layer in model.layers]
         if not any(shared):
@@ -167,7 +167,7 @@ def first_shared_layer(model: Any) -> int | str:
 
 
 def batch_limit(forward_batch: Any) -> str:
-    """Why this server cannot use the path, '' if it can."""
+    """Why this server cannot use the path; '' if it can."""
     from sglang.srt.compilation.piecewise_context_manager import get_forward_context
     from sglang.srt.server_args import get_global_server_args
 
@@ -185,7 +185,7 @@ def batch_limit(forward_batch: Any) -> str:
 
 
 def eager_rows() -> int:
-    """From how many spared rows on this path goes before piecewise CUDA graphs; 0: never."""
+    """If this many rows are spared, the path runs instead of a piecewise CUDA graph; 0: never."""
     from g4debug.settings import Settings
 
     global _eager_rows
@@ -214,7 +214,7 @@ def apply(hooks: Hooks) -> None:
 
     hooks.after("forward_batch.init_new", Order.FIX, ID, yoco_plan.after_init_new)
     hooks.around("gemma4.text", Order.FIX, ID, around_model)
-    # Around the layer's other paths: fixes are put on in the order of their names.
+    # This wraps the other paths of the layer, because fixes are put on in the order of their names.
     hooks.around("gemma4.layer", Order.FIX, ID, around_layer)
     hooks.around("runner.piecewise_can_run", Order.FIX, ID, around_can_run)
 
@@ -228,6 +228,6 @@ FIX = Fix(
     still_broken=still_broken,
     apply=apply,
     switch="SGLANG_GEMMA4_YOCO",
-    eligible="where a model has KV-shared layers (E2B, E4B): prefill on triton or trtllm_mha, one "
-    "pipeline stage, outside of piecewise CUDA graphs",
+    eligible="in models with KV-shared layers (E2B, E4B), with prefill on triton or trtllm_mha and "
+    "one pipeline stage, outside of piecewise CUDA graphs",
 )

@@ -1,13 +1,13 @@
-"""Which rows of a prefill anybody reads after its last layer, and when that is not known.
+"""Which rows of a prefill somebody reads after the last layer, and when that is not known.
 
-A request's rows are its new tokens, in order; what is read is always a tail of them:
+The rows of a request are its new tokens in order. Those that are read are always the last ones:
 
-* the last row of a request whose prompt ends in this forward: it is sampled from, and
-  FROZEN_KV_MTP seeds its draft with it (``select_last_extend_hidden``);
-* with prompt logprobs, all rows from ``extend_logprob_start_len`` on;
-* none of a chunk that is not the prompt's last: SGLang throws its sample away.
+* If the prompt ends in this forward, the last row is read. A token is sampled from it, and
+  FROZEN_KV_MTP makes its draft input of it (``select_last_extend_hidden``).
+* With prompt logprobs, all rows from ``extend_logprob_start_len`` on are read.
+* Of a chunk that is not the last one of its prompt no row is read: SGLang throws its sample away.
 
-All of it is host data, so that a plan costs no device sync.
+The host knows all of this, so a plan does not wait for the device.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-FACTS = "g4debug_yoco_facts"  # of a ForwardBatch, put there when SGLang makes it
+FACTS = "g4debug_yoco_facts"  # attribute of a ForwardBatch, set when SGLang makes it
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What only the requests know. goes_on: the prompt does not end here, by request."""
+    """What only the requests know. goes_on: for each request, whether its prompt goes on."""
 
     goes_on: tuple[bool, ...]
     hidden_states: bool  # a request asked for its hidden states
@@ -29,7 +29,7 @@ class Facts:
 def after_init_new(
     forward_batch: Any, cls: Any, batch: Any, model_runner: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """After ``ForwardBatch.init_new``: note the facts of a prefill of the target model."""
+    """Runs after ``ForwardBatch.init_new``: keeps the facts of a prefill of the target model."""
     mode = forward_batch.forward_mode
     if (mode.is_mixed() or mode.name == "EXTEND") and not model_runner.is_draft_worker:
         ends = zip(batch.extend_prefix_lens, batch.extend_seq_lens, batch.reqs, strict=True)
@@ -44,14 +44,15 @@ def after_init_new(
 def _goes_on(request: Any, end: int) -> bool:
     """True if SGLang will not use what is sampled after token ``end`` of the request.
 
-    Both must say so: under overlap scheduling ``is_chunked`` still counts the chunk before.
+    Two things must say so, because under overlap scheduling ``is_chunked`` may be that of the chunk
+    before.
     """
     whole = len(request.origin_input_ids) + len(request.output_ids)
     return end < whole and request.is_chunked > 0
 
 
 def rows_read(forward_batch: Any, facts: Facts) -> list[int]:
-    """Number of rows, counted from its last one, that are read of each request."""
+    """How many rows of each request are read. They are its last ones."""
     new = [int(n) for n in forward_batch.extend_seq_lens_cpu]
     kept = [0 if goes_on else 1 for goes_on in facts.goes_on]
     if forward_batch.return_logprob:
@@ -62,9 +63,9 @@ def rows_read(forward_batch: Any, facts: Facts) -> list[int]:
 
 
 def plan(forward_batch: Any, captured: list[int], first: int) -> list[int] | str:
-    """Rows to keep of each request, or why all must be computed.
+    """How many rows to keep of each request, or why all must be computed.
 
-    captured: the model's ``layers_to_capture``; ``n`` takes the input of layer n. first: the
+    captured: the model's ``layers_to_capture``, where ``n`` means the input of layer n. first: the
     first KV-shared layer.
     """
     facts = getattr(forward_batch, FACTS, None)
@@ -72,7 +73,7 @@ def plan(forward_batch: Any, captured: list[int], first: int) -> list[int] | str
         return "no prefill of the target"
     spec = forward_batch.spec_algorithm
     frozen = spec is not None and spec.is_frozen_kv_mtp()
-    # Checked in this order; the first that holds is the reason.
+    # They are checked in this order. The first one that holds is the reason.
     reasons = {
         "speculative decoding other than FROZEN_KV_MTP": not (
             spec is None or spec.is_none() or frozen
