@@ -18,21 +18,21 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU needed
-	@"$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
+	@exec "$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
 
 # A file's tests share their engines, so a file stays with one worker; each takes some 3 GB.
 # The order is tests/conftest.py's: by number of tests, xdist's own, engines would come last.
 test: env ## Run the tests (ARGS="-k name" goes to pytest)
-	@"$(RUN)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@exec "$(RUN)" -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 versions: env ## Check every fix and hook site on each SGLang release that is supported
-	@"$(RUN)" -m pytest tests/versions --versions $(ARGS)
+	@exec "$(RUN)" -m pytest tests/versions --versions $(ARGS)
 
 matrix: env ## Every fault against every tracer, on real SGLang; writes docs/matrix.md
-	@"$(RUN)" repro/matrix.py $(ARGS)
+	@exec "$(RUN)" repro/matrix.py $(ARGS)
 
 soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, the same tokens
-	@"$(RUN)" repro/soak.py $(ARGS)
+	@exec "$(RUN)" repro/soak.py $(ARGS)
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy

@@ -57,8 +57,8 @@ def counts(text: str) -> str:
     evicted = text.count("radix-evict #")
     cached = sum(int(n) for n in re.findall(r"#cached-token: (\d+)", text))
     return (
-        f"{aborted} requests were aborted, {retracted} were retracted, the prefix cache had to "
-        f"evict {evicted} times, and {cached} prompt tokens came from it."
+        f"Aborts: {aborted}. Retractions: {retracted}. Forced evictions: {evicted}. "
+        f"Prompt tokens that came from the prefix cache: {cached}."
     )
 
 

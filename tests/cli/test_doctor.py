@@ -295,7 +295,7 @@ def test_a_probe_that_hangs_ends_with_doctor(tmp_path: Path, number: signal.Sign
     doctor = subprocess.Popen(
         [*signals(), *command],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
     )
     try:

@@ -51,24 +51,24 @@ def test_the_paths_run_in_piecewise_graphs(tmp_path: Path, monkeypatch: pytest.M
     }
     servers: dict[str, Server] = {}
     try:
-        for arm, value in (("off", "0"), ("on", "1")):
+        for state, value in (("off", "0"), ("on", "1")):
             switches = {fix_switch(p): value for p in PATHS}
             how = {"plugin": "_seeded_weights", "script": "_serve_prefill.py"}
-            servers[arm] = Server(arm, Variant(switches, arguments, **how), "cuda", tmp_path)
+            servers[state] = Server(state, Variant(switches, arguments, **how), "cuda", tmp_path)
         for server in servers.values():
             server.read()
         made = {
-            arm: server.put([LENGTHS, OUTPUT, 3, False])["tokens"]
-            for arm, server in servers.items()
+            state: server.put([LENGTHS, OUTPUT, 3, False])["tokens"]
+            for state, server in servers.items()
         }
     finally:
         for server in servers.values():
             server.stop()
-    for arm, server in servers.items():
+    for state, server in servers.items():
         log = Path(server.log.name).read_text(errors="replace")
         assert "Capture piecewise CUDA graph end" in log, log[-3000:]
         for path in PATHS:
-            assert (f"{path}: active (first: layer 0)" in log) == (arm == "on"), log[-3000:]
+            assert (f"{path}: active (first: layer 0)" in log) == (state == "on"), log[-3000:]
     assert all(len(tokens) == OUTPUT for tokens in made["on"])
     # bfloat16 and random weights: sums in another order turn a close decision now and then.
     same = sum(a[0] == b[0] for a, b in zip(made["on"], made["off"], strict=True))

@@ -42,16 +42,17 @@ class Session:
         self,
         folder: Path,
         *flags: str,
-        script: Path = REPRO,
+        command: tuple[str, ...] = (sys.executable, str(REPRO)),
         ignored: tuple[signal.Signals, ...] = TERMINAL,
     ) -> None:
         self.mark = f"{MARK}={uuid.uuid4()}".encode()
         self.sessions: set[int] = set()
         self.out, self.err = folder / "out", folder / "err"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MAKE", "MFLAGS"))}
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [*signals(*ignored), sys.executable, str(script), *flags],
-                env={**os.environ, MARK: self.mark.decode().partition("=")[2]},
+                [*signals(*ignored), *command, *flags],
+                env={**clean, MARK: self.mark.decode().partition("=")[2]},
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
@@ -163,7 +164,8 @@ def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
 )
 def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, started, ignored):
     """From a terminal and as nohup, CI and ``&`` start it: there Ctrl-C is not meant for it."""
-    with session(tmp_path, *flags, script=REPRO.with_name(name), ignored=ignored) as run:
+    command = (sys.executable, str(REPRO.with_name(name)))
+    with session(tmp_path, *flags, command=command, ignored=ignored) as run:
         assert run.wait(300, until=started) is None
         for number in ignored:
             run.process.send_signal(number)
@@ -173,6 +175,20 @@ def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, star
         assert "Traceback" not in run.err.read_text()
         said = run.out.read_text() + run.err.read_text()
         assert "stopped; no process of ours is left" in said
+
+
+@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
+def test_so_does_make_that_is_told_to_end(tmp_path, ignored):
+    """It tells its child, which must be the script and no shell that waits for it."""
+    # -o: not the environment, this one is it.
+    command = ("make", "-C", str(REPRO.parents[1]), "-o", "env", f"RUN={sys.executable}", "demo")
+    arguments = "ARGS=--device cpu --arm clean"
+    with session(tmp_path, arguments, command=command, ignored=ignored) as run:
+        assert run.wait(300, until="_variant.py") is None
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait(300) != 0
+        assert run.gone()
+        assert "stopped; no process of ours is left" in run.out.read_text()
 
 
 @pytest.mark.parametrize("number", NOHUP)
@@ -185,8 +201,8 @@ def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
 
 
 def test_a_variant_ends_with_its_script_even_by_sigkill(tmp_path):
-    for_hours = ("--requests", "200000")
-    with session(tmp_path, *for_hours, script=REPRO.with_name("soak.py")) as run:
+    for_hours = (sys.executable, str(REPRO.with_name("soak.py")), "--requests", "200000")
+    with session(tmp_path, command=for_hours) as run:
         assert run.wait(300, until="sglang::scheduler") is None
         run.process.kill()
         assert run.wait(300) == -signal.SIGKILL
