@@ -41,7 +41,8 @@ WORDS: dict[Kind, Words] = {
     "double-free": Words(
         "was freed twice",
         "a page that is held",
-        "two owners gave it back; the next two requests would have got the same page",
+        "the page was given back a second time, by another owner or by the same code again: the "
+        "timeline says which. The next two requests would have got the same page",
     ),
     "free-unallocated": Words(
         "was freed, but never handed out",
