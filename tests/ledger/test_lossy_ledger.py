@@ -21,7 +21,7 @@ REPRO = HERE.parents[1] / "repro"
 ROUNDS, REQUESTS = 5, 8
 
 
-@pytest.mark.parametrize("every", (15, 300))
+@pytest.mark.parametrize("every", [15, 60])
 def test_a_ledger_that_misses_events_accuses_nobody(tmp_path, every):
     path = lossy_ledger.installed(tmp_path / "plugin")
     run = drive(
