@@ -27,7 +27,7 @@ async def _started(client: Client, count: int = 5) -> list[Any]:
         asyncio.ensure_future(client.generate(client.prompt(client.between(50, 300)), 150))
         for _ in range(count)
     ]
-    await asyncio.sleep(1.0)
+    await client.decoding(count)
     require(not any(t.done() for t in tasks), "the requests ended before the server was paused")
     return tasks
 
@@ -72,6 +72,7 @@ async def new_weights(client: Client) -> None:
     path = client.engine.server_args.model_path
 
     async def load() -> None:
+        await asyncio.sleep(0.3)  # SGLang flushes its cache then, and wants to be idle for that
         asked = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=True)
         done = await client.manager.update_weights_from_disk(asked, None)
         require(bool(done[0]), f"SGLang did not load the weights: {done[1]}")
@@ -110,7 +111,7 @@ async def flushed(client: Client) -> None:
     await client.generate(prompt, 10)
     for _ in range(3):
         warm = await client.generate(prompt, 10)
-        done = await client.manager.flush_cache()
+        done = await client.manager.flush_cache(timeout_s=5)  # once the server is idle
         require(bool(done.success), "the cache was not flushed")
         cold = await client.generate(prompt, 10)
         require(cached(cold) == 0, "the prefix was still cached after the flush")
@@ -131,6 +132,7 @@ async def memory_released(client: Client) -> None:
 
     for tags in (["kv_cache"], None, ["weights"]):
         await client.batch(4)
+        await asyncio.sleep(0.3)  # SGLang wants to be idle
         await client.manager.release_memory_occupation(ReleaseMemoryOccupationReqInput(tags=tags))
         await client.manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
         await client.batch(4)
@@ -153,6 +155,14 @@ CONTROLS = (
     Workload("pause, abort", "in the middle of five answers", paused_and_aborted, compare=False),
     Workload("flush_cache", "three times at idle; refused while busy", flushed),
     Workload(
+        "release and resume memory",
+        "KV, weights and both; without torch_memory_saver only KV is dropped",
+        memory_released,
+    ),
+    Workload("health checks", "requests as from `/health_generate`, between others", health),
+)
+WEIGHTS = (
+    Workload(
         "weight update",
         "`update_weights_from_disk`, at idle and while paused (abort)",
         new_weights,
@@ -164,15 +174,23 @@ CONTROLS = (
         weights_in_place,
         compare=False,
     ),
-    Workload(
-        "release and resume memory",
-        "KV, weights and both; without torch_memory_saver only KV is dropped",
-        memory_released,
-    ),
-    Workload("health checks", "requests as from `/health_generate`, between others", health),
 )
 
 GROUPS = (
     Group("control", "MTP, prefix cache", CONTROLS, ENGINE),
-    Group("control-plain", "no MTP, prefix cache", CONTROLS, PLAIN, mtp=False, idle=NO_MTP),
+    Group(
+        "control-plain",
+        "no MTP, prefix cache",
+        (*CONTROLS, *WEIGHTS),
+        PLAIN,
+        mtp=False,
+        idle=NO_MTP,
+    ),
+    Group(
+        "weights-mtp",
+        "weight updates with MTP: SGLang gives the assistant the weights of the target",
+        (WEIGHTS[0],),
+        ENGINE,
+        refused="Attempted to load weight (torch.Size([512, 64])) into parameter",
+    ),
 )

@@ -141,8 +141,9 @@ async def aborted(client: Client) -> None:
         asyncio.ensure_future(run(i, client.between(20, 900), client.between(100, 300)))
         for i in range(8)
     ]
+    await client.until("Prefill batch", 3)
     for number in (0, 2, 5, 7):
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.2)
         client.manager.abort_request(rid=f"abort-{number}")
     found = await asyncio.gather(*tasks)
     client.note("aborted", sum(finish(o) == "abort" for o in found), 3)
@@ -155,7 +156,7 @@ async def aborted_while_waiting(client: Client) -> None:
         asyncio.ensure_future(client.generate(client.prompt(100), 60, name=f"wait-{i}"))
         for i in range(16)
     ]
-    await asyncio.sleep(0.5)
+    await client.decoding(8)
     for number in range(10, 16):
         client.manager.abort_request(rid=f"wait-{number}")
     found = await asyncio.gather(*tasks)
@@ -168,9 +169,9 @@ async def all_aborted(client: Client) -> None:
     """Abort everything at once, in the middle of a batch; and then serve again."""
     tasks = [
         asyncio.ensure_future(client.generate(client.prompt(client.between(20, 300)), 300))
-        for i in range(6)
+        for _ in range(6)
     ]
-    await asyncio.sleep(1)
+    await client.decoding(6)
     client.manager.abort_request(abort_all=True)
     found = await asyncio.gather(*tasks)
     client.note("aborted", sum(finish(o) == "abort" for o in found), 4)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, finish, require
 from _healthy.shapes import BATCHES, REUSED
+from _healthy.workload import Client, Group, Workload, finish, require
 
 RANK = 4
 
@@ -26,14 +26,21 @@ def adapters(folder: Path) -> Mapping[str, Any]:
         target = folder / f"adapter-{number}"
         target.mkdir(exist_ok=True)
         random = torch.Generator().manual_seed(number)
-        tensors = {}
-        for layer in range(TINY.layers - TINY.kv_shared):
-            heads = TINY.heads * TINY.dim(layer)
-            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-            tensors[f"{name}.lora_A.weight"] = torch.randn(RANK, TINY.hidden, generator=random)
-            tensors[f"{name}.lora_B.weight"] = torch.randn(heads, RANK, generator=random)
+        tensors: dict[str, torch.Tensor] = {}
+        for layer in range(TINY.layers):
+            dim = TINY.dim(layer)
+            for name, rows in (("q", TINY.heads), ("k", TINY.kv_heads), ("v", TINY.kv_heads)):
+                where = f"base_model.model.model.layers.{layer}.self_attn.{name}_proj"
+                down = torch.randn(RANK, TINY.hidden, generator=random)
+                up = torch.randn(rows * dim, RANK, generator=random)
+                tensors |= {f"{where}.lora_A.weight": down, f"{where}.lora_B.weight": up}
         save_file(tensors, target / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        config = {
+            "peft_type": "LORA",
+            "r": RANK,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj", "k_proj", "v_proj"],
+        }
         (target / "adapter_config.json").write_text(json.dumps(config))
         paths.append(f"a{number}={target}")
     return {"enable_lora": True, "lora_paths": paths, "lora_backend": "torch_native"}
@@ -65,7 +72,23 @@ HICACHE = {
 
 GROUPS = (
     Group("lora", "LoRA, no MTP", (LORA, BATCHES), PLAIN, mtp=False, idle=NO_MTP, prepare=adapters),
-    Group("hicache", "HiCache, no MTP", (CACHED, REUSED, BATCHES), HICACHE, mtp=False, idle=NO_MTP),
+    Group(
+        "hicache",
+        "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
+        (CACHED,),
+        HICACHE,
+        mtp=False,
+        refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
+    ),
+    Group(
+        "hicache-unified",
+        "HiCache in the unified radix cache",
+        (CACHED, REUSED, BATCHES),
+        HICACHE,
+        {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
+        mtp=False,
+        idle=NO_MTP,
+    ),
     Group(
         "unified-radix",
         "the unified radix cache, MTP",

@@ -25,10 +25,17 @@ REGEX = r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"
 
 
 def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
-    """Write a tokenizer with a token for each byte, as large as the toy's vocabulary."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Write a model: the toy with a token for each byte, in a vocabulary of the same size."""
+    from tokenizers import (  # type: ignore[import-untyped]
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+    )
 
     from g4debug.cpu.geometry import SPECIAL_TOKENS, TINY
+    from g4debug.cpu.models import tiny_models
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIAL_TOKENS, *letters]
@@ -37,18 +44,14 @@ def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
-    target = folder / "tokenizer"
+    target = folder / "target"
     target.mkdir(exist_ok=True)
     made.save(str(target / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": "<pad>",
-        "eos_token": "<eos>",
-        "bos_token": "<bos>",
-        "unk_token": "<unk>",
-    }
-    (target / "tokenizer_config.json").write_text(json.dumps(settings))
-    return {"tokenizer_path": str(target)}
+    for file in tiny_models()[0].iterdir():  # the toy's weights, and all else
+        link = target / file.name
+        if file.name != "tokenizer.json" and not link.exists():
+            link.symlink_to(file)
+    return {"model_path": str(target)}
 
 
 async def _matched(client: Client, name: str, value: str, count: int = 4) -> list[str]:
@@ -99,11 +102,10 @@ WORKLOADS = (
     Workload("text prompts", "through a tokenizer of bytes", free_text),
 )
 GRAMMAR = {"grammar_backend": "llguidance"}
+XGRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (
-    Group(
-        "grammar", "grammars, MTP", WORKLOADS, {**ENGINE, **GRAMMAR}, prepare=byte_tokenizer
-    ),
+    Group("grammar", "grammars, MTP", WORKLOADS, {**ENGINE, **GRAMMAR}, prepare=byte_tokenizer),
     Group(
         "grammar-plain",
         "grammars, no MTP",
@@ -112,5 +114,13 @@ GROUPS = (
         mtp=False,
         idle=NO_MTP,
         prepare=byte_tokenizer,
+    ),
+    Group(
+        "xgrammar",
+        "xgrammar: SGLang's wrapper of it has no code for a CPU",
+        WORKLOADS[:1],
+        {**ENGINE, **XGRAMMAR},
+        prepare=byte_tokenizer,
+        refused="RuntimeError: Unsupported device: cpu",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from _healthy.endings import ENGINE, NO_MTP, PLAIN
@@ -54,7 +55,7 @@ async def preempted(client: Client) -> None:
         asyncio.ensure_future(client.generate(client.prompt(150), 120, priority=0))
         for _ in range(8)
     ]
-    await asyncio.sleep(1.0)
+    await client.decoding(4)
     high = await client.together(
         *(client.generate(client.prompt(100), 20, priority=100) for _ in range(4))
     )
@@ -66,10 +67,12 @@ async def preempted(client: Client) -> None:
 async def mixed_chunks(client: Client) -> None:
     """Long prompts are computed in chunks together with the next tokens of others."""
     running = [asyncio.ensure_future(client.generate(client.prompt(50), 120)) for _ in range(3)]
-    await asyncio.sleep(0.5)
+    await client.decoding(3)
     await client.together(*(client.generate(client.prompt(900), 10) for _ in range(3)))
     await asyncio.gather(*running)
-    client.note("prompts in chunks, beside others that decode", 3)
+    # In a mixed step the requests that decode are not counted as waiting for their turn.
+    steps = re.findall(r"Prefill batch, .*#running-req: [1-9]", client.log())
+    client.note("steps that mix chunks and decodes", len(steps), 10)
 
 
 async def long_prompts(client: Client) -> None:
@@ -108,6 +111,8 @@ GROUPS = (
         "small pools, MTP, no prefix cache",
         (*PRESSED, LONG),
         {**ENGINE, **SMALL, "disable_radix_cache": True},
+        strict=False,
+        why="SGLang's busy check is wrong after a retraction here, without g4debug, too",
     ),
     Group(
         "small-pools-plain",
@@ -118,9 +123,7 @@ GROUPS = (
         idle=NO_MTP,
     ),
     Group("retract", "forced retraction, MTP", (FORCED,), ENGINE, RETRACT),
-    Group(
-        "retract-plain", "forced retraction, no MTP", (FORCED,), PLAIN, RETRACT, False, NO_MTP
-    ),
+    Group("retract-plain", "forced retraction, no MTP", (FORCED,), PLAIN, RETRACT, False, NO_MTP),
     Group("priority", "priority scheduling, MTP", (PREEMPTED,), {**ENGINE, **PRIORITY}),
     Group(
         "priority-plain",

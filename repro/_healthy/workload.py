@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +46,11 @@ class Group:
     title: what is special about the engine. engine: arguments of ``sgl.Engine`` on top of those of
     the CPU engine. environ: environment variables of its processes. mtp: with FROZEN_KV_MTP.
     idle: tracers that have nothing to check on this engine, with the reason.
-    fast: belongs to the short subset, which is a test.
     prepare: writes what the engine needs into a folder, and returns more engine arguments.
+    refused: what SGLang itself says, because it cannot run this engine here. Then no workload
+    runs, and the group passes if the log has this text.
+    strict: SGLang's own check of its pools runs in every step. False, with a reason in ``why``,
+    where that check is wrong.
     """
 
     id: str
@@ -55,8 +60,10 @@ class Group:
     environ: Mapping[str, str] = field(default_factory=dict)
     mtp: bool = True
     idle: Mapping[str, str] = field(default_factory=dict)
-    fast: bool = False
     prepare: Callable[[Path], Mapping[str, Any]] | None = None
+    refused: str = ""
+    strict: bool = True
+    why: str = ""
 
 
 class Client:
@@ -139,15 +146,22 @@ class Client:
             )
         )
 
+    async def until(self, text: str, count: int = 1, patience: float = 60.0) -> None:
+        """Wait until ``text``, a regular expression, was logged so often in this workload."""
+        end = time.monotonic() + patience
+        while len(re.findall(text, self.log())) < count:
+            require(time.monotonic() < end, f"the log has no {count} lines with {text!r}")
+            await asyncio.sleep(0.05)
+
+    async def decoding(self, requests: int, steps: int = 2) -> None:
+        """Wait until a batch of so many requests has decoded so many steps."""
+        await self.until(rf"Decode batch, #running-req: {requests},", steps)
+
     def note(self, what: str, count: int, least: int = 1) -> None:
         """``count`` of ``what`` happened. Raises NotExercised if it was less often than needed."""
         self.facts[what] = self.facts.get(what, 0) + count
         if self.facts[what] < least:
             raise NotExercised(f"{what}: {self.facts[what]}, expected at least {least}")
-
-    def seen(self, what: str, text: str, least: int = 1) -> None:
-        """``text`` was logged since this workload began."""
-        self.note(what, self.log().count(text), least)
 
     def log(self) -> str:
         """What the engine's processes have logged since this workload began."""
