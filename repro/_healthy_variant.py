@@ -36,11 +36,11 @@ def main() -> None:
     if armed:
         os.environ[counts.VARIABLE] = str(published)
     cpu.prepare()
-    import sglang
+    from sglang.srt.entrypoints.engine import Engine as SGLangEngine
 
     from g4debug.cpu.server import engine_arguments
 
-    class Engine(sglang.Engine):  # type: ignore[misc]  # SGLang has no types
+    class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang has no types
         run_scheduler_process_func = staticmethod(counts.run_scheduler_process)
 
     group = group_of(name)

@@ -16,6 +16,12 @@ LOG = {**TRACE, "G4DEBUG_MODE": "log"}
 DATA = "seed=2;kv-nan=1*full;kv-bit-flip=1*swa(3)@step=8;kv-write-freed=1*full"
 EARLY = "seed=4;early-swa-free=1*on"
 FREES = "seed=4;double-free=1*on;lost-free=1*on@step=5"
+# In log mode SGLang's own assertions would end the engine after a double free, or at idle.
+CONTAIN = {
+    **TRACE,
+    "G4DEBUG_MODE": "contain",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0",
+}
 FIRED = re.compile(r"g4debug fault \(seed=\d+\) ([a-z-]+) #1: (.*) \[step (\d+): ")
 
 
@@ -27,7 +33,7 @@ def runs(tmp_path_factory):
         sound=lambda: drive(folder / "sound", str(DRIVER), **TRACE),
         data=lambda: drive(folder / "data", str(DRIVER), **LOG, G4DEBUG_FAULTS=DATA),
         early=lambda: drive(folder / "early", str(DRIVER), **LOG, G4DEBUG_FAULTS=EARLY),
-        frees=lambda: drive(folder / "frees", str(DRIVER), **LOG, G4DEBUG_FAULTS=FREES),
+        frees=lambda: drive(folder / "frees", str(DRIVER), **CONTAIN, G4DEBUG_FAULTS=FREES),
     )
 
 
