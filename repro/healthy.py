@@ -16,7 +16,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -55,8 +55,11 @@ def serve_or_kept(minutes: float, folder: Path) -> Served:
     return served
 
 
-def chosen(known: Sequence[str], wanted: Sequence[str] | None) -> list[str]:
-    return [name for name in known if not wanted or name in wanted]
+def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str]:
+    """The ids of what runs: what is asked for, or all but the short subset."""
+    if wanted:
+        return [name for name in (*known, SERVER) if name in wanted]
+    return [*(name for name, group in known.items() if not group.short), SERVER]
 
 
 def main() -> int:
@@ -101,7 +104,7 @@ def main() -> int:
     served: Served | None = None
     good = False
     try:
-        for name in chosen(names, args.only):
+        for name in chosen(known, args.only):
             if name == SERVER:
                 served = serve_or_kept(args.minutes, folder)
                 _render.block(console, served_block(served))

@@ -73,6 +73,8 @@ class TokenRows:
             )
         begins = self.batch.seq_lens_cpu.numpy().astype(np.int64)
         each = tokens // rows if rows and tokens % rows == 0 else 0
+        if self.kind == "decode" and each != 1:
+            each = 0  # speculative decoding v2 allocates ahead here, for each row differently
         return begins, np.full(rows, each, dtype=np.int64)
 
     @property

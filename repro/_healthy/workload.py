@@ -49,6 +49,7 @@ class Group:
     prepare: writes what the engine needs into a folder, and returns more engine arguments.
     refused: what SGLang itself says, because it cannot run this engine here. Then no workload
     runs, and the group passes if the log has this text.
+    short: runs only where it is asked for by its name, as in a test.
     strict: SGLang's own check of its pools runs in every step. False, with a reason in ``why``,
     where that check is wrong.
     """
@@ -62,6 +63,7 @@ class Group:
     idle: Mapping[str, str] = field(default_factory=dict)
     prepare: Callable[[Path], Mapping[str, Any]] | None = None
     refused: str = ""
+    short: bool = False
     strict: bool = True
     why: str = ""
 

@@ -29,9 +29,14 @@ def test_a_prefill_gives_each_request_what_its_prompt_needs():
     assert told(rows.shares(5)) == [("a", 0, 2, [5, 6]), ("b", 2, 5, [0, 1, 2])]
 
 
-@pytest.mark.parametrize("kind", ["decode", "verify"])
-def test_a_step_gives_each_request_the_same_number(kind):
-    rows = TokenRows(batch(seq_lens_cpu=torch.tensor([7, 1, 4])), kind)
+def test_a_decode_gives_each_request_a_token():
+    rows = TokenRows(batch(seq_lens_cpu=torch.tensor([7, 1, 4])), "decode")
+    assert told(rows.shares(3)) == [("a", 0, 1, [7]), ("b", 1, 2, [1]), ("c", 2, 3, [4])]
+    assert rows.shares(6) == ()  # speculative decoding v2 allocates ahead, as much as each needs
+
+
+def test_a_verify_gives_each_request_room_for_its_drafts():
+    rows = TokenRows(batch(seq_lens_cpu=torch.tensor([7, 1, 4])), "verify")
     assert told(rows.shares(6)) == [
         ("a", 0, 2, [7, 8]),
         ("b", 2, 4, [1, 2]),

@@ -134,4 +134,3 @@ def layers_of(kvcache: Any, name: str) -> list[int]:
         )
     mine = [(index, layer) for layer, (index, swa) in mapping.items() if swa == (name == "swa")]
     return [layer for _, layer in sorted(mine)]
-

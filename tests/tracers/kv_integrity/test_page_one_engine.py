@@ -15,7 +15,7 @@ TRACE = {"G4DEBUG_TRACE": "kv-integrity,swa-allocator,pool-leak", "G4DEBUG_LEAK_
 LOG = {**TRACE, "G4DEBUG_MODE": "log"}
 DATA = "seed=2;kv-nan=1*full;kv-bit-flip=1*swa(3)@step=8;kv-write-freed=1*full"
 EARLY = "seed=4;early-swa-free=1*on"
-FREES = "seed=4;double-free=1*on;lost-free=1*on@step=5"
+FREES = "seed=4;double-free=1*on;lost-free=1*on@at=3"
 # In log mode SGLang's own assertions would end the engine after a double free, or at idle.
 CONTAIN = {
     **TRACE,
