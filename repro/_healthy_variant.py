@@ -18,7 +18,7 @@ from typing import Any
 from _run import UP, end_with_the_script
 
 IDLE_SECONDS = 0.5  # between two workloads: at idle, everything is counted and compared
-LIMIT = 400.0  # seconds that one workload may take
+LIMIT = 240.0  # seconds that one workload may take
 
 
 def main() -> None:
@@ -59,6 +59,8 @@ def main() -> None:
                 engine.loop.run_until_complete(asyncio.wait_for(workload.drive(client), LIMIT))
             except NotExercised as e:
                 problem = str(e)
+            except TimeoutError:
+                problem = f"it was not done after {LIMIT:.0f} s"
             seconds = time.perf_counter() - begin
             time.sleep(IDLE_SECONDS)
             records = counts.latest(published) if armed else []

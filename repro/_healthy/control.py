@@ -139,14 +139,6 @@ async def memory_released(client: Client) -> None:
         client.note("releases", 1)
 
 
-async def health(client: Client) -> None:
-    """What the endpoint /health_generate sends: one token, with a request id of its own."""
-    for number in range(5):
-        output = await client.generate([0], 1, name=f"HEALTH_CHECK_{number}")
-        client.note("health checks", len(output["output_ids"]))
-        await client.batch(2)
-
-
 CONTROLS = (
     Workload("pause, in place", "three times in the middle of five answers", paused_in_place),
     Workload(
@@ -159,7 +151,6 @@ CONTROLS = (
         "KV, weights and both; without torch_memory_saver only KV is dropped",
         memory_released,
     ),
-    Workload("health checks", "requests as from `/health_generate`, between others", health),
 )
 WEIGHTS = (
     Workload(
