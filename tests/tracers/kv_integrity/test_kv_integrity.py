@@ -298,7 +298,7 @@ def test_nan_in_a_page_that_is_complete(serving):
 
 
 def test_pages_take_turns(serving, monkeypatch):
-    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2)
+    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2 * PAGE)
     it = serving()
     it.admit("a", 8 * PAGE)
     flip_a_bit(it.buffers("full")[0][0][it.page("a", 7) * PAGE])
