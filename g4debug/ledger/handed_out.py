@@ -82,6 +82,23 @@ def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan
     )
 
 
+def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
+    """The row of ``req_to_token`` of each row of an allocation; [] if there is any doubt.
+
+    The allocation must be the known batch's own: it has as many requests, and it ends (extend) or
+    begins (decode, verify) where they stand.
+    """
+    requests = getattr(batch, "reqs", None) or ()
+    at = getattr(batch, "seq_lens_cpu", None)
+    if len(requests) != len(lengths) or at is None or len(at) != len(lengths):
+        return []
+    begins, stand = lengths - 1 if prefix is None else prefix, at.numpy()
+    if lengths is not at and not any(np.array_equal(n.numpy(), stand) for n in (lengths, begins)):
+        return []
+    rows = [getattr(request, "req_pool_idx", None) for request in requests]
+    return [] if None in rows else [int(row) for row in rows]
+
+
 class HandOuts:
     """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
 
@@ -124,6 +141,7 @@ class HandOuts:
         self._out[pool.name] = out
         if len(found.new):
             self._hold(pool, out)
+            self._own(pool, out, found, lengths, prefix)
         elif not len(found.going_on) or self._may_skip(pool, out, found):
             return
         rids = self._rids(len(lengths), found)
@@ -201,6 +219,8 @@ class HandOuts:
             return
         self._out[pool.name] = out
         self._hold(pool, out)
+        if self.ledger.owners is not None and pool.name == "full":  # for whom is not known
+            shadows.mark(self.ledger.owners.pages, out, pool.page_size, 0, begins=True)
         where = caller()
 
         def enter(tokens: Pages) -> None:
@@ -215,6 +235,17 @@ class HandOuts:
         """Mark new pages in the shadow, unless the pairing with SWA pages does it later."""
         if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
             shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
+
+    def _own(
+        self, pool: PoolLedger, out: torch.Tensor, step: Plan, lengths: torch.Tensor, prefix: Any
+    ) -> None:
+        """Note for which rows of ``req_to_token`` new pages of the full pool were handed out."""
+        owners = self.ledger.owners
+        if owners is None or pool.name != "full":
+            return
+        known = rows_of(self.ledger.batch, lengths, prefix)
+        rows = [known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)]
+        owners.give(out, step.new.tolist(), rows)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)

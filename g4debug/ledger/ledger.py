@@ -20,6 +20,7 @@ import torch
 
 from g4debug.findings.record import PageEvent
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger.owners import Owners
 from g4debug.ledger.shadow import FREE, HELD
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class Ledger:
         self.expected_swa: Pages | None = None
         self.broken = ""
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
+        self.owners: Owners | None = None  # of the full pool, see ledger/owners.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
         self._serial = 0  # number of the next event
         self._pending: deque[_Pending] = deque()

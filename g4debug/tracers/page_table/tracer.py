@@ -29,7 +29,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.launch import Launch
-from g4debug.tracers.page_table.report import describe
+from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
@@ -48,6 +48,8 @@ class PageTableTracer:
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.books = Books(context.ledger)
+        self._spoilt: set[int] = set()  # slots of the trap buffer that were reported as such
+        self._said = 10  # from how many merged cells on the next line about them is logged
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
@@ -167,29 +169,49 @@ class PageTableTracer:
         """Report what the guard saw. If it saw nothing, this is one read of host memory."""
         if self.trap is None or self.lost or not self.trap.tripped:
             return
-        recorder, found = self.context.recorder, []
-        for slot in self.trap.tripped_slots() or [0]:
-            launch, fields = self.launches.get(slot), self.trap.fields(slot)
+        recorder, ledger, found = self.context.recorder, self.context.ledger, []
+        for left in self.trap.take():
+            launch = self.launches.get(left.slot)
             draft = launch is not None and id(launch.backend) in self.drafts
             try:
-                found.append(describe(launch, fields, recorder, draft, self.context.ledger))
+                found.append(describe(launch, left.fields, recorder, draft, ledger))
+            except Unconfirmed as e:
+                assert ledger is not None
+                assert ledger.owners is not None
+                ledger.owners.doubt(e.page, str(e))
             except Exception:
                 # A bug of ours must not hide the finding: the kernel's table was safe, not right.
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
-                bare, _, _ = describe(None, fields, recorder, draft, None)
+                bare, _, _ = describe(None, left.fields, recorder, draft, None)
                 found.append((bare, None, ()))
-        self._clear()
+        self._account()
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
-    def _clear(self) -> None:
+    def _account(self) -> None:
+        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
         assert self.trap is not None
+        for slot in self.trap.spoilt - self._spoilt:
+            self._spoilt.add(slot)
+            logger.error(
+                "g4debug: page-table: somebody else wrote into the host memory of slot %d of the "
+                "trap buffer. What the guard sees in the tables of that slot is lost from now on",
+                slot,
+            )
         try:
-            self.trap.clear()
+            merged = self.trap.merged()
         except RuntimeError as e:
             # The device can no longer be used, so nothing more can be checked.
             logger.error("g4debug: page-table: the device is lost (%s), so no more is checked", e)
             self.lost = True
+            return
+        if merged >= self._said:
+            self._said = 10 ** len(str(merged))
+            logger.warning(
+                "g4debug: page-table: %d bad cells so far are in no finding of their own: the guard "
+                "saw them before the host had read the last one",
+                merged,
+            )
 
 
 def install(context: Context) -> None:
