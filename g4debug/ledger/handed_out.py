@@ -244,7 +244,9 @@ class HandOuts:
         if owners is None or pool.name != "full":
             return
         known = rows_of(self.ledger.batch, lengths, prefix)
-        rows = [known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)]
+        rows = [
+            known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)
+        ]
         owners.give(out, step.new.tolist(), rows)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:

@@ -72,7 +72,7 @@ def _fence_system(anything):
 
 @triton.jit(
     do_not_specialize=[
-        "pages", "page_size", "window", "columns", "slot", "requests", "tokens", "known", "padding",
+        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "tokens", "known", "padding",
     ]
 )  # fmt: skip
 def _page_guard_kernel(
@@ -94,6 +94,7 @@ def _page_guard_kernel(
     window,
     columns,
     slot,
+    slots,
     requests,
     tokens,
     known,  # words of the book: full pages, or tokens of the mapping
@@ -175,21 +176,26 @@ def _page_guard_kernel(
         outside = (value < 0) | (value >= pages)
         kind = tl.where(value < 0, _NEGATIVE, tl.where(outside, _RANGE, kind))
         bad = live & (kind > 0)
-        safe = tl.where(bad & (kind != _FOREIGN), repaired, tl.where(outside, 0, value))
+        sure = bad & (kind != _FOREIGN)
+        safe = tl.where(sure, repaired, tl.where(outside, 0, value))
         tl.store(out + row * out_stride_row + column, safe, mask=inside)
         cells = tl.sum(bad.to(tl.int32), axis=0)
-        count = cells
-        if start == 0:
-            count += (needed > columns).to(tl.int32)
+        certain = tl.sum(sure.to(tl.int32), axis=0)
+        lacks = (needed > columns).to(tl.int32)
+        if start != 0:
+            lacks = lacks * 0
         # What follows is the writer's side of the hand-over in trap_buffer.py.
-        if count > 0:
-            many = count.to(tl.int64)
-            at_host = host + slot.to(tl.int64) * N_FIELDS
-            acked = tl.load(acks + slot, volatile=True)
-            if tl.atomic_cas(claims + slot, acked, acked + 1) == acked:
-                where = tl.min(tl.where(bad, column, 2147483647), axis=0)
+        if cells + lacks > 0:
+            many = (cells + lacks).to(tl.int64)
+            # What must be confirmed first has a slot of its own: it must not hide what is certain.
+            suspicion = certain + lacks == 0
+            mine = slot.to(tl.int64) + tl.where(suspicion, slots, 0)
+            at_host = host + mine * N_FIELDS
+            acked = tl.load(acks + mine, volatile=True)
+            if tl.atomic_cas(claims + mine, acked, acked + 1) == acked:
+                where = tl.min(tl.where(tl.where(suspicion, bad, sure), column, 2147483647), axis=0)
                 here = column == where
-                short = cells == 0
+                short = (certain == 0) & (lacks > 0)
                 what = tl.sum(tl.where(here, value, 0), axis=0)
                 why = tl.sum(tl.where(here, kind, 0), axis=0)
                 belongs = tl.sum(tl.where(here, expected, 0), axis=0)
@@ -201,11 +207,11 @@ def _page_guard_kernel(
                 tl.store(at_host + _AT_KIND, tl.where(short, _SHORT, why).to(tl.int64))
                 tl.store(at_host + _AT_EXPECTED, tl.where(short, -1, belongs))
                 if FENCE:
-                    _fence_system(count)
+                    _fence_system(cells)
                 tl.store(at_host + _AT_SEQ, acked + 1)
             now = tl.atomic_add(total, many) + many
             if FENCE:
-                _fence_system(count)
+                _fence_system(cells)
             tl.store(host + _AT_SUMMARY, now)
 
 
@@ -261,6 +267,7 @@ def launch(
         window,
         columns,
         slot,
+        trap.slots,
         requests,
         tokens,
         known,
@@ -300,13 +307,14 @@ def reference(
     q_lens = None if cu_q is None else cu_q.diff()
     checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
     out.copy_(checked.safe)
-    count = len(checked.bad) + len(checked.short)
-    if not count:
-        return
     found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
-    rows = [found[:1].tolist()[0]] if len(found) else []
-    if len(checked.short):
-        row, needed = (int(x) for x in checked.short[0])
-        rows.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
-    row, column, value, kind, expected = min(rows, key=lambda r: r[:2])
-    trap.leave(slot, [row, column, value, int(seq_lens[row]), count, kind, expected])
+    cells: list[list[int]] = found.tolist()
+    suspicions = [cell for cell in cells if cell[3] == Kind.FOREIGN]
+    sure = [cell for cell in cells if cell[3] != Kind.FOREIGN]
+    for row, needed in checked.short.tolist():
+        sure.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
+    for part, suspicion in ((sure, False), (suspicions, True)):
+        if part:
+            row, column, value, kind, expected = min(part, key=lambda cell: cell[:2])
+            words = [row, column, value, int(seq_lens[row]), len(part), kind, expected]
+            trap.leave(slot, words, suspicion)

@@ -41,6 +41,7 @@ NAMES = {
 class Left:
     """One record that the guard left.
 
+    suspicion: it is about a cell that must be confirmed first.
     number: of this record in its slot, counted from 1.
     fields: row, column, value, seq_len, count, kind, expected. If the row is too short, column is
         how many columns it has, and value how many it needs. count: bad cells that the program of
@@ -48,6 +49,7 @@ class Left:
     """
 
     slot: int
+    suspicion: bool
     number: int
     fields: dict[str, int]
 
@@ -56,20 +58,22 @@ class TrapBuffer:
     """Where the guard leaves what it saw: one slot for each launch, in host memory.
 
     On a GPU the buffer is pinned memory, the kernel writes to it directly, and the host reads it
-    without waiting. Elsewhere it is plain memory. Slot 0 belongs to no launch.
+    without waiting. Elsewhere it is plain memory. Slot 0 belongs to no launch. Behind the slots
+    lie as many for suspicions, so that one of these never stands in the way of what is certain.
     """
 
     def __init__(self, device: torch.device, slots: int = 4096) -> None:
         pinned = device.type == "cuda"
-        self.host = torch.zeros(slots * FIELDS, dtype=torch.int64, pin_memory=pinned)
-        self.acks = torch.zeros(slots, dtype=torch.int64, pin_memory=pinned)
-        self.claims = torch.zeros(slots, dtype=torch.int64, device=device)
+        places = 2 * slots
+        self.host = torch.zeros(places * FIELDS, dtype=torch.int64, pin_memory=pinned)
+        self.acks = torch.zeros(places, dtype=torch.int64, pin_memory=pinned)
+        self.claims = torch.zeros(places, dtype=torch.int64, device=device)
         self.total = torch.zeros(1, dtype=torch.int64, device=device)
         self.slots = slots
         self.spoilt: set[int] = set()  # slots with a number that the guard cannot have written
         self.told = 0  # bad cells in the records that were read
         self._used = 1
-        self._words = self.host.numpy().reshape(slots, FIELDS)
+        self._words = self.host.numpy().reshape(places, FIELDS)
         self._acks = self.acks.numpy()
         self._summary = 0
 
@@ -105,7 +109,8 @@ class TrapBuffer:
                 continue
             words = self._words[slot].tolist()
             self._acks[slot] = number  # from here on the guard may write over it
-            found.append(Left(slot, number, {name: words[i] for name, i in NAMES.items()}))
+            fields = {name: words[i] for name, i in NAMES.items()}
+            found.append(Left(slot % self.slots, slot >= self.slots, number, fields))
             self.told += words[COUNT]
         self._summary = summary
         return found
@@ -119,9 +124,9 @@ class TrapBuffer:
 
     # --- the guard's side --------------------------------------------------------------------
 
-    def leave(self, slot: int, words: list[int]) -> None:
+    def leave(self, slot: int, words: list[int], suspicion: bool = False) -> None:
         """What the guard's kernel does with the words 1..7 of a record; for CPU tensors."""
-        for _ in self.leaving(slot, words):
+        for _ in self.leaving(slot + self.slots * suspicion, words):
             pass
 
     def leaving(self, slot: int, words: list[int]) -> Iterator[None]:
