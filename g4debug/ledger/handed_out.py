@@ -281,6 +281,8 @@ class HandOuts:
         """Both pools have allocated: write the SWA page of each full page into the shadow."""
         full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
         self._plan = None
+        if out is not None and full is not None and out is not full:
+            self._returned(full, out)
         if out is None or full is None or swa is None or self.ledger.shadow is None:
             return
         if step is not None and not len(step.new):  # no new page
@@ -297,7 +299,11 @@ class HandOuts:
                 size = pool.page_size
                 pages, first = np.unique(self._tokens["full"][wrong] // size, return_index=True)
                 self._mismatch(
-                    pool, pages, given[wrong][first] // size, mapped[wrong][first] // size
+                    pool,
+                    pages,
+                    given[wrong][first] // size,
+                    mapped[wrong][first] // size,
+                    kind="miswritten",
                 )
 
         # What was handed out may be wrong: an index that the mapping does not have.
@@ -317,13 +323,37 @@ class HandOuts:
         self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
         self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
 
-    def _mismatch(self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages) -> None:
-        """Enter that the mapping of these full pages is not what the allocators handed out."""
-        pairs = zip(pages[:SHOWN].tolist(), given.tolist(), got.tolist(), strict=False)
+    def _mismatch(
+        self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
+    ) -> None:
+        """Enter that the mapping of these full pages is not what the allocators handed out.
+
+        kind: "miswritten" if it was so at once, "mismatch" if it was right when they were.
+        """
+        pairs = list(zip(pages.tolist(), given.tolist(), got.tolist(), strict=True))
         note = "; ".join(
-            f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs
+            f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs[:SHOWN]
         )
-        self.ledger.enter(pool, "mismatch", pages, holds=None, caller=caller(), note=note)
+        self.ledger.mapped = {p: (g, m) for p, g, m in pairs}
+        try:
+            self.ledger.enter(pool, kind, pages, holds=None, caller=caller(), note=note)
+        finally:
+            self.ledger.mapped = {}
+
+    def _returned(self, full: torch.Tensor, out: torch.Tensor) -> None:
+        """The SWA allocator returned other indices than its full pool had handed out: which?"""
+        pool, count = self.ledger.pools["full"], out.numel()
+        both = torch.cat([out.reshape(-1).to(torch.int64), full.reshape(-1).to(torch.int64)])
+
+        def enter(tokens: Pages) -> None:
+            got, given = tokens[:count], tokens[count:]
+            pages = np.setdiff1d(got // pool.page_size, given // pool.page_size)
+            if len(pages):
+                handed = np.unique(given // pool.page_size)[:SHOWN].tolist()
+                note = f"the full pool had handed out {', '.join(map(str, handed))}"
+                self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
+
+        self.ledger.post(both, self.feed.isolate(enter))
 
     def _rids(self, rows: int, step: Plan) -> dict[int, str]:
         """rid of each row with a new page; {} if the known batch is not the one that allocates."""

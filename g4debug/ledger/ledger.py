@@ -134,6 +134,7 @@ class Ledger:
     batch: the ScheduleBatch that is being prepared or run.
     requests: rid -> SGLang's Req.
     expected_swa: while SWA pages are being freed, the SWA pages of those full pages, sorted.
+    mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -145,6 +146,7 @@ class Ledger:
         self.batch: Any = None
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.expected_swa: Pages | None = None
+        self.mapped: dict[int, tuple[int, int]] = {}
         self.broken = ""
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self.owners: Owners | None = None  # of the full pool, see ledger/owners.py

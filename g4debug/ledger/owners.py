@@ -109,8 +109,8 @@ class Owners:
             self.pages[page : page + 1].fill_(0)
         self._doubts += 1
         logger.warning(
-            "g4debug: full page %d seemed to be in the row of a request that it does not belong to, "
-            "but SGLang's own tables do not confirm it (%s), so nothing is reported",
+            "g4debug: full page %d seemed to be in the row of a request that it does not belong "
+            "to, but SGLang's own tables do not confirm it (%s), so nothing is reported",
             page,
             why,
         )

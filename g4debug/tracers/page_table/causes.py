@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from g4debug.findings.record import PageEvent
+from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
 from g4debug.tracers.page_table.backends import trtllm_mha
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.report import Facts
-
-GIVES = ("extend", "decode", "alloc")  # events by which a page gets a holder
-TAKES = ("free", "evict", "clear")  # and by which it loses it
 
 
 def cause(facts: Facts) -> str:
@@ -30,17 +27,6 @@ def cause(facts: Facts) -> str:
         "full-index-in-swa-table": _untranslated,
     }.get(facts.kind)
     return special(facts) if special is not None else _wrong_cell(facts)
-
-
-def event_said(event: PageEvent) -> str:
-    """``in step 12 by common.py:441 alloc_for_extend, for request a1b2``."""
-    by = f" by {event.caller}" if event.caller else ""
-    whom = f", for request {event.request}" if event.request else ""
-    return f"in step {event.step}{by}{whom}"
-
-
-def _last(events: tuple[PageEvent, ...], kinds: tuple[str, ...]) -> PageEvent | None:
-    return next((e for e in reversed(events) if e.kind in kinds), None)
 
 
 def _wrong_cell(facts: Facts) -> str:
@@ -65,9 +51,9 @@ def _wrong_cell(facts: Facts) -> str:
             f"full_to_swa_index_mapping is wrong: it says SWA page {facts.swa_page} for full page "
             f"{facts.full_page}, which was handed out together with SWA page {facts.right}"
         )
-        written = _last(facts.history_of("full", facts.full_page), (*GIVES, "map", *TAKES))
+        written = last_of(facts.history_of("full", facts.full_page), (*GIVES, "map", *TAKES))
         if written is not None:
-            wrong += f". The last write of it that the ledger saw was {event_said(written)}"
+            wrong += f". The last write of it that the ledger saw was {said(written)}"
         wrong += ". Who changed it after that is not known"
         if facts.value == facts.swa_page:
             return f"{wrong}. The table was built from it"
@@ -131,8 +117,8 @@ def _too_short(facts: Facts) -> str:
 def _freed(facts: Facts) -> str:
     page, rid = facts.full_page, facts.rid
     events = facts.history_of("full", page)
-    freed = _last(events, TAKES)
-    given = _last(events, GIVES)
+    freed = last_of(events, TAKES)
+    given = last_of(events, GIVES)
     if given is None and freed is None:
         return (
             f"row {facts.request_row} of req_to_token is wrong: it names full page {page}, of "
@@ -140,20 +126,16 @@ def _freed(facts: Facts) -> str:
         )
     if given is not None and given.request and rid and given.request != rid:
         return (
-            f"page {page} was last handed out {event_said(given)}, not for this request: its row "
+            f"page {page} was last handed out {said(given)}, not for this request: its row "
             "of req_to_token is wrong, or it has the page from the prefix cache, which gave it "
-            "up; which of the two is not known" + (f". Freed {event_said(freed)}" if freed else "")
+            "up; which of the two is not known" + (f". Freed {said(freed)}" if freed else "")
         )
     if freed is None:
         return "not known: the free of the page is older than its recorded history"
     return (
-        f"the page was freed {_without_request(freed)} while the request is still being served: "
+        f"the page was freed {said(freed, request=False)} while the request is still being served: "
         "look at that caller"
     )
-
-
-def _without_request(event: PageEvent) -> str:
-    return f"in step {event.step}" + (f" by {event.caller}" if event.caller else "")
 
 
 def _evicted(facts: Facts) -> str:
@@ -162,26 +144,11 @@ def _evicted(facts: Facts) -> str:
         "request's KV"
     )
     page = facts.evicted_page()
-    evicted = _last(facts.history_of("swa", page), TAKES) if page > 0 else None
+    evicted = last_of(facts.history_of("swa", page), TAKES) if page > 0 else None
     if evicted is None:
         return "the SWA page was evicted too early; by whom is not known" + after
     decided = decided_by(evicted)
-    return f"the SWA page was evicted {_without_request(evicted)}: {decided}" + after
-
-
-def decided_by(event: PageEvent) -> str:
-    """Who decided on an eviction, from its caller."""
-    if "evict_swa" in event.caller:
-        return (
-            "the request's own eviction went too far: look at the length that _evict_swa was "
-            "given, and at swa_evicted_seqlen"
-        )
-    if "radix_cache" in event.caller:
-        return (
-            "the prefix cache gave it up: look at swa_lock_ref of the node, and at how much the "
-            "request locked (inc_lock_ref)"
-        )
-    return "why that caller evicts is not known; SGLang's own are _evict_swa and the prefix cache"
+    return f"the SWA page was evicted {said(evicted, request=False)}: {decided}" + after
 
 
 def _foreign(facts: Facts) -> str:

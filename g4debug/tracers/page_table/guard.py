@@ -5,8 +5,8 @@ For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), colu
     full       = req_to_token[req_pool_indices[r], c * page_size] // page_size
     right      = full, or for the SWA pool the shadow's word of it (ledger/shadow.py)
     live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
-    bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one, or ``full``
-                 was handed out to another request (ledger/owners.py)
+    bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one,
+                 or ``full`` was handed out to another request (ledger/owners.py)
     out[r, c]  = table[r, c]; if it is no page of the pool, or bad in another way than the last
                  one: ``right`` if that is a held page of the pool, else page 0   for c < u
 
@@ -72,7 +72,8 @@ def _fence_system(anything):
 
 @triton.jit(
     do_not_specialize=[
-        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "tokens", "known", "padding",
+        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "tokens", "known",
+        "padding",
     ]
 )  # fmt: skip
 def _page_guard_kernel(

@@ -69,7 +69,7 @@ REFERENCES: dict[KindName, str] = {
 
 
 class Unconfirmed(Exception):
-    """What the guard suspects is not confirmed by SGLang's own tables. ``page``: of the full pool."""
+    """SGLang's own tables do not confirm what the guard suspects. ``page``: of the full pool."""
 
     def __init__(self, page: int, why: str) -> None:
         super().__init__(why)

@@ -208,8 +208,8 @@ class PageTableTracer:
         if merged >= self._said:
             self._said = 10 ** len(str(merged))
             logger.warning(
-                "g4debug: page-table: %d bad cells so far are in no finding of their own: the guard "
-                "saw them before the host had read the last one",
+                "g4debug: page-table: %d bad cells so far are in no finding of their own: the "
+                "guard saw them before the host had read the last one",
                 merged,
             )
 
