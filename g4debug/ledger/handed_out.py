@@ -95,7 +95,7 @@ def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
     begins, stand = lengths - 1 if prefix is None else prefix, at.numpy()
     if lengths is not at and not any(np.array_equal(n.numpy(), stand) for n in (lengths, begins)):
         return []
-    rows = [getattr(request, "req_pool_idx", None) for request in requests]
+    rows: list[Any] = [getattr(request, "req_pool_idx", None) for request in requests]
     return [] if None in rows else [int(row) for row in rows]
 
 
