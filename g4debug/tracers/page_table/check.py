@@ -97,6 +97,7 @@ def check_page_table(
     window: int = -1,
     q_lens: torch.Tensor | None = None,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> TableCheck:
     """Check a page table against one pool.
 
@@ -107,6 +108,9 @@ def check_page_table(
         for all.
     q_lens: integer [rows], the number of query tokens of each row, 1 if None.
     truth: what the cells must agree with, None to check ranges alone.
+    repair: whether ``safe`` has another page for a bad cell that names a page of the pool. If not,
+        it differs from the table only in what would crash the kernel, so that a wrong suspicion
+        changes no answer.
     """
     rows, columns = table.shape
     device = table.device
@@ -132,7 +136,7 @@ def check_page_table(
     kind[values >= pages] = int(Kind.RANGE)
     kind[~live] = 0
     bad = kind > 0
-    replaced = bad & (kind != int(Kind.FOREIGN))
+    replaced = bad & (kind != int(Kind.FOREIGN)) & (outside if not repair else True)
     safe = torch.where(replaced, repaired, torch.where(outside, 0, values))
     short = needed > columns if columns else torch.zeros_like(needed, dtype=torch.bool)
     return TableCheck(

@@ -7,8 +7,8 @@ For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), colu
     live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
     bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one,
                  or ``full`` was handed out to another request (ledger/owners.py)
-    out[r, c]  = table[r, c]; if it is no page of the pool, or bad in another way than the last
-                 one: ``right`` if that is a held page of the pool, else page 0   for c < u
+    out[r, c]  = table[r, c]; if it is no page of the pool, or (with ``repair``) bad in another way
+                 than the last one: ``right`` if that is a held page, else page 0   for c < u
 
 All kinds and conditions are in :func:`g4debug.tracers.page_table.check.check_page_table`, the
 torch reference of this kernel.
@@ -109,6 +109,7 @@ def _page_guard_kernel(
     HAS_SHADOW: tl.constexpr,
     HAS_OWNERS: tl.constexpr,
     SWA: tl.constexpr,
+    REPAIR: tl.constexpr,
     FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
     N_FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -178,7 +179,10 @@ def _page_guard_kernel(
         kind = tl.where(value < 0, _NEGATIVE, tl.where(outside, _RANGE, kind))
         bad = live & (kind > 0)
         sure = bad & (kind != _FOREIGN)
-        safe = tl.where(sure, repaired, tl.where(outside, 0, value))
+        replaced = sure
+        if not REPAIR:
+            replaced = sure & outside
+        safe = tl.where(replaced, repaired, tl.where(outside, 0, value))
         tl.store(out + row * out_stride_row + column, safe, mask=inside)
         cells = tl.sum(bad.to(tl.int32), axis=0)
         certain = tl.sum(sure.to(tl.int32), axis=0)
@@ -227,6 +231,7 @@ def launch(
     page_size: int,
     window: int,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> None:
     """Run the guard's kernel on the current stream, without waiting for it.
 
@@ -235,7 +240,7 @@ def launch(
     seq_lens: int32/int64 [rows].
     cu_q: int32/int64 [rows + 1], the running sum of the query lengths, or None for one query token
         in each row.
-    pages, page_size, window, truth: as in ``check_page_table``.
+    pages, page_size, window, truth, repair: as in ``check_page_table``.
     """
     rows, columns = table.shape
     if rows == 0 or columns == 0:
@@ -285,6 +290,7 @@ def launch(
         and truth.owners is not None
         and truth.protected is not None,
         SWA=truth is not None and truth.swa,
+        REPAIR=repair,
         FENCE=table.is_cuda,
         N_FIELDS=FIELDS,
         BLOCK=BLOCK,
@@ -303,10 +309,11 @@ def reference(
     page_size: int,
     window: int,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> None:
     """The same as :func:`launch`, for CPU tensors. Records the first violation in row order."""
     q_lens = None if cu_q is None else cu_q.diff()
-    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
+    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth, repair)
     out.copy_(checked.safe)
     found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
     cells: list[list[int]] = found.tolist()

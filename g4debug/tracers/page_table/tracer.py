@@ -28,7 +28,8 @@ from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.backends import trtllm_mha
-from g4debug.tracers.page_table.launch import Launch
+from g4debug.tracers.page_table.confirm import has_ended, is_real
+from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
@@ -42,6 +43,8 @@ class PageTableTracer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.contain = context.settings.mode != "log"
+        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
+        self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
         self.lost = False  # after an error of the device nothing more can be read or checked
@@ -137,6 +140,7 @@ class PageTableTracer:
             int(backend.page_size),
             launch.window,
             launch.truth,
+            self.repair,
         )
         if not table.is_cuda:
             self.poll()
@@ -173,6 +177,8 @@ class PageTableTracer:
         for left in self.trap.take():
             launch = self.launches.get(left.slot)
             draft = launch is not None and id(launch.backend) in self.drafts
+            if not self._is_real(launch, left.fields):
+                continue
             try:
                 found.append(describe(launch, left.fields, recorder, draft, ledger))
             except Unconfirmed as e:
@@ -187,6 +193,30 @@ class PageTableTracer:
         self._account()
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
+
+    def _is_real(self, launch: Launch | None, fields: dict[str, int]) -> bool:
+        """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""
+        ledger, cell = self.context.ledger, cell_of(fields)
+        try:
+            if is_real(launch, cell, ledger):
+                return True
+        except Exception as e:
+            logger.exception("g4debug: page-table: SGLang's own structures cannot be asked")
+            why = f"page-table could not confirm what it saw ({type(e).__name__})"
+            if ledger is not None:
+                ledger.give_up(why)
+            return False
+        assert ledger is not None, "without a ledger nothing needs to be confirmed"
+        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of a page table"
+        if launch is not None and has_ended(launch, cell, ledger):
+            logger.warning(
+                "g4debug: page-table: nothing is reported of %s, because its request has ended "
+                "since then",
+                what,
+            )
+        else:
+            ledger.mistaken(what)
+        return False
 
     def _account(self) -> None:
         """Say what was counted and is in no finding, and what of the trap buffer is unusable."""

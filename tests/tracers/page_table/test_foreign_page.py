@@ -44,7 +44,7 @@ class Serving:
         )  # fmt: skip
         row = self.rig.req_to_token.free_slots[0]
         request.req_pool_idx = row
-        self.ledger.batch = SimpleNamespace(
+        self.ledger.allocating = self.ledger.batch = SimpleNamespace(
             reqs=[request], seq_lens_cpu=torch.tensor([tokens]),
             req_to_token_pool=self.rig.req_to_token,
         )  # fmt: skip
