@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.findings.status import LEDGER
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.shadow import FREE, HELD
 
@@ -145,9 +146,11 @@ class Ledger:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.expected_swa: Pages | None = None
         self.broken = ""
+        self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
         self._serial = 0  # number of the next event
+        self._events = self.status.tally("events")
         self._pending: deque[_Pending] = deque()
         self._staging: torch.Tensor | None = None
         self._used = 0  # words of _staging that are taken
@@ -219,6 +222,8 @@ class Ledger:
                 self._log.append(event)
                 self._apply(pool, pages, holds, request, positions)
                 self._serial += 1
+                self._events.count += 1
+                self._events.step = event.step
         return pages
 
     def _apply(
@@ -306,9 +311,13 @@ class Ledger:
             first.enter(first.words.numpy().copy())
         self._pending.clear()
 
-    def give_up(self, why: str) -> None:
-        """The ledger can no longer be trusted. Tell every reader, the kernels included."""
+    def give_up(self, why: str, error: BaseException | None = None) -> None:
+        """The ledger can no longer be trusted. Tell every reader, the kernels included.
+
+        error: the failure of ours that it comes from.
+        """
         self.broken = why
+        self.status.off(why, error)
         self._pending.clear()
         if self.shadow is not None:
             self.shadow[-1:].fill_(0)

@@ -9,7 +9,6 @@ O(pages of the pools). Between two counts there is next to no cost.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from typing import Any
 
@@ -20,7 +19,6 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.check import Census, Pages, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
-logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
 REMEMBERED = 4096  # requests whose release is remembered
@@ -65,9 +63,10 @@ class PoolLeakTracer:
     def check(self, scheduler: Any, idle: bool) -> None:
         """Count all pages, and report those that are wrong."""
         self._last_step = self.context.recorder.step
-        if not self._is_usable(scheduler):
-            return
+        if self.ledger.broken or not self._is_usable(scheduler):
+            return  # without the ledger it is not known which requests there are
         self.censuses += 1
+        self.context.checked(1, "censuses")
         self.ledger.settle(wait=True)
         live = self.live_requests()
         for name, pages, free, owned in holders(scheduler, live):
@@ -107,12 +106,9 @@ class PoolLeakTracer:
             topk = scheduler.server_args.speculative_eagle_topk or 1
             self._usable = name in CACHES and topk == 1
             if not self._usable:
-                logger.warning(
-                    "g4debug: pool-leak is armed, but cannot check this server: its prefix cache "
-                    "is %s (known: %s), speculative_eagle_topk=%s (known: 1)",
-                    name,
-                    ", ".join(CACHES),
-                    topk,
+                self.context.off(
+                    f"it cannot check this server, whose prefix cache is {name} (known: "
+                    f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
                 )
         return self._usable
 
