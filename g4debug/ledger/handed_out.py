@@ -10,6 +10,7 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,8 +178,8 @@ class HandOuts:
 
     def _going_on(self, step: Plan) -> list[str]:
         """rid of each row that continues in its page; '' if it is not known."""
-        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
-        if len(requests) != len(step.lengths):
+        requests = self._requests(len(step.lengths))
+        if not requests:
             return [""] * len(step.going_on_rows)
         return [str(requests[row].rid) for row in step.going_on_rows.tolist()]
 
@@ -186,8 +187,8 @@ class HandOuts:
         """Enter that a row continues in a page that is not held."""
         loose = pool.not_held(pages)
         row = int(step.going_on_rows[(pages == loose[0]).argmax()])
-        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
-        request = str(requests[row].rid) if len(requests) == len(step.lengths) else ""
+        requests = self._requests(len(step.lengths))
+        request = str(requests[row].rid) if requests else ""
         self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
@@ -294,7 +295,10 @@ class HandOuts:
 
     def _rids(self, rows: int, step: Plan) -> dict[int, str]:
         """rid of each row with a new page; {} if the known batch is not the one that allocates."""
-        requests = self.ledger.batch.reqs if self.ledger.batch is not None else ()
-        if len(requests) != rows:
-            return {}
-        return {row: str(requests[row].rid) for row, _, _ in step.groups}
+        requests = self._requests(rows)
+        return {row: str(requests[row].rid) for row, _, _ in step.groups} if requests else {}
+
+    def _requests(self, rows: int) -> Sequence[Any]:
+        """The requests that are allocated for, () if they are not known."""
+        batch = self.ledger.allocating
+        return batch.reqs if batch is not None and len(batch.reqs) == rows else ()
