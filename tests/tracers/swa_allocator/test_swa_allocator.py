@@ -288,7 +288,7 @@ class Serving:
         self.batch.tree_cache = SimpleNamespace(
             sliding_window_size=WINDOW, page_size=PAGE, supports_swa=lambda: True
         )
-        ledger.batch = self.batch
+        ledger.batch = ledger.allocating = self.batch
         ledger.requests["a"] = self.request
         self.request.req_pool_idx = rig.admit("a", tokens).req_pool_idx
 
@@ -307,7 +307,7 @@ def serving(armed, monkeypatch):
     def make(tokens, mode="raise"):
         rig, ledger, folder = armed(mode)
         recorder = plugin.in_force.recorder
-        monkeypatch.setattr(recorder, "begin_step", lambda batch: None)
+        monkeypatch.setattr(recorder, "record", lambda batch: None)
         serving = Serving(rig, ledger, tokens)
         serving.run()
         return serving, folder
