@@ -93,7 +93,11 @@ def _register(settings: Settings, plan: Plan) -> None:
     trap = Trap(settings, describer)
 
     fix_states = fixes.apply_all(
-        hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
+        hooks,
+        settings.switches,
+        faults.recreated_bugs(plan),
+        settings.forced_by,
+        settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
     contexts, ledger = _arm(settings, hooks, recorder, trap)
@@ -110,10 +114,13 @@ def _register(settings: Settings, plan: Plan) -> None:
     in_force = InForce(
         hooks, describer.fixes, describer.tracers, recorder, ledger, bool(hooks.sites)
     )
+    line = start_up_line(settings, hooks, describer, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
+        if settings.fixes == "none":  # who asked for nothing is told that this is what there is
+            print(line, file=sys.stderr, flush=True)
         return
     hooks.install()
-    _after_apply(hooks, settings, start_up_line(settings, hooks, describer))
+    _after_apply(hooks, settings, line)
 
 
 def _arm(
@@ -167,7 +174,7 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
         # A fix that nobody asked for must not stop the server, whatever else is asked for.
         unforced = (
-            {fix for fix in in_force.fixes if not settings.fixes.get(fix)} if in_force else set()
+            {fix for fix in in_force.fixes if not settings.switches.get(fix)} if in_force else set()
         )
         if settings.asked and any(set(s.owners) - unforced for s in missing):
             raise SystemExit(message)
@@ -176,11 +183,13 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def start_up_line(settings: Settings, hooks: Hooks, describer: Describer) -> str:
-    """Says in one line what is armed, fixed and injected, and where dumps go."""
+def start_up_line(settings: Settings, hooks: Hooks, describer: Describer, fixed: str) -> str:
+    """Says in one line what is armed, fixed and injected, and where dumps go.
+
+    fixed: what ``g4debug.fixes.base.summary`` says.
+    """
     role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(describer.tracers) or "none"
-    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())
     return (
         f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
