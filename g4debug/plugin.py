@@ -128,7 +128,11 @@ def _arm(
     steps.before(
         "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
     )
-    steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", lambda scheduler, *a, **k: recorder.attach(scheduler))
+    # SGLang allocates for a step before the step begins.
+    for site in ("batch.prepare_for_extend", "batch.prepare_for_decode"):
+        steps.before(site, lambda *a, **k: recorder.prepare_step())
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
