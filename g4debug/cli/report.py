@@ -46,13 +46,20 @@ def run(args: argparse.Namespace) -> int:
 def _write(page: bytes, out: Path, source: Path) -> None:
     from g4debug.dumps import file, writing
 
+    try:
+        _refuse_odd(out, source)
+        writing.write(page, out.parent, out.name)
+    except OSError as e:
+        raise CliError(f"cannot write {out}: {e.strerror or e}") from e
+    except file.DumpError as e:
+        raise CliError(str(e)) from e
+
+
+def _refuse_odd(out: Path, source: Path) -> None:
+    """Raise CliError if a page may not go there, and OSError if that cannot be seen."""
     if out.is_dir() or (out.exists() and not out.is_file()):
         raise CliError(f"cannot write {out}: it is not a regular file (-o - writes to stdout)")
     if out.exists() and out.samefile(source):
         raise CliError(f"cannot write {out}: it is the dump itself")
     if not out.parent.is_dir():
         raise CliError(f"cannot write {out}: there is no directory {out.parent}")
-    try:
-        writing.write(page, out.parent, out.name)
-    except file.DumpError as e:
-        raise CliError(str(e)) from e

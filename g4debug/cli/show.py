@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     record = read_dump(args.path)
     try:
         _render(record, args)
-    except (BrokenPipeError, CliError):
+    except (OSError, CliError):  # OSError: the output cannot be written
         raise
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(
