@@ -2,7 +2,8 @@
 
 The module's name does not start with ``_``, and it has ``NAME``, ``HELP``,
 ``add_arguments(parser)`` and ``run(args) -> int``. If it sets ``PASS_THROUGH = True``, the
-arguments that its parser does not know arrive as ``args.rest``. What is slow to import (torch,
+arguments that its parser does not know arrive as ``args.rest``. ``NEEDS_SGLANG = True`` says that
+it can do nothing in a Python without SGLang. What is slow to import (torch,
 numpy) is imported inside ``run``, and only the module of the command that was called is loaded.
 """
 
@@ -74,6 +75,12 @@ def _flush() -> None:
 def command_names() -> list[str]:
     """Module names of the subcommands, sorted."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def without_sglang() -> list[str]:
+    """The commands that also work in a Python without SGLang."""
+    loaded = (m for m in map(_load, command_names()) if not isinstance(m, str))
+    return [str(m.NAME) for m in loaded if not getattr(m, "NEEDS_SGLANG", False)]
 
 
 def _dispatch(args: list[str]) -> int:
