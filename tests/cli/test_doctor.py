@@ -59,7 +59,8 @@ def run_doctor(
     clean["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(cwd / "dumps")
     if customize:
         (cwd / "sitecustomize.py").write_text(customize)
-        clean["PYTHONPATH"] = str(cwd)
+        paths = [str(cwd), *filter(None, [clean.get("PYTHONPATH")])]
+        clean["PYTHONPATH"] = os.pathsep.join(paths)
     command = "import sys; from g4debug.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", command, "doctor", *arguments],
