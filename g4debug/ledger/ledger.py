@@ -9,6 +9,7 @@ device, the shadow (:mod:`g4debug.ledger.shadow`).
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,9 @@ from g4debug.ledger.shadow import FREE, HELD
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
+    from g4debug.ledger.holders import Holders
 
+logger = logging.getLogger("g4debug")
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
 KEPT = 16_384  # events kept of all pages together
@@ -131,9 +134,14 @@ class _Pending:
 class Ledger:
     """The pages of the allocators in this process.
 
-    batch: the ScheduleBatch that is being prepared or run.
+    batch: the ScheduleBatch that is being prepared or run, or was run last.
+    allocating: the batch whose requests get what is allocated now. None outside of the calls in
+        which SGLang prepares or runs a batch: then it is not known for whom pages are.
+    holders: who holds the pages according to SGLang's own structures.
     requests: rid -> SGLang's Req.
-    expected_swa: while SWA pages are being freed, the SWA pages of those full pages, sorted.
+    losing_swa: while SWA pages are being freed, the full pages that they belong to.
+    expected_swa: the SWA pages that those full pages had by the ledger, sorted.
+    serial: the number of the next event.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -143,12 +151,15 @@ class Ledger:
         self.pools: dict[str, PoolLedger] = {}
         self.listeners: list[Listener] = []
         self.batch: Any = None
+        self.allocating: Any = None
+        self.holders: Holders | None = None
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self.losing_swa: Pages | None = None
         self.expected_swa: Pages | None = None
         self.broken = ""
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
-        self._serial = 0  # number of the next event
+        self.serial = 0  # number of the next event
         self._pending: deque[_Pending] = deque()
         self._step: int | None = None  # of what is entered now, if it was posted earlier
         self._staging: torch.Tensor | None = None
@@ -162,7 +173,7 @@ class Ledger:
         ledger = self.pools.get(pool)
         if ledger is None or not 0 <= page < ledger.pages:
             return ()
-        oldest = self._serial - len(self._log)
+        oldest = self.serial - len(self._log)
         events = (self._log[n - oldest] for n in ledger.serials(page) if n >= oldest)
         return tuple(
             replace(e, pages=(page, *(p for p in e.pages if p != page))[:SHOWN]) for e in events
@@ -220,7 +231,7 @@ class Ledger:
             if happened:
                 self._log.append(event)
                 self._apply(pool, pages, holds, request, positions)
-                self._serial += 1
+                self.serial += 1
         return pages
 
     def _apply(
@@ -235,7 +246,7 @@ class Ledger:
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
         if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
             inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
-        pool.touch(inside, self._serial)
+        pool.touch(inside, self.serial)
         if holds is None:
             return
         if pool.name in self._undo:
@@ -314,6 +325,21 @@ class Ledger:
         while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
             self._arrived(self._pending.popleft())
         self._pending.clear()
+
+    def mistaken(self, what: str) -> None:
+        """Give up the ledger, because SGLang's own structures agree, and only the ledger differs.
+
+        Then an event did not reach the ledger, and nothing is wrong with the server.
+        """
+        if self.broken:
+            return
+        self.give_up(what)
+        logger.error(
+            "g4debug: the page ledger missed an event: SGLang's own structures agree among "
+            "themselves, and only the ledger differs (%s). The server is not accused. The ledger "
+            "is off in this process, like all checks that need it. Please report this.",
+            what,
+        )
 
     def give_up(self, why: str) -> None:
         """The ledger can no longer be trusted. Tell every reader, the kernels included."""

@@ -110,7 +110,9 @@ def test_the_request_of_each_page(armed):
     from types import SimpleNamespace
 
     rig, ledger = armed
-    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")])
+    ledger.batch = ledger.allocating = SimpleNamespace(
+        reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")]
+    )
     zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
     last = torch.tensor([-1, -1])
     found = rig.allocator.alloc_extend(zero, zero, lengths, lengths, last, 3 * PAGE)
@@ -343,7 +345,7 @@ def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monke
     posted = []
     post = ledger.post
     monkeypatch.setattr(ledger, "post", lambda i, enter: (posted.append(1), post(i, enter)))
-    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
+    ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
     request = rig.admit("a", 1)
     row = rig.req_to_token.req_to_token[request.req_pool_idx]
     last = row[:1].to(torch.int64)

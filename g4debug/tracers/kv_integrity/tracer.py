@@ -8,7 +8,7 @@ The tracer is opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writ
   be right.
 * When all tokens of a page are committed, the page is sealed: it is searched for NaN and Inf, and
   its checksum is kept on the device. The checksum is compared when the page is freed, when the
-  server is idle, and in between in turns: SAMPLE pages of each pool after each step.
+  server is idle, and in between in turns: SAMPLE tokens of each pool after each step.
 
 This is sound only if scheduler and forward run one after the other on one stream, and nobody else
 moves KV. If that is not so, ``limits`` says why, and the tracer checks nothing. Each check is
@@ -32,11 +32,11 @@ from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
-from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, to_device
+from g4debug.tracers.kv_integrity.watched import Watched, layers_of, to_device
 from g4debug.tracers.limits import moving_pages
 
-HANDED_OUT = 256  # how many new pages' stamps are compared at a time
-SAMPLE = 64  # how many sealed pages of each pool are compared after each step
+HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
+SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
 KNOWN = 4096  # requests whose committed length is remembered
 logger = logging.getLogger("g4debug")
 
@@ -55,13 +55,14 @@ class KvIntegrityTracer:
     def install(self) -> None:
         context = self.context
         self.ledger.listeners.append(context.isolate(self.listen))
-        context.after("pool.init", self.after_pool_init)
+        for size in ("", ".token"):  # page size 1 has an allocator of its own
+            context.after(f"pool.init{size}", self.after_pool_init)
+            context.after(f"pool.alloc{size}", self.after_alloc)
+            context.after(f"pool.free{size}", self.after_free)
         context.after("swa.init", self.after_swa_init)
         context.after("scheduler.init", self.after_scheduler_init)
-        context.after("pool.alloc", self.after_alloc)
         context.after("pool.alloc_extend", self.after_extend)
         context.after("pool.alloc_decode", self.after_decode)
-        context.after("pool.free", self.after_free)
         context.after("scheduler.run_batch", self.after_run_batch)
         context.before("scheduler.on_idle", self.before_idle)
 
@@ -118,7 +119,7 @@ class KvIntegrityTracer:
         if watched is None or not allocator.is_not_in_free_group:
             return result
         gone, sealed = watched.gone()
-        compared = [self._compare(watched, part) for part in chunks(sealed)]
+        compared = [self._compare(watched, part) for part in watched.chunks(sealed)]
         if len(gone):
             watched.kv.stamp(watched.on_device(gone))
         for post in compared:
@@ -156,8 +157,9 @@ class KvIntegrityTracer:
         pages = first.to(torch.int64) // watched.pool.page_size
         # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
-        for begin in range(0, len(pages), HANDED_OUT):
-            part = pages[begin : begin + HANDED_OUT]
+        count = watched.pages_of(HANDED_OUT)
+        for begin in range(0, len(pages), count):
+            part = pages[begin : begin + count]
             codes = watched.kv.written(part)
             watched.kv.unstamp(part)
             self._post_written(watched, codes, part, idle=False)
@@ -179,9 +181,9 @@ class KvIntegrityTracer:
     def check_step(self) -> None:
         """Seal the pages that the step completed, and compare those whose turn it is."""
         for watched in self.pools.values():
-            for part in chunks(watched.completed(self._committed)):
+            for part in watched.chunks(watched.completed(self._committed)):
                 self._seal(watched, part)
-            for part in chunks(watched.sample(SAMPLE)):
+            for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
                 self._compare(watched, part)()
         if len(self._committed) > KNOWN:
             filling = {rid for w in self.pools.values() for rid in w.filling.values()}
@@ -200,10 +202,10 @@ class KvIntegrityTracer:
             return
         self.ledger.settle(wait=True)
         for watched in self.pools.values():
-            for part in chunks(watched.stamped.nonzero()[0]):
+            for part in watched.chunks(watched.stamped.nonzero()[0]):
                 pages = watched.on_device(part)
                 self._post_written(watched, watched.kv.written(pages), pages, idle=True)
-            for part in chunks(watched.sealed.nonzero()[0]):
+            for part in watched.chunks(watched.sealed.nonzero()[0]):
                 self._compare(watched, part)()
         self.ledger.settle(wait=True)
 
@@ -291,12 +293,15 @@ TRACER = Tracer(
     title="nobody writes into a freed KV page, and committed KV does not change (opt-in)",
     sites=(
         "pool.init",
+        "pool.init.token",
         "swa.init",
         "scheduler.init",
         "pool.alloc",
+        "pool.alloc.token",
         "pool.alloc_extend",
         "pool.alloc_decode",
         "pool.free",
+        "pool.free.token",
         "scheduler.run_batch",
         "scheduler.on_idle",
     ),

@@ -13,7 +13,7 @@ from g4debug.findings.record import PageEvent
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
 
-CHUNK = 64  # pages read at a time; the device needs extra memory for so many pages of a buffer
+CHUNK = 4096  # tokens read at a time; the device needs extra memory for so many of a buffer
 
 
 @dataclass
@@ -101,6 +101,15 @@ class Watched:
             self._cursor = int(pages[-1]) + 1
         return pages
 
+    def pages_of(self, tokens: int) -> int:
+        """How many pages so many tokens are; at least one."""
+        return max(1, tokens // self.pool.page_size)
+
+    def chunks(self, pages: Pages) -> Iterator[Pages]:
+        """``pages`` in pieces of CHUNK tokens."""
+        count = self.pages_of(CHUNK)
+        return (pages[i : i + count] for i in range(0, len(pages), count))
+
     def place(self, code: int) -> tuple[int, str, int]:
         """(layer of the model, "K" or "V", row in the page) of a code of ``KvPages``."""
         buffer, row = self.kv.place(code)
@@ -125,8 +134,3 @@ def layers_of(kvcache: Any, name: str) -> list[int]:
         )
     mine = [(index, layer) for layer, (index, swa) in mapping.items() if swa == (name == "swa")]
     return [layer for _, layer in sorted(mine)]
-
-
-def chunks(pages: Pages) -> Iterator[Pages]:
-    """``pages`` in pieces of CHUNK."""
-    return (pages[i : i + CHUNK] for i in range(0, len(pages), CHUNK))

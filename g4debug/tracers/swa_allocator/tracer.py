@@ -9,6 +9,9 @@ checks that
 * the full-to-SWA mapping says what the allocators handed out, and never points to a freed page;
 * SWA pages that are evicted lie outside the window of the request that they belong to.
 
+What the ledger says is confirmed by SGLang's own structures before it becomes a finding
+(:mod:`g4debug.tracers.swa_allocator.confirm`). If they do not confirm it, the ledger is given up.
+
 A check costs O(pages of the event). On a GPU, the indices of pages that are handed out reach the
 host a little later. A free is judged before it happens.
 
@@ -35,6 +38,7 @@ from g4debug.tracers.swa_allocator.check import (
     check_partners,
     in_window,
 )
+from g4debug.tracers.swa_allocator.confirm import is_real
 
 # What contain mode corrects before an allocator gets it.
 CORRECTED = ("out-of-range", "page-zero", "double-free", "free-unallocated", "mapping-mismatch")
@@ -112,10 +116,14 @@ class SwaAllocatorTracer:
                 note += _list(pages)
                 bad = foreign if len(foreign) else lost
                 self._report(pool, event, Violation("mapping-mismatch", bad), note)
+                if self.ledger.broken:
+                    return None
                 return expected[pool.held[expected]] if self.contain else None
         violations = check_freed(pages, pool.held, pool.ever)
         for violation in violations:
             self._report(pool, event, violation)
+        if self.ledger.broken:
+            return None
         inside = pool.inside(pages)
         if pool.name == "swa" and expected is None:
             self._freed_unmapped(pool, event, inside)
@@ -162,7 +170,7 @@ class SwaAllocatorTracer:
         return self._ran.get(rid) == (int(request.req_pool_idx), _retractions(request))
 
     def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
-        """Those of ``pages`` that the request's row really points to.
+        """Those of ``pages`` that the request's row and the mapping really lead to.
 
         Others may be pages that the request had before it was retracted, and that the prefix cache
         holds now. This waits for the device, but is rarely called.
@@ -170,8 +178,9 @@ class SwaAllocatorTracer:
         table = batch.req_to_token_pool.req_to_token
         row = int(request.req_pool_idx)
         tokens = [int(table[row, int(pool.position[page])]) for page in pages]
-        there = np.array(tokens, dtype=np.int64) // pool.page_size == pool.partner[pages]
-        found: Pages = pages[there]
+        full = np.array(tokens, dtype=np.int64) // pool.page_size
+        assert self.ledger.holders is not None, "known since the allocator was made"
+        found: Pages = pages[self.ledger.holders.mapped(full) == pages]
         return found
 
     def _stops(self, pool: PoolLedger, event: PageEvent, violation: Violation) -> bool:
@@ -191,6 +200,11 @@ class SwaAllocatorTracer:
         note: str = "",
         request: str = "",
     ) -> None:
+        if self.ledger.broken:
+            return
+        if not is_real(self.ledger, pool, event, violation):
+            self.ledger.mistaken(f"{violation.kind} of {pool.name} pages {_list(violation.pages)}")
+            return
         from g4debug.tracers.swa_allocator.report import describe
 
         finding, events = describe(self.ledger, pool, event, violation, note, request)

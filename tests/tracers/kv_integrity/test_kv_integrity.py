@@ -62,7 +62,7 @@ class Serving:
     def admit(self, rid, tokens=TOKENS, value=None):
         self.recorder.step += 1
         request = Request(rid=rid)
-        self.ledger.batch = SimpleNamespace(reqs=[request])
+        self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
         admitted = self.rig.admit(rid, tokens)
         request.req_pool_idx = admitted.req_pool_idx
         request.kv_committed_len = request.kv_allocated_len = tokens
@@ -77,7 +77,7 @@ class Serving:
         row = self.rig.req_to_token.req_to_token[request.req_pool_idx]
         for _ in range(count):
             self.recorder.step += 1
-            self.ledger.batch = SimpleNamespace(reqs=[request])
+            self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
             length = torch.tensor([request.kv_allocated_len + 1])
             last = row[request.kv_allocated_len - 1 : request.kv_allocated_len].long()
             token = self.rig.allocator.alloc_decode(length, length, last)
@@ -298,7 +298,7 @@ def test_nan_in_a_page_that_is_complete(serving):
 
 
 def test_pages_take_turns(serving, monkeypatch):
-    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2)
+    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2 * PAGE)
     it = serving()
     it.admit("a", 8 * PAGE)
     flip_a_bit(it.buffers("full")[0][0][it.page("a", 7) * PAGE])

@@ -30,9 +30,9 @@ def a_rig(arm):
     rig = Rig()
     ledger = plugin.in_force.ledger
     for rid, tokens in TOKENS.items():
-        ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
+        ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
         rig.admit(rid, tokens)
-    ledger.batch = None
+    ledger.batch = ledger.allocating = None
     recorder = plugin.in_force.recorder
     recorder._rids = {r.req_pool_idx: r.rid for r in rig.requests}
     return rig

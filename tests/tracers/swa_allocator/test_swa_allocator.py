@@ -290,7 +290,7 @@ class Serving:
         self.batch.tree_cache = SimpleNamespace(
             sliding_window_size=WINDOW, page_size=PAGE, supports_swa=lambda: True
         )
-        ledger.batch = self.batch
+        ledger.batch = ledger.allocating = self.batch
         ledger.requests["a"] = self.request
         self.request.req_pool_idx = rig.admit("a", tokens).req_pool_idx
 
