@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from g4debug import __version__, discovery
+from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
@@ -96,6 +97,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
     )
     injections = faults.install_all(plan, hooks)
+    if settings.tracers:
+        launch.begin()
     contexts, ledger = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}

@@ -26,6 +26,8 @@ MAX_RECORDS = 64
 MAX_PICKLE_BYTES = 32 << 20
 MAX_VALUES = 4_000_000  # values in a dump; what is repeated counts each time
 
+MAX_BITS = 256  # of a number; a larger one could not be divided
+
 LONGS = "torch LongStorage"
 LONG_SIZE = 8  # bytes
 REBUILD = "torch._utils _rebuild_tensor_v2"
@@ -171,6 +173,8 @@ class _Walk:
 
     def _step(self, name: str, arg: Any) -> None:
         push, stack = self.stack.append, self.stack
+        if name == "LONG1" and arg.bit_length() > MAX_BITS:
+            raise DamagedError("a number is longer than any in a dump")
         if name in _LITERALS:
             push(_Thing("text" if isinstance(arg, str) else "number", arg))
         elif name in _CONSTANTS:

@@ -211,4 +211,5 @@ class TrapRecord:
     transitions: tuple[Transition, ...] = ()  # of batch.spec_info, oldest first
     holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
     allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
+    launch: str = ""  # the same in all processes of one launch of a server
     schema: int = SCHEMA

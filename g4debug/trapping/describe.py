@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from g4debug.dumps import writing
+from g4debug.dumps import launch, writing
 from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 from g4debug.trapping import sanitise
@@ -104,7 +104,7 @@ class Describer:
         different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
             finding=located(finding, self.recorder),
-            created=writing.now().isoformat(timespec="seconds"),
+            created=writing.now().isoformat(timespec="milliseconds"),
             versions=dict(self._machine) or {**versions(), **device()},
             environment=sanitise.environment(os.environ),
             arguments=different,
@@ -120,6 +120,7 @@ class Describer:
             transitions=evidence.transitions,
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
+            launch=launch.of(self.recorder.scheduler),
         )
 
 
