@@ -84,15 +84,24 @@ def headline(record: TrapRecord) -> str:
 
 
 def report(
-    record: TrapRecord, *, source: str = "", most: int | None = 0, words: bool = False
+    record: TrapRecord,
+    *,
+    source: str = "",
+    most: int | None = 0,
+    words: bool = False,
+    before: Sequence[Entry] = (),
+    after: Sequence[Entry] = (),
 ) -> list[list[Block]]:
     """The report's blocks in groups. A reporter leaves some space between the groups.
 
     source: the dump's path. most: how many rows of a history to keep, if that is more than are
     shown (None: all). words: give the history in words even where there is a timeline of it.
+    before, after: what stands above the location and above the cause, if there is more to tell than
+    this record.
     """
     f = record.finding
     top: list[Block] = [
+        *before,
         Entry("WHERE", tuple(where(f.location, _step_mode(record)))),
         Entry("CHECK", _text(f"{f.check}: {f.kind}, at {f.site}")),
     ]
@@ -111,6 +120,7 @@ def report(
         _history("LAST STEPS", "newest last", _histories.steps(record, most)),
         _history("ALLOCATOR", "all pages, newest last", _histories.allocator(record, most)),
         environment(record, source),
+        list(after),
         [
             Entry("CAUSE", _text(f.cause or "not known", "strong" if f.cause else "dim")),
             Entry("FIX", _text(f.reference or "none known", "strong" if f.reference else "dim")),

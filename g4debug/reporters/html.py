@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -30,14 +31,20 @@ ROWS, COLUMNS = 32, 48  # of the page map, around the bad cell
 SYMBOLS = {"outside": UNICODE.outside, "past": UNICODE.past}
 
 
-def render(record: TrapRecord, *, source: str = "") -> str:
-    """The page. ``source``: the dump's path."""
+def render(
+    record: TrapRecord,
+    *,
+    source: str = "",
+    before: Sequence[_facts.Entry] = (),
+    after: Sequence[_facts.Entry] = (),
+) -> str:
+    """The page. ``source``: the dump's path. before, after: see ``_facts.report``."""
     environment = _environment()
     style = Markup(environment.get_template("report.css").render())
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         title=_facts.headline(record),
-        groups=_groups(record, source),
+        groups=_groups(record, source, before, after),
         style=style,
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'",
@@ -45,13 +52,19 @@ def render(record: TrapRecord, *, source: str = "") -> str:
     )
 
 
-def _groups(record: TrapRecord, source: str) -> list[list[_facts.Block]]:
+def _groups(
+    record: TrapRecord,
+    source: str,
+    before: Sequence[_facts.Entry],
+    after: Sequence[_facts.Entry],
+) -> list[list[_facts.Block]]:
     """Where, then why and what to do, then the evidence: a page is read from the top.
 
     (On a terminal the reader sees the last lines first.)
     """
-    where, *evidence, verdict = _facts.report(record, source=source, most=MOST)
-    return [where, verdict, *evidence]
+    where, *evidence, verdict = _facts.report(record, source=source, most=MOST, before=before)
+    others = [list(after)] if after else []
+    return [where, verdict, *others, *evidence]
 
 
 @cache

@@ -35,8 +35,10 @@ def render(
     source: str = "",
     rows: int | None = page_map.DEFAULT_ROWS,
     everything: bool = False,
+    before: Sequence[_facts.Entry] = (),
+    after: Sequence[_facts.Entry] = (),
 ) -> None:
-    """Print the report. source: the dump's path.
+    """Print the report. source: the dump's path. before, after: see ``_facts.report``.
 
     rows: how many rows of the page table to show, None for all. everything: show all of every
     history, too.
@@ -48,7 +50,9 @@ def render(
         console.print(line)
     console.print(Text(s.line * console.width, "red"), no_wrap=True, overflow="crop")
     most = None if everything else 0
-    groups = _facts.report(record, source=source, most=most, words=everything)
+    groups = _facts.report(
+        record, source=source, most=most, words=everything, before=before, after=after
+    )
     for i, group in enumerate(groups):
         if i:
             console.print()
