@@ -68,13 +68,14 @@ class View:
 
 
 def labels(view: View) -> list[str]:
-    """A short name of each member: its ranks, its host if there are several, or else its pid."""
+    """A short name of each member: what tells it from the others, of host and ranks, or its pid."""
     heads = [m.head for m in view.members]
     hosts = len({h.host for h in heads if h.host}) > 1
+    ranks = [{"dp": h.dp_rank, "tp": h.rank, "pp": h.pp_rank} for h in heads]
+    vary = [n for n in ("dp", "tp", "pp") if len({r[n] for r in ranks}) > 1]
     names: list[str] = []
-    for head in heads:
-        ranks = (("dp", head.dp_rank), ("tp", head.rank), ("pp", head.pp_rank))
-        known = "/".join(f"{name}{rank}" for name, rank in ranks if rank >= 0)
+    for head, rank in zip(heads, ranks, strict=True):
+        known = "/".join(f"{n}{rank[n]}" for n in vary or rank if rank[n] >= 0)
         place = [head.host] if hosts and head.host else []
         name = " ".join([*place, known or f"pid {head.pid}"])
         again = sum(n == name or n.startswith(f"{name} (") for n in names)
@@ -186,9 +187,6 @@ def _facts_of(record: TrapRecord) -> dict[str, str]:
         "finding": f"{finding.check}: {finding.kind}",
         "step": at.step if at.step >= 0 else UNKNOWN,
         "forward mode": at.forward_mode or UNKNOWN,
-        "layer": at.layer if at.layer >= 0 else UNKNOWN,
-        "request": at.request or UNKNOWN,
-        "last batch": _batch(record.steps[-1]) if record.steps else UNKNOWN,
     }
     for title, values in (
         ("version of", record.versions),
@@ -240,11 +238,11 @@ def _file(member: Member) -> tuple[Span, ...]:
 
 
 def _told(difference: Difference) -> Line:
-    name, *rest = (
-        (Span(shorten(value, 120), "strong"), Span(f"({', '.join(who)})", "dim"))
+    first, *rest = (
+        (Span(f"{', '.join(who)}:", "dim"), Span(shorten(value, 120)))
         for value, who in difference.values.items()
     )
-    return ((Span(f"{difference.name}:"), *name), *rest)
+    return ((Span(difference.name, "strong"), *first), *rest)
 
 
 def _who(member: Member, label: str) -> str:

@@ -68,12 +68,12 @@ def test_the_first_finding_in_full_and_the_others_in_a_line(
     out = run(capsys, "show", folder, "--width", "120")
     assert out.startswith(sample_record().finding.headline)
     assert "INCIDENT  3 dumps of 3 processes on 2 hosts, within 1.5 s\n" in out
-    assert "first: node7 dp0/tp1/pp0, pid 4701" in out
+    assert "first: node7 tp1, pid 4701" in out
     assert "as true as the clocks" in out
     assert "1 other incident here: g4debug list" in out
     others = out.partition("OTHERS")[2].partition("DIFFERS")[0]
-    assert "+0.4 s node7 dp0/tp0/pp0 · step 117" in others
-    assert "+1.5 s node8 dp0/tp2/pp0" in others
+    assert "+0.4 s node7 tp0 · step 117" in others
+    assert "+1.5 s node8 tp2" in others
     assert "CUDA error" in others
     assert "a.pt" in others
     # A tired reader looks at the last lines.
@@ -84,7 +84,7 @@ def test_the_first_finding_in_full_and_the_others_in_a_line(
 def test_what_differs_between_the_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(run(capsys, "show", folder, "--json"))
     differs = {d["name"]: {v["value"]: v["members"] for v in d["values"]} for d in data["differs"]}
-    tp0, tp1, tp2 = "node7 dp0/tp0/pp0", "node7 dp0/tp1/pp0", "node8 dp0/tp2/pp0"
+    tp0, tp1, tp2 = "node7 tp0", "node7 tp1", "node8 tp2"
     assert differs["step"] == {"118": [tp1, tp2], "117": [tp0]}
     assert differs["finding"] == {
         "page-table: out-of-range": [tp1],
@@ -153,7 +153,7 @@ def test_a_page_of_the_incident(folder: Path, capsys: pytest.CaptureFixture[str]
     out = run(capsys, "report", folder)
     assert out == f"{folder / 'z.html'}\n"
     page = (folder / "z.html").read_text()
-    for word in ("INCIDENT", "OTHERS", "DIFFERS", "node8 dp0/tp2/pp0", "batch of step 118"):
+    for word in ("INCIDENT", "OTHERS", "DIFFERS", "node8 tp2", "batch of step 118"):
         assert word in page
     assert page.index("INCIDENT") < page.index("<dt>CAUSE") < page.index("<dt>DIFFERS")
     alone = render_html(sample_record())
