@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
 from g4debug.dumps import launch
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
-    from g4debug.tracers.base import Context
-    from g4debug.trapping.describe import Describer
     from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
@@ -37,10 +35,14 @@ class InForce:
 
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
-    tracers: dict[str, str]  # name -> "armed: mode"
     recorder: Recorder
     ledger: Ledger | None  # None: no armed tracer needs it
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
+
+    @property
+    def tracers(self) -> dict[str, str]:
+        """Name of each armed tracer -> its state now, in words."""
+        return {t.name: t.state for t in self.recorder.status.records() if t.mode}
 
 
 in_force: InForce | None = None
@@ -91,7 +93,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
-    trap = Trap(settings, describer)
+    trap = Trap(settings, describer, recorder.status)
 
     fix_states = fixes.apply_all(
         hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
@@ -99,10 +101,9 @@ def _register(settings: Settings, plan: Plan) -> None:
     injections = faults.install_all(plan, hooks)
     if settings.tracers:
         launch.begin()
-    contexts, ledger = _arm(settings, hooks, recorder, trap)
+    ledger = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
-    describer.tracers = {c.tracer_id: f"armed: {settings.mode}" for c in contexts}
     describer.schedules = [injection.schedule for injection in injections]
     if ledger is not None:
         describer.allocator_events = ledger.last_events
@@ -110,32 +111,45 @@ def _register(settings: Settings, plan: Plan) -> None:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(
-        hooks, describer.fixes, describer.tracers, recorder, ledger, bool(hooks.sites)
-    )
+    in_force = InForce(hooks, describer.fixes, recorder, ledger, bool(hooks.sites))
     if not hooks.sites:
         return
     hooks.install()
-    _after_apply(hooks, settings, start_up_line(settings, hooks, describer))
+    _after_apply(hooks, settings, start_up_line(settings, hooks, in_force))
 
 
-def _arm(
-    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
-) -> tuple[list[Context], Ledger | None]:
-    """Install the step recorder, then the ledger if one is needed, then the tracers."""
+def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Ledger | None:
+    """Install the step recorder, then the ledger if one is needed, then the tracers.
+
+    Returns the ledger, None if no tracer needs one.
+    """
     if not settings.tracers:
-        return [], None
+        return None
+    from g4debug.findings.status import STEPS
     from g4debug.tracers.base import Context, Tracer
 
-    steps = Context("recorder", hooks, settings, recorder, trap)
-    steps.before(
-        "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
-    )
-    # Before, so that the dump of a crash at start has the arguments and the ranks.
-    steps.before("scheduler.init", lambda scheduler, *a, **k: recorder.attach(scheduler))
+    steps = Context(STEPS, hooks, settings, recorder, trap)
+
+    def count_step(*args: Any, **kwargs: Any) -> None:
+        recorder.count()
+
+    def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.record(batch)
+
+    def prepare_step(*args: Any, **kwargs: Any) -> None:
+        recorder.prepare_step()
+
+    def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.attach(scheduler)
+
+    # The last that is put at a site runs first, so a step is counted, then recorded.
+    steps.before("scheduler.run_batch", record_step)
+    steps.before("scheduler.run_batch", count_step)
     # SGLang allocates for a step before the step begins.
-    for site in ("batch.prepare_for_extend", "batch.prepare_for_decode"):
-        steps.before(site, lambda *a, **k: recorder.prepare_step())
+    steps.before("batch.prepare_for_extend", prepare_step)
+    steps.before("batch.prepare_for_decode", prepare_step)
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
@@ -145,12 +159,13 @@ def _arm(
 
         ledger = Ledger(recorder)
         LedgerHooks(ledger).install(hooks)
-    contexts = []
     for tracer in tracers:
         context = Context(tracer.id, hooks, settings, recorder, trap, ledger)
+        context.status.mode = settings.mode
+        if tracer.ledger and ledger is not None:
+            context.status.depends_on(ledger.status, tracer.without_ledger)
         tracer.install(context)
-        contexts.append(context)
-    return contexts, ledger
+    return ledger
 
 
 def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
@@ -183,11 +198,11 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def start_up_line(settings: Settings, hooks: Hooks, describer: Describer) -> str:
+def start_up_line(settings: Settings, hooks: Hooks, state: InForce) -> str:
     """Says in one line what is armed, fixed and injected, and where dumps go."""
     role = "server" if multiprocessing.parent_process() is None else "scheduler"
-    armed = ", ".join(describer.tracers) or "none"
-    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())
+    armed = ", ".join(state.tracers) or "none"
+    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in state.fixes.items())
     return (
         f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "

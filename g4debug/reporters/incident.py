@@ -191,7 +191,7 @@ def _facts_of(record: TrapRecord) -> dict[str, str]:
     for title, values in (
         ("version of", record.versions),
         ("fix", record.fixes),
-        ("tracer", record.tracers),
+        ("tracer", {t.name: t.state for t in record.tracers}),
         ("setting", record.environment),
         ("argument", {**record.defaults, **record.arguments}),
         ("geometry", record.geometry),
@@ -238,11 +238,11 @@ def _file(member: Member) -> tuple[Span, ...]:
 
 
 def _told(difference: Difference) -> Line:
-    first, *rest = (
+    values = (
         (Span(f"{', '.join(who)}:", "dim"), Span(shorten(value, 120)))
         for value, who in difference.values.items()
     )
-    return ((Span(difference.name, "strong"), *first), *rest)
+    return ((Span(difference.name, "strong"),), *values)
 
 
 def _who(member: Member, label: str) -> str:
