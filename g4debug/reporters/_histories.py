@@ -19,7 +19,7 @@ TRANSITIONS = 12
 HOLDINGS = 8
 ALLOCATOR = 16
 
-STOPPED = "g4debug stopped this: the allocator did not get the page back"
+STOPPED = "stopped by g4debug: the allocator did not get the page back"
 WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
 
 T = TypeVar("T")

@@ -102,7 +102,7 @@ def test_a_free_that_was_stopped_is_not_shown_like_one_that_happened():
     stopped = dataclasses.replace(record, events=(*record.events[:-1], last))
     for text in (shown(stopped), html.render(stopped)):
         assert "evict, stopped" in text
-        assert "g4debug stopped this" in text
+        assert "stopped by g4debug" in text
     assert "stopped" not in shown(record)
 
 
@@ -164,7 +164,7 @@ def test_contain_is_suggested_only_for_what_it_mends():
 def test_triage_says_the_same_of_contain():
     kinds = set(re.findall(r"`(page-table|swa-allocator): ([a-z-]+)`", TRIAGE))
     of_tables = {k for c, k in kinds if c == "page-table"}
-    # TRIAGE 17: not for these three. TRIAGE 18: for these three.
+    # Of tables: all but those that are named. Of allocators: only those that are named.
     said = TRIAGE.partition("Do not use it for `use-after-free`,")[2].partition("there the right")[
         0
     ]

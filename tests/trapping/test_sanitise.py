@@ -12,6 +12,7 @@ from g4debug.trapping import sanitise
 from g4debug.trapping.sanitise import DEFAULT, SET, arguments, environment, model
 
 SECRET = "s3cr3tVALUE"
+HOME, ROOT, USERS = ("/" + name for name in ("home", "root", "Users"))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def parse(_sglang_imported):
 SECRETIVE = (
     ("--api-key", SECRET),
     ("--admin-api-key", SECRET),
-    ("--ssl-keyfile", f"/home/{SECRET}/key.pem"),
+    ("--ssl-keyfile", f"{HOME}/{SECRET}/key.pem"),
     ("--ssl-certfile", f"/etc/{SECRET}/cert.pem"),
     ("--ssl-keyfile-password", SECRET),
     ("--json-model-override-args", json.dumps({"hub": {"api_key": SECRET}})),
@@ -46,10 +47,10 @@ SECRETIVE = (
     ("--hicache-storage-backend-extra-config", json.dumps({"master": f"u:{SECRET}@host"})),
     ("--kv-events-config", json.dumps({"endpoint": f"tcp://u:{SECRET}@host:1"})),
     ("--otlp-traces-endpoint", f"https://u:{SECRET}@host"),
-    ("--download-dir", f"/home/{SECRET}/models"),
+    ("--download-dir", f"{HOME}/{SECRET}/models"),
     ("--served-model-name", SECRET),
-    ("--chat-template", f"/home/{SECRET}/template.jinja"),
-    ("--model-path", f"/home/{SECRET}/gemma-4"),
+    ("--chat-template", f"{HOME}/{SECRET}/template.jinja"),
+    ("--model-path", f"{HOME}/{SECRET}/gemma-4"),
     ("--model-path", f"/data/{SECRET}/models--google--gemma-4-E4B-it/snapshots/0123456789ab"),
     ("--model-path", f"s3://id:{SECRET}@bucket/gemma-4?X-Amz-Signature={SECRET}"),
     ("--tokenizer-path", f"~/{SECRET}/tokenizer/"),
@@ -125,8 +126,8 @@ def test_arguments_that_are_no_dataclass():
     ("path", "shown"),
     [
         ("google/gemma-4-E4B-it", "google/gemma-4-E4B-it"),
-        ("/home/alice/models/gemma-4/", "gemma-4"),
-        ("/root/.cache/huggingface/hub/models--google--gemma-4/snapshots/0123456789ab/",
+        (f"{HOME}/alice/models/gemma-4/", "gemma-4"),
+        (f"{ROOT}/.cache/huggingface/hub/models--google--gemma-4/snapshots/0123456789ab/",
          "google/gemma-4@01234567"),
         ("../alice/gemma", "gemma"),
         ("s3://bucket/team/gemma?token=x", "gemma"),
@@ -182,6 +183,8 @@ def test_what_helps_of_the_environment_is_told():
 
 
 def test_a_home_folder_names_nobody():
-    got = environment({"SGLANG_TRTLLM_MHA_DEBUG_DIR": "/home/alice/dumps"})
+    got = environment({"SGLANG_TRTLLM_MHA_DEBUG_DIR": f"{HOME}/alice/dumps"})
     assert got == {"SGLANG_TRTLLM_MHA_DEBUG_DIR": "~/dumps"}
-    assert environment({"TRITON_CACHE_DIR": "/root/x:/Users/bob"}) == {"TRITON_CACHE_DIR": "~/x:~"}
+    assert environment({"TRITON_CACHE_DIR": f"{ROOT}/x:{USERS}/bob"}) == {
+        "TRITON_CACHE_DIR": "~/x:~"
+    }
