@@ -5,7 +5,8 @@ later than the one before it, is killed by SIGKILL and leaves its directory, ``F
 the last one comes to its end. Printed is, for each that was killed, where (``before fsync``) and
 what it left under NAME and as a temporary file: none, empty, part, whole, old or new. HOW is
 ``atomic`` or ``created``, g4debug's own, or ``naive``, which writes in place; OLD is ``old`` if
-there is a file of that name before. :func:`register` makes an SGLang scheduler stop in the same way.
+there is a file of that name before. :func:`register` makes an SGLang scheduler stop in the same
+way.
 """
 
 from __future__ import annotations
