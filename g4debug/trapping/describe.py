@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from g4debug.dumps import writing
+from g4debug.dumps import launch, writing
 from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 
@@ -106,7 +106,6 @@ class Describer:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.fixes: dict[str, str] = {}
-        self.tracers: dict[str, str] = {}
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
@@ -119,12 +118,12 @@ class Describer:
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
         return TrapRecord(
             finding=finding,
-            created=writing.now().isoformat(timespec="seconds"),
+            created=writing.now().isoformat(timespec="milliseconds"),
             versions=dict(self._machine) or {**versions(), **device()},
             environment=switches(),
             geometry=geometry(self.recorder.scheduler),
             fixes=dict(self.fixes),
-            tracers=dict(self.tracers),
+            tracers=self.recorder.status.records(),
             faults=tuple(_flatten(self.schedules)),
             pools=self.recorder.pools(),
             table=evidence.table,
@@ -133,6 +132,7 @@ class Describer:
             transitions=evidence.transitions,
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
+            launch=launch.of(self.recorder.scheduler),
         )
 
 
