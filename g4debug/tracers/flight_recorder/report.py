@@ -166,7 +166,7 @@ def _earlier(context: Context) -> str:
     """The first suspect: a finding that was reported before, in log or contain mode."""
     earlier = context.trap.reported
     if not earlier:
-        return ""
+        return "not known: no tracer reported anything before"
     which = f"the first of {len(earlier)} earlier findings" if len(earlier) > 1 else "this finding"
     return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
 
