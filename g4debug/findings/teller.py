@@ -54,9 +54,9 @@ class Teller:
 
     def beat(self) -> None:
         """Tell the status if it is due. Called in each round of the event loop."""
+        self.phase = "serving"
         now = time.monotonic()
         if now >= self._due:
-            self.phase = "serving"
             self.tell(now)
 
     def tell(self, now: float) -> None:
