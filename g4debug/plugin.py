@@ -121,6 +121,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
             print(line, file=sys.stderr, flush=True)
         return
+    if settings.tracers:
+        _tell(settings, hooks, recorder, trap)
     hooks.install()
     _after_apply(hooks, settings, line)
 
@@ -169,6 +171,42 @@ def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Le
     return ledger
 
 
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> None:
+    """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
+    from g4debug.findings.board import BoardError
+    from g4debug.findings.teller import Teller
+    from g4debug.tracers.base import Context
+
+    context = Context("status", hooks, settings, recorder, trap)
+    about = {
+        "version": __version__,
+        "role": role(),
+        "mode": settings.mode,
+        "dumps": str(settings.debug_dir),
+        "faults": settings.faults,
+    }
+    teller = Teller(recorder.status, about)
+
+    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        teller.attach(scheduler)
+        return result
+
+    def beat(*args: Any, **kwargs: Any) -> None:
+        teller.beat()
+
+    try:
+        teller.open()
+    except BoardError as e:
+        context.limit("g4debug doctor --pid cannot ask this process", str(e))
+    context.after("scheduler.init", attach)
+    context.before("scheduler.recv_requests", beat)
+
+
+def role() -> str:
+    """What this process is in SGLang."""
+    return "server" if multiprocessing.parent_process() is None else "scheduler"
+
+
 def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     """Check that our hooks really run, as soon as SGLang has applied the hooks of all plugins.
 
@@ -204,10 +242,9 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
-    role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(state.tracers) or "none"
     return (
-        f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"
     )
