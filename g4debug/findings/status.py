@@ -98,16 +98,14 @@ class Part:
         other._dependents.append((self, remains))
 
     def audited(self, dead: Mapping[str, str]) -> None:
-        """The hooks were looked at. ``dead``: site -> why our hook does not run there."""
+        """The hooks were looked at. ``dead``: site -> why our hook does not run there.
+
+        This logs nothing: whoever looks says it once for all parts.
+        """
         self._audited = self._status.clock.step
-        if dict(dead) == self._dead:
-            return
-        self._dead = dict(dead)
-        if dead:
-            sites = "; ".join(f"{site}: {why}" for site, why in dead.items())
-            self._tell(f"is blind{self._since()}, its hooks do not run: {sites}")
-        else:
-            self._tell(f"sees again{self._since()}: its hooks run")
+        if dict(dead) != self._dead:
+            self._dead = dict(dead)
+            self._status.changes += 1
 
     def record(self) -> TracerStatus:
         """What a dump keeps of this part."""

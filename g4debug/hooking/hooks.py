@@ -162,13 +162,14 @@ class Hooks:
         """Sites that somebody needs, and that are not wrapped by us."""
         return tuple(s for s in self.audit() if s.owners and s.state != "wrapped")
 
-    def look(self) -> tuple[Gone, ...]:
-        """Our sites at which our hook does not run now. For a running server: imports nothing.
+    def look(self) -> tuple[tuple[Gone, ...], tuple[str, ...]]:
+        """Sites at which our hook does not run now, and sites where the function has changed.
 
-        A function that was looked at before is not looked into again. So this costs a microsecond
-        for each site, unless somebody has changed it.
+        For a running server: it imports nothing, and a function that was looked into before is not
+        looked into again. So this costs a microsecond or two for each site, unless somebody has
+        changed it. At the first look every site has changed.
         """
-        gone = []
+        gone, changed = [], []
         for site, hook in self._installed.items():
             try:
                 function = self.at(site)
@@ -179,11 +180,12 @@ class Hooks:
                 continue
             if _runs(function, hook):
                 self._seen[site] = function
+                changed.append(site)
             else:
                 self._seen.pop(site, None)
                 why = f"{chain.describe(function)} is there instead"
                 gone.append(Gone(site, self.owners(site), why))
-        return tuple(gone)
+        return tuple(gone), tuple(changed)
 
     def at(self, site: str) -> Any:
         """The function that is called now at a site where we installed a hook. Imports nothing.

@@ -37,15 +37,20 @@ class Neighbour:
         return f"{self.who} at {self.site}: {self.function} {MEANS[self.side]}"
 
 
-def neighbours(hooks: Hooks, plugins: Iterable[Plugin] = ()) -> tuple[Neighbour, ...]:
-    """Who else is at each of our sites now, from outside to inside. Imports nothing.
+def neighbours(
+    hooks: Hooks, plugins: Iterable[Plugin] = (), sites: Iterable[str] | None = None
+) -> tuple[Neighbour, ...]:
+    """Who else is at each of our sites now, from outside to inside.
 
-    plugins: those that are installed, by which the owner of a monkeypatch is recognised.
+    plugins: those that are installed, by which the owner of a monkeypatch is recognised. sites:
+    only these, None for all.
     """
     packages = {p.package: p.name for p in plugins}
     listed = _registry()
     found: list[Neighbour] = []
-    for site, (dotted, ours) in hooks.installed.items():
+    installed = hooks.installed
+    for site in installed if sites is None else sites:
+        dotted, ours = installed[site]
         entries = listed(dotted)
         sources = {id(hook): source for hook, source in entries}
 

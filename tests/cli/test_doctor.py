@@ -206,7 +206,9 @@ def test_other_plugins_and_the_sites_they_share_with_us(tmp_path: Path, first: s
         if first == "g4debug"
         else ("inside", hook + "our hook wraps it"),
     }
-    told = "plugin timer wraps g4debug's hooks at batch.filter: what it changes there is not checked"
+    told = (
+        "plugin timer wraps g4debug's hooks at batch.filter: what it changes there is not checked"
+    )
     assert (told in data["notes"]) is (first == "g4debug")
 
 

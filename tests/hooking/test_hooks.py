@@ -198,7 +198,7 @@ def test_one_that_threw_ours_away_is_noticed(registry):
 
 
 def looked(hooks: Hooks) -> list[str]:
-    return [gone.site for gone in hooks.look()]
+    return [gone.site for gone in hooks.look()[0]]
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def running(registry):
 )
 def test_an_original_that_was_put_back_is_noticed(running, site, put_back):
     put_back()
-    (gone,) = running.look()
+    (gone,), _ = running.look()
     assert (gone.site, gone.owners) == (site, ("ours",))
     assert "(test_hooks.py:" in gone.why
     assert "is there instead" in gone.why
@@ -243,7 +243,7 @@ def test_a_class_that_was_loaded_anew_is_noticed(running):
 
 def test_a_function_or_module_that_is_gone_is_noticed(running, monkeypatch):
     monkeypatch.delattr(sys.modules[MODULE], "function")
-    (gone,) = running.look()
+    (gone,), _ = running.look()
     assert (gone.site, "is not there any more" in gone.why) == ("t.function", True)
     monkeypatch.delitem(sys.modules, MODULE)
     assert looked(running) == ["t.class", "t.function", "t.method", "t.static"]

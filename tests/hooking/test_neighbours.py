@@ -134,7 +134,7 @@ def test_a_function_that_was_put_back_is_nobodys(registry, ours):
     registry.apply_hooks()
     batch().filter_batch = original
     assert neighbours(ours) == ()
-    (gone,) = ours.look()
+    (gone,), _ = ours.look()
     assert gone.why.startswith("ScheduleBatch.filter_batch (schedule_batch.py:")
 
 
@@ -148,7 +148,9 @@ def test_sglangs_own_decorators_are_no_neighbours(registry):
     registry.apply_hooks()
     assert len(hooks.installed) > 50
     assert neighbours(hooks) == ()
-    assert hooks.look() == ()
+    gone, changed = hooks.look()
+    assert (gone, len(changed)) == ((), len(hooks.installed))
+    assert hooks.look() == ((), ())
 
 
 def test_whatever_is_called_can_be_described():

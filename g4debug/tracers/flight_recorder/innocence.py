@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from g4debug.findings.record import TracerStatus
 
@@ -61,6 +61,22 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
     return lines
 
 
+def attention_backends(scheduler: Any) -> dict[str, str]:
+    """Phase -> the attention backend that the server was told to use for it. {} if not known."""
+    args = getattr(scheduler, "server_args", None)
+
+    def named(*names: str) -> str:
+        return next((str(v) for n in names if (v := getattr(args, n, None))), "")
+
+    prefill = named("prefill_attention_backend", "attention_backend")
+    decode = named("decode_attention_backend", "attention_backend")
+    found = {"prefill": prefill, "decode": decode}
+    if named("speculative_algorithm"):
+        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
+        found["draft"] = named("speculative_draft_attention_backend") or decode
+    return {phase: backend for phase, backend in found.items() if backend}
+
+
 def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     if death.finished < 1:
         return "Nothing is known to be innocent: the device had finished no step yet."
@@ -68,14 +84,16 @@ def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     if death.replays:
         upto += f" ({death.replays} of them CUDA-graph replays)"
     where = "; look at the kernel" if death.cuda else "; look at HISTORY"
+    others = any(backend != GUARDED for backend in death.backends.values())
+    only = f" of {GUARDED}" if others else ""
     if judged == "right" and pages:
-        return f"Page tables and KV pages are innocent {upto}{where}."
+        return f"Page tables{only} and KV pages are innocent {upto}{where}."
     if judged == "right":
-        return f"Page tables are innocent {upto}; whether the allocators are was not checked."
+        return f"Page tables{only} are innocent {upto}; whether the allocators are was not checked."
     if judged == "range":
         return (
-            f"No page table {upto} named a page outside of its pool. Whether the pages were the "
-            "right ones was not checked, or not always."
+            f"No page table{only} named a page outside of its pool {upto}. Whether the pages were "
+            "the right ones was not checked, or not always."
         )
     if pages:
         return f"The KV allocators are innocent {upto}; page tables were not checked."

@@ -1,11 +1,11 @@
 """Knows the last step that the device has certainly finished, without asking the device.
 
 SGLang launches a step and goes on. When it processes the step's result, it waits for the step's
-tokens. So a step is known to be finished when its result has been processed. What the checks of that
-step left in host memory is complete then.
+tokens. So a step is known to be finished when its result has been processed, and what the checks of
+that step left in host memory is complete then.
 
-With speculative decoding the draft may still compute its next guesses behind those tokens. Then only
-the step before is certain, because a stream runs one thing after the other.
+With speculative decoding the draft may still compute its next guesses behind those tokens. Then
+only the step before is certain, because a stream runs one thing after the other.
 """
 
 from __future__ import annotations
