@@ -11,7 +11,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.findings.record import Location, OtherHook, Plain, Pool, Table, TracerStatus, TrapRecord
+from g4debug.findings.record import (
+    Location,
+    OtherHook,
+    Plain,
+    Pool,
+    Table,
+    TracerStatus,
+    TrapRecord,
+)
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
 

@@ -248,5 +248,3 @@ def test_a_look_visits_our_sites_only(armed, monkeypatch):
     monkeypatch.setattr(hook_watch, "neighbours", lambda *a: 1 / 0)
     armed.watch.look()
     assert sorted(seen) == sorted(armed.hooks.sites)
-
-

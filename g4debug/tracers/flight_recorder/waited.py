@@ -10,7 +10,8 @@ only the step before is certain, because a stream runs one thing after the other
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import weakref
+from collections import deque
 from typing import Any
 
 from g4debug.findings.steps import Recorder
@@ -27,24 +28,25 @@ class Waited:
         self.replays = 0
         self._processed = 0  # the last step whose result was processed
         self._before = 0  # the one before it
-        self._running: OrderedDict[int, int] = OrderedDict()  # id() of a result -> its step
+        # The results that are on their way, each with its step. Weak: they hold device memory.
+        self._running: deque[tuple[weakref.ref[Any], int]] = deque(maxlen=REMEMBERED)
 
     def launched(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         """``run_batch`` returned this result. SGLang passes the same object on."""
         if result is not None:
-            self._running[id(result)] = self.recorder.step
-            while len(self._running) > REMEMBERED:
-                self._running.popitem(last=False)
+            self._running.append((weakref.ref(result), self.recorder.step))
         return result
 
     def processed(self, returned: Any, *args: Any, **kwargs: Any) -> Any:
         """``process_batch_result(scheduler, batch, result)`` returned."""
         result = argument(args, kwargs, 2, "result")
         mode = argument(args, kwargs, 1, "batch").forward_mode
-        step = self._running.pop(id(result), 0)
+        step = next((s for seen, s in self._running if seen() is result), 0)
         waits = mode.is_decode() or mode.is_extend()  # an idle batch has no tokens to wait for
         if waits and step > self._processed:
             self._before, self._processed = self._processed, step
+            while self._running and self._running[0][1] <= step:
+                self._running.popleft()
             self.replays += bool(getattr(result, "can_run_cuda_graph", False))
         return returned
 
