@@ -51,8 +51,15 @@ def put_back(originals, name):
 def wrap(originals, name):
     for owner, attribute in originals:
         if attribute == name:
-            inner = getattr(owner, name)
-            setattr(owner, name, functools.wraps(inner)(lambda *a, **k: inner(*a, **k)))
+            setattr(owner, name, over(getattr(owner, name)))
+
+
+def over(inner):
+    @functools.wraps(inner)
+    def patched(*args, **kwargs):
+        return inner(*args, **kwargs)
+
+    return patched
 
 
 def states(state):
@@ -199,7 +206,7 @@ def test_a_wrapper_outside_is_told_and_limits_where_it_can_change_what_is_checke
     armed.watch.look()
     armed.watch.look()
     (line,) = caplog.messages[:1]
-    assert "plugin timer at batch.merge: wrap.<lambda> (test_hook_watch.py:" in line
+    assert "plugin timer at batch.merge: over.patched (test_hook_watch.py:" in line
     assert "plugin timer at pool.alloc_extend: " in line
     assert "wraps our hook, so what it changes is not checked" in line
     found = states(armed)

@@ -350,7 +350,7 @@ def test_the_backend_of_each_phase(args, backends):
 
 def test_sglangs_results_can_be_followed(sglang):
     """Weakly, because they hold device memory."""
-    from sglang.srt.managers.utils import EmbeddingBatchResult, GenerationBatchResult
+    from sglang.srt.managers.scheduler import EmbeddingBatchResult, GenerationBatchResult
 
     server = Server()
     for cls in (GenerationBatchResult, EmbeddingBatchResult):
