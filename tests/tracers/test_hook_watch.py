@@ -104,7 +104,7 @@ def test_a_ledger_that_lost_a_hook_is_given_up_with_what_needs_it(armed, origina
     found = states(armed)
     assert found["ledger"].off
     assert "the page ledger is off" in found["swa-allocator"].off
-    assert "the page ledger is off" in found["pool-leak"].off
+    assert "the page ledger is off" in found["pool-leak"].limits[0].why
     assert found["page-table"].limits
     assert not found["page-table"].off
     assert found["spec-lifecycle"].sound
