@@ -43,6 +43,9 @@ def runs(tmp_path_factory):
         lost=lambda: dying(
             folder / "lost", "mtp", **armed, PUT_BACK="PagedTokenToKVPoolAllocator.free"
         ),
+        wrapped=lambda: dying(
+            folder / "wrapped", "mtp", **armed, WRAP="PagedTokenToKVPoolAllocator.alloc_decode"
+        ),
         guilty=lambda: dying(
             folder / "guilty",
             "mtp",
@@ -129,6 +132,26 @@ def test_a_hook_that_was_lost_takes_the_innocence_with_it(runs):
     states = {t.name: t.state for t in record.tracers}
     assert states["swa-allocator"].startswith("off since step ")
     assert [r.finding.check for r in runs["lost"].dumps] == ["flight-recorder"]
+
+
+def test_a_wrapper_outside_of_ours_is_named_and_nobody_vouches_for_what_it_changes(runs):
+    """A monkeypatch at run time, which leads to our hook by its closure alone."""
+    record, lines, step = death(runs["wrapped"])
+    assert lines[0] == (
+        f"Page tables are innocent up to step {step - 2}; whether the allocators are was not "
+        "checked."
+    )
+    site = "pool.alloc_decode"
+    assert (
+        "ledger is limited: what is changed behind its hooks is not checked (plugin dying wraps it "
+        f"at {site})"
+    ) in lines[-1]
+    (other,) = record.others
+    assert (other.site, other.side, other.who) == (site, "outside", "plugin dying")
+    assert other.function.startswith("over.meddling (dying.py:")
+    assert record.plugins["dying"] == "allowed: dying:register, of dying 0"
+    assert f"plugin dying at {site}: over.meddling (dying.py:" in runs["wrapped"].log
+    assert all(not t.dead for t in record.tracers)
 
 
 def test_a_finding_before_is_the_suspect_and_nobody_is_innocent(runs):
