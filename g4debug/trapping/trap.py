@@ -39,7 +39,7 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     """The lines of the log and of the exception: headline, expected, got, dump, next command."""
     out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
     if finding.cause:
-        out.append(f"  likely:   {finding.cause}")
+        out.append("  likely:   " + finding.cause.replace("\n", "\n            "))
     if path is not None:
         out += [f"  dump:     {path}", f"  next:     g4debug show {path}"]
     else:

@@ -51,7 +51,7 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
         return []
     table, allocator = armed.get(TABLES), armed.get(ALLOCATOR)
     judged = _judged(table)
-    pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs")
+    pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs") > 0
     lines = [_verdict(death, judged, pages)]
     found_right = [_counts(armed[name]) for name in SUBJECTS if name in armed]
     lines += _list("Checked, and nothing found", [text for text in found_right if text])
@@ -89,14 +89,19 @@ def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     if judged == "right" and pages:
         return f"Page tables{only} and KV pages are innocent {upto}{where}."
     if judged == "right":
-        return f"Page tables{only} are innocent {upto}; whether the allocators are was not checked."
+        return (
+            f"Page tables{only} are innocent {upto}; the KV allocators were not checked, or not "
+            "always."
+        )
     if judged == "range":
         return (
             f"No page table{only} named a page outside of its pool {upto}. Whether the pages were "
             "the right ones was not checked, or not always."
         )
     if pages:
-        return f"The KV allocators are innocent {upto}; page tables were not checked."
+        return (
+            f"The KV allocators are innocent {upto}; page tables were not checked, or not always."
+        )
     return "Neither page tables nor KV pages were checked, so either may be guilty."
 
 

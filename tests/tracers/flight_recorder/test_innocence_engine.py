@@ -108,8 +108,8 @@ def test_where_only_ranges_were_checked_it_says_no_more(runs):
 def test_a_tracer_that_was_not_armed_is_not_looked_at(runs):
     _, lines, step = death(runs["some"])
     assert lines[0] == (
-        f"Page tables are innocent up to step {step - 2}; whether the allocators are was not "
-        "checked."
+        f"Page tables are innocent up to step {step - 2}; the KV allocators were not checked, or "
+        "not always."
     )
     assert "who got and gave back which page (swa-allocator is not armed)" in lines[-1]
     assert "lost pages (pool-leak is not armed)" in lines[-1]
@@ -138,8 +138,8 @@ def test_a_wrapper_outside_of_ours_is_named_and_nobody_vouches_for_what_it_chang
     """A monkeypatch at run time, which leads to our hook by its closure alone."""
     record, lines, step = death(runs["wrapped"])
     assert lines[0] == (
-        f"Page tables are innocent up to step {step - 2}; whether the allocators are was not "
-        "checked."
+        f"Page tables are innocent up to step {step - 2}; the KV allocators were not checked, or "
+        "not always."
     )
     site = "pool.alloc_decode"
     assert (
