@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from g4debug.dumps import launch, writing
-from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
+from g4debug.findings.record import Evidence, Finding, OtherHook, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 
 PACKAGES = (
@@ -109,6 +109,9 @@ class Describer:
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
+        self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
+        # Looks at our hooks, so that the status is true, and lists who else is at our sites.
+        self.look: Callable[[], tuple[OtherHook, ...]] = tuple
         self._machine: dict[str, str] = {}
 
     def remember_machine(self) -> None:
@@ -116,6 +119,7 @@ class Describer:
         self._machine = {**versions(), **device()}
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
+        others = self.look()
         return TrapRecord(
             finding=finding,
             created=writing.now().isoformat(timespec="milliseconds"),
@@ -133,6 +137,8 @@ class Describer:
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
             launch=launch.of(self.recorder.scheduler),
+            plugins=dict(self.plugins),
+            others=others,
         )
 
 

@@ -263,5 +263,6 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
+    sure=("out-of-range", "negative"),
     without_ledger="ranges, and in full layers req_to_token",
 )
