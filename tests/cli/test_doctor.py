@@ -300,7 +300,7 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 def test_a_fix_that_was_forced_and_is_not_in_force() -> None:
     d = Diagnosis()
-    _diagnose._report(d, Settings(fixes={"swa-state-swap": True}), facts())
+    _diagnose._report(d, Settings(switches={"swa-state-swap": True}), facts())
     assert d.problems[0].startswith("G4DEBUG_FIX_SWA_STATE_SWAP=1 cannot be honoured: not-needed")
     assert d.unchecked["canary"].startswith("it takes GPU memory")
 
