@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
 from g4debug.faults.grammar import GrammarError, Plan, parse
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
-    from g4debug.tracers.base import Context
-    from g4debug.trapping.describe import Describer
     from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
@@ -36,10 +34,14 @@ class InForce:
 
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
-    tracers: dict[str, str]  # name -> "armed: mode"
     recorder: Recorder
     ledger: Ledger | None  # None: no armed tracer needs it
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
+
+    @property
+    def tracers(self) -> dict[str, str]:
+        """Name of each armed tracer -> its state now, in words."""
+        return {t.name: t.state for t in self.recorder.status.records() if t.mode}
 
 
 in_force: InForce | None = None
@@ -90,16 +92,15 @@ def _register(settings: Settings, plan: Plan) -> None:
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
-    trap = Trap(settings, describer)
+    trap = Trap(settings, describer, recorder.status)
 
     fix_states = fixes.apply_all(
         hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
     )
     injections = faults.install_all(plan, hooks)
-    contexts, ledger = _arm(settings, hooks, recorder, trap)
+    ledger = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
-    describer.tracers = {c.tracer_id: f"armed: {settings.mode}" for c in contexts}
     describer.schedules = [injection.schedule for injection in injections]
     if ledger is not None:
         describer.allocator_events = ledger.last_events
@@ -107,28 +108,39 @@ def _register(settings: Settings, plan: Plan) -> None:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(
-        hooks, describer.fixes, describer.tracers, recorder, ledger, bool(hooks.sites)
-    )
+    in_force = InForce(hooks, describer.fixes, recorder, ledger, bool(hooks.sites))
     if not hooks.sites:
         return
     hooks.install()
-    _after_apply(hooks, settings, start_up_line(settings, hooks, describer))
+    _after_apply(hooks, settings, start_up_line(settings, hooks, in_force))
 
 
-def _arm(
-    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
-) -> tuple[list[Context], Ledger | None]:
-    """Install the step recorder, then the ledger if one is needed, then the tracers."""
+def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Ledger | None:
+    """Install the step recorder, then the ledger if one is needed, then the tracers.
+
+    Returns the ledger, None if no tracer needs one.
+    """
     if not settings.tracers:
-        return [], None
+        return None
+    from g4debug.findings.status import STEPS
     from g4debug.tracers.base import Context, Tracer
 
-    steps = Context("recorder", hooks, settings, recorder, trap)
-    steps.before(
-        "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
-    )
-    steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
+    steps = Context(STEPS, hooks, settings, recorder, trap)
+
+    def count_step(*args: Any, **kwargs: Any) -> None:
+        recorder.count()
+
+    def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.record(batch)
+
+    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.attach(scheduler)
+        return result
+
+    # The last that is put at a site runs first, so a step is counted, then recorded.
+    steps.before("scheduler.run_batch", record_step)
+    steps.before("scheduler.run_batch", count_step)
+    steps.after("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
@@ -138,12 +150,13 @@ def _arm(
 
         ledger = Ledger(recorder)
         LedgerHooks(ledger).install(hooks)
-    contexts = []
     for tracer in tracers:
         context = Context(tracer.id, hooks, settings, recorder, trap, ledger)
+        context.status.mode = settings.mode
+        if tracer.ledger and ledger is not None:
+            context.status.depends_on(ledger.status, tracer.without_ledger)
         tracer.install(context)
-        contexts.append(context)
-    return contexts, ledger
+    return ledger
 
 
 def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
@@ -176,11 +189,11 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def start_up_line(settings: Settings, hooks: Hooks, describer: Describer) -> str:
+def start_up_line(settings: Settings, hooks: Hooks, state: InForce) -> str:
     """Says in one line what is armed, fixed and injected, and where dumps go."""
     role = "server" if multiprocessing.parent_process() is None else "scheduler"
-    armed = ", ".join(describer.tracers) or "none"
-    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in describer.fixes.items())
+    armed = ", ".join(state.tracers) or "none"
+    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in state.fixes.items())
     return (
         f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "

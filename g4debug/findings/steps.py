@@ -13,16 +13,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from g4debug.findings.record import Pool, Step
+from g4debug.findings.status import Status
 
 
 class Recorder:
-    """Keeps the last ``size`` steps. ``step`` counts them from 1, and is 0 before the first."""
+    """Keeps the last ``size`` steps. ``step`` counts them from 1, and is 0 before the first.
+
+    status: what each tracer of this process can judge, see :mod:`g4debug.findings.status`.
+    """
 
     def __init__(self, size: int) -> None:
         self.steps: deque[Step] = deque(maxlen=size)
         self.step = 0
         self.rank = -1
         self.scheduler: Any = None
+        self.status = Status(self)
         self._rids: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
@@ -31,8 +36,19 @@ class Recorder:
         self.rank = int(getattr(scheduler, "tp_rank", -1))
 
     def begin_step(self, batch: Any) -> None:
-        """Record a ``ScheduleBatch`` that is about to run."""
+        """Count and record a ``ScheduleBatch`` that is about to run."""
+        self.count()
+        self.record(batch)
+
+    def count(self) -> None:
+        """Count a step. It is not part of ``record``: whatever is done every so many steps must go
+        on when a step cannot be recorded.
+        """
         self.step += 1
+        self._rids = {}  # those of the step before would be wrong if this one is not recorded
+
+    def record(self, batch: Any) -> None:
+        """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
         self._rids = {
             int(r.req_pool_idx): str(r.rid) for r in batch.reqs if r.req_pool_idx is not None
@@ -62,7 +78,9 @@ class Recorder:
 
     @property
     def current(self) -> Step | None:
-        return self.steps[-1] if self.steps else None
+        """The step that was counted last, None if it was not recorded."""
+        last = self.steps[-1] if self.steps else None
+        return last if last is not None and last.step == self.step else None
 
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""

@@ -9,7 +9,6 @@ device, the shadow (:mod:`g4debug.ledger.shadow`).
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.findings.status import LEDGER
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.shadow import FREE, HELD
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.ledger.holders import Holders
 
-logger = logging.getLogger("g4debug")
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
 KEPT = 16_384  # events kept of all pages together
@@ -156,9 +155,11 @@ class Ledger:
         self.losing_swa: Pages | None = None
         self.expected_swa: Pages | None = None
         self.broken = ""
+        self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
         self.serial = 0  # number of the next event
+        self._events = self.status.tally("events")
         self._pending: deque[_Pending] = deque()
         self._staging: torch.Tensor | None = None
         self._used = 0  # words of _staging that are taken
@@ -230,6 +231,8 @@ class Ledger:
                 self._log.append(event)
                 self._apply(pool, pages, holds, request, positions)
                 self.serial += 1
+                self._events.count += 1
+                self._events.step = event.step
         return pages
 
     def _apply(
@@ -322,19 +325,19 @@ class Ledger:
 
         Then an event did not reach the ledger, and nothing is wrong with the server.
         """
-        if self.broken:
-            return
-        self.give_up(what)
-        logger.error(
-            "g4debug: the page ledger missed an event: SGLang's own structures agree among "
-            "themselves, and only the ledger differs (%s). The server is not accused. The ledger "
-            "is off in this process, like all checks that need it. Please report this.",
-            what,
-        )
+        if not self.broken:
+            self.give_up(
+                "it missed an event: SGLang's own structures agree among themselves, and only the "
+                f"ledger differs ({what}). The server is not accused. Please report this"
+            )
 
-    def give_up(self, why: str) -> None:
-        """The ledger can no longer be trusted. Tell every reader, the kernels included."""
+    def give_up(self, why: str, error: BaseException | None = None) -> None:
+        """The ledger can no longer be trusted. Tell every reader, the kernels included.
+
+        error: the failure of ours that it comes from.
+        """
         self.broken = why
+        self.status.off(why, error)
         self._pending.clear()
         if self.shadow is not None:
             self.shadow[-1:].fill_(0)

@@ -11,13 +11,12 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.findings.record import Location, Plain, Pool, Table, TrapRecord
+from g4debug.findings.record import Location, Plain, Pool, Table, TracerStatus, TrapRecord
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
 
 MAX_ITEMS = 40  # entries of one environment line
 
-OFF_WORDS = ("off", "target-missing", "disabled", "missing", "failed")
 OFF_BY_DEFAULT = ("off by default", "shipped off")  # what fixes say; the second in older dumps
 
 
@@ -162,7 +161,8 @@ def environment(record: TrapRecord, source: str = "") -> list[Block]:
         Pools("POOLS", record.pools[:MAX_ITEMS]),
         Entry("GEOMETRY", _items(record.geometry, "=")),
         Entry("FIXES", _fixes(record.fixes)),
-        Entry("TRACERS", _states(record.tracers)),
+        Entry("TRACERS", _tracers(record.tracers)),
+        Entry("CHECKED", _checked(record.tracers)),
         Entry("FAULTS", _faults(record.faults)),
         Entry("SETTINGS", _items(record.environment, "=")),
     ]
@@ -201,13 +201,28 @@ def _faults(faults: Sequence[str]) -> tuple[Line, ...]:
     return lines or _none()
 
 
-def _states(values: Mapping[str, str]) -> tuple[Line, ...]:
-    """``name state: why``. What is off or missing stands out, as it is often the reason."""
-    items = tuple(
-        (Span(name), Span(state, "warn" if state.startswith(OFF_WORDS) else "good"))
-        for name, state in _some(values)
-    )
-    return (items,) if items else _none()
+def _tracers(tracers: Sequence[TracerStatus]) -> tuple[Line, ...]:
+    """What each could judge when the dump was written.
+
+    A tracer that is limited or off has a line of its own: it is often the reason why there is no
+    finding. ``--json`` also has the step in which each tracer's hooks were last looked at.
+    """
+    some = tracers[:MAX_ITEMS]
+    sound = tuple((Span(t.name), Span(t.state, "good")) for t in some if t.sound)
+    lines: list[Line] = [sound] if sound else []
+    lines += [((Span(t.name), Span(t.state, "warn")),) for t in some if not t.sound]
+    return tuple(lines) or _none()
+
+
+def _checked(tracers: Sequence[TracerStatus]) -> tuple[Line, ...]:
+    """What each has checked: ``page-table 1200 tables, 40 steps (last in step 40)``."""
+    items = []
+    for tracer in tracers[:MAX_ITEMS]:
+        if tracer.checked:
+            counts = ", ".join(f"{c.count} {c.what}" for c in tracer.checked[:MAX_ITEMS])
+            last = max(c.step for c in tracer.checked)
+            items.append((Span(tracer.name), Span(f"{counts} (last in step {last})")))
+    return (tuple(items),) if items else ()
 
 
 def _fixes(values: Mapping[str, str]) -> tuple[Line, ...]:

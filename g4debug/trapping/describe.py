@@ -106,7 +106,6 @@ class Describer:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.fixes: dict[str, str] = {}
-        self.tracers: dict[str, str] = {}
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
@@ -124,7 +123,7 @@ class Describer:
             environment=switches(),
             geometry=geometry(self.recorder.scheduler),
             fixes=dict(self.fixes),
-            tracers=dict(self.tracers),
+            tracers=self.recorder.status.records(),
             faults=tuple(_flatten(self.schedules)),
             pools=self.recorder.pools(),
             table=evidence.table,

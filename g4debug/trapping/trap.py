@@ -15,6 +15,7 @@ from pathlib import Path
 
 from g4debug.dumps import file, writing
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
+from g4debug.findings.status import Status
 from g4debug.settings import Settings
 
 REMEMBERED = 20  # earlier findings that the flight recorder may refer to
@@ -54,10 +55,14 @@ class Trap:
     """
 
     def __init__(
-        self, settings: Settings, describe: Callable[[Finding, Evidence], TrapRecord]
+        self,
+        settings: Settings,
+        describe: Callable[[Finding, Evidence], TrapRecord],
+        status: Status | None = None,
     ) -> None:
         self.settings = settings
         self.describe = describe
+        self.status = status  # counts the findings; None where nobody asks for them
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
         self._seen: Counter[tuple[object, ...]] = Counter()  # how often, by kind of finding
@@ -68,6 +73,7 @@ class Trap:
         In the other modes a finding of the same kind is dumped once, and logged the 1st, 10th,
         100th … time, so that the findings do not flood the log of a server that goes on.
         """
+        self._count(finding)
         where = finding.location
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
         self._seen[key] += 1
@@ -91,10 +97,15 @@ class Trap:
         not cost the last evidence. The dump is written before anything is logged, because logging
         may block in a process that hangs.
         """
+        self._count(finding)
         budget = self.settings.max_dumps
         path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
         logger.error("\n".join(lines(finding, path, problem)))
         return path
+
+    def _count(self, finding: Finding) -> None:
+        if self.status is not None:
+            self.status.found(finding.check, finding.kind)
 
     def _dump(self, finding: Finding, evidence: Evidence, budget: int) -> tuple[Path | None, str]:
         """Write the dump. Returns its path, or None and why there is no dump."""

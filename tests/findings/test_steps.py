@@ -105,3 +105,14 @@ def test_a_scheduler_without_pools_gives_none(broken):
     recorder.attach(broken)
     assert recorder.pools() == ()
     assert recorder.rank == -1
+
+
+def test_a_step_that_cannot_be_recorded_is_counted_and_nobody_takes_the_last_one_for_it():
+    recorder = Recorder(4)
+    recorder.begin_step(batch_of(request("a", 1)))
+    with pytest.raises(AttributeError):
+        recorder.begin_step(SimpleNamespace())
+    assert recorder.step == 2
+    assert recorder.current is None
+    assert recorder.requests_by_pool_index() == {}
+    assert [s.step for s in recorder.steps] == [1]

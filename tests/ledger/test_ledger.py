@@ -193,7 +193,8 @@ def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
     assert request.req_pool_idx is not None
     assert "KeyError" in ledger.broken
     assert int(ledger.shadow[-1]) == 0
-    assert caplog.text.count("the page ledger failed") == 1
+    assert caplog.text.count("the page ledger is off") == 1
+    assert ledger.recorder.status.part("ledger").record().off.startswith("it failed in ")
 
 
 class Arrival:

@@ -13,7 +13,6 @@ a tracer that uses the page ledger.
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
@@ -28,7 +27,6 @@ from g4debug.trapping.trap import TrapError
 LOOP = "scheduler.run_event_loop"
 # SGLang's own watchdog kills a hung server by SIGKILL. The dump must be there by then.
 WATCHDOG_SHARE = 0.8
-logger = logging.getLogger("g4debug")
 
 
 class FlightRecorder:
@@ -36,7 +34,7 @@ class FlightRecorder:
         self.context = context
         self.recorder = context.recorder
         self.progress = Progress(context.recorder)
-        self.watch = SigtermWatch(self.on_sigterm, self.on_tick)
+        self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
         self.complete = finding.all_tracers_armed(context.settings)
         self.warned = False  # True once a dump was written ahead of SGLang's watchdog
 
@@ -85,6 +83,10 @@ class FlightRecorder:
         hang = self.progress.hang(self.context.settings.hang_seconds)
         if hang is not None:
             self._report(hang, "dumped because of SIGTERM")
+
+    def on_limit(self, why: str) -> None:
+        """Note that SIGTERM cannot be watched in this process."""
+        self.context.limit("a hang leaves no dump", f"SIGTERM cannot be watched here: {why}")
 
     def on_tick(self) -> None:
         """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""

@@ -18,7 +18,6 @@ host like the indices of the page ledger, so that no step waits for them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,6 @@ from g4debug.tracers.limits import moving_pages
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
 KNOWN = 4096  # requests whose committed length is remembered
-logger = logging.getLogger("g4debug")
 
 
 class KvIntegrityTracer:
@@ -102,8 +100,7 @@ class KvIntegrityTracer:
         if self.limits:
             self.pools.clear()
             self._names.clear()
-            why = "; ".join(self.limits)
-            logger.warning("g4debug: kv-integrity is armed, but checks nothing here: %s", why)
+            self.context.off(f"it can check nothing on this server: {'; '.join(self.limits)}")
         return result
 
     # --- pages that come and go --------------------------------------------------------------
@@ -176,6 +173,7 @@ class KvIntegrityTracer:
                 if getattr(request, "session", None) is None:
                     self._committed[str(request.rid)] = int(request.kv_committed_len)
             self.check_step()
+            self.context.checked(1, "steps")
         return result
 
     def check_step(self) -> None:
@@ -223,6 +221,7 @@ class KvIntegrityTracer:
     def _compare(self, watched: Watched, pages: Pages) -> Callable[[], None]:
         """Compare sealed pages now. The function that is returned fetches the result."""
         codes = watched.kv.changed(watched.on_device(pages))
+        self.context.checked(len(pages), "checksums of pages")
         since = watched.checked_at[pages]
         watched.checked_at[pages] = self.context.recorder.step
         owners = watched.pool.owner[pages]
@@ -231,6 +230,7 @@ class KvIntegrityTracer:
     def _post_written(
         self, watched: Watched, codes: torch.Tensor, pages: torch.Tensor, idle: bool
     ) -> None:
+        self.context.checked(len(pages), "stamps of pages")
         words = torch.cat((codes, pages[None]))
         self._post(words, lambda c: self._written(watched, c, idle))
 

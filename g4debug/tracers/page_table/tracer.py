@@ -73,12 +73,11 @@ class PageTableTracer:
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.backends:
-            logger.warning(
-                "g4debug: page-table is armed, but this server has no trtllm_mha attention "
-                "backend, so there is nothing to check"
+            self.context.off(
+                "this server has no trtllm_mha attention backend, so there is nothing to check"
             )
-        for limit in sorted(self.books.limits):
-            logger.warning("g4debug: page-table checks ranges only: %s", limit)
+        for why in sorted(self.books.limits):
+            self.context.limit("ranges only", why)
         return result
 
     def after_page_table(
@@ -136,6 +135,7 @@ class PageTableTracer:
             launch.window,
             launch.truth,
         )
+        self.context.checked(1, "tables captured in CUDA graphs" if captured else "tables")
         if not table.is_cuda:
             self.poll()
         return launch
@@ -156,6 +156,8 @@ class PageTableTracer:
 
     def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self.poll()
+        if self.trap is not None and not self.lost:
+            self.context.checked(1, "steps")
         return result
 
     def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
@@ -188,8 +190,8 @@ class PageTableTracer:
             self.trap.clear()
         except RuntimeError as e:
             # The device can no longer be used, so nothing more can be checked.
-            logger.error("g4debug: page-table: the device is lost (%s), so no more is checked", e)
             self.lost = True
+            self.context.off(f"the device is lost: {e}")
 
 
 def install(context: Context) -> None:
@@ -209,4 +211,5 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
+    without_ledger="ranges, and in full layers req_to_token",
 )

@@ -18,7 +18,6 @@ A count must not keep requests waiting:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Generator
@@ -30,7 +29,6 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
-logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
 REMEMBERED = 4096  # requests whose release is remembered
@@ -119,6 +117,7 @@ class PoolLeakTracer:
     def judge(self, views: list[PoolView], idle: bool) -> None:
         """Report the pages that are wrong in what a look has found."""
         self.censuses += 1
+        self.context.checked(1, "censuses")
         live = self.live_requests()
         for view in views:
             census = take_census(view.pages, view.free, view.owned, view.maybe)
@@ -169,12 +168,9 @@ class PoolLeakTracer:
             topk = scheduler.server_args.speculative_eagle_topk or 1
             self._usable = name in CACHES and topk == 1
             if not self._usable:
-                logger.warning(
-                    "g4debug: pool-leak is armed, but cannot check this server: its prefix cache "
-                    "is %s (known: %s), speculative_eagle_topk=%s (known: 1)",
-                    name,
-                    ", ".join(CACHES),
-                    topk,
+                self.context.off(
+                    f"it cannot check this server, whose prefix cache is {name} (known: "
+                    f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
                 )
         return self._usable
 
@@ -189,4 +185,5 @@ TRACER = Tracer(
     sites=("scheduler.on_idle", "scheduler.process_result", "cache.release"),
     install=install,
     ledger=True,
+    without_ledger="whose pages they are is not known",
 )

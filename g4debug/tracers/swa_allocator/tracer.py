@@ -39,6 +39,12 @@ from g4debug.tracers.swa_allocator.check import (
 )
 from g4debug.tracers.swa_allocator.confirm import is_real
 
+# What an event of the page ledger is counted as.
+COUNTED = {
+    **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
+    **dict.fromkeys(("free", "evict"), "frees"),
+    "map": "mappings",
+}
 KNOWN = 4096  # about so many requests that have run are remembered
 
 
@@ -87,6 +93,7 @@ class SwaAllocatorTracer:
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         """Judge an event. If some pages must not be freed, returns those to free instead."""
+        self.context.checked(1, COUNTED.get(event.kind, "other events"))
         if event.kind in ("extend", "decode", "alloc"):
             violation = check_handed_out(pages, pool.held) if len(pages) else None
             if violation is not None:

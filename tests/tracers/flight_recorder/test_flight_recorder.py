@@ -192,7 +192,7 @@ def test_its_own_failure_is_told_and_the_exception_goes_on(make, caplog, monkeyp
     monkeypatch.setattr(finding, "of_exception", lambda *a: 1 / 0)
     error = ValueError("the real one")
     assert end(context, error) is error
-    assert "flight-recorder failed" in caplog.text
+    assert "flight-recorder is limited" in caplog.text
 
 
 def test_an_interrupt_is_no_crash(make):

@@ -404,7 +404,7 @@ def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
     assert not caplog.records  # no hook failed
     args = SimpleNamespace(disable_overlap_schedule=True)
     tracer.after_scheduler_init(None, SimpleNamespace(server_args=args))
-    assert caplog.text.count(f"checks nothing here: {why}") == 1
+    assert caplog.text.count(f"it can check nothing on this server: {why}") == 1
 
 
 def test_it_is_armed_by_its_name_only(arm):

@@ -261,7 +261,7 @@ def test_where_pages_change_under_a_forward_only_ranges_are_checked(
     finding, _ = found(rig, backend, batch)
     assert finding.kind == "negative"
     Scheduler()  # when it is built, all backends are
-    assert [m for m in caplog.messages if "page-table checks ranges only" in m and says in m]
+    assert [m for m in caplog.messages if "page-table is limited: ranges only" in m and says in m]
 
 
 def test_a_draft_of_another_kind_may_read_pages_that_it_gave_back(rig):

@@ -348,7 +348,7 @@ def test_an_unknown_prefix_cache_is_said_and_not_guessed_at(server, caplog):
     server.admit("one", PAGE)
     server.check()
     server.check()
-    assert caplog.text.count("its prefix cache is SimpleNamespace") == 1
+    assert caplog.text.count("whose prefix cache is SimpleNamespace") == 1
     assert server.tracer.censuses == 0
 
 

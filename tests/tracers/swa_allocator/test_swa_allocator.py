@@ -307,7 +307,7 @@ def serving(armed, monkeypatch):
     def make(tokens, mode="raise"):
         rig, ledger, folder = armed(mode)
         recorder = plugin.in_force.recorder
-        monkeypatch.setattr(recorder, "begin_step", lambda batch: None)
+        monkeypatch.setattr(recorder, "record", lambda batch: None)
         serving = Serving(rig, ledger, tokens)
         serving.run()
         return serving, folder
