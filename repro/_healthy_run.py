@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _healthy.counts import Counts
 from _healthy.workload import Group, Workload
 from _run import HERE, Outcome, run_command
 from _variants import not_completed
@@ -20,7 +19,12 @@ from g4debug import discovery
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
 # What is logged when g4debug itself failed. A tracer that is off finds nothing.
-FAILED = re.compile(r"g4debug: .*(?:which is now off| is off|page ledger failed|not armed).*")
+FAILED = re.compile(
+    r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind).*"
+)
+# It makes no checks: it keeps steps, and is looked for in what is armed.
+RECORDS = "flight-recorder"
+STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Ran:
     group: Group
     done: list[Done] = field(default_factory=list)
     limits: dict[str, str] = field(default_factory=dict)
-    checked: Counts = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -62,6 +66,11 @@ def tracing(folder: Path) -> dict[str, str]:
 
 def tracers() -> tuple[str, ...]:
     return discovery.names("tracer")
+
+
+def checkers() -> tuple[str, ...]:
+    """The tracers that check something in a server that works."""
+    return tuple(t for t in tracers() if t != RECORDS)
 
 
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
@@ -106,14 +115,16 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
 def _judge(
     group: Group, workload: Workload, found: dict[str, Any], plain: dict[str, Any] | None, ran: Ran
 ) -> Done:
-    checked = {name: sum(tallies.values()) for name, tallies in found["checked"].items()}
+    checked = {
+        name: sum(n for what, n in tallies.items() if what != STEPS)
+        for name, tallies in found["checked"].items()
+        if name in tracers()
+    }
     for record in found["status"]:
         _note_limits(record, ran)
-    for name, tallies in found["checked"].items():
-        into = ran.checked.setdefault(name, {})
-        for what, count in tallies.items():
-            into[what] = into.get(what, 0) + count
-    idle = [t for t in tracers() if not checked.get(t) and t not in group.idle]
+    for name, count in checked.items():
+        ran.checked[name] = ran.checked.get(name, 0) + count
+    idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
     if not problem and idle:
         problem = f"checked nothing: {', '.join(idle)}"
@@ -137,8 +148,8 @@ def _note_limits(record: dict[str, Any], ran: Ran) -> None:
 
 
 def _headline(text: str) -> str:
-    found = re.search(r"g4debug: [a-z-]+ in .*|g4debug: [a-z-]+: .*|g4debug: pool-leak .*", text)
-    return found[0] if found else "see the dump"
+    found = re.search(r"(g4debug: .*)\n +expected: ", text)
+    return found[1] if found else "see the dump"
 
 
 def refused(group: Group, outcome: Outcome) -> Ran:
@@ -190,7 +201,7 @@ def serve(minutes: float, folder: Path) -> Served:
         ),
     }
     failed = FAILED.search(text)
-    idle = [t for t in tracers() if not served.checked.get(t)]
+    idle = [t for t in checkers() if not served.checked.get(t)]
     if list((folder / "dumps").glob("*.pt")):
         served.problem = f"a finding: {_headline(text)}"
     elif failed is not None:

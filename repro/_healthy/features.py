@@ -71,7 +71,15 @@ HICACHE = {
 }
 
 GROUPS = (
-    Group("lora", "LoRA, no MTP", (LORA, BATCHES), PLAIN, mtp=False, idle=NO_MTP, prepare=adapters),
+    Group(
+        "lora",
+        "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
+        (LORA,),
+        PLAIN,
+        mtp=False,
+        prepare=adapters,
+        refused="RuntimeError: pin_memory=True requires a CUDA or other accelerator backend",
+    ),
     Group(
         "hicache",
         "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
