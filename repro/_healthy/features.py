@@ -90,12 +90,12 @@ GROUPS = (
     ),
     Group(
         "hicache-unified",
-        "HiCache in the unified radix cache",
-        (CACHED, REUSED, BATCHES),
+        "HiCache in the unified radix cache: it registers its host memory with CUDA",
+        (CACHED,),
         HICACHE,
         {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
         mtp=False,
-        idle=NO_MTP,
+        refused="AssertionError: Torch not compiled with CUDA enabled",
     ),
     Group(
         "unified-radix",
