@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
+from _healthy.endings import CACHED, ENGINE, PLAIN
 from _healthy.shapes import BATCHES, REUSED
 from _healthy.workload import Client, Group, Workload, finish, require
 
