@@ -134,6 +134,8 @@ class LedgerHooks:
 
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.ledger.batch = batch
+        if self.ledger.owners is not None:
+            self.ledger.owners.protect(batch.reqs or [])
         self.ledger.settle()
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,8 @@ host like the indices of the page ledger, so that no step waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from g4debug.tracers.limits import moving_pages
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
+SLICE = 0.0005  # seconds that a check goes on before an idle server looks for requests again
 KNOWN = 4096  # requests whose committed length is remembered
 
 
@@ -47,7 +49,9 @@ class KvIntegrityTracer:
         self.limits: list[str] = []  # why nothing can be checked here
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
-        self._idle_step = 0  # the step of the last check on an idle server
+        self._check: Iterator[None] | None = None  # of an idle server; it has not ended yet
+        self._state = (0, 0)  # what the server was like when it began: step, events of the ledger
+        self._checked = (0, 0)  # what it was like when the last one ended
         self._arrived = context.isolate(lambda enter, words: enter(words))
 
     def install(self) -> None:
@@ -188,14 +192,22 @@ class KvIntegrityTracer:
             self._committed = {r: n for r, n in self._committed.items() if r in filling}
 
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        # on_idle is called again and again while there is nothing to do.
-        step = self.context.recorder.step
-        if step != self._idle_step and self.pools and scheduler.is_fully_idle():
-            self._idle_step = step
-            self.check_all()
+        # on_idle is called again and again while there is nothing to do. A request that arrives
+        # waits for one slice at most.
+        state = (self.context.recorder.step, self.ledger.serial)
+        if state == self._checked or not self.pools or not scheduler.is_fully_idle():
+            return
+        if self._check is None or self._state != state:
+            self._state, self._check = state, self.check_all()
+        until = time.monotonic() + SLICE
+        for _ in self._check:
+            self.ledger.settle(wait=True)
+            if time.monotonic() >= until:
+                return
+        self._check, self._checked = None, state
 
-    def check_all(self) -> None:
-        """Compare all stamps and checksums. Waits for the device, so it is for an idle server."""
+    def check_all(self) -> Iterator[None]:
+        """Compare all stamps and checksums, CHUNK pages at a time. For an idle server."""
         if self.ledger.broken:
             return
         self.ledger.settle(wait=True)
@@ -203,8 +215,10 @@ class KvIntegrityTracer:
             for part in watched.chunks(watched.stamped.nonzero()[0]):
                 pages = watched.on_device(part)
                 self._post_written(watched, watched.kv.written(pages), pages, idle=True)
+                yield
             for part in watched.chunks(watched.sealed.nonzero()[0]):
                 self._compare(watched, part)()
+                yield
         self.ledger.settle(wait=True)
 
     def _seal(self, watched: Watched, pages: Pages) -> None:
@@ -224,8 +238,10 @@ class KvIntegrityTracer:
         self.context.checked(len(pages), "checksums of pages")
         since = watched.checked_at[pages]
         watched.checked_at[pages] = self.context.recorder.step
-        owners = watched.pool.owner[pages]
-        return lambda: self._post(codes, lambda c: self._changed(watched, pages, owners, since, c))
+        owners, turn = watched.pool.owner[pages], watched.turn[pages]
+        return lambda: self._post(
+            codes, lambda c: self._changed(watched, pages, owners, since, turn, c)
+        )
 
     def _post_written(
         self, watched: Watched, codes: torch.Tensor, pages: torch.Tensor, idle: bool
@@ -242,16 +258,20 @@ class KvIntegrityTracer:
         self.ledger.post(words.reshape(-1), lambda flat: self._arrived(enter, flat.reshape(shape)))
 
     def _written(self, watched: Watched, codes: Pages, idle: bool) -> None:
+        if not idle:
+            watched.handed_out(codes[2])
         for code, count, page in codes.T[codes[0] > 0].tolist():
             if idle:  # report it only once
                 watched.stamped[page] = False
             self._report(report.describe_written, watched, page, code, count, idle)
 
     def _changed(
-        self, watched: Watched, pages: Pages, owners: Any, since: Pages, codes: Pages
+        self, watched: Watched, pages: Pages, owners: Any, since: Pages, turn: Pages, codes: Pages
     ) -> None:
         for i in codes[0].nonzero()[0].tolist():
             page, (code, count) = int(pages[i]), codes[:, i].tolist()
+            if watched.turn[page] != turn[i]:
+                continue  # it was handed out again before it was compared: that is its new KV
             watched.sealed[page] = False  # report it only once
             before = int(since[i])
             self._report(report.describe_changed, watched, page, code, count, owners[i], before)
