@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _render
-from _run import group, ended, script
+from _run import ended, group, script
 from _variants import default_device
 from rich.console import Console
 
