@@ -21,7 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from g4debug.dumps.file import DumpError, parse_name
+from g4debug.dumps import check
+from g4debug.dumps.archive import END, END_BYTES
+from g4debug.dumps.file import DumpError, RefusedError, parse_name
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
@@ -33,8 +35,7 @@ MAX_TEXT = 64
 MAX_READ_BYTES = 64 << 20  # G4DEBUG_MAX_DUMP_MB allows no larger dump
 _BEGINNING = MAX_HEAD_BYTES + 256  # the local header of the zip, and the longest head
 _LOCAL = struct.Struct("<4s5H3I2H")  # a local file header of a zip
-_END = b"PK\x05\x06"
-_END_BYTES = 22  # the end of a zip without a comment
+OLD_BEGINNING = 64 << 10  # of the values of a dump without a head
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ def of(record: TrapRecord) -> Head:
 def encode(head: Head) -> bytes:
     """The head as JSON, at most MAX_HEAD_BYTES long."""
     return json.dumps(dataclasses.asdict(head), ensure_ascii=True).encode("ascii")
+
+
+def decode(data: bytes) -> Head:
+    """The inverse of :func:`encode`, for data from anywhere. Raises ValueError."""
+    try:
+        values = json.loads(data)
+    except RecursionError:
+        raise ValueError("its head is nested too deeply") from None
+    except ValueError as e:
+        raise ValueError(f"its head is not JSON: {e}") from e
+    if not isinstance(values, dict):
+        raise ValueError("its head is no JSON object")
+    return from_values(values)
 
 
 def from_values(values: Mapping[str, Any]) -> Head:
@@ -131,25 +145,40 @@ def utc(text: str) -> str:
 def read(path: Path) -> Head:
     """The head of a dump, from the beginning of the file alone.
 
-    A dump of an older g4debug has no head; then it is what the name says. Raises DumpError with one
-    line that says what is wrong: the file cannot be read, is no dump, or is cut off.
+    A dump of an older g4debug has no head; then it is what its first values say. Raises DumpError
+    with one line that says what is wrong: the file cannot be read, is no dump, or is cut off.
     """
     with opened(path) as (file, size):
-        beginning = file.read(_BEGINNING)
-        end = os.pread(file.fileno(), _END_BYTES, max(0, size - _END_BYTES))
-    if not beginning.startswith(b"PK"):
-        raise DumpError(f"{path}: {no_zip(beginning)}")
-    if not end.startswith(_END):
-        raise DumpError(f"{path}: truncated or damaged: its zip directory is missing")
+        start = file.read(_BEGINNING)
+        end = os.pread(file.fileno(), END_BYTES, max(0, size - END_BYTES))
+        if not start.startswith(b"PK"):
+            raise DumpError(f"{path}: {no_zip(start)}")
+        if not end.startswith(END):
+            raise DumpError(f"{path}: truncated or damaged: its zip directory is missing")
+        try:
+            name, at, data = _first_record(start)
+            if name == RECORD:
+                return decode(data)
+        except ValueError as e:
+            raise DumpError(f"{path}: truncated or damaged: {e}") from e
+        if name != "data.pkl":
+            raise DumpError(f"{path}: a zip file, but not a g4debug dump")
+        return _without_head(path, os.pread(file.fileno(), OLD_BEGINNING, at))
+
+
+def _without_head(path: Path, start: bytes) -> Head:
+    """The head of an older dump: its first values, if they are in ``start``, or what its name says.
+
+    The finding is the first value of a dump, and the time is the second.
+    """
+    named = from_name(path.name)
     try:
-        name, data = _first_record(beginning)
-        if name == RECORD:
-            return from_values(_object(data))
-    except ValueError as e:
-        raise DumpError(f"{path}: truncated or damaged: {e}") from e
-    if name != "data.pkl":
-        raise DumpError(f"{path}: a zip file, but not a g4debug dump")
-    return from_name(path.name)
+        values = check.beginning(start, "created")
+        finding = values["finding"]
+        at = {k: v for k, v in finding["location"].items() if k not in ("check", "kind")}
+        return from_values({**at, **finding, "time": values["created"]})
+    except (RefusedError, KeyError, TypeError, ValueError, AttributeError):
+        return named
 
 
 def no_zip(beginning: bytes) -> str:
@@ -187,40 +216,24 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _first_record(beginning: bytes) -> tuple[str, bytes]:
-    """Name, without the top folder, and contents of the first record of a zip archive.
+def _first_record(start: bytes) -> tuple[str, int, bytes]:
+    """The first record of a zip archive: name without the top folder, position, contents.
 
-    The contents are '' for any record but the head.
+    The contents are empty for any record but the head.
     """
-    if len(beginning) < _LOCAL.size:
+    if len(start) < _LOCAL.size:
         raise ValueError("it ends in its first bytes")
-    fields = _LOCAL.unpack_from(beginning)
-    signature, method, crc, stored, size, name_bytes, extra_bytes = (
-        fields[0],
-        fields[3],
-        *fields[6:9],
-        *fields[9:],
-    )
+    signature, _, _, method, _, _, crc, stored, size, name_bytes, extra = _LOCAL.unpack_from(start)
     if signature != b"PK\x03\x04":
         raise ValueError("it does not begin with a record")
-    start = _LOCAL.size + name_bytes + extra_bytes
-    name = beginning[_LOCAL.size : _LOCAL.size + name_bytes].decode("ascii", "replace")
+    at = _LOCAL.size + name_bytes + extra
+    name = start[_LOCAL.size : _LOCAL.size + name_bytes].decode("ascii", "replace")
     name = name.partition("/")[2]
     if name != RECORD:
-        return name, b""
-    data = beginning[start : start + size]
+        return name, at, b""
+    data = start[at : at + size]
     if method or stored != size or size > MAX_HEAD_BYTES or len(data) != size:
         raise ValueError("its head is cut off or too long")
     if zlib.crc32(data) != crc:
         raise ValueError("the checksum of its head is wrong")
-    return name, data
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        values = json.loads(data)
-    except RecursionError:
-        raise ValueError("its head is nested too deeply") from None
-    if not isinstance(values, dict):
-        raise ValueError("its head is no JSON object")
-    return values
+    return name, at, data

@@ -24,8 +24,16 @@ from pathlib import Path
 
 import torch
 
-from g4debug.dumps import heads
-from g4debug.dumps.file import PREFIX, TEMPORARY, DumpError, dump_name
+from g4debug.dumps import check, heads
+from g4debug.dumps.archive import Archive
+from g4debug.dumps.file import (
+    PREFIX,
+    TEMPORARY,
+    DumpError,
+    RefusedError,
+    TooLargeError,
+    dump_name,
+)
 from g4debug.dumps.plain import from_plain, to_plain
 from g4debug.findings.record import TrapRecord
 
@@ -46,13 +54,32 @@ def encode(record: TrapRecord) -> bytes:
     """The dump's bytes.
 
     Raises ValueError with the name of the field if the record could not be read back: a value has
-    the wrong type, or a tensor is not int64 on the CPU.
+    the wrong type, or a tensor is not int64 on the CPU. Raises TooLargeError if it has more values
+    than the reader takes.
     """
     plain = to_plain(record)
     from_plain(plain)
     buffer = io.BytesIO()
     torch.save(plain, buffer)
+    archive = Archive(buffer, buffer.getbuffer().nbytes)
+    try:
+        check.build(archive.read("data.pkl"), _Sizes(archive), record.schema)
+    except RefusedError as e:
+        raise TooLargeError(f"the dump could not be read again: {e}") from e
     return _with_head(buffer, heads.encode(heads.of(record)))
+
+
+class _Sizes:
+    """The tensors of a dump that is only checked: their sizes are real, they themselves are not."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def size(self, key: str) -> int:
+        return self._archive.size(f"data/{key}")
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> None:
+        return None
 
 
 def _with_head(saved: io.BytesIO, head: bytes) -> bytes:

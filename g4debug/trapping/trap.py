@@ -129,31 +129,38 @@ class Trap:
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
         """What is written, and the dump's bytes.
 
-        If they exceed ``limit``, table and histories are cut step by step.
+        If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
+        cut step by step.
         """
         record = self.describe(finding, evidence)
-        table = evidence.table
-        data = writing.encode(record)
-        for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+        for rows, columns, steps in ((0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+            if steps:
+                record = _cut(record, rows, columns, steps)
+            try:
+                data = writing.encode(record)
+            except file.TooLargeError as e:
+                problem = str(e)
+                continue
             if len(data) <= limit:
                 return record, data
-            cut = None if table is None else cut_out(table, rows, columns)
-            record = dataclasses.replace(
-                record,
-                table=cut,
-                steps=record.steps[-steps:],
-                events=record.events[-steps:],
-                transitions=record.transitions[-steps:],
-                holdings=record.holdings[:steps],
-                allocator=record.allocator[-steps:],
-            )
-            data = writing.encode(record)
-        if len(data) > limit:
-            raise file.DumpError(
+            problem = (
                 f"the dump would have {len(data)} bytes, which is more than "
                 f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
             )
-        return record, data
+        raise file.DumpError(problem)
+
+
+def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:
+    """At most so many rows and columns of the table, and so many entries of each history."""
+    return dataclasses.replace(
+        record,
+        table=None if record.table is None else cut_out(record.table, rows, columns),
+        steps=record.steps[-steps:],
+        events=record.events[-steps:],
+        transitions=record.transitions[-steps:],
+        holdings=record.holdings[:steps],
+        allocator=record.allocator[-steps:],
+    )
 
 
 def cut_out(table: Table, rows: int, columns: int) -> Table:

@@ -14,7 +14,7 @@ import pytest
 from hostile_dumps import HOSTILE, repack
 from sample_trap import sample_record
 
-from g4debug.dumps import heads, incidents, reading, writing
+from g4debug.dumps import archive, heads, incidents, reading, writing
 from g4debug.dumps.file import DumpError
 from g4debug.dumps.heads import Head
 from g4debug.findings.record import TrapRecord
@@ -79,7 +79,7 @@ def test_the_head_is_the_record_in_short(tmp_path: Path) -> None:
 def test_only_the_beginning_and_the_end_of_a_file_are_read(tmp_path: Path) -> None:
     path = dumped(tmp_path, "x.pt", sample_record())
     data = bytearray(path.read_bytes())
-    data[heads._BEGINNING :] = bytes(40 << 20) + data[-heads._END_BYTES :]
+    data[heads._BEGINNING :] = bytes(40 << 20) + data[-archive.END_BYTES :]
     path.write_bytes(data)
     read_before = bytes_read()
     assert heads.read(path).check == "page-table"
@@ -188,15 +188,29 @@ def test_at_the_same_time_the_earlier_step_was_first(tmp_path: Path) -> None:
 
 
 def test_without_a_launch_a_process_is_an_incident(tmp_path: Path) -> None:
-    data = writing.encode(sample_record())
-    (tmp_path / OLD).write_bytes(without_head(data))
-    (tmp_path / OLD.replace("-1.pt", "-2.pt")).write_bytes(without_head(data))
-    (tmp_path / OLD.replace("4711", "4712")).write_bytes(without_head(data))
-    (tmp_path / "x.pt").write_bytes(without_head(data))
-    (tmp_path / OLD.replace("031415", "031416")).write_bytes(data[:500])
+    """Dumps of older versions name no launch, and have no head."""
+    for name, pid in (("a", 1), ("b", 1), ("c", 2)):
+        record = record_at(f"03:00:0{pid}", "", pid=pid)
+        (tmp_path / f"{name}.pt").write_bytes(without_head(writing.encode(record)))
+    (tmp_path / "cut.pt").write_bytes(writing.encode(record)[:500])
     found = names(incidents.group(incidents.look_into(tmp_path)))
-    assert [OLD, OLD.replace("-1.pt", "-2.pt")] in found
-    assert sorted(map(len, found)) == [1, 1, 1, 2]
+    assert sorted(found) == [["a.pt", "b.pt"], ["c.pt"], ["cut.pt"]]
+
+
+def test_an_older_dump_without_a_head_tells_by_its_first_values(tmp_path: Path) -> None:
+    record = record_at("03:14:15", "", host="node7")
+    (tmp_path / "x.pt").write_bytes(without_head(writing.encode(record)))
+    head = heads.read(tmp_path / "x.pt")
+    assert head == dataclasses.replace(heads.of(record), schema=-1)
+
+
+def test_an_older_dump_whose_first_values_cannot_be_read_tells_by_its_name(tmp_path: Path) -> None:
+    record = record_at("03:14:15")
+    finding = dataclasses.replace(record.finding, history=("x" * heads.OLD_BEGINNING,))
+    data = writing.encode(dataclasses.replace(record, finding=finding))
+    (tmp_path / OLD).write_bytes(without_head(data))
+    assert heads.read(tmp_path / OLD) == heads.from_name(OLD)
+    assert reading.read(tmp_path / OLD).finding == finding
 
 
 def test_what_is_no_dump_is_not_looked_at(tmp_path: Path) -> None:

@@ -172,6 +172,19 @@ def test_steps_are_cut_too(tmp_path):
     assert kept
 
 
+def test_a_dump_that_no_reader_would_take_is_cut(tmp_path):
+    """Small enough for G4DEBUG_MAX_DUMP_MB, but of more values than the reader takes."""
+    steps = tuple(Step(n, "DECODE", ("r",) * 500, (1,) * 500) for n in range(2500))
+
+    def describe(found, evidence):
+        return TrapRecord(found, "now", table=evidence.table, steps=steps)
+
+    error = caught(make(tmp_path, describe, max_dump_mb=16), finding(), table())
+    kept = reading.read(error.path).steps
+    assert kept == steps[-len(kept) :]
+    assert kept
+
+
 def test_a_file_in_the_way_of_the_directory(tmp_path):
     (tmp_path / "dumps").write_text("mine")
     error = caught(make(tmp_path), finding(), table())
