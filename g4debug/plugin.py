@@ -157,14 +157,20 @@ def _arm(
     def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         recorder.record(batch)
 
-    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare_step(*args: Any, **kwargs: Any) -> None:
+        recorder.prepare_step()
+
+    def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         recorder.attach(scheduler)
-        return result
 
     # The last that is put at a site runs first, so a step is counted, then recorded.
     steps.before("scheduler.run_batch", record_step)
     steps.before("scheduler.run_batch", count_step)
-    steps.after("scheduler.init", attach)
+    # SGLang allocates for a step before the step begins.
+    steps.before("batch.prepare_for_extend", prepare_step)
+    steps.before("batch.prepare_for_decode", prepare_step)
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
