@@ -29,8 +29,8 @@ def cause_of_change(count: int, still: str) -> str:
     if still:
         return f"another request wrote into the page: {still}"
     return (
-        "somebody else wrote a token into the page, through a wrong page table or out_cache_loc. No "
-        "other live request has the page in its row, so who it was is not known"
+        "somebody else wrote a token into the page, through a wrong page table or out_cache_loc. "
+        "No other live request has the page in its row, so who it was is not known"
     )
 
 
