@@ -207,10 +207,12 @@ def _silence_stdout() -> None:
 def _silence(stream: TextIO | None) -> None:
     # The interpreter flushes its streams once more at exit, which must not fail again: that would
     # print a traceback and change the exit code.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
         stream.flush()
         return
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, stream.fileno())
         os.close(devnull)

@@ -239,6 +239,16 @@ def _since(step: int) -> str:
 
 
 @dataclass(frozen=True)
+class OtherHook:
+    """Somebody else's hook at one of our hook sites."""
+
+    site: str
+    side: str  # "outside" (it wraps ours), "inside", "instead" (of ours), "never" (it never runs)
+    who: str  # "plugin timer"
+    function: str  # "timed (timer.py:5)"
+
+
+@dataclass(frozen=True)
 class TrapRecord:
     """Everything a dump holds."""
 
@@ -264,4 +274,6 @@ class TrapRecord:
     holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
     allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
     launch: str = ""  # the same in all processes of one launch of a server
+    plugins: dict[str, str] = field(default_factory=dict)  # SGLang's: name -> "allowed: where"
+    others: tuple[OtherHook, ...] = ()  # other people's hooks at our sites
     schema: int = SCHEMA

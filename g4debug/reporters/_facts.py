@@ -12,7 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from g4debug.dumps.file import quoted
-from g4debug.findings.record import Location, Plain, Pool, Table, TracerStatus, TrapRecord
+from g4debug.findings.record import (
+    Location,
+    OtherHook,
+    Plain,
+    Pool,
+    Table,
+    TracerStatus,
+    TrapRecord,
+)
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
 
@@ -211,6 +219,7 @@ def environment(record: TrapRecord, source: str = "") -> list[Block]:
         Entry("FIXES", _fixes(record.fixes)),
         Entry("TRACERS", _tracers(record.tracers)),
         Entry("CHECKED", _checked(record.tracers)),
+        Entry("PLUGINS", _plugins(record)),
         Entry("FAULTS", _faults(record.faults)),
         Entry("SETTINGS", _items(record.environment, "=")),
     ]
@@ -291,6 +300,29 @@ def _fixes(values: Mapping[str, str]) -> tuple[Line, ...]:
         tone = "good" if state == "applied" else "dim"
         alone.append(((Span(f"{state}:", tone), Span(first)), *((Span(name),) for name in more)))
     return tuple(alone) or _none()
+
+
+def _plugins(record: TrapRecord) -> tuple[Line, ...]:
+    """SGLang's plugins, and who else has a hook at a site of ours. Nothing if we are alone."""
+    if not record.others and len(record.plugins) < 2:
+        return ()
+    lines: list[Line] = [
+        tuple((Span(name), Span(text, "dim")) for name, text in _some(record.plugins))
+    ]
+    for other in record.others[:MAX_ITEMS]:
+        tone = "dim" if other.side == "inside" else "warn"
+        lines.append(((Span(f"{other.who} at {other.site}"), Span(_side(other), tone)),))
+    return tuple(line for line in lines if line)
+
+
+def _side(other: OtherHook) -> str:
+    means = {
+        "outside": "wraps our hook, so what it changes is not checked",
+        "inside": "is wrapped by our hook",
+        "instead": "is there in place of our hook",
+        "never": "never runs",
+    }
+    return f"{means.get(other.side, other.side)}: {other.function}"
 
 
 def _items(values: Mapping[str, Plain], joint: str) -> tuple[Line, ...]:

@@ -20,6 +20,10 @@ STYLES = {
     "missing": "bold red",
     "target-missing": "bold red",
     "FAILED": "bold red",
+    "EXCLUDES g4debug": "bold red",
+    "left out": "yellow",
+    "outside": "yellow",
+    "instead": "bold red",
     "off": "yellow",
     "opt-in": "yellow",
 }
@@ -53,6 +57,7 @@ class Diagnosis:
     dumps: str = ""
     where: str = ""  # where the sites were checked
     sites: list[Row] = field(default_factory=list)
+    shared: list[Row] = field(default_factory=list)  # sites where somebody else's hook is, too
     fixes: list[Row] = field(default_factory=list)
     tracers: list[Row] = field(default_factory=list)
     canary: list[Row] = field(default_factory=list)
@@ -93,6 +98,8 @@ def render(d: Diagnosis, console: Console) -> None:
     _entry(console, "DUMPS", Text(clean(d.dumps) or unchecked))
     console.print()
     _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
+    if d.shared:
+        _rows(console, "SHARED", d.shared, "", "sites where another plugin has a hook, too")
     _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
     _rows(console, "TRACERS", d.tracers, "")
     _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))

@@ -63,7 +63,7 @@ def _groups(
     (On a terminal the reader sees the last lines first.)
     """
     where, *evidence, verdict = _facts.report(record, source=source, most=MOST, before=before)
-    others = [list(after)] if after else []
+    others: list[list[_facts.Block]] = [list(after)] if after else []
     return [where, verdict, *others, *evidence]
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from g4debug.dumps import launch, writing
-from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
+from g4debug.findings.record import Evidence, Finding, OtherHook, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 from g4debug.trapping import sanitise
 
@@ -93,6 +93,9 @@ class Describer:
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
+        self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
+        # Looks at our hooks, so that the status is true, and lists who else is at our sites.
+        self.look: Callable[[], tuple[OtherHook, ...]] = tuple
         self._machine: dict[str, str] = {}
 
     def remember_machine(self) -> None:
@@ -100,6 +103,7 @@ class Describer:
         self._machine = {**versions(), **device()}
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
+        others = self.look()
         different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
             finding=located(finding, self.recorder),
@@ -120,6 +124,8 @@ class Describer:
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
             launch=launch.of(self.recorder.scheduler),
+            plugins=dict(self.plugins),
+            others=others,
         )
 
 
