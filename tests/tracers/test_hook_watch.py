@@ -192,6 +192,22 @@ def test_a_finding_of_a_tracer_that_missed_something_stops_no_server(
     assert not list(tmp_path.glob("dumps/*"))
 
 
+def test_a_flood_of_findings_is_no_flood_of_looks(originals, arm, monkeypatch):
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_MODE="log")
+    watch = plugin.in_force.watch
+    looks = []
+    monkeypatch.setattr(watch, "look", lambda: looks.append(1))
+    clock = [hook_watch.AGAIN_SECONDS + watch._looked_at[0]]
+    monkeypatch.setattr(hook_watch.time, "monotonic", lambda: clock[0])
+    for _ in range(3):
+        watch.doubt(finding())
+    assert len(looks) == 3  # ``look`` is replaced, so the last look stays as old as it is
+    clock[0] -= hook_watch.AGAIN_SECONDS / 2
+    for _ in range(1000):
+        watch.doubt(finding())
+    assert len(looks) == 3
+
+
 def _trap(armed):
     """The trap of this process, which doubts through the watch."""
     return armed.watch.trap
