@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
+from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
@@ -104,6 +105,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
+    if settings.tracers:
+        launch.begin()
     ledger, watch = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
@@ -127,6 +130,8 @@ def _register(settings: Settings, plan: Plan) -> None:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
             print(line, file=sys.stderr, flush=True)
         return
+    if settings.tracers:
+        _tell(settings, hooks, recorder, trap)
     hooks.install()
     _after_apply(hooks, settings, line, watch)
 
@@ -152,14 +157,20 @@ def _arm(
     def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         recorder.record(batch)
 
-    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare_step(*args: Any, **kwargs: Any) -> None:
+        recorder.prepare_step()
+
+    def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         recorder.attach(scheduler)
-        return result
 
     # The last that is put at a site runs first, so a step is counted, then recorded.
     steps.before("scheduler.run_batch", record_step)
     steps.before("scheduler.run_batch", count_step)
-    steps.after("scheduler.init", attach)
+    # SGLang allocates for a step before the step begins.
+    steps.before("batch.prepare_for_extend", prepare_step)
+    steps.before("batch.prepare_for_decode", prepare_step)
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
@@ -178,6 +189,42 @@ def _arm(
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
     return ledger, watch
+
+
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> None:
+    """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
+    from g4debug.findings.board import BoardError
+    from g4debug.findings.teller import Teller
+    from g4debug.tracers.base import Context
+
+    context = Context("status", hooks, settings, recorder, trap)
+    about = {
+        "version": __version__,
+        "role": role(),
+        "mode": settings.mode,
+        "dumps": str(settings.debug_dir),
+        "faults": settings.faults,
+    }
+    teller = Teller(recorder.status, about)
+
+    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        teller.attach(scheduler)
+        return result
+
+    def beat(*args: Any, **kwargs: Any) -> None:
+        teller.beat()
+
+    try:
+        teller.open()
+    except BoardError as e:
+        context.limit("g4debug doctor --pid cannot ask this process", str(e))
+    context.after("scheduler.init", attach)
+    context.before("scheduler.recv_requests", beat)
+
+
+def role() -> str:
+    """What this process is in SGLang."""
+    return "server" if multiprocessing.parent_process() is None else "scheduler"
 
 
 def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch | None) -> None:
@@ -217,10 +264,9 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
-    role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(state.tracers) or "none"
     return (
-        f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"
     )

@@ -199,7 +199,7 @@ def test_a_site_that_only_a_fix_needs_costs_one_warning(outcomes, case):
     assert "_target_kv_pool_view_gone (worker.pool_view)" in warnings[0]
     assert "not armed" not in done.stderr
     line = next(x for x in done.stderr.splitlines() if "fixes:" in x)
-    assert "1 cannot be applied (swa-state-swap)" in line
+    assert "1 target-missing (swa-state-swap)" in line
 
 
 @pytest.mark.parametrize("case", ["deleted", "deleted-debug"])

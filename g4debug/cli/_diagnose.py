@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from g4debug import __version__, discovery
+from g4debug import __version__, cli, discovery
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
@@ -32,7 +32,7 @@ from g4debug.settings import Settings, SettingsError, fix_switch
 PROBE_SECONDS = 180
 SWITCHES = ("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")
 PROBED = ("sites", "shared", "fixes", "canary")  # the sections that the probe fills
-ONLY_VIEW = "this Python has no SGLang: dumps can be opened here, but nothing can be debugged"
+NO_SGLANG = "this Python has no SGLang, so no server can be debugged here"
 
 
 def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
@@ -53,7 +53,8 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
                 f"with the server's Python (this one is {sys.executable})"
             )
         d.unchecked = dict.fromkeys(PROBED, "this Python has no SGLang")
-        d.conclude(ONLY_VIEW)
+        d.works = cli.without_sglang()
+        d.conclude(f"not ready: {NO_SGLANG}; these commands work: {', '.join(d.works)}")
         return d
     if str(installed) not in targets.VERIFIED:
         verified = ", ".join(targets.VERIFIED)
@@ -166,7 +167,7 @@ def _fixes() -> list[Any]:
 
 
 def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
-    """Every tracer and fault that exists, and whether the environment asks for it."""
+    """Every tracer, and whether the environment arms it; and the faults that it injects."""
     settings = settings or Settings()
     for name in discovery.names("tracer"):
         tracer = _declared("tracer", name)
@@ -180,7 +181,8 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
         catchers = tuple(getattr(fault, "caught_by", ()))
         caught = f"caught by {', '.join(catchers)}" if catchers else "no tracer may report it"
         what = f"{fault.title}; {caught}" if fault else ""
-        d.faults.append(Row(name, "injected" if name in injected else "off", what))
+        if name in injected:  # the others are listed by g4debug faults
+            d.faults.append(Row(name, "injected", what))
         missed = catchers and not set(catchers) & set(_armed(settings))
         if name in injected and settings.tracers and missed:
             d.notes.append(

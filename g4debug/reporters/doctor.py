@@ -47,6 +47,7 @@ class Diagnosis:
 
     problems: list[str] = field(default_factory=list)
     viewer: bool = False  # without SGLang dumps can be opened, but nothing can be served
+    works: list[str] = field(default_factory=list)  # without SGLang: the commands that work
     notes: list[str] = field(default_factory=list)
     headline: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -80,7 +81,7 @@ def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
 
 def render(d: Diagnosis, console: Console) -> None:
     """Print the report, at most the console's width wide."""
-    headline = Text(clean(d.headline), "bold white on red" if d.problems else "bold green")
+    headline = Text(clean(d.headline), "bold green" if d.ready else "bold white on red")
     for line in headline.wrap(console, console.width):
         line.rstrip()
         console.print(line)

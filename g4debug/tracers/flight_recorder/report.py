@@ -126,7 +126,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context),
+        cause=_earlier(context) or NOT_KNOWN,
         reference=REFERENCES["hang"],
         next_command="" if complete else ARM_ALL,
     )
@@ -172,6 +172,9 @@ def _location(context: Context) -> Location:
     )
 
 
+NOT_KNOWN = "not known: no tracer reported anything before"
+
+
 def _earlier(context: Context) -> str:
     """The first suspect: a finding that was reported before, in log or contain mode.
 
@@ -180,7 +183,9 @@ def _earlier(context: Context) -> str:
     earlier = context.trap.reported
     if not earlier:
         doubted = list(context.trap.doubted.values())
-        return f"a finding was not reported, so nothing is sure: {doubted[0]}" if doubted else ""
+        if doubted:
+            return f"a finding was not reported, so nothing is sure: {doubted[0]}"
+        return ""
     which = f"the first of {len(earlier)} earlier findings" if len(earlier) > 1 else "this finding"
     return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
 
