@@ -100,7 +100,7 @@ class FlightRecorder:
         )
         lines = innocence(death, status.records())
         dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""
-        return [*lines, *([dump] if dump else [])]
+        return [*(lines or [finding.NOT_KNOWN]), *([dump] if dump else [])]
 
     def on_sigterm(self) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
