@@ -245,6 +245,29 @@ def test_the_dump_lists_the_plugins_and_who_is_at_our_sites(armed, originals, tm
     assert allocator.dead[0].startswith("batch.evict_swa: ScheduleBatch._evict_swa")
 
 
+@pytest.mark.parametrize("meddle", [wrap, put_back])
+def test_nobody_vouches_for_what_was_taken_away_just_before_the_end(armed, originals, meddle):
+    """The hooks are looked at before it is said who is innocent, not when the dump is written."""
+    from g4debug.hooking.hooks import Order
+    from g4debug.tracers.flight_recorder.tracer import LOOP
+
+    for t in ("page-table", "swa-allocator", "ledger"):
+        armed.recorder.status.part(t).checked(1, "tables" if t == "page-table" else "hand-outs")
+    meddle(originals, "alloc_extend")
+    loop = next(e for e in armed.hooks._entries[LOOP] if e.order is Order.LAST)
+
+    def dies(*args):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        loop.around(dies, "scheduler")
+    (path,) = armed.watch.trap.settings.debug_dir.glob("*.pt")
+    cause = reading.read(path).finding.cause
+    assert "Not looked at: " in cause
+    assert ("it at pool.alloc_extend" in cause) is (meddle is wrap)
+    assert ("its hook at pool.alloc_extend is gone" in cause) is (meddle is put_back)
+
+
 def test_its_own_failure_costs_neither_finding_nor_dump(armed, monkeypatch, caplog):
     monkeypatch.setattr(armed.hooks, "look", lambda: 1 / 0)
     with pytest.raises(TrapError) as caught:
