@@ -28,6 +28,7 @@ def load(paths: list[Path]) -> View:
     Raises CliError if no dump can be read.
     """
     from g4debug.dumps import incidents
+    from g4debug.dumps.file import quoted
 
     folders = [p for p in paths if not is_one_dump([p])]
     if folders and len(folders) < len(paths):
@@ -39,7 +40,7 @@ def load(paths: list[Path]) -> View:
     whole = [i for i in found if not all(d.broken for d in i.dumps)]
     if not whole:
         what = "no dump in it can be read" if found else "there is no dump in it"
-        raise CliError(f"{folders[0]}: {what}; try: g4debug list {folders[0]}")
+        raise CliError(f"{folders[0]}: {what}; try: g4debug list {quoted(folders[0])}")
     return _view(list(whole[0].dumps), len(whole) - 1, str(folders[0]))
 
 

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from g4debug.cli import _incident
+    from g4debug.dumps.file import quoted
     from g4debug.reporters import html, incident
 
     view = None if _incident.is_one_dump(args.paths) else _incident.load(args.paths)
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = source.with_suffix(".html") if args.output is None else Path(args.output)
     _write(page.encode(), out, source)
-    print(out)
+    print(quoted(out))
     return 0
 
 

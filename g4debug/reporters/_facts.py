@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from g4debug.dumps.file import quoted
 from g4debug.findings.record import (
     Location,
     OtherHook,
@@ -208,7 +209,7 @@ def _ran(at: Location) -> int:
 
 
 def environment(record: TrapRecord, source: str = "") -> list[Block]:
-    dump = (record.created, source) if source else (record.created,)
+    dump = (record.created, quoted(source)) if source else (record.created,)
     entries: list[Entry | Pools] = [
         Entry("DUMP", (tuple((Span(text),) for text in dump),)),
         Entry("VERSIONS", _items(record.versions, " ")),
@@ -362,7 +363,9 @@ MENDED = {
 def _next(record: TrapRecord, source: str) -> Next:
     """The next command. What a finding's own command leaves unsaid is said in front of it."""
     f = record.finding
-    command = f.next_command or (f"g4debug show --json {source}" if source else "g4debug list")
+    command = f.next_command or (
+        f"g4debug show --json {quoted(source)}" if source else "g4debug list"
+    )
     if record.faults:
         note = "A fault was injected (G4DEBUG_FAULTS). Unset it; if it was no drill, then run:"
         return Next("NEXT", f"unset G4DEBUG_FAULTS; {command}", note)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
 
+from g4debug.dumps.file import quoted
 from g4debug.dumps.heads import Head
 from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import Step, TrapRecord
@@ -234,7 +235,7 @@ def _line(view: View, member: Member, label: str) -> Line:
 
 
 def _file(member: Member) -> tuple[Span, ...]:
-    return (Span(member.path.rpartition("/")[2], "dim"),)
+    return (Span(quoted(member.path.rpartition("/")[2]), "dim"),)
 
 
 def _told(difference: Difference) -> Line:
