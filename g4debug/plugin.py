@@ -13,9 +13,10 @@ import multiprocessing
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
+from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
-    from g4debug.tracers.base import Context
-    from g4debug.trapping.describe import Describer
+    from g4debug.tracers.hook_watch import HookWatch
     from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
@@ -36,10 +36,15 @@ class InForce:
 
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
-    tracers: dict[str, str]  # name -> "armed: mode"
     recorder: Recorder
     ledger: Ledger | None  # None: no armed tracer needs it
+    watch: HookWatch | None  # looks at our hooks while the server runs; None: no tracer is armed
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
+
+    @property
+    def tracers(self) -> dict[str, str]:
+        """Name of each armed tracer -> its state now, in words."""
+        return {t.name: t.state for t in self.recorder.status.records() if t.mode}
 
 
 in_force: InForce | None = None
@@ -90,7 +95,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
-    trap = Trap(settings, describer)
+    trap = Trap(settings, describer, recorder.status)
 
     fix_states = fixes.apply_all(
         hooks,
@@ -100,42 +105,72 @@ def _register(settings: Settings, plan: Plan) -> None:
         settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
-    contexts, ledger = _arm(settings, hooks, recorder, trap)
+    if settings.tracers:
+        launch.begin()
+    ledger, watch = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
-    describer.tracers = {c.tracer_id: f"armed: {settings.mode}" for c in contexts}
     describer.schedules = [injection.schedule for injection in injections]
     if ledger is not None:
         describer.allocator_events = ledger.last_events
+    if watch is not None:
+        from g4debug.hooking import plugins
+
+        watch.fixes = describer.fixes
+        watch.plugins = plugins.installed(os.environ)
+        describer.plugins = {p.name: str(p) for p in watch.plugins}
+        describer.look = watch.look_for_dump
     for state in fix_states:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(
-        hooks, describer.fixes, describer.tracers, recorder, ledger, bool(hooks.sites)
-    )
-    line = start_up_line(settings, hooks, describer, fixes.summary(fix_states, settings.fixes))
+    in_force = InForce(hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites))
+    line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
             print(line, file=sys.stderr, flush=True)
         return
+    if settings.tracers:
+        _tell(settings, hooks, recorder, trap)
     hooks.install()
-    _after_apply(hooks, settings, line)
+    _after_apply(hooks, settings, line, watch)
 
 
 def _arm(
     settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
-) -> tuple[list[Context], Ledger | None]:
-    """Install the step recorder, then the ledger if one is needed, then the tracers."""
-    if not settings.tracers:
-        return [], None
-    from g4debug.tracers.base import Context, Tracer
+) -> tuple[Ledger | None, HookWatch | None]:
+    """Install the step recorder, then the ledger if one is needed, then the tracers.
 
-    steps = Context("recorder", hooks, settings, recorder, trap)
-    steps.before(
-        "scheduler.run_batch", lambda scheduler, batch, *a, **k: recorder.begin_step(batch)
-    )
-    steps.after("scheduler.init", lambda result, scheduler, *a, **k: recorder.attach(scheduler))
+    Returns the ledger, None if no tracer needs one, and what looks at our hooks later.
+    """
+    if not settings.tracers:
+        return None, None
+    from g4debug.findings.status import STEPS
+    from g4debug.tracers.base import Context, Tracer
+    from g4debug.tracers.hook_watch import HookWatch
+
+    steps = Context(STEPS, hooks, settings, recorder, trap)
+
+    def count_step(*args: Any, **kwargs: Any) -> None:
+        recorder.count()
+
+    def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.record(batch)
+
+    def prepare_step(*args: Any, **kwargs: Any) -> None:
+        recorder.prepare_step()
+
+    def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.attach(scheduler)
+
+    # The last that is put at a site runs first, so a step is counted, then recorded.
+    steps.before("scheduler.run_batch", record_step)
+    steps.before("scheduler.run_batch", count_step)
+    # SGLang allocates for a step before the step begins.
+    steps.before("batch.prepare_for_extend", prepare_step)
+    steps.before("batch.prepare_for_decode", prepare_step)
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
@@ -145,15 +180,54 @@ def _arm(
 
         ledger = Ledger(recorder)
         LedgerHooks(ledger).install(hooks)
-    contexts = []
     for tracer in tracers:
         context = Context(tracer.id, hooks, settings, recorder, trap, ledger)
+        context.status.mode = settings.mode
+        if tracer.ledger and ledger is not None:
+            context.status.depends_on(ledger.status, tracer.without_ledger)
         tracer.install(context)
-        contexts.append(context)
-    return contexts, ledger
+    watch = HookWatch(hooks, recorder, ledger, tracers)
+    watch.install(steps)
+    return ledger, watch
 
 
-def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> None:
+    """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
+    from g4debug.findings.board import BoardError
+    from g4debug.findings.teller import Teller
+    from g4debug.tracers.base import Context
+
+    context = Context("status", hooks, settings, recorder, trap)
+    about = {
+        "version": __version__,
+        "role": role(),
+        "mode": settings.mode,
+        "dumps": str(settings.debug_dir),
+        "faults": settings.faults,
+    }
+    teller = Teller(recorder.status, about)
+
+    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        teller.attach(scheduler)
+        return result
+
+    def beat(*args: Any, **kwargs: Any) -> None:
+        teller.beat()
+
+    try:
+        teller.open()
+    except BoardError as e:
+        context.limit("g4debug doctor --pid cannot ask this process", str(e))
+    context.after("scheduler.init", attach)
+    context.before("scheduler.recv_requests", beat)
+
+
+def role() -> str:
+    """What this process is in SGLang."""
+    return "server" if multiprocessing.parent_process() is None else "scheduler"
+
+
+def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch | None) -> None:
     """Check that our hooks really run, as soon as SGLang has applied the hooks of all plugins.
 
     If they do, ``line`` is printed to stderr, because SGLang sets up its logging only after the
@@ -169,6 +243,8 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
         missing = hooks.missing()
         if not missing:
             print(line, file=sys.stderr, flush=True)
+            if watch is not None:
+                watch.look()  # who wraps our hooks is told now
             return
         text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
@@ -183,15 +259,14 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def start_up_line(settings: Settings, hooks: Hooks, describer: Describer, fixed: str) -> str:
+def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
     """Says in one line what is armed, fixed and injected, and where dumps go.
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
-    role = "server" if multiprocessing.parent_process() is None else "scheduler"
-    armed = ", ".join(describer.tracers) or "none"
+    armed = ", ".join(state.tracers) or "none"
     return (
-        f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,14 @@ def _tracers(text: str, name: str) -> tuple[str, ...]:
     return asked
 
 
+def _name(text: str, name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text):
+        raise SettingsError(
+            f"{name}={text!r}: expected at most 64 letters, digits, dots, dashes and underscores"
+        )
+    return text
+
+
 def _text(text: str, name: str) -> str:
     return text
 
@@ -135,7 +144,14 @@ class Settings:
         8,
     )
     max_dump_mb: int = _setting(
-        "G4DEBUG_MAX_DUMP_MB", _number(1, 1024), "how large one dump may be, in MiB", 16
+        "G4DEBUG_MAX_DUMP_MB", _number(1, 64), "how large one dump may be, in MiB", 16
+    )
+    launch: str = _setting(
+        "G4DEBUG_LAUNCH",
+        _name,
+        "a name for this launch of the server, the same on all of its nodes; by it, g4debug list "
+        "groups the dumps. The server makes one up",
+        "",
     )
     steps: int = _setting(
         "G4DEBUG_STEPS", _number(1, 100_000), "how many of the last steps a dump holds", 64

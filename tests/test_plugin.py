@@ -69,6 +69,7 @@ def outcomes():
         "flag": {"SGLANG_TRTLLM_MHA_DEBUG": "maybe"},
         "nothing": NO_FIX,
         "debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "left-out": {"SGLANG_TRTLLM_MHA_DEBUG": "1", "SGLANG_PLUGINS": "foo"},
         "gone-debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
         "gone-quiet": {},
         "gone-fix": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
@@ -168,6 +169,15 @@ def test_debug_arms_and_says_so_in_one_line(outcomes):
     assert f"SERVING ON with {hooked} hooks" in done.stdout
     assert int(hooked) > 0
     assert "CUDA False" in done.stdout
+
+
+def test_left_out_by_the_allow_list_nobody_says_so(outcomes):
+    """Why docs and doctor have to. If SGLang says it one day, environment.md is to be corrected."""
+    done = outcomes["left-out"]
+    assert done.returncode == 0, done.stderr
+    assert "SERVING ON with 0 hooks" in done.stdout
+    assert "g4debug" not in done.stderr
+    assert "SGLANG_PLUGINS" not in done.stderr
 
 
 def test_a_missing_site_stops_a_start_that_asked_for_debugging(outcomes):

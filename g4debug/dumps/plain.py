@@ -9,13 +9,17 @@ import torch
 
 from g4debug.findings.record import (
     KIND,
+    Checked,
     Finding,
     Holding,
+    Limit,
     Location,
+    OtherHook,
     PageEvent,
     Pool,
     Step,
     Table,
+    TracerStatus,
     Transition,
     TrapRecord,
 )
@@ -59,6 +63,7 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     data["finding"] = _finding(data.get("finding"))
     for name, cls in _LISTS.items():
         data[name] = tuple(_build(cls, item, name) for item in _seq(data.get(name, ()), name))
+    data["tracers"] = tracers(data.get("tracers", ()))
     if data.get("table") is not None:
         table = dict(_mapping(data["table"], "table"))
         table["pool"] = _build(Pool, table.get("pool"), "table.pool")
@@ -75,6 +80,7 @@ _LISTS: dict[str, type] = {
     "transitions": Transition,
     "holdings": Holding,
     "allocator": PageEvent,
+    "others": OtherHook,
 }
 
 
@@ -83,6 +89,21 @@ def _finding(value: Any) -> Finding:
     data["location"] = _build(Location, data.get("location"), "finding.location")
     finding: Finding = _build(Finding, data, "finding")
     return finding
+
+
+def tracers(value: Any) -> tuple[TracerStatus, ...]:
+    """The status of the tracers from plain values. Raises ValueError with the field's name."""
+    if isinstance(value, dict):  # schema 1 and 2: name -> "armed: mode", as it was at the start
+        states = _coerce("dict[str, str]", value, "tracers")
+        return tuple(TracerStatus(k, v.removeprefix("armed: ")) for k, v in states.items())
+    found = []
+    for item in _seq(value, "tracers"):
+        data = dict(_mapping(item, "tracers"))
+        for name, cls in (("limits", Limit), ("checked", Checked)):
+            where = f"tracers.{name}"
+            data[name] = tuple(_build(cls, x, where) for x in _seq(data.get(name, ()), where))
+        found.append(_build(TracerStatus, data, "tracers"))
+    return tuple(found)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:

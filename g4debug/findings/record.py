@@ -16,7 +16,9 @@ from typing import Literal
 import torch
 
 KIND = "g4debug-dump"
-SCHEMA = 2  # 1 had no events, transitions and holdings; its dumps still open
+# 1 had no events, transitions and holdings; 1 and 2 had no host, dp and pp rank, no arguments, and
+# only a mode for each tracer. Their dumps still open.
+SCHEMA = 3
 
 Plain = str | int | float | bool | None
 LayerKind = Literal["sliding", "full", ""]
@@ -28,7 +30,10 @@ class Location:
 
     process: str = ""  # "scheduler"
     pid: int = -1
+    host: str = ""  # the machine's name for itself; in a container, the container's
     rank: int = -1  # tensor-parallel rank
+    dp_rank: int = -1  # data-parallel rank, of DP attention too
+    pp_rank: int = -1  # pipeline-parallel rank
     step: int = -1  # worker steps since the process started, from 1
     forward_mode: str = ""  # SGLang's ForwardMode name, e.g. DECODE, TARGET_VERIFY
     runner: str = ""  # "target" or "draft"
@@ -133,7 +138,7 @@ class PageEvent:
     about one page, the events of that page have it in ``pages`` in any case.
     """
 
-    step: int  # the step that had begun last, 0 before the first
+    step: int  # the step that was being prepared or that had begun last, 0 before the first
     kind: str  # "alloc", "extend", "decode", "free", "evict", "map", "unmap", "clear", "restore"
     pool: str  # "full" or "swa"
     pages: tuple[int, ...]
@@ -141,6 +146,7 @@ class PageEvent:
     request: str = ""  # rid of the request that gets the pages, or that had them
     caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
     note: str = ""
+    stopped: bool = False  # a free that g4debug prevented: the allocator did not get the pages
 
 
 @dataclass(frozen=True)
@@ -181,16 +187,84 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What a tracer is limited to, or what it does not judge, and since which step."""
+
+    what: str
+    why: str
+    step: int = -1  # 0: since the start, before the first step
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How many things of one sort a tracer has checked, and in which step the last one was."""
+
+    what: str  # a plural: "tables"
+    count: int
+    step: int = -1
+
+
+@dataclass(frozen=True)
+class TracerStatus:
+    """What a tracer, the page ledger or the step recorder could judge when the dump was written."""
+
+    name: str
+    mode: str = ""  # of a tracer that is armed; '' for the ledger and the step recorder
+    limits: tuple[Limit, ...] = ()
+    off: str = ""  # why it is off, '' if it is not
+    off_step: int = -1
+    audited: int = -1  # the step in which its hooks were last looked at, -1 for never
+    dead: tuple[str, ...] = ()  # "site: why" of each of its hooks that did not run then
+    checked: tuple[Checked, ...] = ()
+    findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
+
+    @property
+    def sound(self) -> bool:
+        """True if it is on, without a limit, and no hook of it is known to be dead."""
+        return not (self.off or self.limits or self.dead)
+
+    @property
+    def state(self) -> str:
+        """In words, without what was checked: ``armed: raise; limited: ranges only (why)``."""
+        if self.off:
+            return f"off{_since(self.off_step)}: {self.off}"
+        said = [f"armed: {self.mode}" if self.mode else "on"]
+        said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
+        said += [f"its hook does not run at {x}" for x in self.dead]
+        return "; ".join(said)
+
+
+def _since(step: int) -> str:
+    return f" since step {step}" if step > 0 else ""
+
+
+@dataclass(frozen=True)
+class OtherHook:
+    """Somebody else's hook at one of our hook sites."""
+
+    site: str
+    side: str  # "outside" (it wraps ours), "inside", "instead" (of ours), "never" (it never runs)
+    who: str  # "plugin timer"
+    function: str  # "timed (timer.py:5)"
+
+
+@dataclass(frozen=True)
 class TrapRecord:
     """Everything a dump holds."""
 
     finding: Finding
     created: str  # ISO 8601, UTC
     versions: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)  # G4DEBUG_* and SGLANG_* switches
-    geometry: dict[str, Plain] = field(default_factory=dict)  # model and pool sizes
+    # The variables that may be shown (trapping/sanitise.py); "set" stands for a hidden value.
+    environment: dict[str, str] = field(default_factory=dict)
+    # The server's arguments that differ from SGLang's defaults, by the user's wish or by SGLang's
+    # own: the value, or "set" where the value may not be shown.
+    arguments: dict[str, Plain] = field(default_factory=dict)
+    # All other arguments: the value, or "default".
+    defaults: dict[str, Plain] = field(default_factory=dict)
+    geometry: dict[str, Plain] = field(default_factory=dict)  # sizes of the model
     fixes: dict[str, str] = field(default_factory=dict)  # id -> "state: why"
-    tracers: dict[str, str] = field(default_factory=dict)  # name -> "armed: mode"
+    tracers: tuple[TracerStatus, ...] = ()  # and the ledger, and the step recorder
     faults: tuple[str, ...] = ()  # the faults that fired, as a schedule that can be replayed
     pools: tuple[Pool, ...] = ()
     table: Table | None = None
@@ -199,4 +273,7 @@ class TrapRecord:
     transitions: tuple[Transition, ...] = ()  # of batch.spec_info, oldest first
     holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
     allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
+    launch: str = ""  # the same in all processes of one launch of a server
+    plugins: dict[str, str] = field(default_factory=dict)  # SGLang's: name -> "allowed: where"
+    others: tuple[OtherHook, ...] = ()  # other people's hooks at our sites
     schema: int = SCHEMA

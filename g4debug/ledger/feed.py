@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import torch
 from g4debug.hooking import targets
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.ledger import Ledger, Pages, PoolLedger
+from g4debug.ledger.owners import Owners
 from g4debug.trapping.trap import TrapError
 
-logger = logging.getLogger("g4debug")
 # Frames that nobody looks for when they ask who called an allocator.
 _OURS = str(Path(__file__).resolve().parents[1])
 _SKIPPED = (
@@ -43,14 +42,16 @@ class Feed:
         pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
         self.pools[id(allocator)] = self.ledger.pools[name] = pool
         if name == "full":
-            self.ledger.shadow = None
+            self.ledger.shadow = self.ledger.owners = None
             if _is_sglangs(allocator):
                 self.ledger.shadow = shadows.new(pool.pages, allocator.device)
+                self.ledger.owners = Owners(
+                    pool.pages, page_size, allocator.device, self.ledger.status.limit
+                )
             else:
-                logger.warning(
-                    "g4debug: %s is not an allocator that the page ledger knows, so it cannot tell "
-                    "which pages of a page table are free",
-                    type(allocator).__qualname__,
+                self.ledger.status.limit(
+                    "it cannot tell which pages of a page table are free",
+                    f"{type(allocator).__qualname__} is not an allocator that it knows",
                 )
 
     def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,12 +65,8 @@ class Feed:
             except TrapError:
                 raise
             except Exception as e:
-                self.ledger.give_up(f"{type(e).__name__}: {e}")
-                logger.exception(
-                    "g4debug: the page ledger failed in %s and is off in this process, like all "
-                    "checks that need it. Serving goes on. Please report this.",
-                    getattr(hook, "__name__", "a hook"),
-                )
+                name = getattr(hook, "__name__", "a hook")
+                self.ledger.give_up(f"it failed in {name}: {type(e).__name__}: {e}", e)
                 return None
 
         return isolated

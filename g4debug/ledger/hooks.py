@@ -15,9 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.hooking import targets
+from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
+from g4debug.ledger import token_rows
 from g4debug.ledger.feed import Feed
 from g4debug.ledger.handed_out import HandOuts
+from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.taken_back import TakeBacks
 
@@ -54,17 +57,39 @@ class LedgerHooks:
         }
         for site, hook in after.items():
             self._put(hooks.after, site, self.feed.isolate_result(hook))
-        self._put(hooks.before, "batch.prepare_for_extend", isolate(self.before_extend))
-        self._put(hooks.before, "batch.prepare_for_decode", isolate(self.before_decode))
-        self._put(hooks.before, "scheduler.run_batch", isolate(self.before_run))
+        self._put(hooks.around, "batch.prepare_for_extend", self._during(self.before_extend, 0))
+        self._put(hooks.around, "batch.prepare_for_decode", self._during(self.before_decode, 0))
+        self._put(hooks.around, "scheduler.run_batch", self._during(self.before_run, 1))
+        self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
+        self._put(hooks.after, "scheduler.init", self.feed.isolate_result(self.after_scheduler))
         self._put(hooks.around, "pool.free", back.around_free)
         self._put(hooks.around, "swa.free", back.around_swa_free)
         self._put(hooks.around, "swa.free_swa", back.around_free_swa)
+        for site, (kind, place) in token_rows.SITES.items():
+            self._put(hooks.around, site, out.asked_by(kind, place))
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
             if part in targets.SITES and targets.path(part) is not None:
                 put(part, Order.TRACER, OWNER, hook)
+
+    def _during(self, before: Callable[..., None], position: int) -> Callable[..., Any]:
+        """Call ``before``, and note, while the site runs, for which batch pages are allocated.
+
+        position: of the batch among the site's arguments.
+        """
+        isolated = self.feed.isolate(before)
+
+        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            isolated(*args, **kwargs)
+            outer = self.ledger.allocating
+            self.ledger.allocating = argument(args, kwargs, position, "batch")
+            try:
+                return call_next(*args, **kwargs)
+            finally:
+                self.ledger.allocating = outer
+
+        return around
 
     # --- which allocator is which pool ---------------------------------------------------
 
@@ -75,11 +100,17 @@ class LedgerHooks:
             self.feed.know(allocator.swa_attn_allocator, "swa")
         else:
             self.feed.know(allocator, "full")
+        self.ledger.holders = Holders(allocator)
+
+    def after_scheduler(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        holders = self.ledger.holders
+        if holders is not None and holders.allocator is scheduler.token_to_kv_pool_allocator:
+            holders.scheduler = scheduler
 
     def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
         if not self.ledger.pools:
-            self.feed.know(allocator, "full")
+            self.attach(allocator)
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         self.feed.pools.clear()
@@ -103,4 +134,11 @@ class LedgerHooks:
 
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.ledger.batch = batch
+        if self.ledger.owners is not None:
+            self.ledger.owners.protect(batch.reqs or [])
         self.ledger.settle()
+
+    def before_result(self, *args: Any, **kwargs: Any) -> None:
+        # What this step allocated must be entered before its pages enter the prefix cache: later
+        # it cannot be told any more whether a page was already held when it was handed out.
+        self.ledger.settle(wait=True)

@@ -19,11 +19,14 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
+from g4debug.findings.status import LEDGER
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger.owners import Owners
 from g4debug.ledger.shadow import FREE, HELD
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
+    from g4debug.ledger.holders import Holders
 
 Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
@@ -125,14 +128,21 @@ class _Pending:
     words: torch.Tensor
     arrived: Any  # torch.cuda.Event
     enter: Callable[[Pages], None]
+    step: int  # to which what happened to them belongs, however late they arrive
 
 
 class Ledger:
     """The pages of the allocators in this process.
 
-    batch: the ScheduleBatch that is being prepared or run.
+    batch: the ScheduleBatch that is being prepared or run, or was run last.
+    allocating: the batch whose requests get what is allocated now. None outside of the calls in
+        which SGLang prepares or runs a batch: then it is not known for whom pages are.
+    holders: who holds the pages according to SGLang's own structures.
     requests: rid -> SGLang's Req.
-    expected_swa: while SWA pages are being freed, the SWA pages of those full pages, sorted.
+    losing_swa: while SWA pages are being freed, the full pages that they belong to.
+    expected_swa: the SWA pages that those full pages had by the ledger, sorted.
+    mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
+    serial: the number of the next event.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -142,13 +152,21 @@ class Ledger:
         self.pools: dict[str, PoolLedger] = {}
         self.listeners: list[Listener] = []
         self.batch: Any = None
+        self.allocating: Any = None
+        self.holders: Holders | None = None
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self.losing_swa: Pages | None = None
         self.expected_swa: Pages | None = None
+        self.mapped: dict[int, tuple[int, int]] = {}
         self.broken = ""
+        self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
+        self.owners: Owners | None = None  # of the full pool, see ledger/owners.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
-        self._serial = 0  # number of the next event
+        self.serial = 0  # number of the next event
+        self._events = self.status.tally("events")
         self._pending: deque[_Pending] = deque()
+        self._step: int | None = None  # of what is entered now, if it was posted earlier
         self._staging: torch.Tensor | None = None
         self._used = 0  # words of _staging that are taken
         self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # what to undo, by pool, for restore
@@ -160,7 +178,7 @@ class Ledger:
         ledger = self.pools.get(pool)
         if ledger is None or not 0 <= page < ledger.pages:
             return ()
-        oldest = self._serial - len(self._log)
+        oldest = self.serial - len(self._log)
         events = (self._log[n - oldest] for n in ledger.serials(page) if n >= oldest)
         return tuple(
             replace(e, pages=(page, *(p for p in e.pages if p != page))[:SHOWN]) for e in events
@@ -198,7 +216,7 @@ class Ledger:
         because it will not happen. A hand-out is entered, because it has happened.
         """
         event = PageEvent(
-            step=self.recorder.step,
+            step=self.recorder.event_step if self._step is None else self._step,
             kind=kind,
             pool=pool.name,
             pages=tuple(pages[:SHOWN].tolist()),
@@ -218,7 +236,9 @@ class Ledger:
             if happened:
                 self._log.append(event)
                 self._apply(pool, pages, holds, request, positions)
-                self._serial += 1
+                self.serial += 1
+                self._events.count += 1
+                self._events.step = event.step
         return pages
 
     def _apply(
@@ -233,7 +253,7 @@ class Ledger:
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
         if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
             inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
-        pool.touch(inside, self._serial)
+        pool.touch(inside, self.serial)
         if holds is None:
             return
         if pool.name in self._undo:
@@ -286,7 +306,7 @@ class Ledger:
         words.copy_(indices, non_blocking=True)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._pending.append(_Pending(words, arrived, enter))
+        self._pending.append(_Pending(words, arrived, enter, self.recorder.event_step))
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
@@ -297,18 +317,40 @@ class Ledger:
             elif not first.arrived.query():
                 return
             self._pending.popleft()
-            first.enter(first.words.numpy().copy())
+            self._arrived(first)
+
+    def _arrived(self, pending: _Pending) -> None:
+        """Enter what was handed out, for the step in which that was."""
+        self._step = pending.step
+        try:
+            pending.enter(pending.words.numpy().copy())
+        finally:
+            self._step = None
 
     def salvage(self) -> None:
         """After an error of the device, enter what it had copied before it died."""
         while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
-            first = self._pending.popleft()
-            first.enter(first.words.numpy().copy())
+            self._arrived(self._pending.popleft())
         self._pending.clear()
 
-    def give_up(self, why: str) -> None:
-        """The ledger can no longer be trusted. Tell every reader, the kernels included."""
+    def mistaken(self, what: str) -> None:
+        """Give up the ledger, because SGLang's own structures agree, and only the ledger differs.
+
+        Then an event did not reach the ledger, and nothing is wrong with the server.
+        """
+        if not self.broken:
+            self.give_up(
+                "it missed an event: SGLang's own structures agree among themselves, and only the "
+                f"ledger differs ({what}). The server is not accused. Please report this"
+            )
+
+    def give_up(self, why: str, error: BaseException | None = None) -> None:
+        """The ledger can no longer be trusted. Tell every reader, the kernels included.
+
+        error: the failure of ours that it comes from.
+        """
         self.broken = why
+        self.status.off(why, error)
         self._pending.clear()
         if self.shadow is not None:
             self.shadow[-1:].fill_(0)

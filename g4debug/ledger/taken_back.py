@@ -27,7 +27,6 @@ class TakeBacks:
         self._corrected: torch.Tensor | None = (
             None  # full-pool indices for the free_swa that follows
         )
-        self._unpaired: Pages = np.empty(0, dtype=np.int64)  # full pages that lose their SWA pages
         self._entered_free = feed.isolate(self._enter_free)
         self._entered_swa = feed.isolate(self._enter_free_swa)
         self._left_swa = feed.isolate(self._leave_free_swa)
@@ -103,17 +102,17 @@ class TakeBacks:
         pool = self.ledger.pools["full"]
         pages = np.unique(on_host(free_index) // pool.page_size)
         self.ledger.settle(wait=True)
-        self._unpaired = pool.inside(pages)
-        partners = pool.partner[self._unpaired]
+        losing = self.ledger.losing_swa = pool.inside(pages)
+        partners = pool.partner[losing]
         self.ledger.expected_swa = np.sort(partners[partners != 0])
         if self.ledger.shadow is not None:
             value = FREE if self._freeing else HELD
             shadows.mark(self.ledger.shadow, free_index.contiguous(), pool.page_size, value)
 
     def _leave_free_swa(self) -> None:
-        if self.ledger.expected_swa is not None:
-            self.ledger.pools["full"].partner[self._unpaired] = 0
-            self.ledger.expected_swa = None
+        if self.ledger.losing_swa is not None:
+            self.ledger.pools["full"].partner[self.ledger.losing_swa] = 0
+            self.ledger.losing_swa = self.ledger.expected_swa = None
 
     # --- everything at once -------------------------------------------------------------------
 

@@ -1,23 +1,22 @@
 """What a tracer declares, and the context it works in.
 
-If a hook of a tracer fails because of a bug of ours, that is logged and the hook is switched off.
-Serving goes on. The only exception that a hook lets through to SGLang is a TrapError.
+If a hook of a tracer fails because of a bug of ours, that is logged, the hook is switched off, and
+the tracer's status says so. Serving goes on. The only exception that a hook lets through to SGLang
+is a TrapError.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.findings.status import Part
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.trapping.trap import Trap, TrapError
-
-logger = logging.getLogger("g4debug")
 
 
 class CanaryError(Exception):
@@ -29,8 +28,9 @@ class Tracer:
     """One tracer, declared as ``TRACER`` in its ``tracer.py``.
 
     title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
-    page ledger (``context.ledger``). opt_in: it is armed only by its name in ``G4DEBUG_TRACE``,
-    not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    page ledger (``context.ledger``). without_ledger: what is left of its checks when the ledger was
+    given up, '' for nothing. sure: kinds of findings that hold whatever was missed before. opt_in:
+    it is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
 
     id: str
@@ -38,6 +38,8 @@ class Tracer:
     sites: tuple[str, ...]
     install: Callable[[Context], None]
     ledger: bool = False
+    without_ledger: str = ""
+    sure: tuple[str, ...] = ()
     opt_in: bool = False
 
 
@@ -59,7 +61,20 @@ class Context:
         self.recorder = recorder
         self.trap = trap
         self.ledger = ledger  # None if no armed tracer needs it
+        self.status: Part = recorder.status.part(tracer_id)
         self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
+
+    def limit(self, what: str, why: str) -> None:
+        """Something is not judged on this server, see :meth:`Part.limit`. Logged once."""
+        self.status.limit(what, why)
+
+    def off(self, why: str) -> None:
+        """This tracer judges nothing from now on. Logged once."""
+        self.status.off(why)
+
+    def checked(self, n: int = 1, what: str = "checks") -> None:
+        """Count ``n`` things that were checked in this step. ``what``: a plural, "tables"."""
+        self.status.checked(n, what)
 
     def before(self, site: str, hook: Callable[..., None]) -> None:
         """Call ``hook(*args, **kwargs)`` before a site, isolated."""
@@ -114,12 +129,8 @@ class Context:
                     # that reports what the guard in an already captured CUDA graph sees.
                     failed = True
                     self.disabled = f"{type(e).__name__}: {e}"
-                    logger.exception(
-                        "g4debug: tracer %s failed in %s, which is now off in this process. "
-                        "Serving goes on without it. Please report this.",
-                        self.tracer_id,
-                        getattr(hook, "__name__", "a hook"),
-                    )
+                    name = getattr(hook, "__name__", "a hook")
+                    self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", e)
             return args[0] if fallback is _FIRST else None
 
         return isolated

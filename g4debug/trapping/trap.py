@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from g4debug.dumps import file, writing
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
+from g4debug.findings.status import Status
 from g4debug.settings import Settings
 
 REMEMBERED = 20  # earlier findings that the flight recorder may refer to
@@ -38,9 +38,9 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     """The lines of the log and of the exception: headline, expected, got, dump, next command."""
     out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
     if finding.cause:
-        out.append(f"  likely:   {finding.cause}")
+        out.append("  likely:   " + finding.cause.replace("\n", "\n            "))
     if path is not None:
-        out += [f"  dump:     {path}", f"  next:     g4debug show {path}"]
+        out += [f"  dump:     {file.quoted(path)}", f"  next:     g4debug show {file.quoted(path)}"]
     else:
         out.append(f"  no dump:  {problem}")
     return out
@@ -54,10 +54,17 @@ class Trap:
     """
 
     def __init__(
-        self, settings: Settings, describe: Callable[[Finding, Evidence], TrapRecord]
+        self,
+        settings: Settings,
+        describe: Callable[[Finding, Evidence], TrapRecord],
+        status: Status | None = None,
     ) -> None:
         self.settings = settings
         self.describe = describe
+        self.status = status  # counts the findings; None where nobody asks for them
+        # Says why a finding must not be believed, '' if nothing speaks against it.
+        self.doubt: Callable[[Finding], str] = lambda finding: ""
+        self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
         self._seen: Counter[tuple[object, ...]] = Counter()  # how often, by kind of finding
@@ -67,7 +74,12 @@ class Trap:
 
         In the other modes a finding of the same kind is dumped once, and logged the 1st, 10th,
         100th … time, so that the findings do not flood the log of a server that goes on.
+
+        A finding that must not be believed is only logged, once for each kind.
         """
+        if self._doubts(finding):
+            return
+        self._count(finding)
         where = finding.location
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
         self._seen[key] += 1
@@ -84,6 +96,14 @@ class Trap:
         if raising:
             raise TrapError(finding, path, problem)
 
+    def _doubts(self, finding: Finding) -> bool:
+        why = self.doubt(finding)
+        kind = f"{finding.check}: {finding.kind}"
+        if why and kind not in self.doubted:
+            self.doubted[kind] = f"{finding.headline} ({why})"
+            logger.warning("g4debug: this is not reported, because %s: %s", why, finding.headline)
+        return bool(why)
+
     def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:
         """Dump and log a finding about a process that ends anyway. Raises nothing in any mode.
 
@@ -91,10 +111,15 @@ class Trap:
         not cost the last evidence. The dump is written before anything is logged, because logging
         may block in a process that hangs.
         """
+        self._count(finding)
         budget = self.settings.max_dumps
         path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
         logger.error("\n".join(lines(finding, path, problem)))
         return path
+
+    def _count(self, finding: Finding) -> None:
+        if self.status is not None:
+            self.status.found(finding.check, finding.kind)
 
     def _dump(self, finding: Finding, evidence: Evidence, budget: int) -> tuple[Path | None, str]:
         """Write the dump. Returns its path, or None and why there is no dump."""
@@ -105,9 +130,8 @@ class Trap:
             )
         try:
             limit = self.settings.max_dump_mb << 20
-            data = self._encode(finding, evidence, limit)
-            name = file.dump_name(finding.check, writing.now(), os.getpid(), self.written + 1)
-            path = writing.write(data, self.settings.debug_dir, name)
+            record, data = self._encode(finding, evidence, limit)
+            path = writing.write_dump(record, data, self.settings.debug_dir, self.written + 1)
         except file.DumpError as e:
             return None, str(e)
         except Exception as e:
@@ -117,31 +141,41 @@ class Trap:
         self.written += 1
         return path, ""
 
-    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> bytes:
-        """The dump's bytes. If they exceed ``limit``, table and histories are cut step by step."""
+    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
+        """What is written, and the dump's bytes.
+
+        If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
+        cut step by step.
+        """
         record = self.describe(finding, evidence)
-        table = evidence.table
-        data = writing.encode(record)
-        for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+        for rows, columns, steps in ((0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+            if steps:
+                record = _cut(record, rows, columns, steps)
+            try:
+                data = writing.encode(record)
+            except file.TooLargeError as e:
+                problem = str(e)
+                continue
             if len(data) <= limit:
-                return data
-            cut = None if table is None else cut_out(table, rows, columns)
-            record = dataclasses.replace(
-                record,
-                table=cut,
-                steps=record.steps[-steps:],
-                events=record.events[-steps:],
-                transitions=record.transitions[-steps:],
-                holdings=record.holdings[:steps],
-                allocator=record.allocator[-steps:],
-            )
-            data = writing.encode(record)
-        if len(data) > limit:
-            raise file.DumpError(
+                return record, data
+            problem = (
                 f"the dump would have {len(data)} bytes, which is more than "
                 f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
             )
-        return data
+        raise file.DumpError(problem)
+
+
+def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:
+    """At most so many rows and columns of the table, and so many entries of each history."""
+    return dataclasses.replace(
+        record,
+        table=None if record.table is None else cut_out(record.table, rows, columns),
+        steps=record.steps[-steps:],
+        events=record.events[-steps:],
+        transitions=record.transitions[-steps:],
+        holdings=record.holdings[:steps],
+        allocator=record.allocator[-steps:],
+    )
 
 
 def cut_out(table: Table, rows: int, columns: int) -> Table:

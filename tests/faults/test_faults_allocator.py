@@ -161,7 +161,8 @@ def test_early_swa_free_takes_the_windows_oldest_page(arm, armed):
     )
     ledger = plugin.in_force.ledger
     if armed:
-        ledger.batch, ledger.requests["a"] = batch, request
+        ledger.batch = ledger.allocating = batch
+        ledger.requests["a"] = request
     a = rig.admit("a", tokens)
     request.req_pool_idx = a.req_pool_idx
     if armed:

@@ -66,6 +66,13 @@ def test_subclasses_of_plain_values_are_stored_as_plain_values() -> None:
         (("finding", "history"), "text", "finding.history: expected a list, got str"),
         (("versions",), {"torch": 2}, "dump.versions: expected dict"),
         (("steps",), [{"step": 1}], "steps.forward_mode: missing"),
+        (("tracers",), [{"mode": "raise"}], "tracers.name: missing"),
+        (
+            ("tracers",),
+            [{"name": "x", "limits": [{"what": 1}]}],
+            "tracers.limits.what: expected str",
+        ),
+        (("tracers",), {"page-table": 3}, "tracers: expected dict"),
         (("surplus",), 1, "unknown field 'surplus'"),
         (("table", "seq_lens"), torch.zeros(3, dtype=torch.int64), "one entry per row"),
         (("table", "bad"), torch.zeros(3, 2, dtype=torch.int64), "three columns"),
@@ -83,3 +90,11 @@ def test_a_wrong_field_is_named(path: tuple[str, ...], value: Any, message: str)
     target[path[-1]] = value
     with pytest.raises(ValueError, match=message.split("'")[0]):
         from_plain(data)
+
+
+def test_the_tracers_of_an_older_dump_had_only_a_mode() -> None:
+    data = to_plain(sample_record())
+    data["tracers"] = {"page-table": "armed: contain"}
+    data["schema"] = 2
+    (tracer,) = from_plain(data).tracers
+    assert (tracer.name, tracer.mode, tracer.state) == ("page-table", "contain", "armed: contain")

@@ -110,7 +110,9 @@ def test_the_request_of_each_page(armed):
     from types import SimpleNamespace
 
     rig, ledger = armed
-    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")])
+    ledger.batch = ledger.allocating = SimpleNamespace(
+        reqs=[SimpleNamespace(rid="x"), SimpleNamespace(rid="y")]
+    )
     zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
     last = torch.tensor([-1, -1])
     found = rig.allocator.alloc_extend(zero, zero, lengths, lengths, last, 3 * PAGE)
@@ -191,7 +193,8 @@ def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
     assert request.req_pool_idx is not None
     assert "KeyError" in ledger.broken
     assert int(ledger.shadow[-1]) == 0
-    assert caplog.text.count("the page ledger failed") == 1
+    assert caplog.text.count("the page ledger is off") == 1
+    assert ledger.recorder.status.part("ledger").record().off.startswith("it failed in ")
 
 
 class Arrival:
@@ -216,7 +219,9 @@ def delayed(armed, monkeypatch):
 
     def post(indices, enter):
         arrivals.append(Arrival())
-        ledger._pending.append(_Pending(indices.clone(), arrivals[-1], enter))
+        ledger._pending.append(
+            _Pending(indices.clone(), arrivals[-1], enter, ledger.recorder.event_step)
+        )
 
     monkeypatch.setattr(ledger, "post", post)
     return rig, ledger, arrivals
@@ -234,6 +239,20 @@ def test_what_arrives_later_is_entered_in_order(delayed):
     tokens = rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens]
     rig.allocator.free(tokens)  # waits for all of it
     agree(rig, ledger)
+
+
+def test_what_arrives_late_counts_for_the_step_in_which_it_was_handed_out(delayed):
+    rig, ledger, _ = delayed
+    recorder = ledger.recorder
+    recorder.prepare_step()
+    a = rig.admit("a", PAGE)
+    recorder.step, recorder._preparing = 1, False
+    recorder.prepare_step()  # step 2 is being prepared when the first one's pages arrive
+    ledger.settle(wait=True)
+    (page,) = pages_of(rig, a)
+    assert [e.step for e in ledger.history("full", page)] == [1]
+    rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens])
+    assert [e.step for e in ledger.history("full", page)] == [1, 2]
 
 
 def test_what_the_device_had_copied_before_it_died(delayed):
@@ -327,7 +346,7 @@ def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monke
     posted = []
     post = ledger.post
     monkeypatch.setattr(ledger, "post", lambda i, enter: (posted.append(1), post(i, enter)))
-    ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
+    ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
     request = rig.admit("a", 1)
     row = rig.req_to_token.req_to_token[request.req_pool_idx]
     last = row[:1].to(torch.int64)

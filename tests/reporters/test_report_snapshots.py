@@ -103,7 +103,7 @@ def test_terminal_with_little_known() -> None:
         next_command="",
     )
     bare = dataclasses.replace(
-        record, finding=finding, table=None, steps=(), pools=(), fixes={}, tracers={}, geometry={},
+        record, finding=finding, table=None, steps=(), pools=(), fixes={}, tracers=(), geometry={},
         faults=("page-oob@step=118",),
     )  # fmt: skip
     got = text(lambda c: terminal.render(bare, c, source=SOURCE), 80)

@@ -8,7 +8,18 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from g4debug.findings.record import Finding, Location, Pool, Step, Table, TrapRecord
+from g4debug.findings.record import (
+    Checked,
+    Finding,
+    Limit,
+    Location,
+    OtherHook,
+    Pool,
+    Step,
+    Table,
+    TracerStatus,
+    TrapRecord,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=12)
@@ -50,6 +61,19 @@ steps = st.builds(
     seq_lens=st.lists(st.integers(), max_size=3).map(tuple),
 )
 
+tracers = st.builds(
+    TracerStatus,
+    name=TEXT,
+    mode=TEXT,
+    limits=st.lists(st.builds(Limit, TEXT, TEXT, st.integers()), max_size=2).map(tuple),
+    off=TEXT,
+    off_step=st.integers(),
+    audited=st.integers(),
+    dead=st.lists(TEXT, max_size=2).map(tuple),
+    checked=st.lists(st.builds(Checked, TEXT, st.integers(), st.integers()), max_size=2).map(tuple),
+    findings=st.dictionaries(TEXT, st.integers(), max_size=2),
+)
+
 
 @st.composite
 def tables(draw: st.DrawFn) -> Table:
@@ -80,7 +104,10 @@ records = st.builds(
     versions=st.dictionaries(TEXT, TEXT, max_size=3),
     geometry=st.dictionaries(TEXT, plain, max_size=3),
     fixes=st.dictionaries(TEXT, TEXT, max_size=3),
+    tracers=st.lists(tracers, max_size=2).map(tuple),
     faults=st.lists(TEXT, max_size=3).map(tuple),
+    plugins=st.dictionaries(TEXT, TEXT, max_size=3),
+    others=st.lists(st.builds(OtherHook, TEXT, TEXT, TEXT, TEXT), max_size=2).map(tuple),
     pools=st.lists(pools, max_size=3).map(tuple),
     table=st.none() | tables(),
     steps=st.lists(steps, max_size=3).map(tuple),

@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import torch
 
-from g4debug.findings.record import Finding, Location, Pool, Step, Table, TrapRecord
+from g4debug.findings.record import (
+    Checked,
+    Finding,
+    Limit,
+    Location,
+    Pool,
+    Step,
+    Table,
+    TracerStatus,
+    TrapRecord,
+)
 
 RIDS = (
     "5f0c2a9e8d1b4c77a3e6f1029b8d4e10",
@@ -144,13 +154,36 @@ def sample_record() -> TrapRecord:
             "zero-accept": "applied: this SGLang needs it",
             "fused-router": "not-needed: this SGLang has it",
         },
-        tracers={
-            "page-table": "armed: raise",
-            "swa-allocator": "armed: raise",
-            "spec-info": "armed: log",
-        },
+        tracers=sample_tracers(),
         faults=(),
         pools=(FULL, SWA),
         table=sample_table(),
         steps=sample_steps(),
+    )
+
+
+def sample_tracers() -> tuple[TracerStatus, ...]:
+    """One armed tracer, one that is limited, one that is off, and the ledger."""
+    return (
+        TracerStatus(
+            "page-table",
+            "raise",
+            audited=0,
+            checked=(Checked("tables", 1204, 371), Checked("steps", 371, 371)),
+            findings={"out-of-range": 1},
+        ),
+        TracerStatus(
+            "swa-allocator",
+            "raise",
+            limits=(Limit("its hook before_evict_swa is off", "it failed: KeyError: 3", 12),),
+            audited=0,
+            checked=(Checked("frees", 88, 371),),
+        ),
+        TracerStatus(
+            "spec-lifecycle",
+            "raise",
+            off="this server does not run FROZEN_KV_MTP, so there is nothing to check",
+            off_step=0,
+        ),
+        TracerStatus("ledger", audited=0, checked=(Checked("events", 913, 371),)),
     )

@@ -55,7 +55,7 @@ def test_a_bug_is_logged_once_and_the_result_stands(context, caplog, kind):
         assert call(context, 1) == ("original", (1,), {})
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.ERROR
-    assert "tracer mine failed" in caplog.text
+    assert "mine is limited: its hook boom is off" in caplog.text
     assert "ValueError: a bug" in caplog.text
     assert context.disabled == "ValueError: a bug"
 

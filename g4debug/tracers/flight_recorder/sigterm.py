@@ -38,9 +38,15 @@ class SigtermWatch:
     Each call runs in a thread of its own, and is waited for at most LIMIT seconds.
     """
 
-    def __init__(self, on_sigterm: Callable[[], None], on_tick: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_sigterm: Callable[[], None],
+        on_tick: Callable[[], None],
+        on_limit: Callable[[str], None],
+    ) -> None:
         self.on_sigterm = on_sigterm
         self.on_tick = on_tick
+        self.on_limit = on_limit
         self.previous: Any = signal.SIG_DFL
         self._thread: threading.Thread | None = None
         self._read = self._write = self._other_fd = -1
@@ -50,14 +56,13 @@ class SigtermWatch:
     def start(self) -> None:
         """Begin to watch. To be called in the main thread.
 
-        In another thread, or if C code handles SIGTERM, this only logs that hangs leave no dump.
+        In another thread, or if C code handles SIGTERM, nothing is watched, and ``on_limit`` is
+        called with the reason.
         """
         previous = signal.getsignal(signal.SIGTERM)
         if threading.current_thread() is not threading.main_thread() or previous is None:
-            logger.warning(
-                "g4debug: flight-recorder: SIGTERM cannot be watched in this process (%s), so a "
-                "hang will leave no dump",
-                "C code handles it" if previous is None else "this is not the main thread",
+            self.on_limit(
+                "C code handles SIGTERM" if previous is None else "this is not the main thread"
             )
             return
         self.previous = previous

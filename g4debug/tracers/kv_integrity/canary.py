@@ -102,7 +102,7 @@ class _Server:
         self.recorder.step += 1
         length = pages * PAGE_SIZE
         self.requests = [SimpleNamespace(rid=rid, kv_committed_len=length)]
-        self.ledger.batch = SimpleNamespace(reqs=self.requests)
+        self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=self.requests)
         taken, self.pool.free_pages = self.pool.free_pages[:pages], self.pool.free_pages[pages:]
         offsets = torch.arange(PAGE_SIZE, device=taken.device)
         found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)

@@ -42,7 +42,9 @@ def fire(folder: Path, device: torch.device) -> str:
     scheduler = SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
         tree_cache=ChunkCache(),
-        req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(1, 1, device=device)),
+        req_to_token_pool=SimpleNamespace(
+            req_to_token=torch.zeros(1, 1, device=device), free_slots=[]
+        ),
         server_args=SimpleNamespace(speculative_eagle_topk=1),
     )
     try:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 Pages = np.ndarray[Any, np.dtype[np.int64]]
+_NONE: Pages = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,21 @@ class Census:
         return not (len(self.leaked) + len(self.double) + len(self.repeated) + len(self.outside))
 
 
-def take_census(pages: int, free: Pages, owned: Pages) -> Census:
+def take_census(pages: int, free: Pages, owned: Pages, maybe: Pages = _NONE) -> Census:
     """Check one pool.
 
     pages: the number of pages, including the reserved page 0. free: the allocator's free list, in
     any order. owned: the pages of the prefix cache and of live requests, in any order. A page that
-    is shared may be in it several times; page 0 and indices outside the pool are ignored.
+    is shared may be in it several times; page 0 and indices outside the pool are ignored. maybe:
+    pages that may be owned: they are neither lost nor, if they are free, in use for certain.
     """
     inside = free[(free > 0) & (free < pages)]
     times_free = np.bincount(inside, minlength=pages)
     is_owned = np.zeros(pages, dtype=np.bool_)
     is_owned[owned[(owned > 0) & (owned < pages)]] = True
-    lost = (times_free == 0) & ~is_owned
+    may_be = is_owned.copy()
+    may_be[maybe[(maybe > 0) & (maybe < pages)]] = True
+    lost = (times_free == 0) & ~may_be
     lost[0] = False
     return Census(
         leaked=lost.nonzero()[0],

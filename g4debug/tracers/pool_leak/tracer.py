@@ -1,29 +1,41 @@
 """pool-leak: every KV page is free, held by the prefix cache, or owned by a live request.
 
-The tracer counts all pages when the server becomes idle, before SGLang's own leak check does, and
-after every ``G4DEBUG_LEAK_STEPS`` busy steps. It counts in SGLang's own structures: the allocators'
-free lists, the nodes of the prefix cache, and the rows of live requests. The page ledger adds what
-SGLang's check does not know: whose page it was, and what should have given it back. A count costs
-O(pages of the pools). Between two counts there is next to no cost.
+The tracer counts all pages after the server became idle, and after every ``G4DEBUG_LEAK_STEPS``
+busy steps. It counts in SGLang's own structures (:mod:`g4debug.ledger.holders`). The page ledger
+adds what SGLang's check does not know: whose page it was, and what should have given it back. A
+count costs O(pages of the pools + nodes of the prefix cache). Between two counts there is next to
+no cost.
+
+A count must not keep requests waiting:
+
+* On an idle server it goes on for at most ``SLICE`` seconds, and continues when SGLang calls again.
+  It starts anew if anything changed in between. If SGLang's own leak check fails before, the count
+  is brought to its end at once, so that the finding names the pages.
+* On a busy server it cannot pause. There the next count waits until this one has cost at most one
+  ``SHARE``-th of the time, unless ``G4DEBUG_LEAK_STEPS`` is below ``OFTEN``: who asks for that is
+  looking for a leak.
 """
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import OrderedDict
+from collections.abc import Generator
 from typing import Any
 
-import numpy as np
-
 from g4debug.findings.record import Evidence
+from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.pool_leak.check import Census, Pages, take_census
+from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
-logger = logging.getLogger("g4debug")
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
 REMEMBERED = 4096  # requests whose release is remembered
+SLICE = 0.0005  # seconds that a count may go on before an idle server looks for requests again
+SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
+State = tuple[int, ...]
+OFTEN = 256  # below so many steps, every count that was asked for is made
 
 
 class PoolLeakTracer:
@@ -33,12 +45,17 @@ class PoolLeakTracer:
         # rid -> (step, is_insert) of its release_kv_cache, the latest last
         self.released: OrderedDict[str, tuple[int, bool]] = OrderedDict()
         self.censuses = 0
-        self._last_step = 0  # the step of the last census
+        self._last_step = 0  # the step of the last census on a busy server
+        self._not_before = 0.0  # time.monotonic() before which no busy census is made
+        self._look: Generator[None, None, list[PoolView]] | None = None  # it has not ended yet
+        self._state: State = ()  # what the server was like when this look began
+        self._counted: State = ()  # what it was like when all pages were last counted
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
     def install(self) -> None:
         self.context.before("scheduler.on_idle", self.before_idle)
+        self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
         self.context.before("cache.release", self.before_release)
 
@@ -53,29 +70,72 @@ class PoolLeakTracer:
 
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         # on_idle is called again and again while there is nothing to do.
-        if self.context.recorder.step != self._last_step and scheduler.is_fully_idle():
-            self.check(scheduler, idle=True)
+        state = self._state_of(scheduler)
+        if state != self._counted and scheduler.is_fully_idle():
+            self.go_on(scheduler, state, time.monotonic() + SLICE)
+
+    def at_idle_error(self) -> None:
+        """SGLang's own check of the idle server failed. Name the pages before that goes on."""
+        if self._look is not None and self.ledger.holders is not None:
+            scheduler = self.ledger.holders.scheduler
+            self.go_on(scheduler, self._state_of(scheduler), float("inf"))
+
+    def go_on(self, scheduler: Any, state: State, until: float) -> None:
+        """Count all pages of an idle server, but not longer than ``until``."""
+        if not self._is_usable(scheduler):
+            self._counted = state
+            return
+        if self._look is None or self._state != state:
+            self.ledger.settle(wait=True)
+            self._state = state
+            self._look = self._of(scheduler).look(self.live_requests())
+        try:
+            next(self._look)
+            while time.monotonic() < until:
+                next(self._look)
+        except StopIteration as end:
+            self._look, self._counted = None, state
+            self.judge(end.value, idle=True)
 
     def after_result(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        every = self.context.settings.leak_steps
-        if every and self.context.recorder.step - self._last_step >= every:
-            self.check(scheduler, idle=False)
+        every, step = self.context.settings.leak_steps, self.context.recorder.step
+        if every and step - self._last_step >= every:
+            begin = time.monotonic()
+            if every < OFTEN or begin >= self._not_before:
+                self._last_step = step
+                self.check(scheduler)
+                end = time.monotonic()
+                self._not_before = end + SHARE * (end - begin)
         return result
 
-    def check(self, scheduler: Any, idle: bool) -> None:
-        """Count all pages, and report those that are wrong."""
-        self._last_step = self.context.recorder.step
-        if not self._is_usable(scheduler):
-            return
+    def check(self, scheduler: Any, idle: bool = False) -> None:
+        """Count all pages at once, and report those that are wrong."""
+        if self._is_usable(scheduler):
+            self.ledger.settle(wait=True)
+            self.judge(finish(self._of(scheduler).look(self.live_requests())), idle)
+
+    def judge(self, views: list[PoolView], idle: bool) -> None:
+        """Report the pages that are wrong in what a look has found."""
         self.censuses += 1
-        self.ledger.settle(wait=True)
+        self.context.checked(1, "censuses")
         live = self.live_requests()
-        for name, pages, free, owned in holders(scheduler, live):
-            census = take_census(pages, free, owned)
+        for view in views:
+            census = take_census(view.pages, view.free, view.owned, view.maybe)
             if not census.sound:
-                self._report(name, census, live, idle)
+                self._report(view.name, census, live, idle)
         if idle and live:
             self._report_rows(live)
+
+    def _state_of(self, scheduler: Any) -> State:
+        """What must not change while a look goes on."""
+        return (self.context.recorder.step, self.ledger.serial, *self._of(scheduler).signature())
+
+    def _of(self, scheduler: Any) -> Holders:
+        holders = self.ledger.holders
+        if holders is None or holders.scheduler is not scheduler:
+            holders = Holders(scheduler.token_to_kv_pool_allocator)
+            holders.scheduler = scheduler
+        return holders
 
     def live_requests(self) -> list[Any]:
         """The requests that hold a row of req_to_token. Of a session, that is the one that runs."""
@@ -103,78 +163,16 @@ class PoolLeakTracer:
     def _is_usable(self, scheduler: Any) -> bool:
         """True if everything that can hold pages in this server is known here."""
         if self._usable is None:
-            name = type(scheduler.tree_cache).__name__
+            cache = scheduler.tree_cache
+            name = type(getattr(cache, "inner", cache)).__name__  # inside of a StreamingSession
             topk = scheduler.server_args.speculative_eagle_topk or 1
             self._usable = name in CACHES and topk == 1
             if not self._usable:
-                logger.warning(
-                    "g4debug: pool-leak is armed, but cannot check this server: its prefix cache "
-                    "is %s (known: %s), speculative_eagle_topk=%s (known: 1)",
-                    name,
-                    ", ".join(CACHES),
-                    topk,
+                self.context.off(
+                    f"it cannot check this server, whose prefix cache is {name} (known: "
+                    f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
                 )
         return self._usable
-
-
-def holders(scheduler: Any, live: list[Any]) -> list[tuple[str, int, Pages, Pages]]:
-    """(pool, pages, free pages, owned pages) of each pool, from SGLang's own structures.
-
-    live: the requests that hold a row. This waits for the device, so it is for a census only.
-    """
-    allocator = scheduler.token_to_kv_pool_allocator
-    page_size = int(allocator.page_size)
-    tokens = [*cached(scheduler.tree_cache), *rows(scheduler, live, page_size)]
-    if not allocator.is_not_in_free_group:  # freed, but not given back yet, is no leak
-        tokens += [_host(t) for t in allocator.free_group]
-    owned = np.unique(np.concatenate([np.empty(0, np.int64), *tokens]) // page_size)
-    full = getattr(allocator, "full_attn_allocator", allocator)
-    found = [("full", int(full.size) // page_size + 1, _free(full), owned)]
-    if full is not allocator:
-        swa = allocator.swa_attn_allocator
-        mapping = _host(allocator.full_to_swa_index_mapping[:-1:page_size]) // page_size
-        inside = owned[(owned > 0) & (owned < len(mapping))]
-        found.append(("swa", int(swa.size) // page_size + 1, _free(swa), mapping[inside]))
-    return found
-
-
-def cached(tree_cache: Any) -> list[Pages]:
-    """The token indices that the nodes of the prefix cache hold. A chunk cache holds none."""
-    root = getattr(tree_cache, "root_node", None)
-    found, stack = [], list(root.children.values()) if root is not None else []
-    while stack:
-        node = stack.pop()
-        stack.extend(node.children.values())
-        if node.value is not None and len(node.value):
-            found.append(node.value)
-    if not found:
-        return []
-    import torch
-
-    return [_host(torch.cat(found))]
-
-
-def rows(scheduler: Any, live: list[Any], page_size: int) -> list[Pages]:
-    """The token indices in the rows of live requests, as far as they are allocated."""
-    table = scheduler.req_to_token_pool.req_to_token
-    return [
-        _host(
-            table[
-                r.req_pool_idx, : -(-int(r.kv_allocated_len) // page_size) * page_size : page_size
-            ]
-        )
-        for r in live
-        if r.kv_allocated_len > 0
-    ]
-
-
-def _free(allocator: Any) -> Pages:
-    return np.concatenate([_host(allocator.free_pages), _host(allocator.release_pages)])
-
-
-def _host(tensor: Any) -> Pages:
-    found: Pages = tensor.detach().cpu().numpy().astype(np.int64)
-    return found
 
 
 def install(context: Context) -> None:
@@ -187,4 +185,5 @@ TRACER = Tracer(
     sites=("scheduler.on_idle", "scheduler.process_result", "cache.release"),
     install=install,
     ledger=True,
+    without_ledger="whose pages they are is not known",
 )

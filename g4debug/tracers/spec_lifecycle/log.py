@@ -62,6 +62,7 @@ class SpecLog:
         note: str = "",
     ) -> None:
         """Report ``violation``, if there is one. Raises TrapError in raise mode."""
+        self.context.checked(1, "hand-overs")
         if violation is None:
             return
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))

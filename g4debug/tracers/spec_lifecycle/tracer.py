@@ -13,7 +13,6 @@ batch, it is dropped with it. It is a finding when the batch is merged with a li
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import Any
 
@@ -39,8 +38,6 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     rows_of,
     state_of,
 )
-
-logger = logging.getLogger("g4debug")
 
 
 class SpecLifecycleTracer:
@@ -86,16 +83,11 @@ class SpecLifecycleTracer:
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(scheduler):
-            logger.warning(
-                "g4debug: spec-lifecycle is armed, but this server does not run FROZEN_KV_MTP, "
-                "so there is nothing to check"
-            )
+            self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
         elif self.absent:
-            logger.warning(
-                "g4debug: spec-lifecycle: SGLang %s has no %s; only the type of spec_info in "
-                "merge_batch and filter_batch is checked",
-                targets.sglang_version(),
-                ", ".join(self.absent),
+            self.context.limit(
+                "only the type of spec_info in merge_batch and filter_batch is checked",
+                f"SGLang {targets.sglang_version()} has no {', '.join(self.absent)}",
             )
         return result
 

@@ -28,7 +28,8 @@ from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 
 module.LIMIT = 300.0
 seen = Path(sys.argv[1])
-watch = SigtermWatch(lambda: seen.write_text("looked"), lambda: None)
+watch = SigtermWatch(lambda: seen.write_text("looked"), lambda: None,
+                     lambda why: print(why, file=sys.stderr))
 
 def stuck(library):
     mutex = ctypes.create_string_buffer(64)

@@ -299,7 +299,7 @@ def test_a_bug_in_the_tracer_leaves_serving_as_it_is(arm, monkeypatch, caplog):
     for _ in range(2):
         for output, right in zip(clean_outputs(), clean, strict=True):
             assert torch.equal(output, right)
-    said = [r for r in caplog.records if "is now off in this process" in r.getMessage()]
+    said = [r for r in caplog.records if "after_page_table is off" in r.getMessage()]
     assert len(said) == 1
     assert said[0].levelno == logging.ERROR
     assert "page-table" in said[0].getMessage()

@@ -10,6 +10,7 @@ from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.trapping.describe import located
 from g4debug.trapping.trap import TrapError
 
 DEBUG = {"G4DEBUG_TRACE": "page-table"}
@@ -29,9 +30,9 @@ def a_rig(arm):
     rig = Rig()
     ledger = plugin.in_force.ledger
     for rid, tokens in TOKENS.items():
-        ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
+        ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
         rig.admit(rid, tokens)
-    ledger.batch = None
+    ledger.batch = ledger.allocating = None
     recorder = plugin.in_force.recorder
     recorder._rids = {r.req_pool_idx: r.rid for r in rig.requests}
     return rig
@@ -50,7 +51,7 @@ def found(rig, backend, batch, save=True):
     with pytest.raises(TrapError) as error:
         rig.forward(backend, batch, save=save)
     record = reading.read(error.value.path)
-    assert record.finding == error.value.finding
+    assert record.finding == located(error.value.finding, plugin.in_force.recorder)
     return error.value.finding, record
 
 
@@ -261,7 +262,7 @@ def test_where_pages_change_under_a_forward_only_ranges_are_checked(
     finding, _ = found(rig, backend, batch)
     assert finding.kind == "negative"
     Scheduler()  # when it is built, all backends are
-    assert [m for m in caplog.messages if "page-table checks ranges only" in m and says in m]
+    assert [m for m in caplog.messages if "page-table is limited: ranges only" in m and says in m]
 
 
 def test_a_draft_of_another_kind_may_read_pages_that_it_gave_back(rig):

@@ -23,9 +23,10 @@ def rig(arm):
     rig = PlainRig()
     recorder = plugin.in_force.recorder
     for rid, tokens in TOKENS.items():
-        plugin.in_force.ledger.batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
+        ledger = plugin.in_force.ledger
+        ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid=rid)])
         rig.admit(rid, tokens)
-    plugin.in_force.ledger.batch = None
+    ledger.batch = ledger.allocating = None
     recorder._rids = {r.req_pool_idx: r.rid for r in rig.requests}
     return rig
 

@@ -5,6 +5,7 @@ Only the scheduler around them is a plain namespace: it is what a census reads t
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from types import SimpleNamespace
 
@@ -58,7 +59,7 @@ class Server:
 
     def admit(self, rid: str, tokens: int, session: object = None):
         request = Request(rid, tokens, session)
-        self.ledger.batch = SimpleNamespace(reqs=[request])
+        self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
         request.req_pool_idx = self.rig.admit(rid, tokens).req_pool_idx
         self.ledger.requests[rid] = request
         return request
@@ -194,7 +195,27 @@ def test_the_pages_of_a_session_are_its_running_requests(server):
     assert f"page {lost}, last owner one" in str(error)
 
 
-def test_when_it_counts(server):
+class Clock:
+    """``time.monotonic``, as a test wants it: each look at it takes ``tick`` seconds."""
+
+    def __init__(self, tick: float = 0.0) -> None:
+        self.now, self.tick = 1000.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    from g4debug.tracers.pool_leak import tracer
+
+    clock = Clock()
+    monkeypatch.setattr(tracer.time, "monotonic", clock)
+    return clock
+
+
+def test_when_it_counts(server, clock):
     recorder, scheduler = server.tracer.context.recorder, server.scheduler
     for step in range(1, 601):
         recorder.step = step
@@ -209,12 +230,125 @@ def test_when_it_counts(server):
     assert server.tracer.censuses == 3
 
 
+def busy_censuses(server, clock, every):
+    """How many are made in 100 rounds of as many steps, a second each, if one takes 2 s."""
+    settings = server.tracer.context.settings
+    server.tracer.context.settings = dataclasses.replace(settings, leak_steps=every)
+    for turn in range(1, 101):
+        server.tracer.context.recorder.step = turn * every
+        clock.now += 1.0
+        clock.tick = 2.0
+        server.tracer.after_result(None, server.scheduler)
+        clock.tick = 0.0
+    return server.tracer.censuses
+
+
+def test_a_busy_server_does_not_pay_for_more_than_a_share(server, clock):
+    assert busy_censuses(server, clock, every=256) == 1
+
+
+def test_who_asks_for_often_gets_it(server, clock):
+    assert busy_censuses(server, clock, every=1) == 100
+
+
+def fill_the_cache(server, nodes):
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    for n in range(nodes):
+        request = server.admit(f"r{n}", PAGE)
+        server.scheduler.tree_cache.insert(
+            InsertParams(
+                key=RadixKey([n + 1] * PAGE, None),
+                value=server.tokens(request),
+                swa_evicted_seqlen=0,
+            )
+        )
+        server.release(request)
+
+
+def test_a_count_on_an_idle_server_goes_on_in_slices(server, clock, monkeypatch):
+    """The requests that arrive meanwhile are looked for between two slices."""
+    from g4debug.ledger import holders
+
+    monkeypatch.setattr(holders, "NODES", 1)
+    fill_the_cache(server, 5)
+    server.tracer.context.recorder.step = 1
+    clock.tick = 1.0  # longer than a slice: each call makes one step
+    calls = 0
+    while not server.tracer.censuses:
+        server.tracer.before_idle(server.scheduler)
+        calls += 1
+    assert calls > 5
+    server.tracer.before_idle(server.scheduler)
+    assert server.tracer.censuses == 1
+
+
+def test_a_count_begins_anew_if_anything_changed(server, clock, monkeypatch):
+    from g4debug.ledger import holders
+
+    monkeypatch.setattr(holders, "NODES", 1)
+    fill_the_cache(server, 5)
+    clock.tick = 1.0
+    server.tracer.before_idle(server.scheduler)
+    begun = server.tracer._look
+    server.tracer.before_idle(server.scheduler)
+    assert server.tracer._look is begun
+    server.scheduler.tree_cache.reset()  # as flush_cache does
+    server.rig.allocator.clear()
+    server.tracer.before_idle(server.scheduler)
+    assert server.tracer._look is not begun
+    while not server.tracer.censuses:  # the old look would have called the flushed pages owned
+        server.tracer.before_idle(server.scheduler)
+
+
+def test_sglangs_own_check_fails_while_a_count_goes_on(server, clock):
+    """Then the count is brought to its end, so that the finding names the pages."""
+    lost = server.admit("one", 2 * PAGE)
+    server.release(lost)
+    clock.tick = 1.0
+    server.tracer.ledger.holders.scheduler = server.scheduler
+    server.tracer.before_idle(server.scheduler)
+    assert not server.tracer.censuses
+    with pytest.raises(TrapError, match="2 pages of the full pool are neither free"):
+        server.tracer.at_idle_error()
+
+
+def test_a_row_in_use_of_a_request_that_nobody_has_shown_us(server):
+    """As disaggregated decode reserves them: its pages are not lost."""
+    reserved = server.rig.admit("not seen", 3 * PAGE)
+    server.check(idle=False)
+    page = int(server.rig.req_to_token.req_to_token[reserved.req_pool_idx, PAGE]) // PAGE
+    server.rig.req_to_token.req_to_token[reserved.req_pool_idx, PAGE : 2 * PAGE] = 0
+    error = found(server, idle=False)  # now nobody names it
+    assert f"(page {page}, last owner a request that is not known)" in str(error)
+
+
+def test_a_request_that_nobody_has_shown_us_and_the_scheduler_runs(server):
+    """Its length is known then, so what its row has behind that is lost."""
+    request = server.admit("one", 3 * PAGE)
+    server.ledger.requests.clear()
+    server.scheduler.running_batch = SimpleNamespace(reqs=[request])
+    server.check(idle=False)
+    request.kv_allocated_len = PAGE
+    assert found(server, idle=False).finding.kind == "leaked"
+
+
+def test_two_requests_that_claim_one_row(server):
+    """It is not known whose length counts, so nothing is called lost."""
+    server.admit("one", 3 * PAGE)
+    other = Request("other", PAGE, None)
+    other.req_pool_idx = server.ledger.requests["one"].req_pool_idx
+    server.ledger.requests["other"] = other
+    server.check(idle=False)
+
+
 def test_an_unknown_prefix_cache_is_said_and_not_guessed_at(server, caplog):
     server.scheduler.tree_cache = SimpleNamespace()
     server.admit("one", PAGE)
     server.check()
     server.check()
-    assert caplog.text.count("its prefix cache is SimpleNamespace") == 1
+    assert caplog.text.count("whose prefix cache is SimpleNamespace") == 1
     assert server.tracer.censuses == 0
 
 

@@ -1,0 +1,209 @@
+"""The live status of this process: what each tracer can judge now, and what it has checked.
+
+There is one :class:`Status` in a process, at ``recorder.status``. A tracer reaches its own part of
+it through its ``Context``: ``limit``, ``off`` and ``checked``. A change is logged once, in one
+line. Every dump holds the status.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from g4debug.findings.record import Checked, Limit, TracerStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# A bug of ours must not fill the memory or the log with limits that are made anew in every step.
+MAX_LIMITS = 32
+MAX_TEXT = 500  # characters of a reason
+LEDGER = "ledger"
+STEPS = "step-recorder"
+_CALLED = {LEDGER: "the page ledger", STEPS: "the step recorder"}
+logger = logging.getLogger("g4debug")
+
+
+class Clock(Protocol):
+    """Knows the number of the step that has begun last: the recorder of the steps."""
+
+    step: int
+
+
+class Tally:
+    """How many things of one sort were checked, and in which step the last one was.
+
+    Add to the fields directly where a call would cost too much.
+    """
+
+    __slots__ = ("count", "step")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.step = -1
+
+
+class Part:
+    """The status of one tracer, of the page ledger, or of the step recorder.
+
+    mode: what a finding does, for a tracer that is armed. '' for the two that make no findings.
+    tallies: what was checked -> how often.
+    """
+
+    def __init__(self, name: str, status: Status) -> None:
+        self.name = name
+        self.mode = ""
+        self.tallies: dict[str, Tally] = {}
+        self._status = status
+        self._limits: dict[str, Limit] = {}
+        self._off: Limit | None = None
+        self._audited = -1
+        self._dead: dict[str, str] = {}  # site -> why our hook does not run there
+        self._dependents: list[tuple[Part, str]] = []
+
+    @property
+    def is_off(self) -> bool:
+        return self._off is not None
+
+    def checked(self, n: int = 1, what: str = "checks") -> None:
+        """Count ``n`` things that were checked. ``what``: a plural, for example "tables"."""
+        tally = self.tallies.get(what) or self.tally(what)
+        tally.count += n
+        tally.step = self._status.clock.step
+
+    def tally(self, what: str) -> Tally:
+        """The count of the things that are called ``what``."""
+        return self.tallies.setdefault(what, Tally())
+
+    def limit(self, what: str, why: str, error: BaseException | None = None) -> None:
+        """Something is not judged any more, or was never judged here.
+
+        what: what the part is limited to, or what is missing ("ranges only"). why: the reason.
+        error: the failure of ours that it comes from; it is logged with its traceback.
+        """
+        what, why = what[:MAX_TEXT], why[:MAX_TEXT]
+        if self._limited(what, why) and not self.is_off:
+            self._tell(f"is limited{self._since()}: {what}: {why}", error)
+
+    def off(self, why: str, error: BaseException | None = None) -> None:
+        """Nothing is judged any more. Only the first reason counts, later ones follow from it."""
+        if self._off is not None:
+            return
+        why = why[:MAX_TEXT]
+        self._switch_off(why)
+        affected = [part._lose(self, remains, why) for part, remains in self._dependents]
+        also = f"; so {', '.join(affected)}" if affected else ""
+        self._tell(f"is off{self._since()}: {why}{also}", error)
+
+    def depends_on(self, other: Part, remains: str) -> None:
+        """If ``other`` is switched off, this part is limited to ``remains``, or off if it is ''."""
+        other._dependents.append((self, remains))
+
+    def audited(self, dead: Mapping[str, str]) -> None:
+        """The hooks were looked at. ``dead``: site -> why our hook does not run there.
+
+        This logs nothing: whoever looks says it once for all parts.
+        """
+        self._audited = self._status.clock.step
+        shown = {site: why[:MAX_TEXT] for site, why in dead.items()}
+        if shown != self._dead:
+            self._dead = shown
+            self._status.changes += 1
+
+    def record(self) -> TracerStatus:
+        """What a dump keeps of this part."""
+        return TracerStatus(
+            name=self.name,
+            mode=self.mode,
+            limits=tuple(self._limits.values()),
+            off=self._off.why if self._off else "",
+            off_step=self._off.step if self._off else -1,
+            audited=self._audited,
+            dead=tuple(f"{site}: {why}" for site, why in self._dead.items()),
+            checked=tuple(Checked(what, t.count, t.step) for what, t in self.tallies.items()),
+            findings=self._status.findings_of(self.name),
+        )
+
+    def _limited(self, what: str, why: str) -> bool:
+        """Enter a limit. False if it is known already."""
+        before = self._limits.get(what)
+        if before is None:
+            if len(self._limits) >= MAX_LIMITS:
+                return False
+            self._limits[what] = Limit(what, why, self._status.clock.step)
+        elif why in before.why or before.why.count("; ") >= MAX_LIMITS:
+            return False
+        else:
+            self._limits[what] = Limit(what, f"{before.why}; {why}", before.step)
+        self._status.changes += 1
+        return True
+
+    def _switch_off(self, why: str) -> None:
+        self._off = Limit("", why, self._status.clock.step)
+        self._status.changes += 1
+
+    def _lose(self, other: Part, remains: str, why: str) -> str:
+        """A part that this one depends on is off. Returns what that means, in words."""
+        why = f"{_CALLED.get(other.name, other.name)} is off: {why}"
+        if remains:
+            self._limited(remains, why)
+            return f"{self.name} is limited: {remains}"
+        if not self.is_off:
+            self._switch_off(why)
+        return f"{self.name} is off"
+
+    def _since(self) -> str:
+        step = self._status.clock.step
+        return f" since step {step}" if step > 0 else ""
+
+    def _tell(self, text: str, error: BaseException | None = None) -> None:
+        self._status.changes += 1
+        line = f"g4debug: {_CALLED.get(self.name, self.name)} {text}"
+        if error is None:
+            logger.warning("%s", line)
+        else:
+            logger.error(
+                "%s. This is a failure of g4debug: serving goes on, please report it.",
+                line,
+                exc_info=error,
+            )
+
+
+class Status:
+    """The parts of this process.
+
+    changes: grows with every change other than a count. findings: how often, by (check, kind).
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.parts: dict[str, Part] = {}
+        self.findings: Counter[tuple[str, str]] = Counter()
+        self.changes = 0
+
+    def part(self, name: str) -> Part:
+        """The part of a tracer, of the ledger or of the step recorder."""
+        found = self.parts.get(name)
+        if found is None:
+            found = self.parts[name] = Part(name, self)
+        return found
+
+    def found(self, check: str, kind: str) -> None:
+        """Count a finding, whether or not it is dumped."""
+        self.findings[check, kind] += 1
+        self.changes += 1
+
+    def findings_of(self, check: str) -> dict[str, int]:
+        """Kind -> how many findings of this tracer."""
+        # A copy, because a thread may ask while the scheduler adds.
+        return {kind: n for (name, kind), n in self.findings.copy().items() if name == check}
+
+    def records(self) -> tuple[TracerStatus, ...]:
+        """What a dump keeps: the tracers in the order in which they were armed, then the others.
+
+        What is no tracer is left out as long as there is nothing to say about it.
+        """
+        parts = sorted(self.parts.values(), key=lambda p: not p.mode)
+        found = (p.record() for p in parts)
+        return tuple(r for r in found if r.mode or r.checked or not r.sound)

@@ -1,0 +1,247 @@
+"""Who holds the KV pages according to SGLang's own structures, read at the moment of asking.
+
+The ledger is our record of what the allocators did. It can be wrong, if SGLang has a way to hand
+out or take back pages that no hook sees. So a finding that rests on the ledger is confirmed here
+first. What SGLang itself knows about its pages:
+
+* the free lists of the allocators, and what is freed but not given back yet (the "free group");
+* the rows of ``req_to_token`` that are in use, which are those that are not in
+  ``ReqToTokenPool.free_slots``;
+* the nodes of the prefix cache, and the rows that streaming sessions keep between their turns;
+* ``full_to_swa_index_mapping``, which says which SWA page belongs to a full page.
+
+How much of a row is allocated is known only of a request that we have seen, or that a streaming
+session keeps. A row in use whose request we have not seen (disaggregated decode reserves such rows,
+for example) may hold every page that its cells name.
+
+Everything here waits for the device. It is called for a census, or when there is a suspicion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+Pages = np.ndarray[Any, np.dtype[np.int64]]
+NODES = 256  # nodes of the prefix cache that are read between two pauses of a look
+_NONE: Pages = np.empty(0, dtype=np.int64)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """One pool. All arrays are int64 page indices in any order; page 0 may be among them.
+
+    pages: the number of pages, including the reserved page 0.
+    free: the free list. A page that is in it twice is here twice.
+    owned: pages of the prefix cache, of rows whose length is known, and of deferred frees.
+    maybe: pages that are named in rows whose length is not known. They may be owned.
+    """
+
+    name: str
+    pages: int
+    free: Pages
+    owned: Pages
+    maybe: Pages
+
+
+class Holders:
+    """The structures of one server. Without a scheduler, only the allocator can be asked."""
+
+    def __init__(self, allocator: Any) -> None:
+        self.allocator = allocator
+        self.scheduler: Any = None
+
+    @property
+    def page_size(self) -> int:
+        return int(self.allocator.page_size)
+
+    def pool(self, name: str) -> Any:
+        """The allocator of one pool: "full" or "swa"."""
+        return getattr(self.allocator, f"{name}_attn_allocator", self.allocator)
+
+    def signature(self) -> tuple[int, ...]:
+        """Numbers that differ after anything was handed out or taken back. Does not wait."""
+        found = [len(self.scheduler.req_to_token_pool.free_slots)]
+        for allocator in (self.pool("full"), self.pool("swa")):
+            for pages in self._lists(allocator):
+                found += (id(pages), len(pages))  # SGLang makes a new tensor each time
+        return tuple(found)
+
+    def free(self, name: str) -> Pages:
+        """The pages in the free list of a pool."""
+        return np.concatenate([_host(pages) for pages in self._lists(self.pool(name))])
+
+    @staticmethod
+    def _lists(allocator: Any) -> list[torch.Tensor]:
+        lists = (allocator.free_pages, getattr(allocator, "release_pages", None))
+        return [pages for pages in lists if pages is not None]
+
+    def is_free(self, name: str, pages: Pages) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each of ``pages``, whether it is in the free list of its pool."""
+        return np.isin(pages, self.free(name))
+
+    def deferred(self) -> Pages:
+        """Full pages that were freed inside a free group and are not in the free list yet."""
+        allocators = {id(a): a for a in (self.allocator, self.pool("full"))}.values()
+        # Outside of a free group, the list still has what the last group gave back.
+        inside = [a for a in allocators if not getattr(a, "is_not_in_free_group", True)]
+        waiting = [t for a in inside for t in a.free_group]
+        return self._pages_of([_host(tokens) for tokens in waiting])
+
+    def mapped(self, full: Pages) -> Pages:
+        """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page."""
+        mapping = self.allocator.full_to_swa_index_mapping
+        inside = (full > 0) & (full * self.page_size < len(mapping) - 1)
+        tokens = torch.from_numpy(np.where(inside, full, 0) * self.page_size).to(mapping.device)
+        return np.where(inside, _host(mapping[tokens]) // self.page_size, -1)
+
+    def rows(self, requests: Iterable[Any]) -> dict[int, int]:
+        """Tokens that are allocated in each row in use, -1 if that is not known.
+
+        requests: the requests that we have seen. Those of SGLang's running batch are added.
+        """
+        pool = self.scheduler.req_to_token_pool
+        free = set(pool.free_slots)
+        found = {row: -1 for row in range(len(pool.req_to_token)) if row not in free}
+        claims: dict[int, Any] = {}
+        for request in (*requests, *self._running()):
+            row = request.req_pool_idx
+            if row is None or int(row) not in found:
+                continue
+            other = claims.setdefault(int(row), request)
+            # If two requests say that a row is theirs, it is not known whose length counts.
+            found[int(row)] = int(request.kv_allocated_len) if other is request else -1
+        for slot in getattr(self.scheduler.tree_cache, "slots", {}).values():
+            if slot.req_pool_idx is not None and found.get(int(slot.req_pool_idx), 0) < 0:
+                found[int(slot.req_pool_idx)] = int(slot.kv_allocated_len)
+        return found
+
+    def in_rows(self, rows: dict[int, int]) -> tuple[Pages, Pages]:
+        """The full pages of rows whose length is known, and those that the other rows name."""
+        sure = {row: length for row, length in rows.items() if length > 0}
+        unsure = [row for row, length in rows.items() if length < 0]
+        return self._cells(list(sure), list(sure.values())), self._cells(unsure)
+
+    def row(self, index: int, length: int) -> Pages:
+        """The full pages of the first ``length`` tokens of one row, column by column."""
+        return self._cells([index], [length])
+
+    def _cells(self, rows: list[int], lengths: list[int] | None = None) -> Pages:
+        if not rows:
+            return _NONE
+        size, table = self.page_size, self.scheduler.req_to_token_pool.req_to_token
+        pages = np.array(
+            [table.shape[1]] * len(rows) if lengths is None else lengths, dtype=np.int64
+        )
+        pages = -(-pages // size)
+        begins = table[:, : int(pages.max()) * size : size]
+        cells = _host(begins[torch.tensor(rows, device=table.device)]) // size
+        return cells[np.arange(cells.shape[1])[None, :] < pages[:, None]]
+
+    def cached(self) -> Pages:
+        """The full pages that the prefix cache holds."""
+        return finish(self._cached())
+
+    def _cached(self) -> Generator[None, None, Pages]:
+        """The same, with a pause after every ``NODES`` nodes. A chunk cache holds none."""
+        tree = self.scheduler.tree_cache
+        tree = getattr(tree, "inner", tree)  # a StreamingSession is wrapped around the cache
+        root = getattr(tree, "root_node", None)
+        found, values = [], []
+        stack = list(root.children.values()) if root is not None else []
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if node.value is not None and len(node.value):
+                values.append(node.value)
+            if len(values) == NODES:
+                found.append(_host(torch.cat(values)))
+                values.clear()
+                yield
+        if values:
+            found.append(_host(torch.cat(values)))
+            yield
+        return self._pages_of(found)
+
+    def owned(self, requests: Iterable[Any]) -> tuple[Pages, Pages]:
+        """The full pages that somebody owns, and those that somebody may own."""
+        return finish(self._owned(requests))
+
+    def _owned(self, requests: Iterable[Any]) -> Generator[None, None, tuple[Pages, Pages]]:
+        cached = yield from self._cached()
+        sure, unsure = self.in_rows(self.rows(requests))
+        yield
+        return np.unique(np.concatenate([cached, sure, self.deferred()])), np.unique(unsure)
+
+    def mapping_contradicts(self, full: Pages, given: Pages, requests: Iterable[Any]) -> bool:
+        """True if the mapping is wrong by SGLang's own structures, whatever the ledger says.
+
+        It is if one of the pages ``full`` has a SWA page that is free, that does not exist, or that
+        another full page has, too; or if a SWA page of ``given``, which these full pages should
+        have, is lost: it is not free, and no full page has it.
+        """
+        theirs = self.mapped(full)
+        owned, maybe = self.owned(requests)
+        mapped = self.mapped(np.unique(np.concatenate([owned, full])))
+        last = int(self.pool("swa").size) // self.page_size
+        for page in theirs[theirs != 0].tolist():
+            if not 0 < page <= last or int((mapped == page).sum()) > 1:
+                return True
+        if self.is_free("swa", theirs[theirs > 0]).any():
+            return True
+        lost = given[given > 0]
+        lost = lost[~np.isin(lost, mapped) & ~np.isin(lost, self.mapped(maybe))]
+        return bool((~self.is_free("swa", lost)).any())
+
+    def is_served(self, row: int, requests: Iterable[Any]) -> bool:
+        """True if a request that is not finished holds this row of ``req_to_token``."""
+        return any(
+            r.req_pool_idx is not None and int(r.req_pool_idx) == row and not r.finished()
+            for r in (*requests, *self._running())
+        )
+
+    def look(self, requests: Iterable[Any]) -> Generator[None, None, list[PoolView]]:
+        """Look at all pools. It pauses often, so that a server need not wait for its end.
+
+        Nothing may change between the first step and the last one.
+        """
+        owned, maybe = yield from self._owned(requests)
+        pool = self.pool("full")
+        views = [self._view("full", pool, owned, maybe)]
+        yield
+        if pool is not self.allocator:
+            swa = self.pool("swa")
+            views.append(self._view("swa", swa, self.mapped(owned), self.mapped(maybe)))
+        return views
+
+    def _view(self, name: str, allocator: Any, owned: Pages, maybe: Pages) -> PoolView:
+        return PoolView(
+            name, int(allocator.size) // self.page_size + 1, self.free(name), owned, maybe
+        )
+
+    def _running(self) -> list[Any]:
+        batches = (getattr(self.scheduler, name, None) for name in ("running_batch", "last_batch"))
+        return [r for batch in batches if batch is not None for r in batch.reqs or ()]
+
+    def _pages_of(self, tokens: list[Pages]) -> Pages:
+        return np.unique(np.concatenate([_NONE, *tokens]) // self.page_size)
+
+
+def finish(steps: Generator[None, None, _T]) -> _T:
+    """Go through all steps at once, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: _T = end.value
+            return value
+
+
+def _host(tensor: torch.Tensor) -> Pages:
+    found: Pages = tensor.detach().cpu().numpy().astype(np.int64)
+    return found

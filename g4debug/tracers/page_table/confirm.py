@@ -1,0 +1,62 @@
+"""Asks SGLang's own structures whether what the guard saw in a table is real.
+
+The guard compares a table with ``req_to_token``, which is SGLang's own, and with the shadow of the
+page ledger, which is ours and may be wrong. What rests on the shadow is confirmed here by the free
+lists and by the full-to-SWA mapping. If a device is lost, they cannot be asked any more. Then the
+guard is believed, because the server is dead anyway.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from g4debug.ledger.holders import Holders
+from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.launch import Cell, Launch
+
+
+def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:
+    """True if the finding needs no ledger, or SGLang's structures confirm it. May wait."""
+    if launch is None or ledger is None or ledger.holders is None or not _rests_on(launch, cell):
+        return True
+    if ledger.broken:
+        return False
+    try:
+        return _confirmed(launch, cell, ledger, ledger.holders)
+    except RuntimeError:  # the device is lost
+        return True
+
+
+def has_ended(launch: Launch, cell: Cell, ledger: Ledger) -> bool:
+    """True if no request holds the row of ``req_to_token`` of this cell any more."""
+    holders = ledger.holders
+    if launch.truth is None or holders is None or holders.scheduler is None:
+        return False
+    row = int(launch.truth.req_pool_indices[cell.row])
+    return not holders.is_served(row, ledger.requests.values())
+
+
+def _rests_on(launch: Launch, cell: Cell) -> bool:
+    """True if only the shadow says that this cell is wrong."""
+    if launch.truth is None or launch.truth.shadow is None:
+        return False
+    swa_kinds = (Kind.MISMATCH, Kind.ZERO, Kind.EVICTED)
+    return cell.kind is Kind.FREED or (launch.truth.swa and cell.kind in swa_kinds)
+
+
+def _confirmed(launch: Launch, cell: Cell, ledger: Ledger, holders: Holders) -> bool:
+    assert launch.truth is not None
+    row = int(launch.truth.req_pool_indices[cell.row])
+    token = int(launch.truth.req_to_token[row, cell.column * holders.page_size])
+    full = np.array([token // holders.page_size], dtype=np.int64)
+    if has_ended(launch, cell, ledger):
+        return False  # it ended since then, so that its pages are free now by right
+    if cell.kind is Kind.FREED:
+        return bool(holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any())
+    if int(holders.mapped(full)[0]) != cell.value:
+        return True  # the table is not what SGLang's own mapping says
+    if holders.scheduler is None:
+        return True
+    given = np.array([cell.expected], dtype=np.int64)
+    return holders.mapping_contradicts(full, given, ledger.requests.values())

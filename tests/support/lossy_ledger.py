@@ -1,0 +1,73 @@
+"""A second SGLang plugin: hooks of the page ledger that miss one call in ``LOSSY_EVERY``.
+
+The server is healthy, only our books become wrong. Whenever SGLang clears its allocators, as
+``flush_cache`` does, a ledger that was given up starts anew. So one engine serves many rounds.
+Installed by ``installed(folder)``, with an entry point of its own, like anybody's plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+GAVE_UP, MISSED = "LOSSY gave up", "LOSSY missed"
+# Without these there would be no ledger to get wrong.
+KEPT = {"after_init", "after_swa_init", "after_scheduler", "after_clear"}
+
+
+def installed(folder: Path) -> str:
+    """Make the plugin installable from ``folder``; the PYTHONPATH that a server needs for it."""
+    info = folder / "lossy_ledger-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lossy-ledger\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\na_lossy_ledger = lossy_ledger:register\n"
+    )
+    inherited = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([str(folder), str(Path(__file__).parent), inherited]).rstrip(os.pathsep)
+
+
+def register() -> None:
+    """The entry point. It must run before g4debug's, whose hooks it makes forgetful."""
+    from g4debug import plugin
+    from g4debug.ledger.feed import Feed
+
+    assert plugin.in_force is None, "g4debug was loaded first: its hooks cannot be changed any more"
+    every = float(os.environ["LOSSY_EVERY"])
+    rng = random.Random(int(os.environ.get("LOSSY_SEED", "0")))
+    isolate = Feed.isolate
+    missed = 0
+
+    def lossy(feed: Any, hook: Any) -> Any:
+        name = getattr(hook, "__name__", "")
+
+        def forgetful(*args: Any, **kwargs: Any) -> Any:
+            nonlocal missed
+            if name not in KEPT and rng.random() * every < 1:
+                missed += 1
+                return None
+            return hook(*args, **kwargs)
+
+        isolated = isolate(feed, forgetful)
+        if name != "after_clear":
+            return isolated
+
+        def begins_anew(*args: Any, **kwargs: Any) -> Any:
+            nonlocal missed
+            ledger = feed.ledger
+            print(MISSED, missed, flush=True)
+            missed = 0
+            if ledger.broken:
+                print(f"{GAVE_UP}: {ledger.broken}", flush=True)
+                ledger.broken = ""
+                for pool in ledger.pools.values():
+                    pool.forget()
+                if ledger.shadow is not None:
+                    ledger.shadow[-1] = 1
+            return isolated(*args, **kwargs)
+
+        return begins_anew
+
+    Feed.isolate = lossy  # type: ignore[method-assign]
