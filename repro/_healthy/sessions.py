@@ -159,7 +159,6 @@ STREAMING = (
         compare=False,
     ),
 )
-NO_CENSUS = {"pool-leak": "a prefix cache of the class StreamingSession is not known to it"}
 
 GROUPS = (
     Group("sessions", "sessions, MTP, prefix cache", SESSIONS, ENGINE),
@@ -175,13 +174,12 @@ GROUPS = (
         STREAMING,
         {**PLAIN, "enable_streaming_session": True},
         mtp=False,
-        idle={**NO_MTP, **NO_CENSUS},
+        idle=NO_MTP,
     ),
     Group(
         "streaming-sessions-mtp",
         "streaming sessions, prefix cache, MTP",
         STREAMING,
         {**ENGINE, "enable_streaming_session": True},
-        idle=NO_CENSUS,
     ),
 )
