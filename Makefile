@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak versions lint env clean distclean
+.PHONY: help demo test matrix soak healthy versions lint env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ matrix: env ## Every fault against every tracer, on real SGLang; writes docs/mat
 
 soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, the same tokens
 	@exec "$(RUN)" repro/soak.py $(ARGS)
+
+healthy: env ## Healthy servers do what production does, armed: no finding; writes docs/healthy.md
+	@exec "$(RUN)" repro/healthy.py $(ARGS)
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy

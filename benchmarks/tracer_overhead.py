@@ -1,144 +1,248 @@
-"""Measures what debugging costs: the decode time per output token, also with other tools.
+"""Measures what armed tracers cost, as people serve.
 
-    python benchmarks/tracer_overhead.py [--device cuda|cpu] [--rounds 7] [--out FILE.csv]
-    python benchmarks/tracer_overhead.py --group eager [--out FILE.csv]
+    python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
+        [--seed 1] [--first-round 0] [--rounds 100] [--quick]
+    python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
+    python benchmarks/tracer_overhead.py --table FOLDER [--docs]
 
-The servers of a group run on one device at the same time, each in a process of its own. They take
-turns in changing order, so that a drift of the device is the same for all. The time per output
-token is (time of N tokens - time of 1 token) / (N - 1), with both calls in the same turn. The
-overhead of a variant is the median over the rounds of its time over that of the group's first
-variant. FROZEN_KV_MTP is on. The groups are:
+One server at a time is on the device. A round is one server of each variant, in an order that
+--seed draws anew for each round. All servers of a round get the same requests: prompts that share
+beginnings, with the prefix cache on. First come requests that fill the cache, so that it evicts
+from then on; then 1, 8 and 64 at a time, where the next is sent when one is done. Answers
+are streamed, and each request is compared with the same request at the server with debugging off,
+in the same round.
 
-graphs, with CUDA graphs: debugging off, the flight recorder alone, all tracers, and
-CUDA_LAUNCH_BLOCKING=1. each, the same with single tracers. eager, without CUDA graphs, which its
-variants cannot use: debugging off, the check of seed PR #3, and compute-sanitizer.
+After --seconds no server is started any more, and the last line says which round comes next.
+Rows are written as they come: requests.csv has one for each request, servers.csv one for each
+server. The first server of a call is there for compiling kernels, and is not written down. --merge
+puts the files of several calls, with different rounds or seeds, into one. --table prints the
+figures; --docs writes them into docs/costs.md. FROZEN_KV_MTP is on, overlap scheduling is not, as
+this release needs it.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import statistics
+import random
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import _models
+import _overhead
 import _results
-from _servers import Server, ServerDied, Variant
+from _fleet import Fleet, Gated
+from _servers import ServerDied, Variant
 
+DEFAULT = "page-table,swa-allocator,spec-lifecycle,pool-leak,flight-recorder"
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
-# Without them 0.5.12.post1 dies here of seed PR #22's crash, as requests of equal length end
-# together.
-EAGER = {"disable_cuda_graph": True}
-SANITIZER = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-GROUPS = {
-    "graphs": {
-        "off": Variant(),
-        "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
-        "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
-        "launch-blocking": Variant({"CUDA_LAUNCH_BLOCKING": "1"}),
-    },
-    "each": {
-        "off": Variant(),
-        **{
-            name: Variant({"G4DEBUG_TRACE": name})
-            for name in ("page-table", "swa-allocator", "spec-lifecycle")
-        },
-    },
-    "eager": {
-        "eager": Variant(engine=EAGER),
-        "max-min check (seed PR #3)": Variant(engine=EAGER, plugin="_max_min_check"),
-    },
-    "sanitizer": {
-        "eager": Variant(engine=EAGER),
-        "compute-sanitizer": Variant(
-            engine=EAGER,
-            wrapper=(SANITIZER, "--tool", "memcheck", "--target-processes", "all"),
-        ),
-    },
+VARIANTS = {
+    "off": Variant(),
+    "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
+    "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
+    "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
 }
-BATCHES = {"graphs": (1, 8, 64), "each": (1, 8), "eager": (1, 8), "sanitizer": (1,)}
-TOKENS = {"graphs": 200, "each": 200, "eager": 60, "sanitizer": 5}
+# variant, what it is compared with, and the goal: how much more each metric may be
+COMPARED = (("recorder", "off", 0.005), ("armed", "off", 0.02), ("kv-integrity", "armed", 0.06))
 
 
-def measure(
-    group: str, device: str, rounds: int, batches: tuple[int, ...], folder: Path
-) -> tuple[list[dict[str, Any]], str]:
-    """The rows of the CSV, one for each round, batch and variant, and the device's name."""
-    servers: dict[str, Server] = {}
+@dataclass(frozen=True)
+class Load:
+    """What every server is sent. fill: requests that fill the cache, and their tokens.
+
+    phases: (requests at a time, requests).
+    """
+
+    fill: tuple[int, int]
+    phases: tuple[tuple[int, int], ...]
+
+
+LOADS = {
+    ("cuda", False): Load((256, 4), ((1, 22), (8, 104), (64, 384))),
+    ("cuda", True): Load((128, 4), ((1, 4), (8, 16), (64, 128))),
+    ("cpu", False): Load((24, 2), ((1, 6), (4, 16))),
+    ("cpu", True): Load((8, 2), ((1, 2), (2, 4))),
+}
+
+
+def engine(device: str) -> dict[str, Any]:
+    models = _models.write("E4B", device)
+    if device == "cpu":
+        return _models.arguments(models, device, max_total_tokens=2560, max_running_requests=4)
+    return _models.arguments(
+        models,
+        device,
+        cuda_graph_bs=[1, 8, 64],
+        cuda_graph_max_bs=64,
+        max_running_requests=64,
+        max_total_tokens=64 * 1600,
+        chunked_prefill_size=2048,
+    )
+
+
+def plan(seed: int, first: int, rounds: int) -> Iterator[tuple[str, str]]:
+    """(round, variant) of every server: rounds from ``first`` on, each in an order of its own."""
+    for number in range(first, rounds):
+        name = f"{seed}.{number}"
+        order = list(VARIANTS)
+        random.Random(name).shuffle(order)
+        yield from ((name, variant) for variant in order)
+
+
+def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
+    """Send a server everything; the rows of its requests, without those that fill the cache."""
+    count, tokens = load.fill
+    server.put({"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
     rows = []
-    try:
-        hello = {}
-        for name, variant in GROUPS[group].items():
-            # They start one after the other, because each first measures the free memory.
-            begin = time.perf_counter()
-            servers[name] = Server(name, variant, device, folder)
-            hello[name] = servers[name].read()
-            print(f"{name}: up in {time.perf_counter() - begin:.0f} s", flush=True)
-        first = next(iter(servers))
-        if hello[first]["hooks"]:
-            raise SystemExit(
-                f"debugging is off, yet tracers are at {hello[first]['hooks']} hook sites"
+    for batch, count in load.phases:
+        question = {"serve": batch, "seed": 1000 * seed + batch, "count": count}
+        found = server.put(question)["rows"]
+        rows += [{"batch": batch, **row} for row in found]
+    return rows
+
+
+def measure(args: argparse.Namespace, folder: Path) -> int:
+    """Run the plan as far as the time allows. Returns how many servers died."""
+    installed()
+    end, died, longest = time.monotonic() + args.seconds, 0, 0.0
+    shared = engine(args.device)
+    variants = {n: replace(v, engine=shared, plugin="_gate", script="_serve_load.py")
+                for n, v in VARIANTS.items()}  # fmt: skip
+    steps = list(plan(args.seed, args.first_round, args.first_round + args.rounds))
+    first = "kv-integrity"  # it has all kernels of all variants
+    names = [("first", first), *((f"{r}-{v}", v) for r, v in steps)]
+    written: list[_results.Growing] = []
+    done = 0
+    with Fleet(names, variants, args.device, folder, args.ahead) as fleet:
+        for server, (number, variant) in zip(fleet, [("", first), *steps], strict=False):
+            if time.monotonic() + 1.1 * longest > end:
+                break
+            begin = time.monotonic()
+            try:
+                device = server.start()["device"]
+                up = time.monotonic() - begin
+                if number:
+                    fleet.quiet()
+                mine = LOADS[args.device, args.quick or not number]
+                before = server.facts()
+                seed = 100 * args.seed + int(number.partition(".")[2] or 99)
+                rows = ask(server, mine, seed)
+                facts = server.facts()
+                if not number:
+                    print(f"first server: up in {up:.0f} s, {time.monotonic() - begin:.0f} s")
+                    continue
+                check(variant, facts)
+                if not written:
+                    written = [_results.Growing(args.out / n, device)
+                               for n in ("requests.csv", "servers.csv")]  # fmt: skip
+                at = {"round": number, "variant": variant}
+                written[0].add([{**at, **row} for row in rows])
+                seconds = round(time.monotonic() - begin, 1)
+                steps_run = facts["steps"] - before["steps"]
+                said = {"nodes": facts["nodes"], "sites": facts["sites"]}
+                written[1].add([{**at, "steps": steps_run, **said, "start_s": round(up, 1),
+                                 "whole_s": seconds, "tracers": facts["tracers"]}])  # fmt: skip
+                print(f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps")
+            except ServerDied as e:
+                died += 1
+                print(e, flush=True)
+            finally:
+                done += bool(number)
+                longest = max(longest, time.monotonic() - begin) if number else longest
+    for file in written:
+        file.close()
+    following = args.first_round + -(-done // len(VARIANTS))
+    print(f"{done} servers measured; the next call: --seed {args.seed} --first-round {following}")
+    return died
+
+
+def installed() -> None:
+    """Raise SystemExit if SGLang would not find g4debug, and every variant would be "off"."""
+    if not entry_points(group="sglang.srt.plugins", name="g4debug"):
+        raise SystemExit(
+            "SGLang finds no plugin g4debug in this environment, so that nothing would be armed; "
+            "install it: python -m pip install --no-deps -e ."
+        )
+
+
+def check(variant: str, facts: Mapping[str, Any]) -> None:
+    """Raise SystemExit if the scheduler does not have what the variant says."""
+    expected = {"off": 0, "recorder": 1, "armed": 5, "kv-integrity": 6}[variant]
+    found = len(facts["tracers"].split())
+    if found != expected or bool(facts["sites"]) != bool(expected):
+        raise SystemExit(
+            f"variant {variant}: expected {expected} tracers in the scheduler, found {found} "
+            f"({facts['tracers']}) at {facts['sites']} hook sites"
+        )
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The figures as lines of Markdown: one for each batch size and comparison."""
+    batches = list(dict.fromkeys(int(r["batch"]) for r in rows))
+    lines = [
+        "| batch | what | rounds | time per token | first token | first token, p99 | throughput |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    present = {str(r["variant"]) for r in rows}
+    for batch in batches:
+        if "off" in present:
+            was = _overhead.absolute(rows, batch, "off")
+            lines.append(
+                f"| {batch} | debugging off | | {was['time per token']:.2f} ms "
+                f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
+                f"| {was['throughput']:,.0f} tokens/s |"
             )
-        tokens = TOKENS[group] if device == "cuda" else 12
-        for batch in batches:
-            for server in servers.values():  # warm: JIT, graphs of this batch size
-                server.ask(batch, min(tokens, 60))
-            for number in range(rounds):
-                order = list(servers) if number % 2 == 0 else list(servers)[::-1]
-                for name in order:
-                    ms, accept = servers[name].ms_per_token(batch, tokens)
-                    rows.append(
-                        {
-                            "group": group,
-                            "round": number,
-                            "batch": batch,
-                            "variant": name,
-                            "hooks": hello[name]["hooks"],
-                            "ms_per_token": ms,
-                            "accept_length": round(accept, 3),
-                        }
-                    )
-        return rows, hello[first]["device"]
-    except ServerDied as e:
-        raise SystemExit(str(e)) from e
-    finally:
-        for server in servers.values():
-            server.stop()
-
-
-def summarise(rows: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(r["variant"] for r in rows))
-    print("batch  variant                       ms/token   overhead  (range)      accept  hooks")
-    for batch in dict.fromkeys(r["batch"] for r in rows):
-        mine = {n: [r for r in rows if (r["batch"], r["variant"]) == (batch, n)] for n in names}
-        base = {r["round"]: r["ms_per_token"] for r in mine[names[0]]}
-        for name, found in mine.items():
-            ratios = [r["ms_per_token"] / base[r["round"]] - 1 for r in found]
-            median = statistics.median(r["ms_per_token"] for r in found)
-            print(
-                f"{batch:5d}  {name:28s}  {median:8.3f}  {statistics.median(ratios):+8.2%}  "
-                f"({min(ratios):+.1%} .. {max(ratios):+.1%})  {found[0]['accept_length']:.2f}  "
-                f"{found[0]['hooks']}"
+        for variant, base, _ in COMPARED:
+            found = _overhead.compare(rows, batch, base, variant)
+            if not found:
+                continue
+            what = {"recorder": "flight recorder alone", "armed": "five tracers armed"}.get(
+                variant, "`kv-integrity`, over the five"
             )
+            count = found["throughput"].rounds
+            cells = " | ".join(str(found[metric]) for metric in _overhead.METRICS)
+            lines.append(f"| {batch} | {what} | {count} | {cells} |")
+    return lines
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--group", choices=tuple(GROUPS), default="graphs")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="the folder for the CSV files")
+    parser.add_argument("--seconds", type=int, default=520, help="start no server after these")
+    parser.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
+    parser.add_argument("--first-round", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=100, help="at most so many")
+    parser.add_argument("--ahead", type=int, help="servers begun in advance (default: 8; cpu: 1)")
+    parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--table", type=Path, metavar="FOLDER")
     args = parser.parse_args()
-    batches = BATCHES[args.group] if args.device == "cuda" else (1, 2)
+    if args.ahead is None:
+        args.ahead = 8 if args.device == "cuda" else 1
+    if args.table:
+        print("\n".join(table(_results.read(args.table / "requests.csv")[1])))
+        return 0
+    if not args.out:
+        parser.error("--out is needed: the folder for the CSV files")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.merge:
+        for name in ("requests.csv", "servers.csv"):
+            _results.merge([folder / name for folder in args.merge], args.out / name)
+        return 0
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
-        rows, device = measure(args.group, args.device, args.rounds, batches, Path(folder))
-    _results.write(f"tracer_overhead_{args.group}", rows, device, args.out)
-    summarise(rows)
+        died = measure(args, Path(folder))
+    rows = _results.read(args.out / "requests.csv")[1]
+    if rows:
+        print("\n".join(table(rows)))
+    return 1 if died else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

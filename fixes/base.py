@@ -15,8 +15,8 @@ only unpacked: in that way ``make versions`` finds the state of every fix on eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from g4debug import discovery
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
 
 State = Literal["applied", "not-needed", "off", "target-missing"]
+Purpose = Literal["correctness", "performance", "experiment"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,13 @@ class Fix:
     seed: the pull request that it implements. upstream: the thread in which SGLang fixed it. needs:
     the SGLang versions that it was written for. still_broken: whether the code of this SGLang has
     the bug. apply: puts the wrappers on the hooks. switch: the variable that the seed documents, or
-    ''; it works beside ``G4DEBUG_FIX_<ID>``. default: False means off by default, so that it is
-    applied only if somebody switches it on. eligible: where a performance path runs (elsewhere
+    ''; it works beside ``G4DEBUG_FIX_<ID>``. eligible: where a performance path runs (elsewhere
     SGLang's own code does); '' for a fix.
+
+    purpose: correctness mends a crash or a wrong result, and leaves a healthy server's outputs as
+    they are, bit for bit. It is put in force by ``G4DEBUG_FIXES=needed``, the default. performance
+    makes something faster or changes a default, and may change the outputs' last bits: only by
+    ``all``. experiment mends nothing, or refuses some servers: only by its own switch.
     """
 
     id: str
@@ -50,16 +55,22 @@ class Fix:
     needs: str
     still_broken: Callable[[], bool]
     apply: Callable[[Hooks], None]
+    purpose: Purpose
     switch: str = ""
-    default: bool = True
     eligible: str = ""
 
 
 @dataclass(frozen=True)
 class FixState:
+    """forced_off: somebody switched this one off. added_by: for one that is off otherwise, the
+    value of ``G4DEBUG_FIXES`` that would apply it, or ''.
+    """
+
     fix: Fix
     state: State
     why: str
+    added_by: str = ""
+    forced_off: bool = False
 
     def __str__(self) -> str:
         return f"{self.state}: {self.why}"
@@ -79,18 +90,42 @@ def apply_all(
     switches: Mapping[str, bool],
     recreated: Mapping[str, str],
     forced_by: Mapping[str, str] | None = None,
+    mode: str = "needed",
 ) -> tuple[FixState, ...]:
-    """Decide the state of every fix, and apply those that are needed.
+    """Decide the state of every fix, and apply those that are wanted and needed.
 
     switches: the fixes that the environment forces on or off. forced_by: fix id -> the variable
     that forces it (default: the fix's own). recreated: fix id -> the fault that puts the bug back,
-    so that the fix is needed again. Raises SettingsError if a fix is forced on that was not written
-    for this SGLang, or that cannot be applied to it.
+    so that the fix is needed again. mode: none, needed or all, of ``G4DEBUG_FIXES``. Raises
+    SettingsError if a fix is forced on that was not written for this SGLang, or that cannot be
+    applied to it.
     """
     fixes = (discovery.load("fix", name) for name in discovery.names("fix"))
-    states = tuple(_apply(fix, hooks, switches, recreated, forced_by or {}) for fix in fixes)
+    states = tuple(_apply(fix, hooks, switches, recreated, forced_by, mode) for fix in fixes)
     _in_force.update({state.fix.id: state for state in states})
     return states
+
+
+def summary(states: Sequence[FixState], mode: str) -> str:
+    """In a few words: what is in force, and what another mode would add."""
+    on = [s.fix.id for s in states if s.state == "applied"]
+    said = f"{len(on)} in force ({', '.join(on)})" if on else "none in force"
+    missing = [s.fix.id for s in states if s.state == "target-missing"]
+    if missing:
+        said += f"; {len(missing)} cannot be applied ({', '.join(missing)})"
+    killed = sum(s.forced_off for s in states)
+    if killed:
+        said += f"; {killed} switched off"
+    if mode == "none":
+        left = [s.fix.id for s in states if s.added_by == "needed"]
+        if left:
+            said += f"; G4DEBUG_FIXES=none leaves out {len(left)} that this SGLang needs"
+        return said
+    added = [s.fix for s in states if s.added_by == "all"]
+    paths = sum(bool(fix.eligible) for fix in added)
+    would = [f"{paths} performance path{'s' * (paths > 1)}"] if paths else []
+    would += [fix.id for fix in added if not fix.eligible]
+    return said + (f"; G4DEBUG_FIXES=all would add {' and '.join(would)}" if would else "")
 
 
 def _apply(
@@ -99,36 +134,41 @@ def _apply(
     switches: Mapping[str, bool],
     recreated: Mapping[str, str],
     forced_by: Mapping[str, str] | None = None,
+    mode: str = "needed",
 ) -> FixState:
     own = fix_switch(fix.id)
     switch = (forced_by or {}).get(fix.id, own)
     forced = switches.get(fix.id)
     if forced is False:
-        return FixState(fix, "off", f"{switch}=0")
+        return FixState(fix, "off", f"{switch}=0", forced_off=True)
     found = targets.sglang_version()
     if not targets.matches(fix.needs):
         text = f"written for SGLang {fix.needs}, found {found or 'none'}"
         if forced:
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
         return FixState(fix, "not-needed", text)
-    off = FixState(fix, "off", f"off by default; {own}=1 turns it on")
+    off = None if forced else _unwanted(fix, mode)
     if forced:
         why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")
-    elif fix.id in recreated and fix.default:
+    elif fix.id in recreated and fix.purpose == "correctness":
+        if off is not None:
+            return off
         why = f"fault {recreated[fix.id]} puts the bug back"
     else:
         try:
             broken = fix.still_broken()
         except Exception as e:  # in an unknown SGLang anything may go wrong
-            if not fix.default:
-                return off
+            if off is not None:
+                return replace(off, added_by="")  # another mode would not find it either
             return FixState(fix, "target-missing", f"{type(e).__name__}: {e}")
         if not broken:
             lacks = "has such a path itself" if fix.eligible else "does not have this bug"
             return FixState(fix, "not-needed", f"the installed SGLang {lacks}")
-        if not fix.default:
+        if off is not None:
             return off
-        why = f"runs {fix.eligible}" if fix.eligible else "the installed SGLang has this bug"
+        why = "the installed SGLang has this bug"
+        if fix.purpose == "performance":
+            why = "G4DEBUG_FIXES=all" + (f"; runs {fix.eligible}" if fix.eligible else "")
     try:
         fix.apply(hooks)
         _check_sites(fix, hooks)
@@ -138,6 +178,19 @@ def _apply(
             raise SettingsError(f"{switch}=1: {e}") from e
         return FixState(fix, "target-missing", str(e))
     return FixState(fix, "applied", why)
+
+
+def _unwanted(fix: Fix, mode: str) -> FixState | None:
+    """The state of a fix that this mode does not put in force by itself; None if it does."""
+    own = fix_switch(fix.id)
+    if fix.purpose == "experiment":
+        return FixState(fix, "off", f"off by default; {own}=1 turns it on")
+    if fix.purpose == "performance" and mode != "all":
+        what = "a performance path" if fix.eligible else "it changes a default of SGLang"
+        return FixState(fix, "off", f"{what}; G4DEBUG_FIXES=all or {own}=1 turns it on", "all")
+    if mode == "none":
+        return FixState(fix, "off", f"G4DEBUG_FIXES=none; {own}=1 turns it on", "needed")
+    return None
 
 
 def _check_sites(fix: Fix, hooks: Hooks) -> None:

@@ -117,6 +117,6 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    purpose="experiment",
     switch=SWITCH,
-    default=False,
 )

@@ -79,4 +79,5 @@ FIX = Fix(
     needs=">=0.5.13",
     still_broken=still_broken,
     apply=apply,
+    purpose="correctness",
 )

@@ -102,4 +102,5 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.15",
     still_broken=still_broken,
     apply=apply,
+    purpose="correctness",
 )

@@ -60,5 +60,5 @@ FIX = Fix(
     needs=">=0.5.12",
     still_broken=still_broken,
     apply=apply,
-    default=False,
+    purpose="experiment",
 )

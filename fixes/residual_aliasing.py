@@ -87,4 +87,5 @@ FIX = Fix(
     needs=">=0.5.12",
     still_broken=still_broken,
     apply=apply,
+    purpose="correctness",
 )

@@ -145,4 +145,5 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
+from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
@@ -95,9 +96,15 @@ def _register(settings: Settings, plan: Plan) -> None:
     trap = Trap(settings, describer, recorder.status)
 
     fix_states = fixes.apply_all(
-        hooks, settings.fixes, faults.recreated_bugs(plan), settings.forced_by
+        hooks,
+        settings.switches,
+        faults.recreated_bugs(plan),
+        settings.forced_by,
+        settings.fixes,
     )
     injections = faults.install_all(plan, hooks)
+    if settings.tracers:
+        launch.begin()
     ledger = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
@@ -109,12 +116,15 @@ def _register(settings: Settings, plan: Plan) -> None:
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
     in_force = InForce(hooks, describer.fixes, recorder, ledger, bool(hooks.sites))
+    line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
+        if settings.fixes == "none":  # who asked for nothing is told that this is what there is
+            print(line, file=sys.stderr, flush=True)
         return
     if settings.tracers:
         _tell(settings, hooks, recorder, trap)
     hooks.install()
-    _after_apply(hooks, settings, start_up_line(settings, hooks, in_force))
+    _after_apply(hooks, settings, line)
 
 
 def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Ledger | None:
@@ -218,7 +228,7 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
         # A fix that nobody asked for must not stop the server, whatever else is asked for.
         unforced = (
-            {fix for fix in in_force.fixes if not settings.fixes.get(fix)} if in_force else set()
+            {fix for fix in in_force.fixes if not settings.switches.get(fix)} if in_force else set()
         )
         if settings.asked and any(set(s.owners) - unforced for s in missing):
             raise SystemExit(message)
@@ -227,10 +237,12 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def start_up_line(settings: Settings, hooks: Hooks, state: InForce) -> str:
-    """Says in one line what is armed, fixed and injected, and where dumps go."""
+def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
+    """Says in one line what is armed, fixed and injected, and where dumps go.
+
+    fixed: what ``g4debug.fixes.base.summary`` says.
+    """
     armed = ", ".join(state.tracers) or "none"
-    fixed = ", ".join(f"{k} {v.partition(':')[0]}" for k, v in state.fixes.items())
     return (
         f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "

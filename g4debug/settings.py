@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ def ours(directory: Path) -> Path:
 
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
 MODES = ("raise", "contain", "log")
+FIX_MODES = ("none", "needed", "all")
 FIX_PREFIX = "G4DEBUG_FIX_"
 
 _TRUE = ("1", "on", "true", "yes")
@@ -73,6 +75,12 @@ def _mode(text: str, name: str) -> str:
     return text
 
 
+def _fix_mode(text: str, name: str) -> str:
+    if text.strip() not in FIX_MODES:
+        raise SettingsError(f"{name}={text!r}: expected one of {', '.join(FIX_MODES)}")
+    return text.strip()
+
+
 def _tracers(text: str, name: str) -> tuple[str, ...]:
     known = discovery.names("tracer")
     asked = tuple(t.strip() for t in text.split(",") if t.strip())
@@ -80,6 +88,14 @@ def _tracers(text: str, name: str) -> tuple[str, ...]:
         if tracer not in known:
             raise SettingsError(f"{name}: unknown tracer {tracer!r}; valid: {', '.join(known)}")
     return asked
+
+
+def _name(text: str, name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text):
+        raise SettingsError(
+            f"{name}={text!r}: expected at most 64 letters, digits, dots, dashes and underscores"
+        )
+    return text
 
 
 def _text(text: str, name: str) -> str:
@@ -110,6 +126,14 @@ class Settings:
         "table, and go on; log: only report it",
         "raise",
     )
+    fixes: str = _setting(
+        "G4DEBUG_FIXES",
+        _fix_mode,
+        "what is put in force. needed: fixes for the crashes and wrong results that this SGLang is "
+        "known to have; all: performance paths and swa-ratio, too; none: nothing. The switch of a "
+        "single fix wins over it",
+        "needed",
+    )
     faults: str = _setting(
         "G4DEBUG_FAULTS", _text, "faults to inject, for example page-oob=1*on", ""
     )
@@ -120,7 +144,14 @@ class Settings:
         8,
     )
     max_dump_mb: int = _setting(
-        "G4DEBUG_MAX_DUMP_MB", _number(1, 1024), "how large one dump may be, in MiB", 16
+        "G4DEBUG_MAX_DUMP_MB", _number(1, 64), "how large one dump may be, in MiB", 16
+    )
+    launch: str = _setting(
+        "G4DEBUG_LAUNCH",
+        _name,
+        "a name for this launch of the server, the same on all of its nodes; by it, g4debug list "
+        "groups the dumps. The server makes one up",
+        "",
     )
     steps: int = _setting(
         "G4DEBUG_STEPS", _number(1, 100_000), "how many of the last steps a dump holds", 64
@@ -158,7 +189,7 @@ class Settings:
         "available",
         False,
     )
-    fixes: Mapping[str, bool] = field(default_factory=dict)  # id -> forced on or off
+    switches: Mapping[str, bool] = field(default_factory=dict)  # fix id -> forced on or off
     forced_by: Mapping[str, str] = field(default_factory=dict)  # id -> the variable that did it
 
     @property
@@ -171,7 +202,7 @@ class Settings:
     @property
     def asked(self) -> bool:
         """True if the user asked for something. If it cannot be done, the server must not start."""
-        return bool(self.tracers or self.faults or any(self.fixes.values()))
+        return bool(self.tracers or self.faults or any(self.switches.values()))
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -181,18 +212,18 @@ class Settings:
         known: dict[str, dataclasses.Field[Any]] = {
             f.metadata["env"]: f for f in dataclasses.fields(cls) if f.metadata
         }
-        switches = _fix_switches()
-        fixes: dict[str, bool] = {}
+        variables = _fix_variables()
+        switches: dict[str, bool] = {}
         forced_by: dict[str, str] = {}
         for name, text in env.items():
             if name in known:
                 if text.strip():
                     values[known[name].name] = known[name].metadata["parse"](text, name)
-            elif name in switches:
+            elif name in variables:
                 if text.strip():
-                    for fix in switches[name]:
+                    for fix in variables[name]:
                         other = forced_by.get(fix, name)
-                        if fixes.setdefault(fix, _flag(text, name)) != _flag(text, name):
+                        if switches.setdefault(fix, _flag(text, name)) != _flag(text, name):
                             raise SettingsError(
                                 f"{name}={text} and {other}={env[other]} contradict each other: "
                                 f"both switch fix {fix}; unset one"
@@ -201,14 +232,14 @@ class Settings:
                             name, other
                         )  # of two, show the one that begins with G4DEBUG_
             elif name.startswith(FIX_PREFIX):
-                valid = sorted(s for s in switches if s.startswith(FIX_PREFIX))
+                valid = sorted(s for s in variables if s.startswith(FIX_PREFIX))
                 raise SettingsError(f"{name}: there is no such fix; valid: {', '.join(valid)}")
             elif name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")):
                 valid = sorted(known)
                 raise SettingsError(
                     f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"
                 )
-        return cls(**values, fixes=fixes, forced_by=forced_by)
+        return cls(**values, switches=switches, forced_by=forced_by)
 
 
 def fix_switch(fix_id: str) -> str:
@@ -216,15 +247,15 @@ def fix_switch(fix_id: str) -> str:
     return FIX_PREFIX + fix_id.upper().replace("-", "_")
 
 
-def _fix_switches() -> dict[str, list[str]]:
+def _fix_variables() -> dict[str, list[str]]:
     """Variable -> ids of the fixes that it switches.
 
     Every fix has a variable G4DEBUG_FIX_<FIX>. Some also have one that their author chose.
     """
-    switches: dict[str, list[str]] = {}
+    variables: dict[str, list[str]] = {}
     for name in discovery.names("fix"):
-        switches.setdefault(fix_switch(name), []).append(name)
+        variables.setdefault(fix_switch(name), []).append(name)
         documented = discovery.load("fix", name).switch
         if documented:
-            switches.setdefault(documented, []).append(name)
-    return switches
+            variables.setdefault(documented, []).append(name)
+    return variables

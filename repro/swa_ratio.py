@@ -23,7 +23,7 @@ import _swa_ratio as load
 from _run import Outcome
 from _variants import CPU_ONLY, Repro, Variant, Verdict, main, not_completed, same_outputs
 
-OFF = {"G4DEBUG_FIX_SWA_RATIO": "0"}
+OFF, ON = {"G4DEBUG_FIX_SWA_RATIO": "0"}, {"G4DEBUG_FIX_SWA_RATIO": "1"}
 _RUNNING = re.compile(r"Decode batch, #running-req: (\d+)")
 _POOLS = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)")
 _FULL_USAGE = re.compile(r"full token usage: ([0-9.]+)")
@@ -109,17 +109,17 @@ REPRO = Repro(
             "_swa_ratio:AT_DEFAULT",
         ),
         "fixed": Variant(
-            "short memory, the fix swa-ratio is on", {}, judge_fixed, "_swa_ratio:AT_MOE"
+            "short memory, the fix swa-ratio is on", ON, judge_fixed, "_swa_ratio:AT_MOE"
         ),
         "given": Variant(
             "short memory, the fix is on, but the user gives 0.8",
-            {},
+            ON,
             judge_broken,
             "_swa_ratio:GIVEN",
         ),
         "large-chunk": Variant(
             f"short memory, the fix is on, prefill chunks of {load.LARGE_CHUNK} tokens",
-            {},
+            ON,
             judge_worse,
             "_swa_ratio:AT_MOE_LARGE_CHUNK",
         ),

@@ -158,7 +158,8 @@ def test_debug_arms_and_says_so_in_one_line(outcomes):
         "flight-recorder, ",
         "page-table",
         " (raise)",
-        "swa-state-swap not-needed",
+        "locked-prefix",
+        "G4DEBUG_FIXES=all would add 6 performance paths and swa-ratio",
         "faults: none",
         "dumps: /",
     ):
@@ -188,7 +189,7 @@ def test_a_site_that_only_a_fix_needs_costs_one_warning(outcomes, case):
     assert "_target_kv_pool_view_gone (worker.pool_view)" in warnings[0]
     assert "not armed" not in done.stderr
     line = next(x for x in done.stderr.splitlines() if "fixes:" in x)
-    assert "swa-state-swap target-missing" in line
+    assert "1 cannot be applied (swa-state-swap)" in line
 
 
 @pytest.mark.parametrize("case", ["deleted", "deleted-debug"])

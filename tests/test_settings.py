@@ -18,9 +18,11 @@ VALID = {
     "SGLANG_TRTLLM_MHA_DEBUG_DIR": ("/dumps", "debug_dir", Path("/dumps")),
     "G4DEBUG_TRACE": (" page-table ,", "trace", ("page-table",)),
     "G4DEBUG_MODE": ("contain", "mode", "contain"),
+    "G4DEBUG_FIXES": (" all ", "fixes", "all"),
     "G4DEBUG_FAULTS": ("seed=7;page-oob=1*on", "faults", "seed=7;page-oob=1*on"),
     "G4DEBUG_MAX_DUMPS": ("0", "max_dumps", 0),
-    "G4DEBUG_MAX_DUMP_MB": ("1024", "max_dump_mb", 1024),
+    "G4DEBUG_MAX_DUMP_MB": ("64", "max_dump_mb", 64),
+    "G4DEBUG_LAUNCH": ("canary-3", "launch", "canary-3"),
     "G4DEBUG_STEPS": ("1", "steps", 1),
     "G4DEBUG_HANG_SECONDS": ("2", "hang_seconds", 2),
     "G4DEBUG_CPU": ("off", "cpu", False),
@@ -75,14 +77,17 @@ def test_flags(text, value):
         ("SGLANG_TRTLLM_MHA_DEBUG", "maybe", "1 or 0"),
         ("SGLANG_TRTLLM_MHA_DEBUG", "2", "1 or 0"),
         ("G4DEBUG_CPU", "cpu", "1 or 0"),
+        ("G4DEBUG_FIXES", "some", "none, needed, all"),
+        ("G4DEBUG_FIXES", "1", "none, needed, all"),
         ("G4DEBUG_FIX_SWA_STATE_SWAP", "auto", "1 or 0"),
         ("G4DEBUG_MODE", "Raise", "raise, contain, log"),
         ("G4DEBUG_TRACE", "page-table,pages", "page-table"),
         ("G4DEBUG_MAX_DUMPS", "-1", "0 to 1000"),
         ("G4DEBUG_MAX_DUMPS", "1001", "0 to 1000"),
         ("G4DEBUG_MAX_DUMPS", "many", "0 to 1000"),
-        ("G4DEBUG_MAX_DUMP_MB", "0", "1 to 1024"),
-        ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 1024"),
+        ("G4DEBUG_MAX_DUMP_MB", "0", "1 to 64"),
+        ("G4DEBUG_MAX_DUMP_MB", "1.5", "1 to 64"),
+        ("G4DEBUG_LAUNCH", "two words", "64 letters"),
         ("G4DEBUG_STEPS", "0", "1 to 100000"),
         ("G4DEBUG_HANG_SECONDS", "1", "2 to 86400"),
         ("G4DEBUG_TRACER", "page-table", "G4DEBUG_TRACE"),
@@ -120,8 +125,8 @@ def test_which_tracers_are_armed():
 
 def test_fix_switches():
     assert fix_switch("swa-state-swap") == "G4DEBUG_FIX_SWA_STATE_SWAP"
-    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="off").fixes == {"swa-state-swap": False}
-    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="1").fixes == {"swa-state-swap": True}
+    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="off").switches == {"swa-state-swap": False}
+    assert read(G4DEBUG_FIX_SWA_STATE_SWAP="1").switches == {"swa-state-swap": True}
 
 
 @pytest.fixture
@@ -136,7 +141,7 @@ def documented(monkeypatch):
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("off", False)])
 def test_the_switch_that_a_seed_documents(documented, text, value):
     got = read(SGLANG_SEED_SWITCH=text)
-    assert got.fixes == {"swa-state-swap": value}
+    assert got.switches == {"swa-state-swap": value}
     assert got.forced_by == {"swa-state-swap": "SGLANG_SEED_SWITCH"}
     assert got.asked is value
     assert read(SGLANG_SEED_SWITCH=" ") == Settings()
@@ -148,7 +153,7 @@ def test_two_switches_that_agree(documented):
         {"SGLANG_SEED_SWITCH": "off", "G4DEBUG_FIX_SWA_STATE_SWAP": "0"},
     ):
         got = Settings.from_environ(environ)
-        assert got.fixes == {"swa-state-swap": False}
+        assert got.switches == {"swa-state-swap": False}
         assert got.forced_by == {"swa-state-swap": "G4DEBUG_FIX_SWA_STATE_SWAP"}
 
 

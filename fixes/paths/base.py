@@ -22,7 +22,7 @@ def server_limit(path: str) -> str:
 
     args = get_global_server_args()
     cuda = str(args.device).startswith("cuda") and torch.version.hip is None
-    if not cuda and not (args.device == "cpu" and Settings.from_environ().fixes.get(path)):
+    if not cuda and not (args.device == "cpu" and Settings.from_environ().switches.get(path)):
         kind = "ROCm" if torch.version.hip else args.device
         return f"the device is {kind}, and the kernels were measured on CUDA only"
     if why := numbers_limit(args):

@@ -80,6 +80,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.16",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     eligible=(
         "in MoE layers on CUDA, for up to 1024 experts; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

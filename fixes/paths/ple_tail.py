@@ -87,6 +87,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     eligible=(
         "in dense layers with a per-layer embedding on CUDA; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

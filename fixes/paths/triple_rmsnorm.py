@@ -93,6 +93,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     eligible=(
         "in MoE layers without a per-layer embedding on CUDA; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

@@ -346,7 +346,7 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
     for name, text in facts["fixes"].items():
         state, _, why = text.partition(": ")
         d.fixes.append(Row(name, state, why))
-        if settings.fixes.get(name) and state != "applied":
+        if settings.switches.get(name) and state != "applied":
             switch = settings.forced_by.get(name, fix_switch(name))
             d.problems.append(f"{switch}=1 cannot be honoured: {text}")
         elif state == "target-missing":

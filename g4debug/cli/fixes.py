@@ -1,5 +1,10 @@
 """Tell the state of every fix and performance path here, and how to switch it.
 
+G4DEBUG_FIXES=none|needed|all says which are wanted; the first lines say which
+of the three is in force. needed, the default, is the fixes for crashes and
+wrong results that this SGLang is known to have. all adds the performance paths
+and swa-ratio. The switch of a single fix wins over it.
+
 The states are those that a server in this environment would have if it were
 started now. They are found by reading SGLang's source, which is not loaded,
 and nothing is changed. Whether the hooks are really in place is what g4debug
@@ -37,14 +42,29 @@ def run(args: argparse.Namespace) -> int:
 
     found = rows(os.environ)
     version = targets.sglang_version()
-    head = (
-        f"SGLang {version}" if version else "this Python has no SGLang, so the states are unknown"
-    )
+    head = [
+        f"SGLang {version}" if version else "this Python has no SGLang, so the states are unknown",
+        mode(os.environ),
+    ]
     if args.json:
         fixes.render_json(found, sys.stdout)
     else:
         fixes.render(found, head, make_console(width=args.width, color=not args.no_color))
     return 0
+
+
+def mode(environ: Mapping[str, str]) -> str:
+    """Says in a line what G4DEBUG_FIXES is, and what it means."""
+    from g4debug.settings import Settings
+
+    value = Settings.from_environ(environ).fixes
+    given = "" if environ.get("G4DEBUG_FIXES", "").strip() else " (the default)"
+    means = {
+        "none": "only what is switched on one by one",
+        "needed": "fixes that this SGLang needs; no paths",
+        "all": "what this SGLang needs, performance paths, swa-ratio",
+    }[value]
+    return f"G4DEBUG_FIXES={value}{given}: {means}"
 
 
 def rows(environ: Mapping[str, str]) -> list[Row]:
@@ -62,7 +82,9 @@ def rows(environ: Mapping[str, str]) -> list[Row]:
         settings = Settings.from_environ(environ)
         if targets.sglang_version() is not None:
             recreated = recreated_bugs(parse(settings.faults))
-            states = base.apply_all(Hooks(), settings.fixes, recreated, settings.forced_by)
+            states = base.apply_all(
+                Hooks(), settings.switches, recreated, settings.forced_by, settings.fixes
+            )
             why = {s.fix.id: (s.state, s.why) for s in states}
     except SettingsError as e:
         raise CliError(f"a server would not start with this environment: {e}") from e
@@ -71,5 +93,6 @@ def rows(environ: Mapping[str, str]) -> list[Row]:
         fix: base.Fix = discovery.load("fix", name)
         state, reason = why.get(name, ("unknown", "this Python has no SGLang"))
         switches = [fix_switch(name), *filter(None, [fix.switch])]
-        found.append(Row(name, fix.title, state, reason, switches, fix.seed, fix.upstream))
+        row = Row(name, fix.title, state, reason, switches, fix.seed, fix.upstream, fix.purpose)
+        found.append(row)
     return found

@@ -1,268 +1,366 @@
-"""Checks a file before torch opens it: is it a whole dump, and as large as it claims to be?
+"""Builds the values of a dump from its pickle, and refuses what g4debug does not write.
 
-``torch.load(weights_only=True)`` runs no code from the file, but it believes what the file says.
-A tensor may claim more bytes than the file has, and torch then reads past its buffer. Nested
-tuples may take forever to hash. One list may be repeated a million times. So the zip is checked
-first: it must be uncompressed and small, and every checksum must be right. Then the pickle in it
-is walked, opcode by opcode, with stand-ins for the objects. Only what g4debug writes passes. This
-module does not import torch.
+Unpickling runs whatever a file asks for. ``torch.load(weights_only=True)`` does not, but it
+believes what the file says: a tensor may claim more bytes than the file has, one list may be
+repeated a million times, nested tuples may take forever to hash, and 32 MB of opcodes may become
+4 GB of objects. So this module has a small reader of its own, in the manner of a pickle virtual
+machine (Python's ``pickletools`` describes it): it knows only the opcodes that ``torch.save`` uses
+for plain values and int64 tensors. It calls nothing that the file names. What a value weighs is
+counted when it is pushed, so that a file is refused before it takes long or needs much memory.
+This module does not import torch.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import math
 import pickletools
 import re
+import struct
 import warnings
-import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from g4debug.dumps.file import CodeError, DamagedError, NewerError, NotADumpError
 
 KIND = "g4debug-dump"  # the same as in record.py, which imports torch
 
-MAX_RECORDS = 64
-MAX_PICKLE_BYTES = 32 << 20
-MAX_VALUES = 4_000_000  # values in a dump; what is repeated counts each time
+MAX_PICKLE_BYTES = 16 << 20
+MAX_OPCODES = 2_000_000
+MAX_WEIGHT = 96 << 20  # bytes of all texts, lists, mappings and tensors; what is repeated counts
+MAX_DEPTH = 32
+MAX_NUMBER_BYTES = 32  # a larger number could not be divided
+MAX_SCANNED = 100_000  # opcodes of a refused file in which we look for code
+TEXT_BYTES, LIST_BYTES, DICT_BYTES, PAIRS_BYTES, PAIR_BYTES = 60, 80, 80, 200, 60
 
-LONGS = "torch LongStorage"
 LONG_SIZE = 8  # bytes
-REBUILD = "torch._utils _rebuild_tensor_v2"
-HOOKS = "collections OrderedDict"
-GLOBALS = {LONGS, REBUILD, HOOKS}
+LONGS = b"torch\nLongStorage"
+REBUILD = b"torch._utils\n_rebuild_tensor_v2"
+HOOKS = b"collections\nOrderedDict"
 # These names are in any torch checkpoint and are harmless: such a file is no dump, but no attack.
-CHECKPOINT = re.compile(r"torch \w+Storage|torch\._utils _rebuild_\w+|torch (b?float|u?int)\d+")
+CHECKPOINT = re.compile(
+    r"torch \w+Storage|torch\._utils _rebuild_\w+|torch (b?float|u?int)\d+|collections OrderedDict"
+)
 NO_DUMP = "a torch file, but not a g4debug dump"
+TOO_MUCH = "it has more values than any dump"
 
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_LITERALS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"}
-_EMPTY = {"EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"}
 _CODE = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"}
 
 
-class DamagedError(Exception):
-    """The file is not an intact dump. The text says what is wrong."""
+class Storages(Protocol):
+    """The records of a dump that hold tensors."""
+
+    def size(self, key: str) -> int:
+        """Bytes of a tensor's record. Raises DamagedError if there is none."""
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> Any:
+        """An int64 tensor over a record, as :func:`torch.as_strided` takes it."""
 
 
-class NotADumpError(Exception):
-    """The file may be intact, but it is not a dump. The text says what it is."""
+class _Global:
+    """A stand-in for one of the three things that a dump names."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
 
 
-class NewerError(Exception):
-    """The dump has a newer schema. The text is the schema's number."""
+class _Storage:
+    def __init__(self, key: str, count: int) -> None:
+        self.key, self.count = key, count
 
 
-class CodeError(Exception):
-    """The file contains something that would run code or build an object."""
+_GLOBALS = {name: _Global(name) for name in (LONGS, REBUILD, HOOKS)}
+_HOOKS = object()  # an empty OrderedDict
+_ONCE = object()  # in the memo: something that may not be used again
+_OUTSIDE = {tuple, _Global, _Storage, object}  # they are no values, only parts of a tensor
 
 
-@dataclass(eq=False)
-class _Thing:
-    """A stand-in for an object: what it is, how many values it has, and if it may still grow."""
-
-    what: str
-    value: Any = None
-    weight: int = 1
-    closed: bool = False
-
-
-_MARK = _Thing("mark")
-
-
-def open_archive(data: bytes) -> dict[str, bytes]:
-    """The records of an uncompressed zip, by name, without the top folder.
-
-    Raises NotADumpError if the zip is compressed or has no ``data.pkl``. (torch compresses
-    nothing, and in a small compressed file a huge tensor could hide.) Raises DamagedError if it is
-    no zip, or a checksum is wrong.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            if len(entries) > MAX_RECORDS:
-                raise DamagedError(f"{len(entries)} records, at most {MAX_RECORDS} expected")
-            if any(e.compress_type != zipfile.ZIP_STORED for e in entries):
-                raise NotADumpError("a compressed zip file; a dump is not compressed")
-            if sum(e.file_size for e in entries) > len(data):
-                raise DamagedError("claims to hold more bytes than the file has")
-            records = {e.filename.partition("/")[2]: archive.read(e) for e in entries}
-    except (DamagedError, NotADumpError):
-        raise
-    except Exception as e:  # zipfile raises many types for a damaged file, and none can be mended
-        text = str(e) or type(e).__name__
-        missing = text == "File is not a zip file"  # but it begins like one
-        raise DamagedError("its zip directory is missing" if missing else text) from e
-    if "data.pkl" not in records:
-        raise NotADumpError("a zip file, but not made by torch.save (it has no data.pkl)")
-    return records
-
-
-def pack(records: Mapping[str, bytes]) -> io.BytesIO:
-    """The checked records as a new archive, so that torch reads these and no others."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, data in records.items():
-            archive.writestr(f"dump/{name}", data)
-    out.seek(0)
-    return out
-
-
-def check_pickle(records: Mapping[str, bytes], schema: int) -> None:
-    """Walk ``data.pkl`` without building anything.
+def build(data: bytes | bytearray, storages: Storages, schema: int) -> dict[str, Any]:
+    """The mapping that ``data`` (``data.pkl``) describes.
 
     Raises
 
     * CodeError for a global, an object or a call that no dump has;
-    * NewerError if the schema is above ``schema``, because the rest is then unknown;
+    * NewerError if what is refused has a schema above ``schema``;
     * NotADumpError for another kind of torch file;
     * DamagedError for everything else that g4debug does not write: tensors that reach beyond
-      their storage, storages that reach beyond their record, keys that are no text, more than
-      MAX_VALUES values.
+      their storage, storages that reach beyond their record, keys that are no text, something
+      other than a text that is used twice, or more than any dump has.
     """
-    data = records["data.pkl"]
     if len(data) > MAX_PICKLE_BYTES:
-        raise DamagedError(f"its values take {len(data) >> 20} MiB, more than any dump")
+        raise DamagedError(f"its values take {len(data) >> 20} MiB, more than any dump's")
     try:
-        # Look for code first, in the whole file, because that is the most important thing to say.
-        found = _scan(data)
-        if found > schema:
-            raise NewerError(str(found))
-        _Walk(records).run(data)
-    except (ValueError, IndexError, KeyError, AttributeError, TypeError, OverflowError) as e:
-        raise DamagedError(f"its values cannot be read: {e}") from e
+        values = _Machine(data, storages).run()
+    except (NotADumpError, DamagedError):
+        _explain(bytes(data), schema)
+        raise
+    if not isinstance(values, dict):
+        raise NotADumpError(NO_DUMP)
+    return values
 
 
-def _scan(data: bytes) -> int:
-    """Raise CodeError if the pickle would run anything. Returns its schema, -1 if it has none."""
+def beginning(data: bytes, last: str) -> dict[str, Any]:
+    """The first entries of the mapping, up to the key ``last``, whose value has to be a text.
+
+    ``data`` is the beginning of ``data.pkl``. No tensor may be among the entries. Raises
+    DamagedError or NotADumpError if ``data`` ends before.
+    """
+    values = _Machine(data, _NoStorages(), last).run()
+    if not isinstance(values, dict):
+        raise NotADumpError(NO_DUMP)
+    return values
+
+
+class _NoStorages:
+    def size(self, key: str) -> int:
+        raise DamagedError("a tensor before the first values")
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> Any:
+        raise DamagedError("a tensor before the first values")
+
+
+class _Machine:
+    """The stack, its marks, and the memo, as in unpickling.
+
+    Marks are kept apart, as positions in the stack. A list or mapping is filled while it is on the
+    stack and is never fetched from the memo, so what is built is a tree.
+    """
+
+    def __init__(self, data: bytes | bytearray, storages: Storages, last: str = "") -> None:
+        self.data, self.storages, self.last = data, storages, last
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: list[Any] = []
+        self.room = MAX_WEIGHT
+
+    def run(self) -> Any:
+        try:
+            return self._run()
+        except (ValueError, IndexError, struct.error) as e:
+            raise DamagedError("its values end too early or cannot be read") from e
+
+    def _run(self) -> Any:  # one loop, because a call for each opcode would take twice the time
+        data, stack, marks, memo, last = self.data, self.stack, self.marks, self.memo, self.last
+        push, remember = stack.append, memo.append
+        if data[:2] != b"\x80\x02":
+            raise DamagedError("a pickle of another protocol")
+        at, end = 2, len(data)
+        for _ in range(MAX_OPCODES):
+            code = data[at]
+            at += 1
+            if code == 0x68:  # BINGET
+                push(self._again(data[at]))
+                at += 1
+            elif code == 0x71 or code == 0x72:  # BINPUT, LONG_BINPUT
+                number = data[at] if code == 0x71 else int.from_bytes(data[at : at + 4], "little")
+                at += 1 if code == 0x71 else 4
+                # pickle counts them. A number of the file's own could make a list of any length.
+                if number != len(memo):
+                    raise DamagedError("its memo is out of order")
+                top = stack[-1]
+                remember(top if type(top) is str or type(top) is _Global else _ONCE)
+            elif code == 0x4B:  # BININT1
+                push(data[at])
+                at += 1
+            elif code == 0x6A:  # LONG_BINGET
+                push(self._again(int.from_bytes(data[at : at + 4], "little")))
+                at += 4
+            elif code == 0x4D:  # BININT2
+                push(data[at] | data[at + 1] << 8)
+                at += 2
+            elif code == 0x4A:  # BININT
+                push(_INT.unpack_from(data, at)[0])
+                at += 4
+            elif code == 0x58:  # BINUNICODE
+                size = int.from_bytes(data[at : at + 4], "little")
+                at += 4
+                if size > end - at:
+                    raise DamagedError("a text is cut off")
+                self._weigh(TEXT_BYTES + size)
+                text = data[at : at + size].decode("utf-8", "surrogatepass")
+                at += size
+                if not text.isascii():  # then Python needs up to four bytes for each character
+                    self._weigh(4 * len(text))
+                push(text)
+                if last and len(marks) == 1 and len(stack) > 2 and stack[-2] == last:
+                    return dict(zip(stack[1::2], stack[2::2], strict=True))
+            elif code == 0x28:  # MARK
+                if len(marks) >= MAX_DEPTH:
+                    raise DamagedError("it is nested too deeply")
+                marks.append(len(stack))
+            elif code == 0x65 or code == 0x61:  # APPENDS, APPEND
+                items = self._to_mark() if code == 0x65 else self._pop(1)
+                target = self._target(list, items)
+                target.extend(items)
+            elif code == 0x75 or code == 0x73:  # SETITEMS, SETITEM
+                items = self._to_mark() if code == 0x75 else self._pop(2)
+                target = self._target(dict, items)
+                keys = items[::2]
+                if len(items) % 2 or not set(map(type, keys)) <= {str}:
+                    raise DamagedError("a key is not a text")
+                self._weigh(PAIRS_BYTES + PAIR_BYTES * len(keys))
+                target.update(zip(keys, items[1::2], strict=True))
+            elif code == 0x5D:  # EMPTY_LIST
+                self._weigh(LIST_BYTES)
+                push([])
+            elif code == 0x7D:  # EMPTY_DICT
+                self._weigh(DICT_BYTES)
+                push({})
+            elif code == 0x4E:  # NONE
+                push(None)
+            elif code == 0x88 or code == 0x89:  # NEWTRUE, NEWFALSE
+                push(code == 0x88)
+            elif code == 0x47:  # BINFLOAT
+                push(_FLOAT.unpack_from(data, at)[0])
+                at += 8
+            elif code == 0x8A:  # LONG1
+                size = data[at]
+                at += 1
+                if size > MAX_NUMBER_BYTES or size > end - at:
+                    raise DamagedError("a number is longer than any in a dump")
+                push(int.from_bytes(data[at : at + size], "little", signed=True))
+                at += size
+            elif code == 0x29:  # EMPTY_TUPLE
+                push(())
+            elif 0x85 <= code <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
+                self._weigh(LIST_BYTES)
+                push(tuple(self._pop(code - 0x84)))
+            elif code == 0x74:  # TUPLE
+                self._weigh(LIST_BYTES)
+                push(tuple(self._to_mark()))
+            elif code == 0x63:  # GLOBAL
+                second = data.index(b"\n", data.index(b"\n", at, at + 100) + 1, at + 200)
+                name = bytes(data[at:second])
+                if name not in _GLOBALS:
+                    raise NotADumpError(NO_DUMP)
+                push(_GLOBALS[name])
+                at = second + 1
+            elif code == 0x51:  # BINPERSID
+                push(self._storage(*self._pop(1)))
+            elif code == 0x52:  # REDUCE
+                push(self._call(*self._pop(2)))
+            elif code == 0x2E:  # STOP
+                if len(stack) != 1 or marks:
+                    raise DamagedError("its values do not end where they should")
+                return stack[0]
+            elif code == 0x62:  # BUILD
+                raise NotADumpError(NO_DUMP)
+            else:
+                raise DamagedError(f"opcode {code:#x}, which no dump has")
+        raise DamagedError(TOO_MUCH)
+
+    def _weigh(self, size: int) -> None:
+        self.room -= size
+        if self.room < 0:
+            raise DamagedError(TOO_MUCH)
+
+    def _again(self, number: int) -> Any:
+        """What the memo holds. A text counts each time, because whoever reads on repeats it."""
+        value = self.memo[number]
+        if type(value) is str:
+            self._weigh(len(value))
+        elif value is _ONCE:
+            raise DamagedError("a list, mapping or tensor is used twice")
+        return value
+
+    def _pop(self, count: int) -> list[Any]:
+        stack = self.stack
+        if len(stack) - count < (self.marks[-1] if self.marks else 0):
+            raise DamagedError("its values end too early")
+        items = stack[-count:]
+        del stack[-count:]
+        return items
+
+    def _to_mark(self) -> list[Any]:
+        stack, mark = self.stack, self.marks.pop()
+        items = stack[mark:]
+        del stack[mark:]
+        return items
+
+    def _target(self, kind: type, items: list[Any]) -> Any:
+        """The list or mapping at the top of the stack, which gets these items."""
+        stack = self.stack
+        if len(stack) <= (self.marks[-1] if self.marks else 0) or type(stack[-1]) is not kind:
+            raise DamagedError("a list or mapping is filled out of order")
+        if not _OUTSIDE.isdisjoint(map(type, items)):
+            raise NotADumpError(NO_DUMP)
+        return stack[-1]
+
+    def _storage(self, at: Any) -> _Storage:
+        if type(at) is not tuple or len(at) != 5:
+            raise NotADumpError(NO_DUMP)
+        kind, dtype, key, device, count = at
+        if kind != "storage" or device != "cpu" or dtype is not _GLOBALS[LONGS]:
+            raise DamagedError("a tensor is not int64 on the CPU")
+        if type(key) is not str or type(count) is not int:
+            raise DamagedError("a tensor has an unknown form")
+        size = self.storages.size(key)
+        if count < 0 or count * LONG_SIZE != size:
+            raise DamagedError(f"a tensor claims {count} elements, but its data has {size} bytes")
+        return _Storage(key, count)
+
+    def _call(self, function: Any, arguments: Any) -> Any:
+        """The two calls that a dump has: an empty OrderedDict, and a tensor."""
+        if type(function) is not _Global or function.name == LONGS:
+            raise CodeError("a call")
+        if function.name == HOOKS:
+            if arguments != ():
+                raise NotADumpError(NO_DUMP)
+            return _HOOKS
+        if type(arguments) is not tuple or len(arguments) != 6:
+            raise NotADumpError(NO_DUMP)
+        storage, offset, shape, strides, grad, hooks = arguments
+        if type(storage) is not _Storage or hooks is not _HOOKS or grad is not False:
+            raise DamagedError("a tensor has an unknown form")
+        if type(shape) is not tuple or type(strides) is not tuple or len(shape) != len(strides):
+            raise DamagedError("the shape of a tensor is no shape")
+        if len(shape) > MAX_DEPTH or any(
+            type(n) is not int or not 0 <= n < 1 << 40 for n in (offset, *shape, *strides)
+        ):
+            raise DamagedError("the shape of a tensor is no shape")
+        count = math.prod(shape)
+        last = offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        # With stride 0, a small file could make a huge tensor: more elements than are stored.
+        if count > storage.count or max(shape, default=0) >= 1 << 31:
+            raise DamagedError(
+                f"a tensor of shape {list(shape)} has only {storage.count} stored elements"
+            )
+        if count and last >= storage.count:
+            raise DamagedError(f"a tensor of shape {list(shape)} reaches past its stored elements")
+        # Not only its own elements: whoever reads on may copy them for each tensor.
+        self._weigh(LIST_BYTES * 4 + storage.count * LONG_SIZE)
+        return self.storages.tensor(storage.key, offset, list(shape), list(strides))
+
+
+_INT = struct.Struct("<i")
+_FLOAT = struct.Struct(">d")
+
+
+def _explain(data: bytes, known: int) -> None:
+    """Raise CodeError if a refused pickle would run anything, or NewerError.
+
+    That is what matters most to the reader, whatever was met first. known: the newest schema that
+    this g4debug reads.
+    """
     key, schema, is_dump = "", -1, False
-    for op, arg, _ in _opcodes(data):
-        known = op.name != "GLOBAL" or arg in GLOBALS or CHECKPOINT.fullmatch(str(arg))
-        if op.name in _CODE or not known:
-            raise CodeError(str(arg or op.name))
-        if op.name in ("BINPUT", "LONG_BINPUT"):
-            continue  # between a key and its value
-        if key == "schema" and op.name in ("BININT", "BININT1", "BININT2") and arg is not None:
-            schema = int(arg)
-        key = arg if isinstance(arg, str) else ""
-        is_dump = is_dump or key == KIND
-    return schema if is_dump else -1
+    try:
+        for op, arg, _ in itertools.islice(_opcodes(data), MAX_SCANNED):
+            harmless = op.name != "GLOBAL" or CHECKPOINT.fullmatch(str(arg))
+            if op.name in _CODE or not harmless:
+                raise CodeError(str(arg or op.name))
+            if op.name in ("BINPUT", "LONG_BINPUT"):
+                continue  # between a key and its value
+            if key == "schema" and op.name in ("BININT", "BININT1", "BININT2") and arg is not None:
+                schema = int(arg)
+            key = arg if isinstance(arg, str) else ""
+            is_dump = is_dump or key == KIND
+    except (ValueError, IndexError, OverflowError, MemoryError):
+        return  # pickletools cannot read on; nothing found so far
+    if is_dump and schema > known:
+        raise NewerError(str(schema))
 
 
 def _opcodes(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any, int | None]]:
     with warnings.catch_warnings():  # Python warns about escapes in a damaged text
         warnings.simplefilter("ignore")
         yield from pickletools.genops(data)
-
-
-class _Walk:
-    """Goes through the opcodes with a stack of stand-ins, as unpickling would."""
-
-    def __init__(self, records: Mapping[str, bytes]) -> None:
-        self.records = records
-        self.stack: list[_Thing] = []
-        self.memo: dict[int, _Thing] = {}
-
-    def run(self, data: bytes) -> None:
-        for op, arg, _ in _opcodes(data):
-            self._step(op.name, arg)
-        if len(self.stack) != 1 or self.stack[0].what != "EMPTY_DICT":
-            raise NotADumpError(NO_DUMP)
-
-    def _step(self, name: str, arg: Any) -> None:
-        push, stack = self.stack.append, self.stack
-        if name in _LITERALS:
-            push(_Thing("text" if isinstance(arg, str) else "number", arg))
-        elif name in _CONSTANTS:
-            push(_Thing("constant", _CONSTANTS[name]))
-        elif name in _EMPTY:
-            push(_Thing(name, ()))
-        elif name == "MARK":
-            push(_MARK)
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[arg] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            push(self.memo[arg])
-        elif name == "GLOBAL":
-            if arg not in GLOBALS:
-                raise NotADumpError(NO_DUMP)
-            push(_Thing("global", arg))
-        elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            items = self._pop_mark() if name == "TUPLE" else self._pop(int(name[-1]))
-            push(_Thing("tuple", tuple(items), self._weigh(1, items), closed=True))
-        elif name in ("APPEND", "APPENDS"):
-            self._grow("EMPTY_LIST", self._pop(1) if name == "APPEND" else self._pop_mark())
-        elif name in ("SETITEM", "SETITEMS"):
-            items = self._pop(2) if name == "SETITEM" else self._pop_mark()
-            if any(k.what != "text" for k in items[::2]) or len(items) % 2:
-                raise DamagedError("a key is not a text")
-            self._grow("EMPTY_DICT", items)
-        elif name == "BINPERSID":
-            push(self._storage(stack.pop()))
-        elif name == "REDUCE":
-            push(self._call(*self._pop(2)))
-        elif name == "BUILD":
-            raise NotADumpError(NO_DUMP)
-        elif name not in ("PROTO", "STOP"):
-            raise DamagedError(f"opcode {name}, which no dump has")
-
-    def _pop(self, count: int) -> list[_Thing]:
-        items = self.stack[-count:]
-        if len(items) < count or _MARK in items:
-            raise DamagedError("its values end too early")
-        del self.stack[-count:]
-        return items
-
-    def _pop_mark(self) -> list[_Thing]:
-        items: list[_Thing] = []
-        while (item := self.stack.pop()) is not _MARK:
-            items.append(item)
-        return items[::-1]
-
-    def _grow(self, what: str, items: list[_Thing]) -> None:
-        target = self.stack[-1]
-        # A closed object is part of another one already, whose weight could not be corrected.
-        if target.what != what or target.closed:
-            raise DamagedError("a list or mapping is filled out of order")
-        target.weight = self._weigh(target.weight, items)
-
-    def _weigh(self, weight: int, items: list[_Thing]) -> int:
-        for item in items:
-            item.closed = True
-            weight += item.weight
-        if weight > MAX_VALUES:
-            raise DamagedError(f"it has more than {MAX_VALUES} values")
-        return weight
-
-    def _storage(self, at: _Thing) -> _Thing:
-        kind, dtype, key, device, count = (t.value for t in at.value)
-        if kind != "storage" or device != "cpu" or dtype != LONGS:
-            raise DamagedError("a tensor is not int64 on the CPU")
-        size = len(self.records[f"data/{key}"])
-        if type(count) is not int or count < 0 or count * LONG_SIZE != size:
-            raise DamagedError(f"a tensor claims {count} elements, but its data has {size} bytes")
-        return _Thing("storage", count)
-
-    def _call(self, function: _Thing, arguments: _Thing) -> _Thing:
-        if function.what == "global" and function.value == HOOKS and arguments.value == ():
-            return _Thing("hooks", closed=True)
-        if function.what != "global" or function.value != REBUILD:
-            raise CodeError(str(function.value))
-        storage, offset, size, stride, grad, hooks = arguments.value
-        shape = [t.value for t in size.value]
-        strides = [t.value for t in stride.value]
-        numbers = [offset.value, *shape, *strides]
-        if storage.what != "storage" or hooks.what != "hooks" or grad.value is not False:
-            raise DamagedError("a tensor has an unknown form")
-        if any(type(n) is not int or n < 0 for n in numbers) or len(shape) != len(strides):
-            raise DamagedError("the shape of a tensor is no shape")
-        count = math.prod(shape)
-        last = offset.value + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        # With stride 0, a small file could make a huge tensor: more elements than are stored.
-        if count > storage.value or max(shape, default=0) >= 1 << 31:
-            raise DamagedError(
-                f"a tensor of shape {shape} has only {storage.value} stored elements"
-            )
-        if count and last >= storage.value:
-            raise DamagedError(f"a tensor of shape {shape} reaches past its stored elements")
-        return _Thing("tensor", closed=True)

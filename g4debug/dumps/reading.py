@@ -1,24 +1,24 @@
 """Reads a dump without running code from it. Imports no sglang.
 
-:mod:`g4debug.dumps.check` checks the file before torch reads it, with ``weights_only=True``. A
+:mod:`g4debug.dumps.archive` opens the zip, :mod:`g4debug.dumps.check` builds the values, and
+:mod:`g4debug.dumps.plain` checks every field. Each of them refuses what g4debug does not write. A
+file of at most MAX_READ_BYTES takes at most some two seconds and 200 MB to read or to refuse. A
 file that is no zip of ``torch.save`` is never unpickled.
 """
 
 from __future__ import annotations
 
-import os
-import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from g4debug.dumps import check
-from g4debug.dumps.file import DumpError
+from g4debug.dumps import check, heads
+from g4debug.dumps.archive import Archive
+from g4debug.dumps.file import CodeError, DamagedError, DumpError, NewerError, NotADumpError
 from g4debug.dumps.plain import from_plain
 from g4debug.findings.record import KIND, SCHEMA, TrapRecord
-
-MAX_READ_BYTES = 256 << 20  # far more than g4debug ever writes
 
 
 def read(path: Path) -> TrapRecord:
@@ -31,8 +31,10 @@ def read(path: Path) -> TrapRecord:
     if payload.get("kind") != KIND:
         raise DumpError(f"{path}: a torch file, but not a g4debug dump (no kind={KIND!r} in it)")
     schema = payload.get("schema")
-    if type(schema) is not int or schema > SCHEMA:
+    if type(schema) is not int:
         raise DumpError(f"{path}: damaged dump (no schema number)")
+    if schema > SCHEMA:
+        raise DumpError(f"{path}: {_newer(schema)}")
     try:
         return from_plain(payload)
     except Exception as e:  # whatever a damaged field causes, the dump is damaged
@@ -40,56 +42,77 @@ def read(path: Path) -> TrapRecord:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    data = _bytes(path)
-    if not data.startswith(b"PK"):
-        what = "a bare pickle" if data.startswith(b"\x80") else "not a torch file"
-        raise DumpError(f"{path}: not a g4debug dump ({what}); nothing in it was executed")
     try:
-        records = check.open_archive(data)
-        check.check_pickle(records, SCHEMA)
-        payload = torch.load(check.pack(records), map_location="cpu", weights_only=True)
-    except check.CodeError as e:
+        with heads.opened(path) as (file, size):
+            beginning = file.read(4)
+            if not beginning.startswith(b"PK"):
+                raise DumpError(f"{path}: {heads.no_zip(beginning)}")
+            archive = Archive(file, size)
+            if "data.pkl" not in archive:
+                raise NotADumpError("a zip file, but not made by torch.save (it has no data.pkl)")
+            _schema_of_head(archive)
+            pickled = archive.read("data.pkl") if _fits(archive) else bytearray()
+            return check.build(pickled, _Tensors(archive), SCHEMA)
+    except CodeError as e:
         raise DumpError(
             f"{path}: refused: it holds pickled code or objects ({_one_line(e)}), which no "
             "g4debug dump has; nothing in it was executed"
         ) from e
-    except check.NewerError as e:
-        raise DumpError(
-            f"{path}: written by a newer g4debug (it has schema {e}, this g4debug reads up to "
-            f"{SCHEMA}); "
-            "run: pip install -U g4debug"
-        ) from e
-    except check.NotADumpError as e:
+    except NewerError as e:
+        raise DumpError(f"{path}: {_newer(int(str(e)))}") from e
+    except NotADumpError as e:
         raise DumpError(f"{path}: {_one_line(e)}") from e
-    except Exception as e:  # torch raises many types for a damaged file, and none can be mended
+    except DamagedError as e:
         raise DumpError(f"{path}: truncated or damaged: {_one_line(e)}") from e
-    if not isinstance(payload, dict):
-        raise DumpError(f"{path}: a torch file, but not a g4debug dump")
-    return payload
 
 
-def _bytes(path: Path) -> bytes:
-    """The file's bytes. It is opened without waiting, because a FIFO or a device might hang."""
-    try:
-        with open(path, "rb", opener=_open_at_once) as f:
-            status = os.fstat(f.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DumpError(f"{path}: not a regular file")
-            if status.st_size == 0:
-                raise DumpError(f"{path}: empty file")
-            if status.st_size > MAX_READ_BYTES:
-                raise DumpError(f"{path}: {status.st_size >> 20} MiB; no dump is that large")
-            return f.read(MAX_READ_BYTES)
-    except FileNotFoundError:
-        raise DumpError(f"{path}: no such file; try: g4debug list") from None
-    except IsADirectoryError:
-        raise DumpError(f"{path}: is a directory; try: g4debug list {path}") from None
-    except (OSError, ValueError) as e:  # ValueError: a NUL in the name
-        raise DumpError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
+def _fits(archive: Archive) -> bool:
+    size = archive.size("data.pkl")
+    if size > check.MAX_PICKLE_BYTES:
+        raise DamagedError(f"its values take {size >> 20} MiB, more than any dump's")
+    return True
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def _schema_of_head(archive: Archive) -> None:
+    """Raise NewerError if the head says so: what follows may then be of an unknown form."""
+    if heads.RECORD in archive and archive.size(heads.RECORD) <= heads.MAX_HEAD_BYTES:
+        try:
+            schema = heads.decode(bytes(archive.read(heads.RECORD))).schema
+        except ValueError as e:
+            raise DamagedError(str(e)) from e
+        if schema > SCHEMA:
+            raise NewerError(str(schema))
+
+
+def _newer(schema: int) -> str:
+    return (
+        f"written by a newer g4debug (it has schema {schema}, this g4debug reads up to {SCHEMA}); "
+        "run: pip install -U g4debug"
+    )
+
+
+class _Tensors:
+    """The tensors of a dump. What is asked for has been checked."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self._read: dict[str, torch.Tensor] = {}
+
+    def size(self, key: str) -> int:
+        return self.archive.size(f"data/{key}")
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> torch.Tensor:
+        stored = self._read.get(key)
+        if stored is None:
+            order = "byteorder"
+            if order in self.archive and self.archive.size(order) < 16:
+                found = self.archive.read(order).decode("ascii", "replace")
+                if found != sys.byteorder:
+                    raise DamagedError(f"its tensors are in the byte order {found!r}")
+            data = self.archive.read(f"data/{key}")
+            stored = torch.frombuffer(data, dtype=torch.int64) if data else torch.empty(0)
+            stored = self._read[key] = stored.to(torch.int64)
+        return stored.as_strided(shape, strides, offset)
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,29 +1,47 @@
 """Writes a dump as a whole or not at all. Imports no sglang.
 
 A dump is a zip of ``torch.save`` with plain values and CPU tensors
-(:func:`g4debug.dumps.plain.to_plain`).
+(:func:`g4debug.dumps.plain.to_plain`), and with the dump's head as its first record
+(:mod:`g4debug.dumps.heads`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import os
 import re
+import secrets
+import socket
 import tempfile
 import time
+import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from g4debug.dumps.file import PREFIX, TEMPORARY, DumpError
+from g4debug.dumps import check, heads
+from g4debug.dumps.archive import Archive
+from g4debug.dumps.file import (
+    PREFIX,
+    TEMPORARY,
+    DumpError,
+    RefusedError,
+    TooLargeError,
+    dump_name,
+)
 from g4debug.dumps.plain import from_plain, to_plain
 from g4debug.findings.record import TrapRecord
 
 OLD_SECONDS = 600  # a temporary file of this age was left behind; a write takes seconds
 MAX_LOOKED_AT = 4096  # a write looks for old temporary files among so many directory entries
+TRIES = 16  # names with another random part
+# What file systems without hard links answer, and a sandbox that forbids them.
+NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _TEMPORARY = re.compile(re.escape(f".{PREFIX}") + r"(\d+)-\w+" + re.escape(TEMPORARY))
 
 
@@ -36,27 +54,84 @@ def encode(record: TrapRecord) -> bytes:
     """The dump's bytes.
 
     Raises ValueError with the name of the field if the record could not be read back: a value has
-    the wrong type, or a tensor is not int64 on the CPU.
+    the wrong type, or a tensor is not int64 on the CPU. Raises TooLargeError if it has more values
+    than the reader takes.
     """
     plain = to_plain(record)
     from_plain(plain)
     buffer = io.BytesIO()
     torch.save(plain, buffer)
-    return buffer.getvalue()
+    archive = Archive(buffer, buffer.getbuffer().nbytes)
+    try:
+        check.build(archive.read("data.pkl"), _Sizes(archive), record.schema)
+    except RefusedError as e:
+        raise TooLargeError(f"the dump could not be read again: {e}") from e
+    return _with_head(buffer, heads.encode(heads.of(record)))
+
+
+class _Sizes:
+    """The tensors of a dump that is only checked: their sizes are real, they themselves are not."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def size(self, key: str) -> int:
+        return self._archive.size(f"data/{key}")
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> None:
+        return None
+
+
+def _with_head(saved: io.BytesIO, head: bytes) -> bytes:
+    """The archive of ``torch.save`` with one more record, the first. torch opens it as before."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(out, "w") as whole:
+        names = archive.namelist()
+        whole.writestr(f"{names[0].partition('/')[0]}/{heads.RECORD}", head)
+        for name in names:
+            whole.writestr(name, archive.read(name))
+    return out.getvalue()
+
+
+def write_dump(record: TrapRecord, data: bytes, directory: Path, number: int) -> Path:
+    """Write ``data``, a dump of this process, under a name of its own. Replaces no other file.
+
+    number: which of the process's dumps this is, from 1. Raises DumpError as :func:`write` does.
+    """
+    created, host = now(), socket.gethostname()
+    head = heads.of(record)
+    ranks = (head.dp_rank, head.rank, head.pp_rank)
+    for _ in range(TRIES):
+        random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it
+        name = dump_name(head.check, created, host, ranks, os.getpid(), number, random)
+        with contextlib.suppress(FileExistsError):
+            return _write(data, directory, name, _create)
+    raise DumpError(f"cannot write {directory / name}: {TRIES} names of this kind are taken")
 
 
 def write(data: bytes, directory: Path, name: str) -> Path:
-    """Write ``data`` to ``directory/name`` as a whole or not at all.
+    """Write ``data`` to ``directory/name`` as a whole or not at all. An older file is replaced.
 
     The bytes go to a temporary file in the same directory, which is flushed to disk and then
     renamed. If the process is killed meanwhile, the temporary file stays. No command takes it for
     a dump, and a later write removes it. Raises DumpError if the directory cannot be made, there
     is no space, or no permission.
     """
+    return _write(data, directory, name, os.replace)
+
+
+def _write(data: bytes, directory: Path, name: str, give: Callable[[str, Path], None]) -> Path:
+    """Write a temporary file; ``give(temporary, path)`` gives it its name.
+
+    Raises FileExistsError only from ``give``.
+    """
     path = directory / name
     temporary: str | None = None
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as e:
+            raise NotADirectoryError(e.errno, e.strerror) from e
         _clean_up(directory)
         fd, temporary = tempfile.mkstemp(
             prefix=f".{PREFIX}{os.getpid()}-", suffix=TEMPORARY, dir=directory
@@ -65,8 +140,11 @@ def write(data: bytes, directory: Path, name: str) -> Path:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(temporary, path)
-        temporary = None
+        give(temporary, path)
+        if give is os.replace:
+            temporary = None
+    except FileExistsError:
+        raise
     except OSError as e:
         raise DumpError(f"cannot write {path}: {e.strerror or e}") from e
     finally:  # an interrupt must not leave a half-written file either
@@ -74,6 +152,31 @@ def write(data: bytes, directory: Path, name: str) -> Path:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
     return path
+
+
+def _create(temporary: str, path: Path) -> None:
+    """Give a file a second name, which must not exist yet. Raises FileExistsError if it does.
+
+    A hard link is the way that also holds between the hosts of a network file system. Some file
+    systems have no links: there the name is reserved by an empty file, which is then replaced. If
+    the process is killed between the two, the empty file stays.
+    """
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        if os.path.samefile(temporary, path):
+            return  # a network file system made the link, lost its answer, and tried again
+        raise
+    except OSError as e:
+        if e.errno not in NO_LINKS:
+            raise
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
 
 
 def _clean_up(directory: Path) -> None:

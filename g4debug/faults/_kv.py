@@ -62,13 +62,18 @@ def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
 def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
     """("K" or "V", layer index) of each buffer in which this page was written.
 
-    A KV-shared layer has buffers, too, but never uses them.
+    A KV-shared layer has buffers, too, but never uses them: the rows of a page are all alike.
     """
     found = []
     for name, buffers in (("K", kv_pool.k_buffer), ("V", kv_pool.v_buffer)):
         for index, buffer in enumerate(buffers):
             rows = buffer[page * size : (page + 1) * size]
-            if bool((rows != rows[0]).any()):
+            if size == 1:  # compare with an empty row; kv-integrity stamps the first 8 bytes of it
+                words = rows.view(-1).view(torch.uint8)[8:]
+                used = bool(words.any())
+            else:
+                used = bool((rows != rows[0]).any())
+            if used:
                 found.append((name, index))
     return found
 

@@ -49,7 +49,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
         )
         injection.log(f"{pool} page {page} slot {slot}, K and V of every layer")
 
-    hooks.before("pool.free", Order.FAULT, injection.fault.id, before_free)
+    for site in ("pool.free", "pool.free.token"):  # page size 1 has an allocator of its own
+        hooks.before(site, Order.FAULT, injection.fault.id, before_free)
     hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 

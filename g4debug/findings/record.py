@@ -30,7 +30,10 @@ class Location:
 
     process: str = ""  # "scheduler"
     pid: int = -1
+    host: str = ""  # the machine's name for itself; in a container, the container's
     rank: int = -1  # tensor-parallel rank
+    dp_rank: int = -1  # data-parallel rank, of DP attention too
+    pp_rank: int = -1  # pipeline-parallel rank
     step: int = -1  # worker steps since the process started, from 1
     forward_mode: str = ""  # SGLang's ForwardMode name, e.g. DECODE, TARGET_VERIFY
     runner: str = ""  # "target" or "draft"
@@ -253,4 +256,5 @@ class TrapRecord:
     transitions: tuple[Transition, ...] = ()  # of batch.spec_info, oldest first
     holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
     allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
+    launch: str = ""  # the same in all processes of one launch of a server
     schema: int = SCHEMA

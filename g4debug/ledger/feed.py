@@ -13,6 +13,7 @@ import torch
 from g4debug.hooking import targets
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.ledger import Ledger, Pages, PoolLedger
+from g4debug.ledger.owners import Owners
 from g4debug.trapping.trap import TrapError
 
 # Frames that nobody looks for when they ask who called an allocator.
@@ -41,9 +42,10 @@ class Feed:
         pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
         self.pools[id(allocator)] = self.ledger.pools[name] = pool
         if name == "full":
-            self.ledger.shadow = None
+            self.ledger.shadow = self.ledger.owners = None
             if _is_sglangs(allocator):
                 self.ledger.shadow = shadows.new(pool.pages, allocator.device)
+                self.ledger.owners = Owners(pool.pages, page_size, allocator.device)
             else:
                 self.ledger.status.limit(
                     "it cannot tell which pages of a page table are free",

@@ -10,7 +10,7 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from g4debug.ledger import shadow as shadows
 from g4debug.ledger.feed import Feed, TrapsLast, caller, on_host
 from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
 from g4debug.ledger.shadow import HELD
+from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows
 
 LOOK = 8  # steps between two checks of the pages that sequences continue in, on a GPU
 _NONE: Pages = np.empty(0, dtype=np.int64)
@@ -83,6 +84,23 @@ def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan
     )
 
 
+def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
+    """The row of ``req_to_token`` of each row of an allocation; [] if there is any doubt.
+
+    The allocation must be the known batch's own: it has as many requests, and it ends (extend) or
+    begins (decode, verify) where they stand.
+    """
+    requests = getattr(batch, "reqs", None) or ()
+    at = getattr(batch, "seq_lens_cpu", None)
+    if len(requests) != len(lengths) or at is None or len(at) != len(lengths):
+        return []
+    begins, stand = lengths - 1 if prefix is None else prefix, at.numpy()
+    if lengths is not at and not any(np.array_equal(n.numpy(), stand) for n in (lengths, begins)):
+        return []
+    rows: list[Any] = [getattr(request, "req_pool_idx", None) for request in requests]
+    return [] if None in rows else [int(row) for row in rows]
+
+
 class HandOuts:
     """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
 
@@ -95,6 +113,7 @@ class HandOuts:
         # Pages of the full pool that wait for their SWA pages: new ones, and those continued in.
         self._full: tuple[Pages, Pages] | None = None
         self._tokens: dict[str, Pages] = {}  # the last tokens that were entered, by pool
+        self.rows: TokenRows | None = None  # for whom single tokens are allocated now
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
@@ -125,6 +144,7 @@ class HandOuts:
         self._out[pool.name] = out
         if len(found.new):
             self._hold(pool, out)
+            self._own(pool, out, found, lengths, prefix)
         elif not len(found.going_on) or self._may_skip(pool, out, found):
             return
         rids = self._rids(len(lengths), found)
@@ -191,6 +211,22 @@ class HandOuts:
         request = str(requests[row].rid) if requests else ""
         self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
 
+    def asked_by(self, kind: Kind, place: int) -> Callable[..., Any]:
+        """A wrapper of a site at which a batch, the argument number ``place``, allocates."""
+
+        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            full = self.ledger.pools.get("full")
+            if full is None or full.page_size > 1 or self.ledger.broken:
+                return call_next(*args, **kwargs)
+            batch = args[place] if len(args) > place else kwargs.get("batch")
+            self.rows = TokenRows(batch, kind) if batch is not None else None
+            try:
+                return call_next(*args, **kwargs)
+            finally:
+                self.rows = None
+
+        return around
+
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
         """``alloc(need_size)`` hands out whole pages, or tokens if a page is one token."""
         pool = self.feed.pools.get(id(allocator))
@@ -202,12 +238,26 @@ class HandOuts:
             return
         self._out[pool.name] = out
         self._hold(pool, out)
+        if self.ledger.owners is not None and pool.name == "full":  # for whom is not known
+            shadows.mark(self.ledger.owners.pages, out, pool.page_size, 0, begins=True)
         where = caller()
+        rows = self.rows if pool.page_size == 1 else None
+        shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
 
         def enter(tokens: Pages) -> None:
             pages = tokens[:: pool.page_size] // pool.page_size
             with TrapsLast() as attempt:
-                attempt(self.ledger.enter, pool, "alloc", pages, holds=True, caller=where)
+                for share in shares:
+                    attempt(
+                        self.ledger.enter,
+                        pool,
+                        "alloc",
+                        pages[share.first : share.end],
+                        holds=True,
+                        request=share.rid,
+                        positions=share.positions,
+                        caller=where,
+                    )
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
         self.ledger.post(out, self.feed.isolate(enter))
@@ -216,6 +266,19 @@ class HandOuts:
         """Mark new pages in the shadow, unless the pairing with SWA pages does it later."""
         if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
             shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
+
+    def _own(
+        self, pool: PoolLedger, out: torch.Tensor, step: Plan, lengths: torch.Tensor, prefix: Any
+    ) -> None:
+        """Note for which rows of ``req_to_token`` new pages of the full pool were handed out."""
+        owners = self.ledger.owners
+        if owners is None or pool.name != "full":
+            return
+        known = rows_of(self.ledger.allocating, lengths, prefix)
+        rows = [
+            known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)
+        ]
+        owners.give(out, step.new.tolist(), rows)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)
@@ -249,6 +312,8 @@ class HandOuts:
         """Both pools have allocated: write the SWA page of each full page into the shadow."""
         full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
         self._plan = None
+        if out is not None and full is not None and out is not full:
+            self._returned(full, out)
         if out is None or full is None or swa is None or self.ledger.shadow is None:
             return
         if step is not None and not len(step.new):  # no new page
@@ -265,7 +330,11 @@ class HandOuts:
                 size = pool.page_size
                 pages, first = np.unique(self._tokens["full"][wrong] // size, return_index=True)
                 self._mismatch(
-                    pool, pages, given[wrong][first] // size, mapped[wrong][first] // size
+                    pool,
+                    pages,
+                    given[wrong][first] // size,
+                    mapped[wrong][first] // size,
+                    kind="miswritten",
                 )
 
         # What was handed out may be wrong: an index that the mapping does not have.
@@ -285,13 +354,37 @@ class HandOuts:
         self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
         self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
 
-    def _mismatch(self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages) -> None:
-        """Enter that the mapping of these full pages is not what the allocators handed out."""
-        pairs = zip(pages[:SHOWN].tolist(), given.tolist(), got.tolist(), strict=False)
+    def _mismatch(
+        self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
+    ) -> None:
+        """Enter that the mapping of these full pages is not what the allocators handed out.
+
+        kind: "miswritten" if it was so at once, "mismatch" if it was right when they were.
+        """
+        pairs = list(zip(pages.tolist(), given.tolist(), got.tolist(), strict=True))
         note = "; ".join(
-            f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs
+            f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs[:SHOWN]
         )
-        self.ledger.enter(pool, "mismatch", pages, holds=None, caller=caller(), note=note)
+        self.ledger.mapped = {p: (g, m) for p, g, m in pairs}
+        try:
+            self.ledger.enter(pool, kind, pages, holds=None, caller=caller(), note=note)
+        finally:
+            self.ledger.mapped = {}
+
+    def _returned(self, full: torch.Tensor, out: torch.Tensor) -> None:
+        """The SWA allocator returned other indices than its full pool had handed out: which?"""
+        pool, count = self.ledger.pools["full"], out.numel()
+        both = torch.cat([out.reshape(-1).to(torch.int64), full.reshape(-1).to(torch.int64)])
+
+        def enter(tokens: Pages) -> None:
+            got, given = tokens[:count], tokens[count:]
+            pages = np.setdiff1d(got // pool.page_size, given // pool.page_size)
+            if len(pages):
+                handed = np.unique(given // pool.page_size)[:SHOWN].tolist()
+                note = f"the full pool had handed out {', '.join(map(str, handed))}"
+                self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
+
+        self.ledger.post(both, self.feed.isolate(enter))
 
     def _rids(self, rows: int, step: Plan) -> dict[int, str]:
         """rid of each row with a new page; {} if the known batch is not the one that allocates."""

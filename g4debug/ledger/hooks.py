@@ -17,6 +17,7 @@ from typing import Any
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
+from g4debug.ledger import token_rows
 from g4debug.ledger.feed import Feed
 from g4debug.ledger.handed_out import HandOuts
 from g4debug.ledger.holders import Holders
@@ -64,6 +65,8 @@ class LedgerHooks:
         self._put(hooks.around, "pool.free", back.around_free)
         self._put(hooks.around, "swa.free", back.around_swa_free)
         self._put(hooks.around, "swa.free_swa", back.around_free_swa)
+        for site, (kind, place) in token_rows.SITES.items():
+            self._put(hooks.around, site, out.asked_by(kind, place))
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
@@ -131,6 +134,8 @@ class LedgerHooks:
 
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.ledger.batch = batch
+        if self.ledger.owners is not None:
+            self.ledger.owners.protect(batch.reqs or [])
         self.ledger.settle()
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:

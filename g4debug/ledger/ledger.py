@@ -21,6 +21,7 @@ import torch
 from g4debug.findings.record import PageEvent
 from g4debug.findings.status import LEDGER
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger.owners import Owners
 from g4debug.ledger.shadow import FREE, HELD
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class Ledger:
     requests: rid -> SGLang's Req.
     losing_swa: while SWA pages are being freed, the full pages that they belong to.
     expected_swa: the SWA pages that those full pages had by the ledger, sorted.
+    mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
     serial: the number of the next event.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
@@ -154,9 +156,11 @@ class Ledger:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.losing_swa: Pages | None = None
         self.expected_swa: Pages | None = None
+        self.mapped: dict[int, tuple[int, int]] = {}
         self.broken = ""
         self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
+        self.owners: Owners | None = None  # of the full pool, see ledger/owners.py
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
         self.serial = 0  # number of the next event
         self._events = self.status.tally("events")

@@ -184,7 +184,13 @@ def event_grid(
 
 def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
     """The newest event that the finding's kind names: for use-after-free, a free."""
-    same = {"extend": "alloc", "decode": "alloc", "unmap": "map"}
+    same = {
+        "extend": "alloc",
+        "decode": "alloc",
+        "returned": "alloc",
+        "unmap": "map",
+        "miswritten": "mismatch",
+    }
     for event in reversed(items):
         if event.kind and same.get(event.kind, event.kind) in kind:
             return event

@@ -20,7 +20,8 @@ STYLES = {"applied": "green", "off": "yellow", "target-missing": "bold red"}
 class Row:
     """One fix. state: applied, not-needed, off, target-missing or unknown.
 
-    switches: the variables that turn it on (1) or off (0), g4debug's own first.
+    switches: the variables that turn it on (1) or off (0), g4debug's own first. purpose:
+    correctness, performance or experiment.
     """
 
     id: str
@@ -30,14 +31,16 @@ class Row:
     switches: list[str]
     seed: str
     upstream: str
+    purpose: str
 
 
-def render(rows: Sequence[Row], head: str, console: Console) -> None:
-    """Print a table that fits the console. ``head`` says which SGLang was looked at.
+def render(rows: Sequence[Row], head: Sequence[str], console: Console) -> None:
+    """Print a table that fits the console. ``head``: lines on the SGLang and on G4DEBUG_FIXES.
 
     A switch has a line of its own, so that it can be copied from a narrow terminal, too.
     """
-    console.print(Text(clean(head), "dim"))
+    for line in head:
+        console.print(Text(clean(line), "dim"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -50,8 +53,8 @@ def render(rows: Sequence[Row], head: str, console: Console) -> None:
         what.append(f"\nseed: {clean(row.seed)}; upstream: {clean(row.upstream)}", "dim")
         state = Text(clean(row.state), STYLES.get(row.state, ""))
         table.add_row(Text(clean(row.id), "bold"), state, what)
-    for line in console.render_lines(table, pad=False):
-        text = Text.assemble(*((s.text, s.style or "") for s in line))
+    for segments in console.render_lines(table, pad=False):
+        text = Text.assemble(*((s.text, s.style or "") for s in segments))
         text.rstrip()
         console.print(text, no_wrap=True, crop=False)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from g4debug.dumps import writing
+from g4debug.dumps import launch, writing
 from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 
@@ -118,7 +118,7 @@ class Describer:
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
         return TrapRecord(
             finding=finding,
-            created=writing.now().isoformat(timespec="seconds"),
+            created=writing.now().isoformat(timespec="milliseconds"),
             versions=dict(self._machine) or {**versions(), **device()},
             environment=switches(),
             geometry=geometry(self.recorder.scheduler),
@@ -132,6 +132,7 @@ class Describer:
             transitions=evidence.transitions,
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
+            launch=launch.of(self.recorder.scheduler),
         )
 
 

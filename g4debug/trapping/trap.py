@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +40,7 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     if finding.cause:
         out.append(f"  likely:   {finding.cause}")
     if path is not None:
-        out += [f"  dump:     {path}", f"  next:     g4debug show {path}"]
+        out += [f"  dump:     {file.quoted(path)}", f"  next:     g4debug show {file.quoted(path)}"]
     else:
         out.append(f"  no dump:  {problem}")
     return out
@@ -116,9 +115,8 @@ class Trap:
             )
         try:
             limit = self.settings.max_dump_mb << 20
-            data = self._encode(finding, evidence, limit)
-            name = file.dump_name(finding.check, writing.now(), os.getpid(), self.written + 1)
-            path = writing.write(data, self.settings.debug_dir, name)
+            record, data = self._encode(finding, evidence, limit)
+            path = writing.write_dump(record, data, self.settings.debug_dir, self.written + 1)
         except file.DumpError as e:
             return None, str(e)
         except Exception as e:
@@ -128,31 +126,41 @@ class Trap:
         self.written += 1
         return path, ""
 
-    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> bytes:
-        """The dump's bytes. If they exceed ``limit``, table and histories are cut step by step."""
+    def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
+        """What is written, and the dump's bytes.
+
+        If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
+        cut step by step.
+        """
         record = self.describe(finding, evidence)
-        table = evidence.table
-        data = writing.encode(record)
-        for rows, columns, steps in ((64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+        for rows, columns, steps in ((0, 0, 0), (64, 1024, 64), (16, 256, 16), (4, 64, 4)):
+            if steps:
+                record = _cut(record, rows, columns, steps)
+            try:
+                data = writing.encode(record)
+            except file.TooLargeError as e:
+                problem = str(e)
+                continue
             if len(data) <= limit:
-                return data
-            cut = None if table is None else cut_out(table, rows, columns)
-            record = dataclasses.replace(
-                record,
-                table=cut,
-                steps=record.steps[-steps:],
-                events=record.events[-steps:],
-                transitions=record.transitions[-steps:],
-                holdings=record.holdings[:steps],
-                allocator=record.allocator[-steps:],
-            )
-            data = writing.encode(record)
-        if len(data) > limit:
-            raise file.DumpError(
+                return record, data
+            problem = (
                 f"the dump would have {len(data)} bytes, which is more than "
                 f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
             )
-        return data
+        raise file.DumpError(problem)
+
+
+def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:
+    """At most so many rows and columns of the table, and so many entries of each history."""
+    return dataclasses.replace(
+        record,
+        table=None if record.table is None else cut_out(record.table, rows, columns),
+        steps=record.steps[-steps:],
+        events=record.events[-steps:],
+        transitions=record.transitions[-steps:],
+        holdings=record.holdings[:steps],
+        allocator=record.allocator[-steps:],
+    )
 
 
 def cut_out(table: Table, rows: int, columns: int) -> Table:

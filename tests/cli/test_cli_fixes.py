@@ -58,8 +58,22 @@ def test_without_sglang_the_states_are_unknown(monkeypatch, capsys):
     assert {(r["state"], r["why"]) for r in rows} == {("unknown", "this Python has no SGLang")}
     assert main(["fixes"]) == 0
     assert capsys.readouterr().out.startswith(
-        "this Python has no SGLang, so the states are unknown\n"
+        "this Python has no SGLang, so the states are unknown\nG4DEBUG_FIXES=needed (the default): "
     )
+
+
+@needs_sglang
+@pytest.mark.parametrize("mode", ["none", "needed", "all"])
+def test_the_mode_is_shown_and_counts(monkeypatch, capsys, mode):
+    for name in [n for n in os.environ if n.startswith(("G4DEBUG_", "SGLANG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("G4DEBUG_FIXES", mode)
+    assert main(["fixes", "--width", "100"]) == 0
+    assert f"\nG4DEBUG_FIXES={mode}: " in capsys.readouterr().out
+    applied = {row.purpose for row in by_id({"G4DEBUG_FIXES": mode}).values()
+               if row.state == "applied"}  # fmt: skip
+    assert applied == {"none": set(), "needed": {"correctness"},
+                       "all": {"correctness", "performance"}}[mode]  # fmt: skip
 
 
 @pytest.mark.parametrize("environ", [{SWITCH: "maybe"}, {"G4DEBUG_FIX_SWA": "1"}])
@@ -91,7 +105,7 @@ def test_sglang_is_read_not_loaded():
 @needs_sglang
 @pytest.mark.engine
 def test_a_real_process_says_the_same():
-    """The states of the start-up line, from SGLang's own plugin loader."""
+    """The fixes of the start-up line, from SGLang's own plugin loader."""
     from g4debug import cpu
 
     code = "from sglang.srt.plugins import load_plugins; load_plugins()"
@@ -102,5 +116,5 @@ def test_a_real_process_says_the_same():
         env=environment, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     line = next(x for x in done.stderr.splitlines() if "fixes: " in x)
-    said = dict(x.split() for x in line.split("fixes: ")[1].split(";")[0].split(", "))
-    assert said == {name: row.state for name, row in by_id().items()}
+    said = line.split("fixes: ")[1].split("(")[1].split(")")[0].split(", ")
+    assert said == [name for name, row in by_id().items() if row.state == "applied"]

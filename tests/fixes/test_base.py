@@ -29,7 +29,7 @@ def only(monkeypatch):
     return replace
 
 
-def fix(broken=True, needs=">=0.5", applied=None, **more):
+def fix(broken=True, needs=">=0.5", applied=None, purpose="correctness", **more):
     def probe():
         if isinstance(broken, Exception):
             raise broken
@@ -43,6 +43,7 @@ def fix(broken=True, needs=">=0.5", applied=None, **more):
         needs=needs,
         still_broken=probe,
         apply=lambda hooks: applied.append(hooks) if applied is not None else None,
+        purpose=purpose,
         **more,
     )
 
@@ -99,7 +100,7 @@ def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(only):
 )
 def test_a_fix_that_is_shipped_off(only, needs, switches, recreated, state, why):
     applied = []
-    mine = fix(True, needs, applied, default=False, switch="SGLANG_X")
+    mine = fix(True, needs, applied, purpose="experiment", switch="SGLANG_X")
     only(mine)
     forced_by = {"swa-state-swap": "SGLANG_X"}
     (got,) = base.apply_all(Hooks(), switches, recreated, forced_by)
@@ -144,7 +145,7 @@ def test_every_fix_has_its_papers():
     for name in names:
         declared = discovery.load("fix", name)
         papers = dataclasses.asdict(declared)
-        del papers["switch"], papers["default"], papers["eligible"]  # may be "" and False
+        del papers["switch"], papers["eligible"]  # may be ""
         for value in papers.values():
             assert value
         assert SpecifierSet(declared.needs)
@@ -153,12 +154,16 @@ def test_every_fix_has_its_papers():
 def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
     from g4debug.fixes import locked_prefix
 
-    fix = dataclasses.replace(locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0")
+    fix = dataclasses.replace(
+        locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0", purpose="performance"
+    )
     applied = dataclasses.replace(fix, still_broken=lambda: True, apply=lambda hooks: None)
-    assert str(base._apply(applied, Hooks(), {}, {})) == "applied: runs on every third Tuesday"
+    wanted = base._apply(applied, Hooks(), {}, {}, mode="all")
+    assert str(wanted) == "applied: G4DEBUG_FIXES=all; runs on every third Tuesday"
     forced = base._apply(applied, Hooks(), {fix.id: True}, {})
     assert str(forced).endswith("=1; runs on every third Tuesday")
-    state = base._apply(dataclasses.replace(fix, still_broken=lambda: False), Hooks(), {}, {})
+    lacking = dataclasses.replace(fix, still_broken=lambda: False)
+    state = base._apply(lacking, Hooks(), {}, {}, mode="all")
     assert str(state) == "not-needed: the installed SGLang has such a path itself"
 
 
@@ -176,3 +181,84 @@ def test_a_fix_whose_site_is_absent_leaves_nothing_behind(monkeypatch):
     assert hooks.sites == ()
     with pytest.raises(SettingsError, match=f"{SWITCH}=1: "):
         base._apply(fix, Hooks(), {fix.id: True}, {})
+
+
+ONE, ALL, NONE = f"{SWITCH}=1 turns it on", "G4DEBUG_FIXES=all", "G4DEBUG_FIXES=none"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "more", "mode", "state", "why", "added_by"),
+    [
+        ("correctness", {}, "needed", "applied", "the installed SGLang has this bug", ""),
+        ("correctness", {}, "all", "applied", "the installed SGLang has this bug", ""),
+        ("correctness", {}, "none", "off", f"{NONE}; {ONE}", "needed"),
+        ("performance", {}, "needed", "off", f"it changes a default of SGLang; {ALL} or {ONE}",
+         "all"),
+        ("performance", {"eligible": "here"}, "needed", "off",
+         f"a performance path; {ALL} or {ONE}", "all"),
+        ("performance", {"eligible": "here"}, "none", "off", f"a performance path; {ALL} or {ONE}",
+         "all"),
+        ("performance", {"eligible": "here"}, "all", "applied", f"{ALL}; runs here", ""),
+        ("performance", {}, "all", "applied", ALL, ""),
+        ("experiment", {}, "all", "off", f"off by default; {ONE}", ""),
+    ],
+)  # fmt: skip
+def test_the_mode_decides_by_the_purpose(only, purpose, more, mode, state, why, added_by):
+    applied = []
+    only(fix(applied=applied, purpose=purpose, **more))
+    (got,) = base.apply_all(Hooks(), {}, {}, mode=mode)
+    assert (got.state, got.why, got.added_by) == (state, why, added_by)
+    assert bool(applied) == (state == "applied")
+
+
+@pytest.mark.parametrize("mode", ["none", "needed", "all"])
+@pytest.mark.parametrize("purpose", ["correctness", "performance", "experiment"])
+def test_the_switch_of_a_fix_wins_over_the_mode(only, purpose, mode):
+    only(fix(purpose=purpose))
+    for value, state in ((True, "applied"), (False, "off")):
+        (got,) = base.apply_all(Hooks(), {"swa-state-swap": value}, {}, mode=mode)
+        assert (got.state, got.why) == (state, f"{SWITCH}={value:d}")
+
+
+def test_none_leaves_a_bug_that_a_fault_puts_back(only):
+    only(fix(broken=False))
+    (got,) = base.apply_all(Hooks(), {}, FAULT, mode="none")
+    assert (got.state, got.added_by) == ("off", "needed")
+
+
+@pytest.mark.parametrize("mode", ["none", "needed"])
+def test_what_is_not_wanted_is_not_missed(only, mode):
+    only(fix(broken=AttributeError("gone"), purpose="performance"))
+    (got,) = base.apply_all(Hooks(), {}, {}, mode=mode)
+    assert (got.state, got.added_by) == ("off", "")
+
+
+def test_what_mends_and_what_makes_faster():
+    """A new fix has to be put on one of these lists by somebody who has thought about it."""
+    found = {name: discovery.load("fix", name) for name in discovery.names("fix")}
+    by = {
+        p: {n for n, f in found.items() if f.purpose == p}
+        for p in ("correctness", "performance", "experiment")
+    }
+    assert by["correctness"] == {
+        "hybrid-pool-swap", "idle-draft-input", "locked-prefix", "optional-kv",
+        "residual-aliasing", "spec-batch-guards", "swa-state-swap",
+    }  # fmt: skip
+    assert by["experiment"] == {"force-eagle", "mm-piecewise-graph", "page-clamp"}
+    assert by["performance"] == {n for n, f in found.items() if f.eligible} | {"swa-ratio"}
+    assert set.union(*by.values()) == set(found)
+
+
+def test_the_summary_says_what_is_in_force_and_what_all_would_add():
+    states = base.apply_all(Hooks(), {}, {})
+    on = sorted(s.fix.id for s in states if s.state == "applied")
+    said = base.summary(states, "needed")
+    assert said.startswith(f"{len(on)} in force ({', '.join(on)})")
+    paths = sum(s.added_by == "all" and bool(s.fix.eligible) for s in states)
+    if paths > 1:
+        assert f"; G4DEBUG_FIXES=all would add {paths} performance paths" in said
+    every = base.summary(base.apply_all(Hooks(), {}, {}, mode="all"), "all")
+    assert "would add" not in every
+    none = base.summary(base.apply_all(Hooks(), {}, {}, mode="none"), "none")
+    assert none.startswith("none in force")
+    assert ("leaves out" in none) is bool(on)

@@ -89,5 +89,5 @@ def test_an_explicit_frozen_kv_mtp_contradicts_it(arm):
 
 
 def test_shipped_off(sglang):
-    assert FIX.default is False
+    assert FIX.purpose == "experiment"
     assert still_broken() is True

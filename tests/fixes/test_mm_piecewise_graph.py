@@ -121,7 +121,7 @@ def test_all_reasons_are_named():
 
 
 def test_shipped_off(sglang):
-    assert FIX.default is False
+    assert FIX.purpose == "experiment"
     assert still_broken() is True
 
 

@@ -16,6 +16,7 @@ from g4debug.fixes import source, swa_ratio
 from g4debug.hooking import targets
 
 SWITCH = "G4DEBUG_FIX_SWA_RATIO"
+ON = {SWITCH: "1"}
 
 
 @pytest.fixture
@@ -55,14 +56,14 @@ def checked(server_args):
 @pytest.mark.parametrize("make", [engine_args, cli_args], ids=["Engine", "command line"])
 @pytest.mark.parametrize(("model", "ratio"), [("moe", 0.15), ("dense", 0.8)])
 def test_the_default_depends_on_the_experts(arm, models, make, model, ratio):
-    arm()
+    arm(**ON)
     assert checked(make(models[model])) == ratio
 
 
 @pytest.mark.parametrize("model", ["moe", "dense"])
 @pytest.mark.parametrize("given", [0.8, 0.3, 0.15, 1.0])
 def test_a_users_value_is_kept_and_0_8_is_one(arm, models, model, given):
-    arm()
+    arm(**ON)
     assert checked(engine_args(models[model], swa_full_tokens_ratio=given)) == given
     flag = ("--swa-full-tokens-ratio", str(given))
     assert checked(cli_args(models[model], *flag)) == given
@@ -73,7 +74,7 @@ def test_a_config_file_counts_as_the_user(arm, models, tmp_path):
 
     from g4debug.cpu.server import _flag
 
-    arm()
+    arm(**ON)
     file = tmp_path / "server.yaml"
     file.write_text("swa-full-tokens-ratio: 0.8\n")
     arguments = server_arguments((models["moe"], models["moe"]), mtp=False).items()
@@ -97,18 +98,18 @@ def test_without_the_fix_it_is_sglangs_own(arm, models):
 def test_server_args_that_were_built_before_the_plugin_are_changed_too(arm, models):
     """``Engine(server_args=ServerArgs(...))``: built first, checked later."""
     built = engine_args(models["moe"])
-    arm()
+    arm(**ON)
     assert checked(built) == 0.15
 
 
 def test_server_args_from_another_process_are_left_alone(arm, models):
     """Nothing tells a default from a user's value after pickling: it is kept."""
-    arm()
+    arm(**ON)
     assert checked(pickle.loads(pickle.dumps(engine_args(models["moe"])))) == 0.8
 
 
 def test_it_says_what_it_did(arm, models, caplog):
-    arm()
+    arm(**ON)
     with caplog.at_level(logging.INFO, "g4debug"):
         checked(engine_args(models["moe"]))
         checked(engine_args(models["dense"]))

@@ -64,8 +64,8 @@ def main(mode: str) -> None:
         table[0, -1] = BAD
         out = attend(table) if mode == "bare" else guarded()
     torch.cuda.synchronize()
-    fields = trap.fields(slot)
-    if trap.tripped:
+    for left in trap.take():
+        fields = left.fields
         print(f"tripped row {fields['row']} column {fields['column']} value {fields['value']}")
     same = close(out[1:], sound[1:]) and not close(out[0], sound[0])
     print(f"survived; other rows as without the bad page: {same}")

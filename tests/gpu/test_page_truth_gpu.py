@@ -63,14 +63,10 @@ class Books:
 
     def replay(self) -> dict[str, dict[str, int]]:
         """What each pool's guard saw in one replay."""
-        self.trap.clear()
         self.graph.replay()
         torch.cuda.synchronize()
-        return {
-            name: self.trap.fields(slot)
-            for name, slot in zip(("full", "swa"), self.slots, strict=True)
-            if slot in self.trap.tripped_slots()
-        }
+        names = dict(zip(self.slots, ("full", "swa"), strict=True))
+        return {names[left.slot]: left.fields for left in self.trap.take()}
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_a_next_command_can_be_typed(text: str) -> None:
     environment = dict(word.split("=", 1) for word in shlex.split(before))
     ours = {k: v for k, v in environment.items() if k.startswith(("G4DEBUG_", "SGLANG_TRTLLM_"))}
     settings = Settings.from_environ(ours)  # raises for a name or a value that is not known
-    assert sum(k.startswith(FIX_PREFIX) for k in ours) == len(settings.fixes)
+    assert sum(k.startswith(FIX_PREFIX) for k in ours) == len(settings.switches)
     for name in set(environment) - set(ours) - {"CUDA_LAUNCH_BLOCKING"}:
         assert f"\n    {name} =" in in_sglang("environ.py")
     for flag in after.split():

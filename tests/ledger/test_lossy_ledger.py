@@ -21,7 +21,7 @@ REPRO = HERE.parents[1] / "repro"
 ROUNDS, REQUESTS = 5, 8
 
 
-@pytest.mark.parametrize("every", (15, 300))
+@pytest.mark.parametrize("every", [15, 60])
 def test_a_ledger_that_misses_events_accuses_nobody(tmp_path, every):
     path = lossy_ledger.installed(tmp_path / "plugin")
     run = drive(
@@ -39,7 +39,6 @@ def test_a_ledger_that_misses_events_accuses_nobody(tmp_path, every):
     assert run.result == ROUNDS * REQUESTS
     assert not run.dumps
     # It was really wrong, and said so.
-    assert (
-        sum(int(x.split()[-1]) for x in run.log.splitlines() if lossy_ledger.MISSED in x) > ROUNDS
-    )
-    assert run.log.count("The server is not accused") > 0
+    missed = [int(x.split()[-1]) for x in run.log.splitlines() if lossy_ledger.MISSED in x]
+    assert sum(missed) > 0
+    assert "The server is not accused" in run.log

@@ -16,6 +16,7 @@ ROWS = [
         switches=["G4DEBUG_FIX_SWA_STATE_SWAP"],
         seed="PR #6",
         upstream="sglang #26966 (2026-06-02), generalised by #27491",
+        purpose="correctness",
     ),
     fixes.Row(
         id="mm-piecewise-graph",
@@ -28,14 +29,21 @@ ROWS = [
         ],
         seed="PR #16",
         upstream="none",
+        purpose="experiment",
     ),
-    fixes.Row("some-fix", "t", "target-missing", "has no \x1b[31m x", ["G4DEBUG_FIX_S"], "s", "u"),
+    fixes.Row(
+        "some-fix", "t", "target-missing", "has no \x1b[31m x", ["G4DEBUG_FIX_S"], "s", "u", ""
+    ),
+]
+HEAD = [
+    "SGLang 0.5.12.post1",
+    "G4DEBUG_FIXES=needed (the default): fixes that this SGLang needs; no paths",
 ]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_fixes(width: int) -> None:
-    got = text(lambda c: fixes.render(ROWS, "SGLang 0.5.12.post1", c), width)
+    got = text(lambda c: fixes.render(ROWS, HEAD, c), width)
     fits(got, width)
     for row in ROWS:  # to be copied from the terminal
         assert all(switch in got for switch in row.switches)
@@ -43,5 +51,5 @@ def test_fixes(width: int) -> None:
 
 
 def test_fixes_on_a_terminal_without_unicode() -> None:
-    got = text(lambda c: fixes.render(ROWS, "SGLang", c), 80, AsciiStream())
+    got = text(lambda c: fixes.render(ROWS, HEAD, c), 80, AsciiStream())
     assert got.isascii()

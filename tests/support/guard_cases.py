@@ -130,7 +130,16 @@ def judge(case: Case, row: int, column: int, value: int, tokens: int) -> tuple[i
         kind = Kind.ZERO
     elif value != right:
         kind = Kind.MISMATCH
+    elif state == "held" and someone_elses(truth, slot, full, at):
+        return Kind.FOREIGN, -1, value  # it stays where it is
     return kind, right, right if right in range(1, case.pages) else 0
+
+
+def someone_elses(truth: Truth, slot: int, page: int, at: int) -> bool:
+    """The page is not the prefix cache's, and was handed out to another row."""
+    if truth.owners is None or at < int(truth.protected[slot]):
+        return False
+    return int(truth.owners[page]) not in (0, slot)
 
 
 LAYOUTS = ("contiguous", "strided", "transposed", "offset")
@@ -224,12 +233,26 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
         cells.append(line)
     table = torch.tensor(cells, dtype=case.table.dtype).reshape(rows, columns)
     void = dirty and rng.random() < 0.1
+    # Pages may be drawn for several rows: each is its last one's, or nobody's.
+    owner_of = [0] * (full_pages + 1)
+    for slot in range(1, slots):
+        for at in range(0, tokens, page_size):
+            page = to_token[slot][at] // page_size
+            if 0 < page < full_pages:
+                owner_of[page] = spoil(slot, 0, rng.randrange(1, slots))
+    owned = shadow and rng.random() < 0.6
     truth = Truth(
         req_to_token=torch.tensor(to_token, dtype=torch.int32).reshape(slots, tokens),
         req_pool_indices=torch.tensor(indices, dtype=rng.choice((torch.int32, torch.int64))),
         swa=swa,
         shadow=torch.tensor([*words, 0 if void else 1], dtype=torch.int32) if shadow else None,
         mapping=torch.tensor(mapping) if swa and not shadow else None,
+        owners=torch.tensor(owner_of, dtype=torch.int32) if owned else None,
+        protected=torch.tensor(
+            [rng.choice((0, page_size, 2**31 - 1)) for _ in range(slots)], dtype=torch.int32
+        )
+        if owned
+        else None,
         padding=rng.choice((0, 0, 1, page_size)),
     )
     return dataclasses.replace(

@@ -1,7 +1,7 @@
 """A second SGLang plugin: hooks of the page ledger that miss one call in ``LOSSY_EVERY``.
 
-The server is healthy, only our books become wrong. Whenever SGLang clears its allocators (as
-``flush_cache`` does), a ledger that was given up starts anew, so that one engine serves many rounds.
+The server is healthy, only our books become wrong. Whenever SGLang clears its allocators, as
+``flush_cache`` does, a ledger that was given up starts anew. So one engine serves many rounds.
 Installed by ``installed(folder)``, with an entry point of its own, like anybody's plugin.
 """
 

@@ -83,7 +83,7 @@ def test_raise_mode_raises_with_a_dump(tmp_path, caplog):
 def test_raise_mode_raises_each_time(tmp_path):
     trap = make(tmp_path)
     for number in (1, 2, 3):
-        assert caught(trap, finding()).path.name.endswith(f"-{number}.pt")
+        assert caught(trap, finding()).path.name.rsplit("-", 2)[1] == str(number)
     assert len(dumps(tmp_path)) == 3
 
 
@@ -163,6 +163,19 @@ def test_steps_are_cut_too(tmp_path):
 
     error = caught(make(tmp_path, describe, max_dump_mb=1), finding(), table())
     assert error.path.stat().st_size <= 1 << 20
+    kept = reading.read(error.path).steps
+    assert kept == steps[-len(kept) :]
+    assert kept
+
+
+def test_a_dump_that_no_reader_would_take_is_cut(tmp_path):
+    """Small enough for G4DEBUG_MAX_DUMP_MB, but of more values than the reader takes."""
+    steps = tuple(Step(n, "DECODE", ("r",) * 500, (1,) * 500) for n in range(2500))
+
+    def describe(found, evidence):
+        return TrapRecord(found, "now", table=evidence.table, steps=steps)
+
+    error = caught(make(tmp_path, describe, max_dump_mb=16), finding(), table())
     kept = reading.read(error.path).steps
     assert kept == steps[-len(kept) :]
     assert kept

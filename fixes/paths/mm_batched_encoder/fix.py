@@ -146,6 +146,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     eligible="for two or more images or frames of a request; not where the vision tower's "
     "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",
 )

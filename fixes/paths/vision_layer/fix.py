@@ -133,6 +133,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.14",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     eligible=(
         "in Gemma-4's vision tower on CUDA, if its attention is fa3 or triton_attn; not under "
         "--enable-deterministic-inference, --rl-on-policy-target or --enable-torch-compile"

@@ -227,6 +227,7 @@ FIX = Fix(
     needs=">=0.5.12,<0.5.13",
     still_broken=still_broken,
     apply=apply,
+    purpose="performance",
     switch="SGLANG_GEMMA4_YOCO",
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on triton or trtllm_mha and "
     "one pipeline stage, outside of piecewise CUDA graphs",

@@ -8,7 +8,7 @@ The tracer is opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writ
   be right.
 * When all tokens of a page are committed, the page is sealed: it is searched for NaN and Inf, and
   its checksum is kept on the device. The checksum is compared when the page is freed, when the
-  server is idle, and in between in turns: SAMPLE pages of each pool after each step.
+  server is idle, and in between in turns: SAMPLE tokens of each pool after each step.
 
 This is sound only if scheduler and forward run one after the other on one stream, and nobody else
 moves KV. If that is not so, ``limits`` says why, and the tracer checks nothing. Each check is
@@ -18,7 +18,8 @@ host like the indices of the page ledger, so that no step waits for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,12 @@ from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
-from g4debug.tracers.kv_integrity.watched import Watched, chunks, layers_of, to_device
+from g4debug.tracers.kv_integrity.watched import Watched, layers_of, to_device
 from g4debug.tracers.limits import moving_pages
 
-HANDED_OUT = 256  # how many new pages' stamps are compared at a time
-SAMPLE = 64  # how many sealed pages of each pool are compared after each step
+HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
+SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
+SLICE = 0.0005  # seconds that a check goes on before an idle server looks for requests again
 KNOWN = 4096  # requests whose committed length is remembered
 
 
@@ -47,19 +49,22 @@ class KvIntegrityTracer:
         self.limits: list[str] = []  # why nothing can be checked here
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
-        self._idle_step = 0  # the step of the last check on an idle server
+        self._check: Iterator[None] | None = None  # of an idle server; it has not ended yet
+        self._state = (0, 0)  # what the server was like when it began: step, events of the ledger
+        self._checked = (0, 0)  # what it was like when the last one ended
         self._arrived = context.isolate(lambda enter, words: enter(words))
 
     def install(self) -> None:
         context = self.context
         self.ledger.listeners.append(context.isolate(self.listen))
-        context.after("pool.init", self.after_pool_init)
+        for size in ("", ".token"):  # page size 1 has an allocator of its own
+            context.after(f"pool.init{size}", self.after_pool_init)
+            context.after(f"pool.alloc{size}", self.after_alloc)
+            context.after(f"pool.free{size}", self.after_free)
         context.after("swa.init", self.after_swa_init)
         context.after("scheduler.init", self.after_scheduler_init)
-        context.after("pool.alloc", self.after_alloc)
         context.after("pool.alloc_extend", self.after_extend)
         context.after("pool.alloc_decode", self.after_decode)
-        context.after("pool.free", self.after_free)
         context.after("scheduler.run_batch", self.after_run_batch)
         context.before("scheduler.on_idle", self.before_idle)
 
@@ -115,7 +120,7 @@ class KvIntegrityTracer:
         if watched is None or not allocator.is_not_in_free_group:
             return result
         gone, sealed = watched.gone()
-        compared = [self._compare(watched, part) for part in chunks(sealed)]
+        compared = [self._compare(watched, part) for part in watched.chunks(sealed)]
         if len(gone):
             watched.kv.stamp(watched.on_device(gone))
         for post in compared:
@@ -153,8 +158,9 @@ class KvIntegrityTracer:
         pages = first.to(torch.int64) // watched.pool.page_size
         # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
-        for begin in range(0, len(pages), HANDED_OUT):
-            part = pages[begin : begin + HANDED_OUT]
+        count = watched.pages_of(HANDED_OUT)
+        for begin in range(0, len(pages), count):
+            part = pages[begin : begin + count]
             codes = watched.kv.written(part)
             watched.kv.unstamp(part)
             self._post_written(watched, codes, part, idle=False)
@@ -177,32 +183,42 @@ class KvIntegrityTracer:
     def check_step(self) -> None:
         """Seal the pages that the step completed, and compare those whose turn it is."""
         for watched in self.pools.values():
-            for part in chunks(watched.completed(self._committed)):
+            for part in watched.chunks(watched.completed(self._committed)):
                 self._seal(watched, part)
-            for part in chunks(watched.sample(SAMPLE)):
+            for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
                 self._compare(watched, part)()
         if len(self._committed) > KNOWN:
             filling = {rid for w in self.pools.values() for rid in w.filling.values()}
             self._committed = {r: n for r, n in self._committed.items() if r in filling}
 
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        # on_idle is called again and again while there is nothing to do.
-        step = self.context.recorder.step
-        if step != self._idle_step and self.pools and scheduler.is_fully_idle():
-            self._idle_step = step
-            self.check_all()
+        # on_idle is called again and again while there is nothing to do. A request that arrives
+        # waits for one slice at most.
+        state = (self.context.recorder.step, self.ledger.serial)
+        if state == self._checked or not self.pools or not scheduler.is_fully_idle():
+            return
+        if self._check is None or self._state != state:
+            self._state, self._check = state, self.check_all()
+        until = time.monotonic() + SLICE
+        for _ in self._check:
+            self.ledger.settle(wait=True)
+            if time.monotonic() >= until:
+                return
+        self._check, self._checked = None, state
 
-    def check_all(self) -> None:
-        """Compare all stamps and checksums. Waits for the device, so it is for an idle server."""
+    def check_all(self) -> Iterator[None]:
+        """Compare all stamps and checksums, CHUNK pages at a time. For an idle server."""
         if self.ledger.broken:
             return
         self.ledger.settle(wait=True)
         for watched in self.pools.values():
-            for part in chunks(watched.stamped.nonzero()[0]):
+            for part in watched.chunks(watched.stamped.nonzero()[0]):
                 pages = watched.on_device(part)
                 self._post_written(watched, watched.kv.written(pages), pages, idle=True)
-            for part in chunks(watched.sealed.nonzero()[0]):
+                yield
+            for part in watched.chunks(watched.sealed.nonzero()[0]):
                 self._compare(watched, part)()
+                yield
         self.ledger.settle(wait=True)
 
     def _seal(self, watched: Watched, pages: Pages) -> None:
@@ -222,8 +238,10 @@ class KvIntegrityTracer:
         self.context.checked(len(pages), "checksums of pages")
         since = watched.checked_at[pages]
         watched.checked_at[pages] = self.context.recorder.step
-        owners = watched.pool.owner[pages]
-        return lambda: self._post(codes, lambda c: self._changed(watched, pages, owners, since, c))
+        owners, turn = watched.pool.owner[pages], watched.turn[pages]
+        return lambda: self._post(
+            codes, lambda c: self._changed(watched, pages, owners, since, turn, c)
+        )
 
     def _post_written(
         self, watched: Watched, codes: torch.Tensor, pages: torch.Tensor, idle: bool
@@ -240,16 +258,20 @@ class KvIntegrityTracer:
         self.ledger.post(words.reshape(-1), lambda flat: self._arrived(enter, flat.reshape(shape)))
 
     def _written(self, watched: Watched, codes: Pages, idle: bool) -> None:
+        if not idle:
+            watched.handed_out(codes[2])
         for code, count, page in codes.T[codes[0] > 0].tolist():
             if idle:  # report it only once
                 watched.stamped[page] = False
             self._report(report.describe_written, watched, page, code, count, idle)
 
     def _changed(
-        self, watched: Watched, pages: Pages, owners: Any, since: Pages, codes: Pages
+        self, watched: Watched, pages: Pages, owners: Any, since: Pages, turn: Pages, codes: Pages
     ) -> None:
         for i in codes[0].nonzero()[0].tolist():
             page, (code, count) = int(pages[i]), codes[:, i].tolist()
+            if watched.turn[page] != turn[i]:
+                continue  # it was handed out again before it was compared: that is its new KV
             watched.sealed[page] = False  # report it only once
             before = int(since[i])
             self._report(report.describe_changed, watched, page, code, count, owners[i], before)
@@ -291,12 +313,15 @@ TRACER = Tracer(
     title="nobody writes into a freed KV page, and committed KV does not change (opt-in)",
     sites=(
         "pool.init",
+        "pool.init.token",
         "swa.init",
         "scheduler.init",
         "pool.alloc",
+        "pool.alloc.token",
         "pool.alloc_extend",
         "pool.alloc_decode",
         "pool.free",
+        "pool.free.token",
         "scheduler.run_batch",
         "scheduler.on_idle",
     ),

@@ -13,7 +13,7 @@ from g4debug.findings.record import PageEvent
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
 
-CHUNK = 64  # pages read at a time; the device needs extra memory for so many pages of a buffer
+CHUNK = 4096  # tokens read at a time; the device needs extra memory for so many of a buffer
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Watched:
     leaving: pages that are being freed.
     stamped, sealed: bool [pages], the state that the device will have when it has caught up.
     sealed_at, checked_at: int64 [pages], the steps in which a page was sealed and last compared.
+    turn: int64 [pages], how often a page was handed out, as this tracer itself has seen it. It does
+        not rest on the ledger: if that misses a free, a page may have a new owner unnoticed.
     """
 
     pool: PoolLedger
@@ -33,6 +35,7 @@ class Watched:
     layers: list[int]
     filling: dict[int, str] = field(default_factory=dict)
     leaving: Pages = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    entered: set[int] = field(default_factory=set)  # the ledger told of their hand-out, not we yet
     _cursor: int = 0
 
     def __post_init__(self) -> None:
@@ -40,12 +43,14 @@ class Watched:
         self.sealed = np.zeros(self.pool.pages, dtype=np.bool_)
         self.sealed_at = np.zeros(self.pool.pages, dtype=np.int64)
         self.checked_at = np.zeros(self.pool.pages, dtype=np.int64)
+        self.turn = np.zeros(self.pool.pages, dtype=np.int64)
 
     def enter(self, event: PageEvent, pages: Pages) -> None:
         """Take note of an event, before the ledger enters it."""
         inside = self.pool.inside(pages)
         if event.kind in ("extend", "decode", "alloc"):
             self.stamped[inside] = False
+            self.entered.update(inside.tolist())
             if event.request:
                 self.filling.update(dict.fromkeys(inside.tolist(), event.request))
         elif event.kind in ("free", "evict"):
@@ -53,6 +58,16 @@ class Watched:
             self.leaving = np.unique(inside[self.pool.held[inside]])
         elif event.kind == "clear":
             self.forget()
+
+    def handed_out(self, pages: Pages) -> None:
+        """These pages were handed out, as the tracer's own hooks saw. What was known ends here."""
+        for page in self.pool.inside(pages).tolist():
+            self.turn[page] += 1
+            self.stamped[page] = self.sealed[page] = False
+            if page in self.entered:
+                self.entered.discard(page)
+            else:  # the ledger has missed it, so the owner and the position are not this turn's
+                self.filling.pop(page, None)
 
     def gone(self) -> tuple[Pages, Pages]:
         """(pages that the last free took, those of them that were sealed). Stamp them now."""
@@ -69,6 +84,7 @@ class Watched:
         """The allocator was cleared. The memory may even have been given back."""
         self.stamped[:] = self.sealed[:] = False
         self.filling.clear()
+        self.entered.clear()
         self.kv.stamped.zero_()
 
     def on_device(self, pages: Pages) -> torch.Tensor:
@@ -101,6 +117,15 @@ class Watched:
             self._cursor = int(pages[-1]) + 1
         return pages
 
+    def pages_of(self, tokens: int) -> int:
+        """How many pages so many tokens are; at least one."""
+        return max(1, tokens // self.pool.page_size)
+
+    def chunks(self, pages: Pages) -> Iterator[Pages]:
+        """``pages`` in pieces of CHUNK tokens."""
+        count = self.pages_of(CHUNK)
+        return (pages[i : i + count] for i in range(0, len(pages), count))
+
     def place(self, code: int) -> tuple[int, str, int]:
         """(layer of the model, "K" or "V", row in the page) of a code of ``KvPages``."""
         buffer, row = self.kv.place(code)
@@ -125,8 +150,3 @@ def layers_of(kvcache: Any, name: str) -> list[int]:
         )
     mine = [(index, layer) for layer, (index, swa) in mapping.items() if swa == (name == "swa")]
     return [layer for _, layer in sorted(mine)]
-
-
-def chunks(pages: Pages) -> Iterator[Pages]:
-    """``pages`` in pieces of CHUNK."""
-    return (pages[i : i + CHUNK] for i in range(0, len(pages), CHUNK))

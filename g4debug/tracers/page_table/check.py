@@ -31,6 +31,8 @@ class Kind(IntEnum):
     MISMATCH = 5  # another page than req_to_token (and the mapping) say
     FREED = 6  # the request's full-pool page is free
     EVICTED = 7  # the request's SWA page was evicted, although the window still reaches it
+    FOREIGN = 8  # req_to_token itself names a page that was handed out to another request
+    UNREADABLE = 9  # what the guard left cannot be read; the guard never writes this
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,12 @@ class Truth:
     shadow: int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`.
     mapping: int64 [>= full tokens], SGLang's ``full_to_swa_index_mapping``, which is read only if
         there is no shadow.
+    owners: int32 [full pages + 1], the row of req_to_token that each page was handed out to, 0 if
+        that is not known. protected: int32 [requests], how many tokens of each row are the prefix
+        cache's; those may lie in any page. See :mod:`g4debug.ledger.owners`. Read only if there is
+        a shadow, and only beyond ``protected``.
+    rows_of: integer [>= rows], the numbers of the rows' requests as ``owners`` knows them, if they
+        are not ``req_pool_indices``.
     padding: rows of at most this many tokens are not judged. The padding rows of a CUDA graph keep
         the requests of an earlier batch, so only their length tells that they are padding.
     """
@@ -53,6 +61,9 @@ class Truth:
     swa: bool = False
     shadow: torch.Tensor | None = None
     mapping: torch.Tensor | None = None
+    owners: torch.Tensor | None = None
+    protected: torch.Tensor | None = None
+    rows_of: torch.Tensor | None = None
     padding: int = 0
 
 
@@ -61,7 +72,8 @@ class TableCheck:
     """What :func:`check_page_table` found.
 
     safe: the table for the kernel. In place of a bad cell it has the expected page if that is in
-        range and held, else the reserved page 0. Cells behind the row's length are 0.
+        range and held, else the reserved page 0. Cells behind the row's length are 0. A FOREIGN
+        cell stays as it is: it harms nobody's memory, and is a finding only if it is confirmed.
     first_live: int64 [rows], the first live column.
     bad: int64 [n, 3], (row, column, value) of each bad cell, sorted by row, then by column.
     kinds: int64 [n], the Kind of each bad cell.
@@ -85,6 +97,7 @@ def check_page_table(
     window: int = -1,
     q_lens: torch.Tensor | None = None,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> TableCheck:
     """Check a page table against one pool.
 
@@ -95,6 +108,9 @@ def check_page_table(
         for all.
     q_lens: integer [rows], the number of query tokens of each row, 1 if None.
     truth: what the cells must agree with, None to check ranges alone.
+    repair: whether ``safe`` has another page for a bad cell that names a page of the pool. If not,
+        it differs from the table only in what would crash the kernel, so that a wrong suspicion
+        changes no answer.
     """
     rows, columns = table.shape
     device = table.device
@@ -120,7 +136,8 @@ def check_page_table(
     kind[values >= pages] = int(Kind.RANGE)
     kind[~live] = 0
     bad = kind > 0
-    safe = torch.where(bad, repaired, torch.where(outside, 0, values))
+    replaced = bad & (kind != int(Kind.FOREIGN)) & (outside if not repair else True)
+    safe = torch.where(replaced, repaired, torch.where(outside, 0, values))
     short = needed > columns if columns else torch.zeros_like(needed, dtype=torch.bool)
     return TableCheck(
         safe=torch.where(dereferenced, safe, 0).to(table.dtype),
@@ -143,13 +160,14 @@ def _disagreements(
     judged = judged & ((request > 0) & (request < requests))[:, None] & (at < tokens)
     token = truth.req_to_token[request.clamp(0, requests - 1)][:, at.clamp(max=tokens - 1)]
     full = torch.where(token < 0, UNKNOWN, token.to(torch.int64) // page_size)
-    freed = torch.zeros_like(judged)
+    freed, foreign = torch.zeros_like(judged), torch.zeros_like(judged)
     word = torch.zeros_like(full)
     if truth.shadow is not None:
         sound = truth.shadow[-1] == 1
         inside = (full > 0) & (full < truth.shadow.numel() - 1)
         word = torch.where(inside, truth.shadow[torch.where(inside, full, 0)], 0).to(torch.int64)
         freed = sound & inside & (word == FREE)
+        foreign = sound & inside & _foreign(full, inside, request, at, truth)
         if truth.swa:  # the shadow knows nothing about a page that does not exist
             judged = judged & sound & (inside | (full == 0))
     elif truth.swa:
@@ -165,5 +183,21 @@ def _disagreements(
     if truth.swa:
         kind[(full > 0) & (word == 0)] = int(Kind.EVICTED)
     kind[freed] = int(Kind.FREED)
+    kind[foreign & (kind == 0)] = int(Kind.FOREIGN)
     kind[~judged] = 0
-    return kind, torch.where(judged, expected, UNKNOWN), judged & ~freed
+    expected = torch.where(judged & (kind != int(Kind.FOREIGN)), expected, UNKNOWN)
+    return kind, expected, judged & ~freed
+
+
+def _foreign(
+    full: torch.Tensor, inside: torch.Tensor, request: torch.Tensor, at: torch.Tensor, truth: Truth
+) -> torch.Tensor:
+    """True for each cell whose page was handed out to another row, and is not the cache's."""
+    if truth.owners is None or truth.protected is None:
+        return torch.zeros_like(inside)
+    owner = truth.owners[torch.where(inside, full, 0)].to(torch.int64)
+    known = (request > 0) & (request < len(truth.protected))
+    begin = truth.protected[torch.where(known, request, 0)].to(torch.int64)
+    numbers = request if truth.rows_of is None else truth.rows_of[: len(request)].to(torch.int64)
+    own = known[:, None] & (at >= begin[:, None])
+    return own & (owner > 0) & (owner != numbers[:, None])

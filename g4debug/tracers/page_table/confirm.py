@@ -28,6 +28,15 @@ def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:
         return True
 
 
+def has_ended(launch: Launch, cell: Cell, ledger: Ledger) -> bool:
+    """True if no request holds the row of ``req_to_token`` of this cell any more."""
+    holders = ledger.holders
+    if launch.truth is None or holders is None or holders.scheduler is None:
+        return False
+    row = int(launch.truth.req_pool_indices[cell.row])
+    return not holders.is_served(row, ledger.requests.values())
+
+
 def _rests_on(launch: Launch, cell: Cell) -> bool:
     """True if only the shadow says that this cell is wrong."""
     if launch.truth is None or launch.truth.shadow is None:
@@ -41,7 +50,7 @@ def _confirmed(launch: Launch, cell: Cell, ledger: Ledger, holders: Holders) -> 
     row = int(launch.truth.req_pool_indices[cell.row])
     token = int(launch.truth.req_to_token[row, cell.column * holders.page_size])
     full = np.array([token // holders.page_size], dtype=np.int64)
-    if holders.scheduler is not None and not holders.is_served(row, ledger.requests.values()):
+    if has_ended(launch, cell, ledger):
         return False  # it ended since then, so that its pages are free now by right
     if cell.kind is Kind.FREED:
         return bool(holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any())

@@ -5,18 +5,20 @@ For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), colu
     full       = req_to_token[req_pool_indices[r], c * page_size] // page_size
     right      = full, or for the SWA pool the shadow's word of it (ledger/shadow.py)
     live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
-    bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one
-    out[r, c]  = table[r, c]; if it is bad or no page of the pool: ``right`` if that is a
-                 held page of the pool, else the reserved page 0          for c < u
+    bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one,
+                 or ``full`` was handed out to another request (ledger/owners.py)
+    out[r, c]  = table[r, c]; if it is no page of the pool, or (with ``repair``) bad in another way
+                 than the last one: ``right`` if that is a held page, else page 0   for c < u
 
 All kinds and conditions are in :func:`g4debug.tracers.page_table.check.check_page_table`, the
 torch reference of this kernel.
 
 ``out`` is not written from column u on, because FlashInfer never reads those cells. The first
-program of a launch that finds a bad cell writes what it saw *straight into pinned host memory*. So
-the host can read it without a copy and without waiting, and still has it if the CUDA context dies
-a moment later. Which program is the first may vary from run to run, but not that there is a bad
-cell. The host checks the whole table again before it reports.
+program that finds a bad cell writes what it saw *straight into pinned host memory*. So the host can
+read it without a copy and without waiting, and still has it if the CUDA context dies a moment
+later. Until the host has read it, what others see is only counted
+(:mod:`g4debug.tracers.page_table.trap_buffer`). Which program is the first may vary from run to
+run, but not that there is a bad cell. The host checks the whole table again before it reports.
 
 The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
 synchronises twice for each layer and cannot see into CUDA graphs).
@@ -28,8 +30,9 @@ import torch
 import triton
 import triton.language as tl
 
+from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table
-from g4debug.tracers.page_table.trap_buffer import FIELDS, FLAG, TrapBuffer
+from g4debug.tracers.page_table.trap_buffer import FIELDS, TrapBuffer
 
 BLOCK = 256
 _NEGATIVE = tl.constexpr(int(Kind.NEGATIVE))
@@ -39,11 +42,38 @@ _ZERO = tl.constexpr(int(Kind.ZERO))
 _MISMATCH = tl.constexpr(int(Kind.MISMATCH))
 _FREED = tl.constexpr(int(Kind.FREED))
 _EVICTED = tl.constexpr(int(Kind.EVICTED))
+_FOREIGN = tl.constexpr(int(Kind.FOREIGN))
+
+
+# Where the words of a record are.
+_AT_SEQ = tl.constexpr(trap_buffer.SEQ)
+_AT_ROW = tl.constexpr(trap_buffer.ROW)
+_AT_COLUMN = tl.constexpr(trap_buffer.COLUMN)
+_AT_VALUE = tl.constexpr(trap_buffer.VALUE)
+_AT_SEQ_LEN = tl.constexpr(trap_buffer.SEQ_LEN)
+_AT_COUNT = tl.constexpr(trap_buffer.COUNT)
+_AT_KIND = tl.constexpr(trap_buffer.KIND)
+_AT_EXPECTED = tl.constexpr(trap_buffer.EXPECTED)
+_AT_SUMMARY = tl.constexpr(trap_buffer.SUMMARY)
+
+
+@triton.jit
+def _fence_system(anything):
+    """What was written before is visible to the host before what is written after."""
+    tl.inline_asm_elementwise(
+        "fence.sc.sys; mov.u32 $0, $1;",
+        "=r,r",
+        [anything],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(
     do_not_specialize=[
-        "pages", "page_size", "window", "columns", "slot", "requests", "tokens", "known", "padding",
+        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "tokens", "known",
+        "padding",
     ]
 )  # fmt: skip
 def _page_guard_kernel(
@@ -52,15 +82,20 @@ def _page_guard_kernel(
     seq_lens,
     cu_q,
     claims,
+    total,
+    acks,
     host,
     req_to_token,
     req_pool_indices,
     book,  # the shadow, or where there is none the full-to-SWA mapping
+    owners,
+    protected,
     pages,
     page_size,
     window,
     columns,
     slot,
+    slots,
     requests,
     tokens,
     known,  # words of the book: full pages, or tokens of the mapping
@@ -72,7 +107,10 @@ def _page_guard_kernel(
     HAS_Q: tl.constexpr,
     HAS_TRUTH: tl.constexpr,
     HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
     SWA: tl.constexpr,
+    REPAIR: tl.constexpr,
+    FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
     N_FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -106,12 +144,17 @@ def _page_guard_kernel(
             token = token.to(tl.int64)
             full = tl.where(token < 0, -1, token // page_size)
             freed = judged & (column < 0)
+            foreign = judged & (column < 0)
             word = tl.zeros([BLOCK], tl.int64)
             if HAS_SHADOW:
                 sound = column < tl.where(tl.load(book + known) == 1, used, 0)
                 there = judged & (full > 0) & (full < known)
                 word = tl.load(book + full, mask=there, other=0).to(tl.int64)
                 freed = there & sound & (word == -1)
+                if HAS_OWNERS:
+                    owner = tl.load(owners + full, mask=there, other=0).to(tl.int64)
+                    begin = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
+                    foreign = there & sound & (owner > 0) & (owner != request) & (at >= begin)
                 if SWA:
                     judged = judged & sound & (there | (full == 0))
             elif SWA:
@@ -127,38 +170,54 @@ def _page_guard_kernel(
             if SWA:
                 kind = tl.where((full > 0) & (word == 0), _EVICTED, kind)
             kind = tl.where(freed, _FREED, kind)
+            kind = tl.where(foreign & (kind == 0), _FOREIGN, kind)
             kind = tl.where(judged, kind, 0)
-            expected = tl.where(judged, right, -1)
+            expected = tl.where(judged & (kind != _FOREIGN), right, -1)
             held = judged & (freed == 0)
             repaired = tl.where(held & (expected > 0) & (expected < pages), expected, 0)
         outside = (value < 0) | (value >= pages)
         kind = tl.where(value < 0, _NEGATIVE, tl.where(outside, _RANGE, kind))
         bad = live & (kind > 0)
-        safe = tl.where(bad, repaired, tl.where(outside, 0, value))
+        sure = bad & (kind != _FOREIGN)
+        replaced = sure
+        if not REPAIR:
+            replaced = sure & outside
+        safe = tl.where(replaced, repaired, tl.where(outside, 0, value))
         tl.store(out + row * out_stride_row + column, safe, mask=inside)
         cells = tl.sum(bad.to(tl.int32), axis=0)
-        count = cells
-        if start == 0:
-            count += (needed > columns).to(tl.int32)
-        # Nested: Triton's `and` evaluates both sides, and the atomic claims the slot.
-        if count > 0:  # noqa: SIM102
-            if tl.atomic_add(claims + slot, count) == 0:
-                where = tl.min(tl.where(bad, column, 2147483647), axis=0)
+        certain = tl.sum(sure.to(tl.int32), axis=0)
+        lacks = (needed > columns).to(tl.int32)
+        if start != 0:
+            lacks = lacks * 0
+        # What follows is the writer's side of the hand-over in trap_buffer.py.
+        if cells + lacks > 0:
+            many = (cells + lacks).to(tl.int64)
+            # What must be confirmed first has a slot of its own: it must not hide what is certain.
+            suspicion = certain + lacks == 0
+            mine = slot.to(tl.int64) + tl.where(suspicion, slots, 0)
+            at_host = host + mine * N_FIELDS
+            acked = tl.load(acks + mine, volatile=True)
+            if tl.atomic_cas(claims + mine, acked, acked + 1) == acked:
+                where = tl.min(tl.where(tl.where(suspicion, bad, sure), column, 2147483647), axis=0)
                 here = column == where
-                short = cells == 0
-                at_host = host + slot.to(tl.int64) * N_FIELDS
+                short = (certain == 0) & (lacks > 0)
                 what = tl.sum(tl.where(here, value, 0), axis=0)
                 why = tl.sum(tl.where(here, kind, 0), axis=0)
                 belongs = tl.sum(tl.where(here, expected, 0), axis=0)
-                tl.store(at_host + 1, row)
-                tl.store(at_host + 2, tl.where(short, columns, where).to(tl.int64))
-                tl.store(at_host + 3, tl.where(short, needed, what))
-                tl.store(at_host + 4, n)
-                tl.store(at_host + 5, count.to(tl.int64))
-                tl.store(at_host + 6, tl.where(short, _SHORT, why).to(tl.int64))
-                tl.store(at_host + 7, tl.where(short, -1, belongs))
-                tl.store(at_host, n * 0 + 1)
-                tl.store(host, n * 0 + 1)  # slot 0 is the summary flag of all slots
+                tl.store(at_host + _AT_ROW, row)
+                tl.store(at_host + _AT_COLUMN, tl.where(short, columns, where).to(tl.int64))
+                tl.store(at_host + _AT_VALUE, tl.where(short, needed, what))
+                tl.store(at_host + _AT_SEQ_LEN, n)
+                tl.store(at_host + _AT_COUNT, many)
+                tl.store(at_host + _AT_KIND, tl.where(short, _SHORT, why).to(tl.int64))
+                tl.store(at_host + _AT_EXPECTED, tl.where(short, -1, belongs))
+                if FENCE:
+                    _fence_system(cells)
+                tl.store(at_host + _AT_SEQ, acked + 1)
+            now = tl.atomic_add(total, many) + many
+            if FENCE:
+                _fence_system(cells)
+            tl.store(host + _AT_SUMMARY, now)
 
 
 def launch(
@@ -172,6 +231,7 @@ def launch(
     page_size: int,
     window: int,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> None:
     """Run the guard's kernel on the current stream, without waiting for it.
 
@@ -180,7 +240,7 @@ def launch(
     seq_lens: int32/int64 [rows].
     cu_q: int32/int64 [rows + 1], the running sum of the query lengths, or None for one query token
         in each row.
-    pages, page_size, window, truth: as in ``check_page_table``.
+    pages, page_size, window, truth, repair: as in ``check_page_table``.
     """
     rows, columns = table.shape
     if rows == 0 or columns == 0:
@@ -200,15 +260,20 @@ def launch(
         seq_lens,
         seq_lens if cu_q is None else cu_q,
         trap.claims,
+        trap.total,
+        trap.acks,
         trap.host,
         seq_lens if truth is None else truth.req_to_token,
         seq_lens if truth is None else truth.req_pool_indices,
         book,
+        seq_lens if truth is None or truth.owners is None else truth.owners,
+        seq_lens if truth is None or truth.protected is None else truth.protected,
         pages,
         page_size,
         window,
         columns,
         slot,
+        trap.slots,
         requests,
         tokens,
         known,
@@ -220,7 +285,13 @@ def launch(
         HAS_Q=cu_q is not None,
         HAS_TRUTH=truth is not None,
         HAS_SHADOW=truth is not None and truth.shadow is not None,
+        HAS_OWNERS=truth is not None
+        and truth.shadow is not None
+        and truth.owners is not None
+        and truth.protected is not None,
         SWA=truth is not None and truth.swa,
+        REPAIR=repair,
+        FENCE=table.is_cuda,
         N_FIELDS=FIELDS,
         BLOCK=BLOCK,
         num_warps=4,
@@ -238,21 +309,20 @@ def reference(
     page_size: int,
     window: int,
     truth: Truth | None = None,
+    repair: bool = True,
 ) -> None:
     """The same as :func:`launch`, for CPU tensors. Records the first violation in row order."""
     q_lens = None if cu_q is None else cu_q.diff()
-    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth)
+    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth, repair)
     out.copy_(checked.safe)
-    count = len(checked.bad) + len(checked.short)
-    if count and int(trap.claims[slot]) == 0:
-        found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
-        rows = [found[:1].tolist()[0]] if len(found) else []
-        if len(checked.short):
-            row, needed = (int(x) for x in checked.short[0])
-            rows.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
-        row, column, value, kind, expected = min(rows, key=lambda r: r[:2])
-        begin = slot * FIELDS
-        words = [1, row, column, value, int(seq_lens[row]), count, kind, expected]
-        trap.host[begin : begin + FIELDS] = torch.tensor(words)
-        trap.host[FLAG] = 1
-    trap.claims[slot] += count
+    found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
+    cells: list[list[int]] = found.tolist()
+    suspicions = [cell for cell in cells if cell[3] == Kind.FOREIGN]
+    sure = [cell for cell in cells if cell[3] != Kind.FOREIGN]
+    for row, needed in checked.short.tolist():
+        sure.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
+    for part, suspicion in ((sure, False), (suspicions, True)):
+        if part:
+            row, column, value, kind, expected = min(part, key=lambda cell: cell[:2])
+            words = [row, column, value, int(seq_lens[row]), len(part), kind, expected]
+            trap.leave(slot, words, suspicion)

@@ -95,8 +95,9 @@ def _cells(checked: TableCheck) -> list[Cell]:
 
 
 def cell_of(fields: dict[str, int]) -> Cell:
-    """The cell that the guard left in a slot of the trap buffer."""
-    kind = Kind(fields["kind"])
+    """The cell that the guard left in a slot of the trap buffer, whatever is in there."""
+    known = fields["kind"] in {int(kind) for kind in Kind}
+    kind = Kind(fields["kind"]) if known else Kind.UNREADABLE
     return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
 
 
@@ -113,9 +114,20 @@ def _on_host(launch: Launch) -> Truth | None:
         truth,
         req_to_token=torch.cat([taken[:0].new_zeros(1, taken.shape[1]), taken]),
         req_pool_indices=torch.where(theirs, torch.arange(1, len(request) + 1), 0),
+        owners=None if truth.owners is None else truth.owners.cpu(),
+        protected=_protected(truth.protected, request),
+        rows_of=request.cpu(),
         shadow=None if truth.shadow is None else truth.shadow.cpu(),
         mapping=None if truth.mapping is None else truth.mapping.cpu(),
     )
+
+
+def _protected(protected: torch.Tensor | None, request: torch.Tensor) -> torch.Tensor | None:
+    """``protected`` of these requests, behind one of row 0."""
+    if protected is None:
+        return None
+    taken = protected[request.clamp(0, len(protected) - 1)].cpu()
+    return torch.cat([taken.new_zeros(1), taken])
 
 
 def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:

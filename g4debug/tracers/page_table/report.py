@@ -16,7 +16,9 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger, PoolLedger
 from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.causes import cause
 from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.foreign import Foreign, confirm
 from g4debug.tracers.page_table.launch import Cell, Launch, cell_of, read_table
 
 logger = logging.getLogger("g4debug")
@@ -33,6 +35,8 @@ KindName = Literal[
     "full-index-in-swa-table",
     "other-request",
     "stale",
+    "foreign-page",
+    "unreadable",
 ]
 NAMES: dict[Kind, KindName] = {
     Kind.NEGATIVE: "negative",
@@ -42,6 +46,8 @@ NAMES: dict[Kind, KindName] = {
     Kind.MISMATCH: "mismatch",
     Kind.FREED: "use-after-free",
     Kind.EVICTED: "evicted-in-window",
+    Kind.FOREIGN: "foreign-page",
+    Kind.UNREADABLE: "unreadable",
 }
 _CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
 _WRONG = "TRIAGE.md, 'The page table names a wrong page'"
@@ -57,7 +63,17 @@ REFERENCES: dict[KindName, str] = {
     "full-index-in-swa-table": _CRASH,
     "other-request": _WRONG,
     "stale": _WRONG,
+    "foreign-page": _WRONG,
+    "unreadable": _WRONG,
 }
+
+
+class Unconfirmed(Exception):
+    """SGLang's own tables do not confirm what the guard suspects. ``page``: of the full pool."""
+
+    def __init__(self, page: int, why: str) -> None:
+        super().__init__(why)
+        self.page = page
 
 
 def describe(
@@ -67,8 +83,11 @@ def describe(
     draft: bool,
     ledger: Ledger | None,
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
-    """The finding, the table (if the device can still be read), and the events of the page."""
-    if launch is None:
+    """The finding, the table (if the device can still be read), and the events of the page.
+
+    Raises Unconfirmed for a suspicion that SGLang's own tables do not confirm.
+    """
+    if launch is None or cell_of(fields).kind is Kind.UNREADABLE:
         return _bare(fields, recorder), None, ()
     page_size = int(launch.backend.page_size)
     pool = Pool(
@@ -78,12 +97,14 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell = None, cell_of(fields)
+    table, cell, foreign = None, cell_of(fields), None
+    if cell.kind is Kind.FOREIGN:
+        foreign = _confirmed(launch, cell, recorder, ledger)
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
         table, cell = read_table(launch, pool, recorder, cell)
     _settle(ledger)
     rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
-    facts = Facts(launch, cell, rid, ledger)
+    facts = Facts(launch, cell, rid, ledger, foreign)
     events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
@@ -116,7 +137,7 @@ def describe(
         got=facts.got(count),
         owner=facts.owner(),
         history=tuple(event_line(e) for e in events),
-        cause=facts.cause(),
+        cause=cause(facts),
         reference=facts.fix() + REFERENCES[facts.kind],
         next_command=facts.next_command(),
     )
@@ -126,19 +147,30 @@ def describe(
 class Facts:
     """What this process knows about one bad cell, and how the report says it."""
 
-    def __init__(self, launch: Launch, cell: Cell, rid: str, ledger: Ledger | None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        cell: Cell,
+        rid: str,
+        ledger: Ledger | None,
+        foreign: Foreign | None = None,
+    ) -> None:
         self.launch, self.cell, self.rid = launch, cell, rid
-        self.ledger = ledger
+        self.ledger, self.foreign = ledger, foreign
+        self.request = ledger.requests.get(rid) if ledger is not None and rid else None
         self.value = cell.value
         self.pool_name = launch.pool_name
         self.page_size = int(launch.backend.page_size)
-        self.full_page = self.swa_page = -1
+        self.request_row = self.full_page = self.swa_page = -1
+        self.token: int | None = None  # what req_to_token has for the cell
         try:
-            index = int(launch.batch.req_pool_indices[cell.row])
-            token = int(launch.backend.req_to_token[index, cell.column * self.page_size])
-            self.full_page = token // self.page_size
+            self.request_row = int(launch.batch.req_pool_indices[cell.row])
+            table = launch.backend.req_to_token
+            self.token = int(table[self.request_row, cell.column * self.page_size])
+            self.full_page = self.token // self.page_size
             mapping = target_pool(launch.backend, launch.batch).full_to_swa_index_mapping
-            self.swa_page = int(mapping[token]) // self.page_size
+            if 0 <= self.token < len(mapping):
+                self.swa_page = int(mapping[self.token]) // self.page_size
         except (AttributeError, IndexError, RuntimeError):
             pass
         self.right = cell.expected
@@ -183,15 +215,15 @@ class Facts:
 
     def _subject(self) -> tuple[str, int]:
         """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
-        if self.kind == "full-index-in-swa-table" or self.kind == "use-after-free":
+        if self.kind in ("full-index-in-swa-table", "use-after-free", "foreign-page"):
             return "full", self.full_page
         if self.kind == "evicted-in-window":
-            return "swa", self._evicted()
+            return "swa", self.evicted_page()
         if self.kind in ("other-request", "stale", "mismatch"):
             return self.pool_name, self.value
         return self.pool_name, -1 if self.kind == "row-too-short" else self.right
 
-    def _evicted(self) -> int:
+    def evicted_page(self) -> int:
         """The SWA page that the tokens of this request had. -1 if it is not known any more."""
         pool = self._pool("swa")
         if pool is None or not self.rid:
@@ -202,8 +234,26 @@ class Facts:
 
     def events(self) -> tuple[PageEvent, ...]:
         """The last events of the page that the finding is about, oldest first."""
-        pool, page = self._subject()
+        return self.history_of(*self._subject())
+
+    def history_of(self, pool: str, page: int) -> tuple[PageEvent, ...]:
+        """The last events of a page, oldest first. () if there is no such page or no ledger."""
         return () if self.ledger is None or page <= 0 else self.ledger.history(pool, page)
+
+    @property
+    def full_pages(self) -> int:
+        """Pages of the full pool, 0 if not known."""
+        pool = self._pool("full")
+        return 0 if pool is None else pool.pages
+
+    def own_column(self) -> int:
+        """The column that the page of the cell really has in the request's row; -1 if none."""
+        pool = self._pool()
+        if pool is None or not 0 < self.value < pool.pages or not pool.held[self.value]:
+            return -1
+        mine = self.rid and str(pool.owner[self.value]) == self.rid
+        position = int(pool.position[self.value])
+        return position // self.page_size if mine and position >= 0 else -1
 
     # --- in words ----------------------------------------------------------------------------
 
@@ -218,6 +268,8 @@ class Facts:
             return f"reads full-pool page {self.full_page}, which is free"
         if self.kind == "evicted-in-window":
             return f"needs {self._tokens()} in its window, but their SWA page was evicted"
+        if self.kind == "foreign-page":
+            return self._foreign()
         if self.kind == "page-zero":
             return f"gets the reserved page 0, {but}"
         label = "full-pool page" if self.untranslated else "page"
@@ -229,8 +281,20 @@ class Facts:
         free = " (free)" if self.kind == "stale" else ""
         return f"gets {label} {self.value}{whose}{free}, {but}"
 
+    def _foreign(self) -> str:
+        it = self.foreign
+        assert it is not None
+        swa = f" (SWA page {self.value})" if self.pool_name == "swa" else ""
+        return (
+            f"reads full-pool page {it.page}{swa} of request {it.owner} for {self._tokens()}, "
+            f"because row {it.row} of req_to_token names it"
+        )
+
     def expected(self) -> str:
         """What belongs in the cell."""
+        if self.foreign is not None:
+            own = f": page {self.foreign.own}" if self.foreign.own > 0 else ""
+            return f"a page that was handed out to the request of the row itself{own}"
         if self.kind == "row-too-short":
             return f"at least {self.value} columns, one for each page of the row's length"
         if self.kind == "use-after-free":
@@ -251,6 +315,12 @@ class Facts:
 
     def owner(self) -> str:
         """Who has the page that explains the finding, in words."""
+        if self.foreign is not None:
+            it = self.foreign
+            also = (
+                f"; row {it.owner_row} of request {it.owner} names it in column {it.owner_column}"
+            )
+            return self._held("full", it.page) + also
         if self.untranslated:
             return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
         if self.kind == "row-too-short":
@@ -280,47 +350,6 @@ class Facts:
         first = self.cell.column * self.page_size
         return f"tokens {first}..{first + self.page_size - 1}"
 
-    def cause(self) -> str:
-        """The likely cause. '' if nothing is known."""
-        if self.stale_state:
-            return (
-                "full-pool indices reached a sliding layer: the attention backend has "
-                f"{trtllm_mha.swa_state(self.launch.backend)}, "
-                "while the pool it reads is a SWAKVPool, so the table was not translated"
-            )
-        if self.untranslated:
-            return (
-                "the cell holds a full-pool page where a SWA page belongs, although the backend "
-                "translates its tables: the SWA table was overwritten, or this cell was never "
-                "translated"
-            )
-        if self.kind == "row-too-short":
-            return (
-                "seq_lens and the table were made from different lengths, or the request is "
-                "longer than the CUDA graph's static table; the kernel reads on into the next row"
-            )
-        if self.kind == "use-after-free":
-            return (
-                "the request's pages were freed while it is still being served; the history shows "
-                "the last free"
-            )
-        if self.kind == "evicted-in-window":
-            return (
-                "the SWA page was evicted too early; these tokens have no mapping any more, so the "
-                "sliding layers read page 0 or another request's KV"
-            )
-        if self.full_page < 0:
-            return ""
-        if self.full_page == 0:
-            return (
-                "req_to_token has no token there: the row is longer than what was allocated for it"
-            )
-        return (
-            "the cell differs from what req_to_token says "
-            f"(full page {self.full_page}, SWA page {self.swa_page}): "
-            "the table was overwritten after it was built, or built from stale data"
-        )
-
     def fix(self) -> str:
         """The fix that matches, in front of the entry of TRIAGE.md; '' for none."""
         if self.stale_state:
@@ -331,9 +360,25 @@ class Facts:
         """What to run next."""
         if self.stale_state:
             return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
-        if self.kind in ("use-after-free", "evicted-in-window", "row-too-short"):
+        if self.kind in ("use-after-free", "evicted-in-window", "row-too-short", "foreign-page"):
             return ALL  # not contain: with page 0 in place of what is gone, answers would be wrong
         return CONTAIN
+
+
+def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | None) -> Foreign:
+    """Raises Unconfirmed if SGLang's own tables do not say the same."""
+    try:
+        foreign, why = confirm(launch, cell, recorder, ledger)
+    except (RuntimeError, IndexError) as e:
+        foreign, why = None, f"they cannot be read: {e}".splitlines()[0]
+    if foreign is None:
+        page = -1
+        with suppress(RuntimeError, IndexError):
+            row = int(launch.batch.req_pool_indices[cell.row])
+            size = int(launch.backend.page_size)
+            page = int(launch.backend.req_to_token[row, cell.column * size]) // size
+        raise Unconfirmed(page, why)
+    return foreign
 
 
 def event_line(event: PageEvent) -> str:
@@ -361,6 +406,8 @@ def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
     """A finding from what the guard wrote, and nothing else."""
     cell = cell_of(fields)
     kind = NAMES[cell.kind]
+    if cell.kind is Kind.UNREADABLE:
+        return _unreadable(fields, recorder)
     outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
     what = "is out of range" if outside else f"is wrong ({kind})"
     return Finding(
@@ -381,4 +428,25 @@ def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
         expected=f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool",
         got=str(cell.value),
         reference=REFERENCES[kind],
+    )
+
+
+def _unreadable(fields: dict[str, int], recorder: Recorder) -> Finding:
+    """The finding that the guard saw something, and that what it left makes no sense."""
+    return Finding(
+        check="page-table",
+        kind="unreadable",
+        site="attn.layer_page_table",
+        headline=(
+            "g4debug: page-table: the guard saw a bad cell, but what it left cannot be read "
+            f"(kind {fields['kind']}, row {fields['row']}, column {fields['column']})"
+        ),
+        location=Location(
+            process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step
+        ),
+        expected=f"a record of the guard, whose kind is one of 1..{int(Kind.FOREIGN)}",
+        got=", ".join(f"{name} {value}" for name, value in fields.items()),
+        cause="not known: somebody overwrote the host memory of the trap buffer",
+        reference=REFERENCES["unreadable"],
+        next_command=ALL,
     )

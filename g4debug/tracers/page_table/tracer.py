@@ -28,8 +28,9 @@ from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.backends import trtllm_mha
-from g4debug.tracers.page_table.launch import Launch
-from g4debug.tracers.page_table.report import describe
+from g4debug.tracers.page_table.confirm import has_ended, is_real
+from g4debug.tracers.page_table.launch import Launch, cell_of
+from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
@@ -42,12 +43,16 @@ class PageTableTracer:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.contain = context.settings.mode != "log"
+        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
+        self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
         self.lost = False  # after an error of the device nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.books = Books(context.ledger)
+        self._spoilt: set[int] = set()  # slots of the trap buffer that were reported as such
+        self._said = 10  # from how many merged cells on the next line about them is logged
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
@@ -134,6 +139,7 @@ class PageTableTracer:
             int(backend.page_size),
             launch.window,
             launch.truth,
+            self.repair,
         )
         self.context.checked(1, "tables captured in CUDA graphs" if captured else "tables")
         if not table.is_cuda:
@@ -169,29 +175,75 @@ class PageTableTracer:
         """Report what the guard saw. If it saw nothing, this is one read of host memory."""
         if self.trap is None or self.lost or not self.trap.tripped:
             return
-        recorder, found = self.context.recorder, []
-        for slot in self.trap.tripped_slots() or [0]:
-            launch, fields = self.launches.get(slot), self.trap.fields(slot)
+        recorder, ledger, found = self.context.recorder, self.context.ledger, []
+        for left in self.trap.take():
+            launch = self.launches.get(left.slot)
             draft = launch is not None and id(launch.backend) in self.drafts
+            if not self._is_real(launch, left.fields):
+                continue
             try:
-                found.append(describe(launch, fields, recorder, draft, self.context.ledger))
+                found.append(describe(launch, left.fields, recorder, draft, ledger))
+            except Unconfirmed as e:
+                assert ledger is not None
+                assert ledger.owners is not None
+                ledger.owners.doubt(e.page, str(e))
             except Exception:
                 # A bug of ours must not hide the finding: the kernel's table was safe, not right.
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
-                bare, _, _ = describe(None, fields, recorder, draft, None)
+                bare, _, _ = describe(None, left.fields, recorder, draft, None)
                 found.append((bare, None, ()))
-        self._clear()
+        self._account()
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
-    def _clear(self) -> None:
-        assert self.trap is not None
+    def _is_real(self, launch: Launch | None, fields: dict[str, int]) -> bool:
+        """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""
+        ledger, cell = self.context.ledger, cell_of(fields)
         try:
-            self.trap.clear()
+            if is_real(launch, cell, ledger):
+                return True
+        except Exception as e:
+            logger.exception("g4debug: page-table: SGLang's own structures cannot be asked")
+            why = f"page-table could not confirm what it saw ({type(e).__name__})"
+            if ledger is not None:
+                ledger.give_up(why)
+            return False
+        assert ledger is not None, "without a ledger nothing needs to be confirmed"
+        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of a page table"
+        if launch is not None and has_ended(launch, cell, ledger):
+            logger.warning(
+                "g4debug: page-table: nothing is reported of %s, because its request has ended "
+                "since then",
+                what,
+            )
+        else:
+            ledger.mistaken(what)
+        return False
+
+    def _account(self) -> None:
+        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
+        assert self.trap is not None
+        for slot in self.trap.spoilt - self._spoilt:
+            self._spoilt.add(slot)
+            logger.error(
+                "g4debug: page-table: somebody else wrote into the host memory of slot %d of the "
+                "trap buffer. What the guard sees in the tables of that slot is lost from now on",
+                slot,
+            )
+        try:
+            merged = self.trap.merged()
         except RuntimeError as e:
             # The device can no longer be used, so nothing more can be checked.
             self.lost = True
             self.context.off(f"the device is lost: {e}")
+            return
+        if merged >= self._said:
+            self._said = 10 ** len(str(merged))
+            logger.warning(
+                "g4debug: page-table: %d bad cells so far are in no finding of their own: the "
+                "guard saw them before the host had read the last one",
+                merged,
+            )
 
 
 def install(context: Context) -> None:

@@ -1,28 +1,81 @@
-"""The host memory in which the page-table guard leaves what it saw."""
+"""The host memory in which the page-table guard leaves what it saw, and how it is handed over.
+
+The guard writes at any time, also while the host reads. So nothing here is ever cleared, and each
+word has one writer:
+
+* ``claims`` (device): the number of the last record that a program of the guard took upon itself.
+* ``host`` (host memory, written by the guard): the record of each slot. Its words are written
+  first, then there is a fence for the whole system, then its number (``SEQ``).
+* ``acks`` (host memory, written by the host): the number of the last record that the host has
+  read. Only then may the guard write the next one over it.
+* ``total`` (device): how many bad cells the guard has seen in all.
+
+A program that finds the last record unread writes none: its cells are only counted, and so they
+are *merged* into that record. Whatever a program did, it ends by writing the new total to the first
+word of ``host``. No two totals are equal, so the host notices each of them, and what it reads is
+never half of two records. Each slot is a queue with one place, many writers and one reader.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
 FIELDS = 8  # int64 words in each slot
-FLAG = 0  # first word of a slot: something was seen
+SEQ, ROW, COLUMN, VALUE, SEQ_LEN, COUNT, KIND, EXPECTED = range(8)
+SUMMARY = 0  # first word of the buffer, in slot 0: the total
+NAMES = {
+    "row": ROW,
+    "column": COLUMN,
+    "value": VALUE,
+    "seq_len": SEQ_LEN,
+    "count": COUNT,
+    "kind": KIND,
+    "expected": EXPECTED,
+}
+
+
+@dataclass(frozen=True)
+class Left:
+    """One record that the guard left.
+
+    suspicion: it is about a cell that must be confirmed first.
+    number: of this record in its slot, counted from 1.
+    fields: row, column, value, seq_len, count, kind, expected. If the row is too short, column is
+        how many columns it has, and value how many it needs. count: bad cells that the program of
+        the guard saw, which looks at a part of one row.
+    """
+
+    slot: int
+    suspicion: bool
+    number: int
+    fields: dict[str, int]
 
 
 class TrapBuffer:
     """Where the guard leaves what it saw: one slot for each launch, in host memory.
 
-    Slot 0 is the summary: its FLAG is set as soon as the FLAG of any slot is. On a GPU the buffer
-    is pinned memory, the kernel writes to it directly, and the host reads it without waiting.
-    Elsewhere it is plain memory.
+    On a GPU the buffer is pinned memory, the kernel writes to it directly, and the host reads it
+    without waiting. Elsewhere it is plain memory. Slot 0 belongs to no launch. Behind the slots
+    lie as many for suspicions, so that one of these never stands in the way of what is certain.
     """
 
     def __init__(self, device: torch.device, slots: int = 4096) -> None:
         pinned = device.type == "cuda"
-        self.host = torch.zeros(slots * FIELDS, dtype=torch.int64, pin_memory=pinned)
-        self.claims = torch.zeros(slots, dtype=torch.int32, device=device)
+        places = 2 * slots
+        self.host = torch.zeros(places * FIELDS, dtype=torch.int64, pin_memory=pinned)
+        self.acks = torch.zeros(places, dtype=torch.int64, pin_memory=pinned)
+        self.claims = torch.zeros(places, dtype=torch.int64, device=device)
+        self.total = torch.zeros(1, dtype=torch.int64, device=device)
         self.slots = slots
+        self.spoilt: set[int] = set()  # slots with a number that the guard cannot have written
+        self.told = 0  # bad cells in the records that were read
         self._used = 1
-        self._view = self.host.numpy()
+        self._words = self.host.numpy().reshape(places, FIELDS)
+        self._acks = self.acks.numpy()
+        self._summary = 0
 
     def new_slot(self) -> int:
         """A new slot for one launch. When all are taken, further launches share the last one."""
@@ -30,26 +83,66 @@ class TrapBuffer:
         self._used = min(self._used + 1, self.slots - 1)
         return slot
 
+    # --- the host's side -------------------------------------------------------------------
+
     @property
     def tripped(self) -> bool:
-        """True if the guard found a bad cell in any slot. Reads host memory and never waits."""
-        return bool(self._view[FLAG])
+        """True if the guard saw something since the last ``take``. Reads host memory, no wait."""
+        return bool(self._words[0, SUMMARY] != self._summary)
 
-    def tripped_slots(self) -> list[int]:
-        """The slots whose flag is set, in order."""
-        flags = self._view.reshape(-1, FIELDS)[1:, FLAG]
-        return [int(i) + 1 for i in flags.nonzero()[0]]
+    def take(self) -> list[Left]:
+        """The records that were not read yet, by slot. Each is given once. Never waits.
 
-    def fields(self, slot: int) -> dict[str, int]:
-        """What the guard wrote into a slot: row, column, value, seq_len, count, kind, expected.
-
-        If the row is too short, column is how many columns it has, and value how many it needs.
+        A slot whose number is not the next one was written by somebody else. It is put into
+        ``spoilt``, and not read again.
         """
-        names = ("flag", "row", "column", "value", "seq_len", "count", "kind", "expected")
-        words = self._view.reshape(-1, FIELDS)[slot]
-        return {name: int(v) for name, v in zip(names, words, strict=True)}
+        # First, so that what is written from here on trips again.
+        summary = int(self._words[0, SUMMARY])
+        found = []
+        new = self._words[1:, SEQ] != self._acks[1:]
+        for slot in (new.nonzero()[0] + 1).tolist():
+            if slot in self.spoilt:
+                continue
+            number = int(self._words[slot, SEQ])
+            if number != int(self._acks[slot]) + 1:
+                self.spoilt.add(slot)
+                continue
+            words = self._words[slot].tolist()
+            self._acks[slot] = number  # from here on the guard may write over it
+            fields = {name: words[i] for name, i in NAMES.items()}
+            found.append(Left(slot % self.slots, slot >= self.slots, number, fields))
+            self.told += words[COUNT]
+        self._summary = summary
+        return found
 
-    def clear(self) -> None:
-        """Empty all slots. The device must be idle."""
-        self._view[:] = 0
-        self.claims.zero_()
+    def merged(self) -> int:
+        """How many bad cells were counted and are in no record that was read. Waits.
+
+        Raises RuntimeError if the device is lost.
+        """
+        return int(self.total) - self.told
+
+    # --- the guard's side --------------------------------------------------------------------
+
+    def leave(self, slot: int, words: list[int], suspicion: bool = False) -> None:
+        """What the guard's kernel does with the words 1..7 of a record; for CPU tensors."""
+        for _ in self.leaving(slot + self.slots * suspicion, words):
+            pass
+
+    def leaving(self, slot: int, words: list[int]) -> Iterator[None]:
+        """The same step by step; others may act between two steps."""
+        at, count = slot * FIELDS, words[COUNT - 1]
+        acked = int(self.acks[slot])
+        yield
+        if int(self.claims[slot]) == acked:  # one step with the next line: compare and swap
+            self.claims[slot] = acked + 1
+            yield
+            for i, word in enumerate(words, ROW):
+                self.host[at + i] = word
+                yield
+            self.host[at + SEQ] = acked + 1
+            yield
+        self.total += count
+        total = int(self.total)
+        yield
+        self.host[SUMMARY] = total

@@ -36,6 +36,8 @@ class Books:
         # Other drafts write into pages that they have given back already (restore_state), so a
         # free page in their tables is not wrong.
         self._with_shadow[id(backend)] = frozen or not draft
+        if self.ledger is not None and self.ledger.owners is not None:
+            self.ledger.owners.prepare(backend.req_to_token.shape[0])
 
     def truth(
         self, backend: Any, batch: Any, pool_name: str, rows: int, captured: bool
@@ -49,9 +51,11 @@ class Books:
             return None
         ledger = self.ledger
         swa = pool_name == "swa"
-        shadow = mapping = None
+        shadow = mapping = owners = protected = None
         if with_shadow and ledger is not None:
             shadow = ledger.shadow
+            if ledger.owners is not None:
+                owners, protected = ledger.owners.known(backend.req_to_token.shape[0])
         if swa and shadow is None:
             mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
             if mapping is None:
@@ -65,5 +69,7 @@ class Books:
             swa=swa,
             shadow=shadow,
             mapping=mapping,
+            owners=owners,
+            protected=protected,
             padding=padding,
         )

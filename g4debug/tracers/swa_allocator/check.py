@@ -24,6 +24,7 @@ Kind = Literal[
     "mapping-mismatch",
     "maps-freed",
     "evicted-in-window",
+    "foreign-free",
 ]
 
 

@@ -25,7 +25,8 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
     Waits for the device.
     """
     holders, pages = ledger.holders, violation.pages
-    if holders is None or violation.kind in ("out-of-range", "page-zero", "evicted-in-window"):
+    sure = ("out-of-range", "page-zero", "evicted-in-window", "foreign-free")
+    if holders is None or violation.kind in sure or event.kind == "returned":
         return True  # needs no ledger, or was confirmed where it was found
     if violation.kind == "use-after-free" and len(pool.inside(pages)) < len(pages):
         return True  # a sequence goes on in page 0: the mapping has no SWA page for it

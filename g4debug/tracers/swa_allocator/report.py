@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.swa_allocator.causes import cause
 from g4debug.tracers.swa_allocator.check import Kind, Violation
 
 NAMED = 8  # pages that are named one by one
@@ -19,56 +20,39 @@ class Words:
 
     what: str  # comes after "FULL page 7" in the headline
     expected: str
-    cause: str
 
 
 WORDS: dict[Kind, Words] = {
     "out-of-range": Words(
         "was {verb}, but does not exist",
         "pages 1..{last} of the {pool} pool",
-        "the allocator's free list was corrupted before, or a wrong index was freed into it",
     ),
     "page-zero": Words(
         "is reserved, and was {verb}",
         "pages 1..{last}; page 0 takes the writes of padded tokens and has no owner",
-        "the zero of an unset or cleared cell was taken for a page and freed",
     ),
-    "double-alloc": Words(
-        "was handed out while it is held",
-        "a free page",
-        "the page was in the free list although it is held: it was freed too early, or twice",
-    ),
-    "double-free": Words(
-        "was freed twice",
-        "a page that is held",
-        "the page was given back a second time, by another owner or by the same code again: the "
-        "timeline says which. The next two requests would have got the same page",
-    ),
-    "free-unallocated": Words(
-        "was freed, but never handed out",
-        "a page that is held",
-        "a stale or corrupted index was freed; the page would have been handed out twice",
-    ),
+    "double-alloc": Words("was handed out while it is held", "a free page"),
+    "double-free": Words("was freed twice", "a page that is held"),
+    "free-unallocated": Words("was freed, but never handed out", "a page that is held"),
     "use-after-free": Words(
         "is not held, but a sequence continues in it",
         "the page with the sequence's last token is held",
-        "the page was freed, or its SWA page was evicted, while a request still uses it",
     ),
     "mapping-mismatch": Words(
         "does not match full_to_swa_index_mapping",
         "the SWA page that was handed out together with the full page",
-        "full_to_swa_index_mapping was overwritten, or wrong indices were written into it",
     ),
     "maps-freed": Words(
         "is free, but full_to_swa_index_mapping points to it",
         "a mapping that points only to SWA pages that are held",
-        "SWA pages were freed without free_swa, which clears the mapping",
     ),
     "evicted-in-window": Words(
         "was evicted inside the window of request {request}",
         "only pages that lie completely before the window are evicted",
-        "too many tokens were evicted: look at swa_evicted_seqlen in _evict_swa, or at the prefix "
-        "cache's SWA lock",
+    ),
+    "foreign-free": Words(
+        "of request {owner}, which still runs, is freed by the release of request {request}",
+        "pages that were handed out to the request that is released, or to nobody who runs",
     ),
 }
 _BOOKS = "TRIAGE.md, 'A KV page is freed twice, handed out twice, or used after it was freed'"
@@ -83,19 +67,31 @@ REFERENCES: dict[Kind, str] = {
     "mapping-mismatch": _BOOKS,
     "maps-freed": _BOOKS,
     "evicted-in-window": _EVICTED,
+    "foreign-free": _BOOKS,
 }
 
 
 def describe(
-    ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Violation, note: str, rid: str
+    ledger: Ledger,
+    pool: PoolLedger,
+    event: PageEvent,
+    violation: Violation,
+    note: str,
+    rid: str,
+    row: str = "",
 ) -> tuple[Finding, tuple[PageEvent, ...]]:
-    """The finding, and the history of the first bad page up to this event."""
+    """The finding, and the history of the first bad page up to this event.
+
+    rid: the request to blame, '' for that of the event. row: see ``causes.cause``.
+    """
     page, count = int(violation.pages[0]), len(violation.pages)
     events = (*ledger.history(pool.name, page), _about(event, page))
     words = WORDS[violation.kind]
     request = rid or event.request
     verb = "freed" if event.kind in ("free", "evict") else "handed out"
     facts = {"last": pool.pages - 1, "pool": pool.name, "verb": verb, "request": request}
+    if violation.kind == "foreign-free":
+        facts["owner"] = str(pool.owner[page])
     mode = getattr(getattr(ledger.batch, "forward_mode", None), "name", "")
     where = f" in {mode.lower().replace('_', '-')}" if mode else ""
     by = f" (called by {event.caller})" if event.caller else ""
@@ -121,7 +117,7 @@ def describe(
         got=_got(violation, note or event.note, count),
         owner=_owner(pool, page, request),
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
-        cause=words.cause,
+        cause=cause(ledger, pool, event, violation, row),
         reference=REFERENCES[violation.kind],
         next_command=(
             "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
@@ -160,7 +156,7 @@ def _site(event: PageEvent, pool: PoolLedger) -> str:
         return "swa.free_swa"
     if event.kind == "map":
         return "swa.set_mapping"
-    if event.kind == "mismatch":
+    if event.kind in ("mismatch", "miswritten", "returned"):
         return "swa.alloc_extend"
     if event.kind == "use":
         return f"pool.{event.note or 'alloc'}"

@@ -6,6 +6,7 @@ checks that
 * pages that are handed out are in range, not page 0, and held by nobody;
 * pages that a sequence continues in are held;
 * pages that are freed are held, and freed only once;
+* the release of a request frees no page that another request owns which still runs;
 * the full-to-SWA mapping says what the allocators handed out, and never points to a freed page;
 * SWA pages that are evicted lie outside the window of the request that they belong to.
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.ledger.ledger import PoolLedger
+from g4debug.ledger.owners import cached_tokens
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.swa_allocator.check import (
     Pages,
@@ -55,6 +57,8 @@ class SwaAllocatorTracer:
         self.contain = context.settings.mode == "contain"
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
+        # rid and row of the request that release_kv_cache was called for
+        self._releasing: tuple[str, int | None] | None = None
         self._evicting: tuple[str, int] = (
             "",
             -1,
@@ -65,11 +69,14 @@ class SwaAllocatorTracer:
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("batch.evict_swa", self.before_evict_swa)
         self.context.after("batch.evict_swa", self.after_evict_swa)
+        self.context.before("cache.release", self.before_release)
+        self.context.after("cache.release", self.after_release)
         # Judge what was handed out in this step before the step's tokens leave the server.
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
 
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self._releasing = None  # should a release have failed
         if batch.forward_mode is None or not batch.forward_mode.is_extend():
             return
         if len(self._ran) > KNOWN:
@@ -83,6 +90,14 @@ class SwaAllocatorTracer:
 
     def after_evict_swa(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._evicting = ("", -1)
+        return result
+
+    def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        # Its row is given back in the release, so it is noted now.
+        self._releasing = (str(request.rid), request.req_pool_idx)
+
+    def after_release(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self._releasing = None
         return result
 
     def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
@@ -102,8 +117,11 @@ class SwaAllocatorTracer:
             return self._freed(pool, event, pages)
         elif event.kind == "use":
             self._report(pool, event, Violation("use-after-free", pages))
-        elif event.kind == "mismatch":
+        elif event.kind in ("mismatch", "miswritten"):
             self._report(pool, event, Violation("mapping-mismatch", pages))
+        elif event.kind == "returned":
+            violation = check_handed_out(pages, pool.held) or Violation("use-after-free", pages)
+            self._report(pool, event, violation)
         elif event.kind == "map" and pool.name == "swa":
             used = pages[pages != 0]  # 0 means no SWA page
             loose = pool.not_held(used)
@@ -133,7 +151,50 @@ class SwaAllocatorTracer:
             self._freed_unmapped(pool, event, inside)
         if event.kind == "evict":
             self._evicted(pool, event, inside)
-        return np.unique(inside[pool.held[inside]]) if violations and self.contain else None
+        foreign = self._foreign(pool, event, inside)
+        if not (violations or len(foreign)) or not self.contain:
+            return None
+        return np.setdiff1d(inside[pool.held[inside]], foreign)
+
+    def _foreign(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages:
+        """Judge a request's release: which of these pages are another's, who still runs?"""
+        none = pages[:0]
+        batch = self.ledger.batch
+        if self._releasing is None or pool.name != "full" or event.kind != "free" or batch is None:
+            return none
+        rid, row = self._releasing
+        found = [none]
+        for owner in set(pool.owner[pages].tolist()) - {"", rid}:
+            request = self.ledger.requests.get(owner)
+            if request is None or not self._runs(owner, request):
+                continue
+            mine = pages[(pool.owner[pages] == owner) & pool.held[pages]]
+            mine = mine[pool.position[mine] >= cached_tokens(request)]
+            mine = self._named(pool, mine, request, batch)
+            if len(mine):
+                found.append(mine)
+                where = self._row_of(pool, int(mine[0]), row, batch)
+                violation = Violation("foreign-free", mine)
+                self._report(pool, event, violation, "", rid, where)
+        return np.concatenate(found)
+
+    def _named(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
+        """Those full ``pages`` that the request's row names where they belong. Waits."""
+        if not len(pages):
+            return pages
+        table = batch.req_to_token_pool.req_to_token
+        row = int(request.req_pool_idx)
+        tokens = [int(table[row, int(pool.position[page])]) for page in pages]
+        found: Pages = pages[np.array(tokens, dtype=np.int64) // pool.page_size == pages]
+        return found
+
+    def _row_of(self, pool: PoolLedger, page: int, row: int | None, batch: Any) -> str:
+        """Where a row of req_to_token names a full page, in words. '' if it does not. Waits."""
+        if row is None:
+            return ""
+        first = batch.req_to_token_pool.req_to_token[int(row), :: pool.page_size]
+        columns = (first // pool.page_size == page).nonzero().flatten().tolist()
+        return f"column {columns[0]} of its row {row} of req_to_token" if columns else ""
 
     def _freed_unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
         """Judge SWA pages that are freed by themselves: no full page may map to them."""
@@ -194,6 +255,7 @@ class SwaAllocatorTracer:
         violation: Violation,
         note: str = "",
         request: str = "",
+        row: str = "",
     ) -> None:
         if self.ledger.broken:
             return
@@ -202,7 +264,7 @@ class SwaAllocatorTracer:
             return
         from g4debug.tracers.swa_allocator.report import describe
 
-        finding, events = describe(self.ledger, pool, event, violation, note, request)
+        finding, events = describe(self.ledger, pool, event, violation, note, request, row)
         self.context.trap.report(finding, Evidence(events=events))
 
 
@@ -225,6 +287,7 @@ TRACER = Tracer(
     title="a KV page has one holder, and a full page has one SWA page",
     sites=(
         "batch.evict_swa",
+        "cache.release",
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",

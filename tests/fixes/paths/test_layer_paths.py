@@ -92,17 +92,18 @@ def test_both_paths_of_a_layer_with_experts(process, arm, launches):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_server_that_nobody_asked_is_sglangs_own(process, arm, launches, path):
+def test_on_a_cpu_a_server_that_asked_for_all_is_sglangs_own(process, arm, launches, path):
     own = run(GEOMETRY[path])
-    arm()
+    arm(G4DEBUG_FIXES="all")
     assert torch.equal(run(GEOMETRY[path]), own)
     assert not launches
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_the_kill_switch(process, arm, launches, path):
-    assert path in owners(arm, {})
-    assert path not in owners(arm, OFF)
+    assert path not in owners(arm, {})
+    assert path in owners(arm, {"G4DEBUG_FIXES": "all"})
+    assert path not in owners(arm, {"G4DEBUG_FIXES": "all", **OFF})
     run(GEOMETRY[path])
     assert not launches
 

@@ -27,7 +27,7 @@ def test_the_same_answers_and_no_tracer_fires(tmp_path):
 
     runs = side_by_side(
         off=lambda: run("off", G4DEBUG_FIX_MM_BATCHED_ENCODER="0"),
-        on=lambda: run("on", SGLANG_TRTLLM_MHA_DEBUG="1"),  # the path is on by itself
+        on=lambda: run("on", SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_FIXES="all"),
     )
     on, off = runs["on"], runs["off"]
     assert (on.status, off.status) == (0, 0), on.log[-3000:] + off.log[-3000:]

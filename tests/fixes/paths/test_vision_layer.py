@@ -152,7 +152,11 @@ def test_a_bound_that_is_changed_later_is_seen(process, arm):
     assert (after[1][0] - before[1][0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("environment", [{}, {SWITCH: "0"}], ids=["nobody asked", "kill switch"])
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"G4DEBUG_FIXES": "all"}, {SWITCH: "0"}],
+    ids=["nobody asked", "all, on a CPU", "kill switch"],
+)
 def test_a_server_without_it_is_sglangs_own(process, arm, launches, environment):
     own = tower()(*picture())
     arm(**environment)

@@ -25,6 +25,12 @@ pytestmark = [
 TOKENS = 3 * PAGE + 5
 
 
+def check_all(it) -> None:
+    """What happens on a server that stays idle."""
+    for _ in it.tracer.check_all():
+        pass
+
+
 class Request(SimpleNamespace):
     """What the tracer and the ledger read of SGLang's Req."""
 
@@ -166,10 +172,10 @@ def test_a_write_into_a_freed_page_is_found_at_idle(serving, pool):
     it.admit("a")
     page = it.page("a", 0, pool)
     it.release("a")
-    it.tracer.check_all()
+    check_all(it)
     assert not findings(it)
     it.buffers(pool)[1][-1][page * PAGE] = 1.0
-    it.tracer.check_all()
+    check_all(it)
     (finding,) = findings(it)
     assert (finding.kind, finding.site) == ("write-after-free", "scheduler.on_idle")
     assert "nobody holds it now" in finding.owner
@@ -178,7 +184,7 @@ def test_a_write_into_a_freed_page_is_found_at_idle(serving, pool):
         last,
         "sliding" if pool == "swa" else "full",
     )
-    it.tracer.check_all()
+    check_all(it)
     assert not it.tracer.context.disabled
 
 
@@ -204,7 +210,7 @@ def test_evicted_pages_are_stamped(serving):
     it.rig.allocator.free_swa(full)
     it.buffers("swa")[0][0][page * PAGE + 3] = 2.0
     with pytest.raises(TrapError, match=f"SWA page {page} was written after it was freed"):
-        it.tracer.check_all()
+        check_all(it)
 
 
 def test_a_page_that_is_freed_twice_is_not_stamped_twice(serving):
@@ -257,7 +263,7 @@ def test_a_committed_page_that_changes_is_found(serving, pool, harm, seen):
     keys, _ = it.buffers(pool)
     harm(keys[1][page * PAGE + 4])
     with pytest.raises(TrapError) as error:
-        {"step": it.decode, "free": it.release, "idle": lambda _: it.tracer.check_all()}[seen]("a")
+        {"step": it.decode, "free": it.release, "idle": lambda _: check_all(it)}[seen]("a")
     finding = error.value.finding
     layer = [n for n, sliding in LAYERS.items() if sliding == (pool == "swa")][1]
     assert finding.kind == "kv-changed"
@@ -298,7 +304,7 @@ def test_nan_in_a_page_that_is_complete(serving):
 
 
 def test_pages_take_turns(serving, monkeypatch):
-    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2)
+    monkeypatch.setattr("g4debug.tracers.kv_integrity.tracer.SAMPLE", 2 * PAGE)
     it = serving()
     it.admit("a", 8 * PAGE)
     flip_a_bit(it.buffers("full")[0][0][it.page("a", 7) * PAGE])
@@ -319,10 +325,10 @@ def test_a_server_that_works_is_silent(serving):
         # Guesses beyond what is committed are written again and again.
         it.write(it.tokens(rid)[-1:])
         it.rig.allocator.free_swa(it.tokens(rid)[:PAGE])
-        it.tracer.check_all()
+        check_all(it)
         it.release(rid)
         it.write(torch.zeros(3, dtype=torch.int64))  # padding: slot 0 of page 0
-    it.tracer.check_all()
+    check_all(it)
     assert not findings(it)
     assert not it.tracer.context.disabled
     assert not it.ledger.broken
@@ -366,7 +372,7 @@ def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
     it.release("a")
     it.buffers("full")[0][0][page * PAGE] = 1.0
     it.admit("b")
-    it.tracer.check_all()
+    check_all(it)
     assert not findings(it)
 
 
@@ -411,3 +417,46 @@ def test_it_is_armed_by_its_name_only(arm):
     arm(SGLANG_TRTLLM_MHA_DEBUG="1")
     assert "kv-integrity" not in plugin.in_force.tracers
     assert "swa-allocator" in plugin.in_force.tracers
+
+
+# --- a ledger that misses events -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missed", ["free", "free and hand-out"])
+def test_what_the_ledger_misses_is_no_finding(serving, monkeypatch, missed):
+    """A sealed page changes its owner, and the ledger does not notice. Its new KV is right."""
+    it = serving()
+    it.admit("a")
+    page = it.page("a", 0)
+    with monkeypatch.context() as m:
+        m.setattr(type(it.ledger), "enter", lambda self, pool, kind, pages, **_: pages)
+        it.release("a")
+        if missed == "free and hand-out":
+            it.admit("b")
+    if missed == "free":
+        it.admit("b")
+    assert it.page("b", 0) == page
+    for _ in range(3):
+        it.decode("b", PAGE)
+    check_all(it)
+    assert not findings(it)
+
+
+def test_the_check_of_an_idle_server_goes_on_in_slices(serving, monkeypatch):
+    from g4debug.tracers.kv_integrity import tracer
+
+    it = serving()
+    for rid in "abc":
+        it.admit(rid)
+    it.recorder.step += 1
+    clock = iter(range(1000))
+    monkeypatch.setattr(tracer.time, "monotonic", lambda: float(next(clock)))
+    scheduler = SimpleNamespace(is_fully_idle=lambda: True)
+    calls = 0
+    while it.tracer._checked != (it.recorder.step, it.ledger.serial):
+        it.tracer.before_idle(scheduler)
+        calls += 1
+        assert calls < 100
+    assert calls > 1
+    it.tracer.before_idle(scheduler)  # idle goes on
+    assert it.tracer._check is None

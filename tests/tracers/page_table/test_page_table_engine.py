@@ -54,6 +54,7 @@ def runs(tmp_path_factory):
         raised=run("raised", G4DEBUG_FAULTS="seed=2;page-oob=1*on@mode=target_verify"),
         healthy=run("healthy", HEALTHY),
         one_pool=run("one_pool", HEALTHY, models),
+        foreign=run("foreign", G4DEBUG_FAULTS="seed=3;row-foreign-page=1*on@at=3"),
         each=run("each", G4DEBUG_MODE="contain", G4DEBUG_FAULTS=each),
     )
 
@@ -95,6 +96,7 @@ def test_a_healthy_server_is_left_alone(runs, name):
     assert run.dumps == []
     assert "g4debug: page-table" not in run.log
     assert "g4debug: the page ledger is off" not in run.log
+    assert "SGLang's own tables do not confirm it" not in run.log  # not even a suspicion
     assert "Retract requests" in run.log
 
 
@@ -165,3 +167,22 @@ def test_raise_mode_stops_with_the_finding_before_anything_else(runs):
     assert "illegal memory access" not in run.log
     assert "g4debug.trapping.trap.TrapError: " + record.finding.headline in run.log
     assert run.log.index(record.finding.headline) < run.log.index("Scheduler hit an exception")
+
+
+def test_a_row_that_names_another_requests_page_stops_the_server_in_that_step(runs):
+    run = runs["foreign"]
+    assert run.status != 0
+    assert "RESULT" not in run.log
+    (record,) = run.dumps
+    finding = record.finding
+    assert finding.kind == "foreign-page"
+    (fired,) = re.findall(
+        r"row-foreign-page #1: row (\d+) of (len\d+) names page (\d+) of (len\d+) "
+        r".* \[step (\d+): ",
+        run.log,
+    )
+    row, victim, page, owner, step = fired
+    assert (finding.location.request, finding.location.step) == (victim, int(step))
+    assert f"reads full-pool page {page}" in finding.headline
+    assert f"of request {owner} for" in finding.headline
+    assert f"because row {row} of req_to_token names it" in finding.headline

@@ -1,0 +1,65 @@
+"""A plugin for SGLang: a server starts when the benchmark lets it, and tells how far it is.
+
+Importing takes half of a server's start. So a benchmark begins many servers at once. Each imports
+everything, and its scheduler waits here, without having touched the GPU, until the server before it
+has gone. It reads a pipe, which costs nothing while it waits.
+
+On SIGUSR2 the scheduler writes into a file how many forwards it has run, how many nodes its prefix
+cache has, and what g4debug has armed in it. The plugin hooks nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+VARIABLE = "BENCHMARK_GATE"  # the beginning of the names of the three files
+
+
+def register() -> None:
+    gate = os.environ.get(VARIABLE)
+    if not gate or multiprocessing.parent_process() is None:
+        return
+    signal.signal(signal.SIGUSR2, lambda number, frame: _write(Path(f"{gate}.facts"), frame))
+    ready = Path(f"{gate}.ready")
+    ready.with_suffix(".tmp").write_text(str(os.getpid()))
+    ready.with_suffix(".tmp").rename(ready)
+    with open(f"{gate}.pipe") as pipe:
+        pipe.read()
+
+
+def _write(path: Path, frame: FrameType | None) -> None:
+    scheduler = None
+    while frame is not None and scheduler is None:
+        mine = frame.f_locals.get("self")
+        scheduler = mine if type(mine).__name__ == "Scheduler" else None
+        frame = frame.f_back
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(facts(scheduler)))
+    draft.rename(path)
+
+
+def facts(scheduler: Any) -> dict[str, Any]:
+    """Steps, nodes of the prefix cache, tracers and their hook sites in this process."""
+    from g4debug import discovery, plugin
+
+    found: dict[str, Any] = {"steps": None, "nodes": None, "tracers": "", "sites": 0}
+    if plugin.in_force is not None:
+        hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
+        found["tracers"] = " ".join(plugin.in_force.tracers)
+        found["sites"] = sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
+    if scheduler is not None:
+        found["steps"] = int(scheduler.forward_ct)
+        stack, nodes = [getattr(scheduler.tree_cache, "root_node", None)], 0
+        while stack:
+            node = stack.pop()
+            if node is not None:
+                nodes += 1
+                stack.extend(node.children.values())
+        found["nodes"] = nodes
+    return found

@@ -1,0 +1,127 @@
+"""One server under load: ``python _serve_load.py DEVICE ENGINE_JSON``; the JSON has all arguments.
+
+It reads one question in a line from stdin, and answers with one line. Requests are streamed, so
+that the time of every token is known:
+
+    {"serve": BATCH, "seed": S, "count": N, "tokens": T or 0}
+        N requests of _load.py, BATCH of them at a time: when one is done, the next is sent.
+    {"tree": TRUNKS, "pages": P, "page_size": Z, "seed": S}
+        requests that give the prefix cache about 2 x TRUNKS x P nodes
+    {"edges": DELAYS_MS, "seed": S, "count": N, "length": L, "tokens": T}
+        N requests, one after the other. Each is sent one of the delays after the last token of the
+        request before it, which is when the server becomes idle.
+
+A question may have "vocab", where the model's vocabulary is not that of _load.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import _load
+
+
+async def ask(engine: Any, request: _load.Request, began: float) -> dict[str, Any]:
+    """Send a request and time its tokens. Times are ms; sent and end count from ``began``."""
+    sampling = {"temperature": 0, "max_new_tokens": request.tokens, "ignore_eos": True}
+    sent = time.perf_counter()
+    stream = await engine.async_generate(
+        input_ids=request.prompt, sampling_params=sampling, stream=True
+    )
+    first = last = 0.0
+    in_first, meta = 0, {}
+    async for chunk in stream:
+        last = time.perf_counter()
+        meta = chunk["meta_info"]
+        if not first:
+            first, in_first = last, meta["completion_tokens"]
+    rest = meta["completion_tokens"] - in_first
+    return {
+        "sent_ms": round((sent - began) * 1000, 3),
+        "ttft_ms": round((first - sent) * 1000, 4),
+        "tpot_ms": round((last - first) * 1000 / rest, 5) if rest else "",
+        "end_ms": round((last - began) * 1000, 3),
+        "prompt": len(request.prompt),
+        "cached": meta["cached_tokens"],
+        "tokens": meta["completion_tokens"],
+        "verifies": meta.get("spec_verify_ct", ""),
+    }
+
+
+async def closed_loop(engine: Any, requests: list[_load.Request], batch: int) -> list[Any]:
+    """Rows of all requests in the order in which they were sent."""
+    gc.collect()
+    rows: list[Any] = [None] * len(requests)
+    waiting: Iterator[tuple[int, _load.Request]] = iter(enumerate(requests))
+    began = time.perf_counter()
+
+    async def client() -> None:
+        for number, request in waiting:
+            rows[number] = {"number": number, **await ask(engine, request, began)}
+
+    await asyncio.gather(*(client() for _ in range(batch)))
+    return rows
+
+
+async def answer(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> list[Any]:
+    seed = question["seed"]
+    shape = replace(shape, vocab=question.get("vocab", shape.vocab))
+    if "serve" in question:
+        count, tokens = question["count"], question.get("tokens", 0)
+        requests = _load.requests(shape, seed, count, tokens)
+        return await closed_loop(engine, requests, question["serve"])
+    if "tree" in question:
+        size = question["page_size"]
+        trunks = _load.trunks(shape.vocab, seed, question["tree"], question["pages"], size)
+        await closed_loop(engine, [_load.Request(t, 1) for t in trunks], 64)
+        for number, trunk in enumerate(trunks):
+            twigs = _load.twigs(trunk, shape.vocab, seed + 1 + number, size)
+            await closed_loop(engine, [_load.Request(t, 1) for t in twigs], 64)
+        return []
+    return await edges(engine, shape, question)
+
+
+async def edges(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> list[Any]:
+    rng = random.Random(question["seed"])
+    ids, rows = range(4, shape.vocab), []
+    began = time.perf_counter()
+    for number in range(question["count"]):
+        delay = rng.choice(question["edges"])
+        prompt = [2, *rng.choices(ids, k=question["length"] - 1)]
+        until = time.perf_counter() + delay / 1000
+        while time.perf_counter() < until:  # asyncio.sleep would come back up to 1 ms late
+            await asyncio.sleep(0)
+        row = await ask(engine, _load.Request(prompt, question["tokens"]), began)
+        rows.append({"number": number, "delay_ms": delay, **row})
+    return rows
+
+
+def serve(device: str, arguments: dict[str, Any]) -> None:
+    if device == "cpu":
+        from g4debug import cpu
+
+        cpu.prepare()
+    import sglang
+    from _servers import device_name
+
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the server prints must not get between the answers
+    engine = sglang.Engine(**arguments)
+    shape = _load.SHAPES[device]
+    print(json.dumps({"device": device_name()}), file=answers, flush=True)
+    for line in sys.stdin:
+        rows = engine.loop.run_until_complete(answer(engine, shape, json.loads(line)))
+        print(json.dumps({"rows": rows}), file=answers, flush=True)
+
+
+if __name__ == "__main__":  # spawned children import this module, too
+    serve(sys.argv[1], json.loads(sys.argv[2]))

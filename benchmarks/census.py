@@ -1,0 +1,157 @@
+"""Measures how long a request waits that arrives just when the server becomes idle.
+
+    python benchmarks/census.py [--device cuda|cpu] --out FILE.csv [--rounds 2] [--seconds 300]
+    python benchmarks/census.py --table FILE.csv
+
+The tracer pool-leak takes a census of all pages at that moment, and it looks at every node of the
+prefix cache. So the cache is filled first, with some 20,000 nodes. Then one request after the other
+is sent, each 0 to 5 ms after the last token of the one before, or 50 ms after it, when a census is
+over. One server at a time is on the device: debugging off, five tracers armed, in changing order.
+The model has E4B's layers, but only 7 of them and a small vocabulary, so that the cache's KV fits
+and a forward does not hide the wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import _models
+import _overhead
+import _results
+import tracer_overhead
+from _fleet import Fleet
+from _servers import ServerDied
+
+PAGE_SIZE = 64
+EDGE, LATER = (0, 1, 2, 5), 50  # ms after the last token of the request before
+VARIANTS = {name: tracer_overhead.VARIANTS[name] for name in ("off", "armed")}
+
+
+@dataclass(frozen=True)
+class Size:
+    """trunks, pages: of the prefix cache, see _load.twigs. edges: how many requests are timed."""
+
+    trunks: int
+    pages: int
+    edges: int
+    length: int  # of a timed request, in tokens
+
+
+SIZES = {"cuda": Size(160, 64, 240, 100), "cpu": Size(3, 4, 12, 40)}
+
+
+def engine(device: str) -> dict[str, Any]:
+    models = _models.write("shallow", device)
+    if device == "cpu":
+        return _models.arguments(models, device, max_total_tokens=8192)
+    return _models.arguments(
+        models,
+        device,
+        cuda_graph_bs=[1, 8, 64],
+        cuda_graph_max_bs=64,
+        max_running_requests=64,
+        max_total_tokens=1_600_000,
+        swa_full_tokens_ratio=1.0,
+        chunked_prefill_size=8192,
+    )
+
+
+def measure(args: argparse.Namespace, folder: Path) -> int:
+    """Returns how many servers died."""
+    tracer_overhead.installed()
+    end, died, longest = time.monotonic() + args.seconds, 0, 0.0
+    shared, size = engine(args.device), SIZES[args.device]
+    variants = {n: replace(v, engine=shared, plugin="_gate", script="_serve_load.py")
+                for n, v in VARIANTS.items()}  # fmt: skip
+    plan = []
+    for number in range(args.rounds):
+        order = list(VARIANTS)
+        random.Random(number).shuffle(order)
+        plan += [(number, variant) for variant in order]
+    shape = {"vocab": _models.SHALLOW.vocab} if args.device == "cuda" else {}
+    file, ahead = None, 4 if args.device == "cuda" else 1
+    with Fleet([(f"{r}-{v}", v) for r, v in plan], variants, args.device, folder, ahead) as fleet:
+        for server, (number, variant) in zip(fleet, plan, strict=False):
+            begin = time.monotonic()
+            if begin + 1.1 * longest > end:
+                break
+            try:
+                device = server.start()["device"]
+                fleet.quiet()
+                tree = {"tree": size.trunks, "pages": size.pages, "page_size": PAGE_SIZE}
+                server.put({**tree, "seed": 1, **shape})
+                facts = server.facts()
+                tracer_overhead.check(variant, facts)
+                asked = {"edges": [*EDGE, LATER, LATER], "seed": number, "count": size.edges}
+                tokens = {"length": size.length, "tokens": 4}
+                rows = server.put({**asked, **tokens, **shape})["rows"]
+                file = file or _results.Growing(args.out, device)
+                at = {"round": number, "variant": variant, "nodes": facts["nodes"]}
+                file.add([{**at, **row} for row in rows])
+                took = time.monotonic() - begin
+                print(f"{number} {variant}: {facts['nodes']} nodes, {took:.0f} s", flush=True)
+            except ServerDied as e:
+                died += 1
+                print(e, flush=True)
+            longest = max(longest, time.monotonic() - begin)
+    if file is not None:
+        file.close()
+    return died
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown: the first token's time at the edge and later, of each variant."""
+    lines = [
+        "| | nodes | requests | median | 99th percentile | longest |",
+        "|---|---|---|---|---|---|",
+    ]
+    for variant, said in (("off", "debugging off"), ("armed", "five tracers armed")):
+        for later, when in ((False, "as it becomes idle"), (True, f"{LATER} ms later")):
+            mine = [r for r in rows if r["variant"] == variant]
+            # The first request of a server has none before it.
+            times = [
+                float(r["ttft_ms"])
+                for r in mine
+                if (int(r["delay_ms"]) == LATER) == later and int(r["number"])
+            ]
+            if times:
+                nodes = statistics.median(int(r["nodes"]) for r in mine)
+                middle, late = statistics.median(times), _overhead.percentile(times, 99)
+                lines.append(
+                    f"| {said}, {when} | {nodes:,.0f} | {len(times)} | {middle:.1f} ms "
+                    f"| {late:.1f} ms | {max(times):.1f} ms |"
+                )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=int, default=300, help="start no server after these")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    if args.table:
+        print("\n".join(table(_results.read(args.table)[1])))
+        return 0
+    if not args.out:
+        parser.error("--out is needed: the CSV to write")
+    with tempfile.TemporaryDirectory(prefix="g4debug-census-") as folder:
+        died = measure(args, Path(folder))
+    print("\n".join(table(_results.read(args.out)[1])))
+    return 1 if died else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,64 @@
+"""Writes another live request's page into a row of ``req_to_token``.
+
+Page tables are built from these rows, so they agree with them: nothing looks wrong but whose page
+it is. The row then reads, and at its end frees, what belongs to somebody else. Only pages that the
+prefix cache did not lend are touched: those that a request shares with others are left alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Fault, Injection
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
+
+    def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
+        if mode != "decode":  # a prefill has only just got its pages
+            return
+        size = int(batch.token_to_kv_pool_allocator.page_size)
+        able = [(request, _column(request, n, size)) for request, n in _running(batch)]
+        able = [(request, column) for request, column in able if column >= 0]
+        if len(able) < 2 or not injection.fire(mode=mode):
+            return
+        (victim, column), (owner, theirs) = injection.random.sample(able, 2)
+        table = batch.req_to_token_pool.req_to_token
+        here, there = column * size, theirs * size
+        page = int(table[owner.req_pool_idx, there]) // size
+        row = table[victim.req_pool_idx, here : here + size]
+        row.copy_(row % size + page * size)
+        injection.log(
+            f"row {victim.req_pool_idx} of {victim.rid} names page {page} of {owner.rid} for "
+            f"tokens {here}..{here + size - 1}"
+        )
+
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run)
+
+
+def _running(batch: Any) -> list[tuple[Any, int]]:
+    """The requests of a batch and how many of their tokens have KV."""
+    return list(zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True))
+
+
+def _column(request: Any, tokens: int, size: int) -> int:
+    """The column of the newest page that is the request's own; a full one if there is one."""
+    newest = (tokens - 1) // size
+    if tokens % size and (newest - 1) * size >= request.cache_protected_len:
+        newest -= 1
+    return newest if newest * size >= request.cache_protected_len else -1
+
+
+FAULT = Fault(
+    id="row-foreign-page",
+    title="a row of req_to_token names another live request's page",
+    tasks={"on": "write one page of another request into one row"},
+    caught_by=("page-table",),
+    install=install,
+    selectors=("mode",),
+)

@@ -1,0 +1,85 @@
+"""Whose tokens an allocation hands out if a page is one token.
+
+For pages of several tokens SGLang's allocators are told the lengths of all rows. For pages of one
+token they are told only how many tokens are needed. SGLang then gives them to the rows of the batch
+in order (sglang mem_cache/common.py ``alloc_for_extend``, ``alloc_for_decode``;
+speculative/eagle_info.py ``prepare_for_verify``). So what is known of the batch that allocates says
+whose they are. Where its numbers do not add up, nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from g4debug.ledger.ledger import Pages
+
+Kind = Literal["extend", "decode", "verify"]
+# Where a batch allocates, and which argument of that site is the batch.
+SITES: dict[str, tuple[Kind, int]] = {
+    "batch.prepare_for_extend": ("extend", 0),
+    "batch.prepare_for_decode": ("decode", 0),
+    "worker.verify": ("verify", 1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The tokens from ``first`` to ``end`` - 1 of an allocation, and the request that gets them.
+
+    positions: int64 [end - first], where they are in the request; None if that is not known.
+    """
+
+    rid: str
+    first: int
+    end: int | None
+    positions: Pages | None
+
+
+NOBODY = Share("", 0, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """The batch that allocates now, and what for."""
+
+    batch: Any
+    kind: Kind
+
+    def shares(self, tokens: int) -> tuple[Share, ...]:
+        """Whose the ``tokens`` are that are handed out; empty if that is not known."""
+        requests = self.batch.reqs
+        begins, counts = self._lengths(tokens, len(requests))
+        if not len(counts) or len(counts) != len(requests) or len(begins) != len(requests):
+            return ()
+        if int(counts.sum()) != tokens:
+            return ()
+        found, at = [], 0
+        for request, begin, count in zip(requests, begins.tolist(), counts.tolist(), strict=True):
+            if count:
+                positions = np.arange(begin, begin + count) if self._in_order else None
+                found.append(Share(str(request.rid), at, at + count, positions))
+            at += count
+        return tuple(found)
+
+    def _lengths(self, tokens: int, rows: int) -> tuple[Pages, Pages]:
+        """int64 [rows]: the tokens that each row has already, and the tokens that it gets."""
+        if self.kind == "extend":
+            return (
+                np.array(self.batch.prefix_lens, dtype=np.int64),
+                np.array(self.batch.extend_lens, dtype=np.int64),
+            )
+        begins = self.batch.seq_lens_cpu.numpy().astype(np.int64)
+        each = tokens // rows if rows and tokens % rows == 0 else 0
+        if self.kind == "decode" and each != 1:
+            each = 0  # speculative decoding v2 allocates ahead here, for each row differently
+        return begins, np.full(rows, each, dtype=np.int64)
+
+    @property
+    def _in_order(self) -> bool:
+        """False if the tokens of a row are the branches of a tree, of which one is kept."""
+        if self.kind != "verify":
+            return True
+        return int(getattr(self.batch.spec_info, "topk", 1) or 1) == 1

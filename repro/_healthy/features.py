@@ -1,0 +1,100 @@
+"""Features that only some servers switch on: LoRA, the hierarchical cache, other prefix caches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
+from _healthy.shapes import BATCHES, REUSED
+from _healthy.workload import Client, Group, Workload, finish, require
+
+RANK = 4
+
+
+def adapters(folder: Path) -> Mapping[str, Any]:
+    """Write two LoRA adapters for the toy model's attention, of random numbers."""
+    import torch
+    from safetensors.torch import save_file
+
+    from g4debug.cpu.geometry import TINY
+
+    paths = []
+    for number in range(2):
+        target = folder / f"adapter-{number}"
+        target.mkdir(exist_ok=True)
+        random = torch.Generator().manual_seed(number)
+        tensors: dict[str, torch.Tensor] = {}
+        for layer in range(TINY.layers):
+            dim = TINY.dim(layer)
+            for name, rows in (("q", TINY.heads), ("k", TINY.kv_heads), ("v", TINY.kv_heads)):
+                where = f"base_model.model.model.layers.{layer}.self_attn.{name}_proj"
+                down = torch.randn(RANK, TINY.hidden, generator=random)
+                up = torch.randn(rows * dim, RANK, generator=random)
+                tensors |= {f"{where}.lora_A.weight": down, f"{where}.lora_B.weight": up}
+        save_file(tensors, target / "adapter_model.safetensors")
+        config = {
+            "peft_type": "LORA",
+            "r": RANK,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj", "k_proj", "v_proj"],
+        }
+        (target / "adapter_config.json").write_text(json.dumps(config))
+        paths.append(f"a{number}={target}")
+    return {"enable_lora": True, "lora_paths": paths, "lora_backend": "torch_native"}
+
+
+async def lora(client: Client) -> None:
+    prompt = client.prompt(150)
+    names = (None, "a0", "a1")
+    found = await client.together(
+        *(client.generate(prompt, 20, lora_path=n) for n in names),
+        *(client.generate(client.prompt(90), 30, lora_path=n) for n in names),
+    )
+    require(all(finish(o) == "length" for o in found), "a request did not complete")
+    client.note("answers with adapters", 4)
+    client.note(
+        "different answers to the same prompt",
+        len({tuple(o["output_ids"]) for o in found[:3]}),
+        2,
+    )
+
+
+LORA = Workload("LoRA", "two adapters and none, at the same time", lora)
+HICACHE = {
+    **PLAIN,
+    "enable_hierarchical_cache": True,
+    "hicache_ratio": 2.0,
+    "max_total_tokens": 2048,
+}
+
+GROUPS = (
+    Group("lora", "LoRA, no MTP", (LORA, BATCHES), PLAIN, mtp=False, idle=NO_MTP, prepare=adapters),
+    Group(
+        "hicache",
+        "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
+        (CACHED,),
+        HICACHE,
+        mtp=False,
+        refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
+    ),
+    Group(
+        "hicache-unified",
+        "HiCache in the unified radix cache",
+        (CACHED, REUSED, BATCHES),
+        HICACHE,
+        {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
+        mtp=False,
+        idle=NO_MTP,
+    ),
+    Group(
+        "unified-radix",
+        "the unified radix cache, MTP",
+        (CACHED, REUSED, BATCHES),
+        ENGINE,
+        {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
+        idle={"pool-leak": "a prefix cache of the class UnifiedRadixCache is not known to it"},
+    ),
+)

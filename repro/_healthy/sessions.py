@@ -1,0 +1,179 @@
+"""Sessions: requests that continue an earlier one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from _healthy.endings import ENGINE, NO_MTP, PLAIN
+from _healthy.workload import Client, Group, Workload, cached, finish, require
+
+
+async def _open(client: Client, streaming: bool = False) -> str:
+    from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+    asked = OpenSessionReqInput(capacity_of_str_len=100_000, streaming=streaming)
+    return str(await client.manager.open_session(asked, None))
+
+
+async def _close(client: Client, session: str) -> None:
+    from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+    await client.manager.close_session(CloseSessionReqInput(session_id=session), None)
+
+
+async def _turns(client: Client, streaming: bool, turns: int = 5, **more: Any) -> int:
+    """A session of some turns. Returns the prompt tokens that need not be computed again."""
+    session = await _open(client, streaming)
+    last, reused, length = None, 0, 0
+    for turn in range(turns):
+        params = {"id": session, "rid": None if streaming else last, **more}
+        prompt = client.prompt(150) if turn == 0 else client.tokens(client.between(5, 90))
+        output = await client.generate(prompt, 24, session_params=params)
+        require(finish(output) == "length", f"turn {turn} ended by {finish(output)}")
+        meta = output["meta_info"]
+        require(meta["prompt_tokens"] > length, "a turn did not go on where the last one ended")
+        last, length = meta["id"], meta["prompt_tokens"]
+        reused += cached(output)
+    await _close(client, session)
+    return reused
+
+
+async def sessions(client: Client) -> None:
+    """Three sessions at the same time, beside requests without one."""
+    found = await client.together(
+        *(_turns(client, False) for _ in range(3)), client.batch(6, longest=200)
+    )
+    client.note("turns", 15)
+    client.note("prompt tokens reused", sum(found[:3]), 0)
+
+
+async def session_branches(client: Client) -> None:
+    """Go back to an earlier turn, drop an answer, cut a prompt, replace a turn."""
+    session = await _open(client)
+    first = await client.generate(
+        client.prompt(200), 30, session_params={"id": session, "rid": None}
+    )
+    rid = first["meta_info"]["id"]
+    ways: tuple[dict[str, Any], ...] = (
+        {"drop_previous_output": True},
+        {"offset": 100},
+        {},
+        {"replace": True},
+    )
+    for number, way in enumerate(ways):
+        params = {"id": session, "rid": rid, **way}
+        output = await client.generate(client.tokens(40 + number), 30, session_params=params)
+        require(finish(output) == "length", f"{way} ended by {finish(output)}")
+        client.note("branches", 1)
+    await _close(client, session)
+
+
+async def session_aborts(client: Client) -> None:
+    """A turn is aborted, the session goes on from an earlier turn, and is closed while one runs."""
+    session = await _open(client)
+    first = await client.generate(
+        client.prompt(300), 20, session_params={"id": session, "rid": None}
+    )
+    rid = first["meta_info"]["id"]
+    for number in range(3):
+        name = f"turn-{number}"
+        task = asyncio.ensure_future(
+            client.generate(
+                client.tokens(70), 400, name=name, session_params={"id": session, "rid": rid}
+            )
+        )
+        await client.decoding(1, 2 + 6 * number)
+        client.manager.abort_request(rid=name)
+        client.note("turns aborted", finish(await task) == "abort", 0)
+        again = await client.generate(
+            client.tokens(30), 20, session_params={"id": session, "rid": rid}
+        )
+        require(finish(again) == "length", f"the turn after an abort ended by {finish(again)}")
+    task = asyncio.ensure_future(
+        client.generate(client.tokens(20), 60, session_params={"id": session, "rid": rid})
+    )
+    await asyncio.sleep(0.2)
+    await _close(client, session)
+    await task
+    client.note("turns aborted", 0, 2)
+
+
+async def streaming_sessions(client: Client) -> None:
+    found = await client.together(
+        *(_turns(client, True) for _ in range(3)), client.batch(6, longest=200)
+    )
+    client.note("turns", 15)
+    client.note("prompt tokens reused", sum(found[:3]), 300)
+
+
+async def streaming_session_aborts(client: Client) -> None:
+    session = await _open(client, True)
+    await client.generate(client.prompt(200), 20, session_params={"id": session})
+    task = asyncio.ensure_future(
+        client.generate(client.tokens(60), 400, name="stream-turn", session_params={"id": session})
+    )
+    await client.decoding(1, 10)
+    client.manager.abort_request(rid="stream-turn")
+    client.note("turns aborted", finish(await task) == "abort")
+    again = await client.generate(client.tokens(30), 20, session_params={"id": session})
+    client.note("turns after the abort", finish(again) == "length")
+    await client.batch(3)
+    await _close(client, session)
+
+
+SESSIONS = (
+    Workload(
+        "sessions",
+        "`open_session` and `session_params`: three at a time, five turns each, beside others",
+        sessions,
+    ),
+    Workload(
+        "sessions that go back",
+        "`drop_previous_output`, `offset`, a second branch, `replace`",
+        session_branches,
+    ),
+    Workload(
+        "sessions, aborted and closed",
+        "three turns are aborted, and the session is closed while a turn runs",
+        session_aborts,
+        compare=False,
+    ),
+)
+STREAMING = (
+    Workload(
+        "streaming sessions", "three at a time, five turns each, beside others", streaming_sessions
+    ),
+    Workload(
+        "streaming sessions, aborted",
+        "a turn is aborted, and another one follows",
+        streaming_session_aborts,
+        compare=False,
+    ),
+)
+NO_CENSUS = {"pool-leak": "a prefix cache of the class StreamingSession is not known to it"}
+
+GROUPS = (
+    Group("sessions", "sessions, MTP, prefix cache", SESSIONS, ENGINE),
+    Group(
+        "sessions-no-radix",
+        "sessions, MTP, no prefix cache",
+        SESSIONS,
+        {**ENGINE, "disable_radix_cache": True},
+    ),
+    Group(
+        "streaming-sessions",
+        "streaming sessions, prefix cache, no MTP",
+        STREAMING,
+        {**PLAIN, "enable_streaming_session": True},
+        mtp=False,
+        idle={**NO_MTP, **NO_CENSUS},
+    ),
+    Group(
+        "streaming-sessions-mtp",
+        "streaming sessions, prefix cache, MTP",
+        STREAMING,
+        {**ENGINE, "enable_streaming_session": True},
+        idle=NO_CENSUS,
+    ),
+)

@@ -1,0 +1,253 @@
+"""Runs one group of healthy workloads, without tracers and with all of them, and judges both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _healthy.counts import Counts
+from _healthy.workload import Group, Workload
+from _run import HERE, Outcome, run_command
+from _variants import not_completed
+
+from g4debug import discovery
+
+LEAK_STEPS = 4  # busy steps between two censuses
+TIMEOUT = 1800.0  # seconds of one run
+# What is logged when g4debug itself failed. A tracer that is off finds nothing.
+FAILED = re.compile(r"g4debug: .*(?:which is now off| is off|page ledger failed|not armed).*")
+
+
+@dataclass
+class Done:
+    """What came of one workload on one engine. problem: '' if it passed."""
+
+    workload: Workload
+    requests: int = 0
+    facts: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)  # tracer -> checks
+    seconds: float = 0.0
+    problem: str = ""
+
+
+@dataclass
+class Ran:
+    """What came of one group. limits: what a tracer said that it does not judge on this engine."""
+
+    group: Group
+    done: list[Done] = field(default_factory=list)
+    limits: dict[str, str] = field(default_factory=dict)
+    checked: Counts = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.problem and not any(d.problem for d in self.done)
+
+
+def tracing(folder: Path) -> dict[str, str]:
+    """The switches of a process in which every tracer is armed and stops at a finding."""
+    return {
+        "G4DEBUG_TRACE": ",".join(tracers()),
+        "G4DEBUG_MODE": "raise",
+        "G4DEBUG_LEAK_STEPS": str(LEAK_STEPS),
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
+    }
+
+
+def tracers() -> tuple[str, ...]:
+    return discovery.names("tracer")
+
+
+def start(group: Group, armed: bool, folder: Path) -> Outcome:
+    """Run the workloads of a group in a process of their own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = dict(group.environ)
+    if group.strict:  # SGLang's own check of its pools, in every step
+        environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+    if armed:
+        environ |= tracing(folder)
+    name = "armed" if armed else "plain"
+    result = folder / f"{name}.json"
+    result.unlink(missing_ok=True)
+    command = [str(HERE / "_healthy_variant.py"), group.id, str(result)]
+    return run_command(name, [sys.executable, *command], result, environ, folder, TIMEOUT)
+
+
+def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> Ran:
+    """plain: None if nothing is compared."""
+    ran = Ran(group)
+    dumps = sorted((folder / "dumps").glob("*.pt"))
+    failed = FAILED.search(armed.text)
+    if dumps:
+        ran.problem = f"a finding: {_headline(armed.text)}"
+    elif failed is not None:
+        ran.problem = f"g4debug failed: {failed[0]}"
+    elif not armed.completed:
+        ran.problem = f"with tracers: {not_completed(armed)}"
+    elif plain is not None and not plain.completed:
+        ran.problem = f"without tracers: {not_completed(plain)}"
+    for workload in group.workloads:
+        found = armed.result.get(workload.id)
+        if found is None:
+            if not ran.problem:
+                ran.problem = f"{workload.id} did not run"
+            continue
+        bare = plain.result.get(workload.id) if plain is not None else None
+        ran.done.append(_judge(group, workload, found, bare, ran))
+    return ran
+
+
+def _judge(
+    group: Group, workload: Workload, found: dict[str, Any], plain: dict[str, Any] | None, ran: Ran
+) -> Done:
+    checked = {name: sum(tallies.values()) for name, tallies in found["checked"].items()}
+    for record in found["status"]:
+        _note_limits(record, ran)
+    for name, tallies in found["checked"].items():
+        into = ran.checked.setdefault(name, {})
+        for what, count in tallies.items():
+            into[what] = into.get(what, 0) + count
+    idle = [t for t in tracers() if not checked.get(t) and t not in group.idle]
+    problem = found["problem"]
+    if not problem and idle:
+        problem = f"checked nothing: {', '.join(idle)}"
+    if not problem and plain is not None and workload.compare:
+        if plain["problem"]:
+            problem = f"without tracers: {plain['problem']}"
+        elif found["outputs"] != plain["outputs"]:
+            wrong = [k for k, v in found["outputs"].items() if plain["outputs"].get(k) != v]
+            problem = f"other tokens than without tracers: {', '.join(wrong[:4])}"
+    return Done(workload, found["requests"], found["facts"], checked, found["s"], problem)
+
+
+def _note_limits(record: dict[str, Any], ran: Ran) -> None:
+    said = [f"{limit['what']}: {limit['why']}" for limit in record["limits"]]
+    if record["off"]:
+        said.append(f"off: {record['off']}")
+        if record["name"] not in ran.group.idle and not ran.problem:
+            ran.problem = f"{record['name']} is off: {record['off']}"
+    if said:
+        ran.limits[record["name"]] = "; ".join(said)
+
+
+def _headline(text: str) -> str:
+    found = re.search(r"g4debug: [a-z-]+ in .*|g4debug: [a-z-]+: .*|g4debug: pool-leak .*", text)
+    return found[0] if found else "see the dump"
+
+
+def refused(group: Group, outcome: Outcome) -> Ran:
+    """Judge a group that SGLang itself cannot run here."""
+    ran = Ran(group)
+    if group.refused not in outcome.text:
+        last = not_completed(outcome) if not outcome.completed else "it ran"
+        ran.problem = f"expected SGLang to say {group.refused!r}; {last}"
+    return ran
+
+
+# --- the server under load -------------------------------------------------------------------
+
+
+@dataclass
+class Served:
+    """What came of the server under load."""
+
+    minutes: float
+    sent: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, int] = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    problem: str = ""
+
+
+def serve(minutes: float, folder: Path) -> Served:
+    """A real ``launch_server`` with every tracer, under load for some minutes."""
+    from _healthy_load import FLAGS, Load
+
+    from g4debug.cpu.server import serving
+
+    folder.mkdir(parents=True, exist_ok=True)
+    log, served = folder / "server.log", Served(minutes)
+    environ = {**tracing(folder), "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+    try:
+        with serving(FLAGS, log=log, timeout=180, extra_environment=environ) as url:
+            load = Load(url, minutes * 60)
+            asyncio.run(load.run())
+            served.sent, served.ended = dict(load.sent), dict(load.ended)
+            served.checked = asyncio.run(_scraped(url))
+    except Exception as e:  # whatever ends it is the result
+        served.problem = f"{type(e).__name__}: {e}"
+    text = log.read_text(errors="replace")
+    served.seen = {
+        "retractions": sum(int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text)),
+        "prompt tokens from the prefix cache": sum(
+            int(n) for n in re.findall(r"#cached-token: (\d+)", text)
+        ),
+    }
+    failed = FAILED.search(text)
+    idle = [t for t in tracers() if not served.checked.get(t)]
+    if list((folder / "dumps").glob("*.pt")):
+        served.problem = f"a finding: {_headline(text)}"
+    elif failed is not None:
+        served.problem = f"g4debug failed: {failed[0]}"
+    elif not served.problem and idle:
+        served.problem = f"checked nothing: {', '.join(idle)}"
+    return served
+
+
+async def _scraped(url: str) -> dict[str, int]:
+    """tracer -> checks, from the server's own /metrics."""
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        text = await answer.text()
+    found: dict[str, int] = {}
+    for labels, value in re.findall(r"^g4debug_checks_total\{(.*?)\} ([0-9.e+]+)$", text, re.M):
+        tracer = re.search(r'tracer="([a-z-]+)"', labels)
+        if tracer is not None:
+            found[tracer[1]] = found.get(tracer[1], 0) + int(float(value))
+    return found
+
+
+# --- between two calls of the script ------------------------------------------------------------
+
+
+def keep(ran: Ran, path: Path) -> None:
+    """Write a result, so that a script that was interrupted can go on."""
+    done = [
+        {
+            "id": d.workload.id,
+            "requests": d.requests,
+            "facts": d.facts,
+            "checked": d.checked,
+            "s": d.seconds,
+            "problem": d.problem,
+        }
+        for d in ran.done
+    ]
+    path.write_text(
+        json.dumps(
+            {"done": done, "limits": ran.limits, "checked": ran.checked, "problem": ran.problem}
+        )
+    )
+
+
+def kept(group: Group, path: Path) -> Ran | None:
+    """A result that was kept; None if there is none, or if it was not good."""
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_text())
+    workloads = {w.id: w for w in group.workloads}
+    if any(d["id"] not in workloads for d in data["done"]):
+        return None
+    done = [
+        Done(workloads[d["id"]], d["requests"], d["facts"], d["checked"], d["s"], d["problem"])
+        for d in data["done"]
+    ]
+    ran = Ran(group, done, data["limits"], data["checked"], data["problem"])
+    return ran if ran.good else None

@@ -1,0 +1,133 @@
+"""Drives healthy servers with what production does, and looks for false findings.
+
+    python repro/healthy.py [--only GROUP ...] [--minutes M] [--out FILE] [--results FOLDER]
+
+Each group of workloads runs on an engine of its own: real SGLang on the CPU engine, once without
+tracers and once with every tracer in ``raise`` mode, which stops at the first finding. The last one
+is a real ``launch_server`` under HTTP load. The page docs/healthy.md is written from the results.
+
+The exit code is 0 if there is no finding, the tokens are the same, every feature really came into
+play and every tracer really checked something. It is 1 if not, and 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+import _render
+from _healthy.groups import groups
+from _healthy.workload import Group
+from _healthy_run import Ran, Served, judge, keep, kept, refused, serve, start
+from _healthy_table import block, markdown, served_block
+from _run import script
+from rich.console import Console
+
+OUT = Path(__file__).resolve().parent.parent / "docs" / "healthy.md"
+SERVER = "server"
+
+
+def run(group: Group, folder: Path) -> Ran:
+    """Both engines of a group at the same time: one alone keeps one core busy."""
+    if group.refused:
+        return refused(group, start(group, False, folder))
+    compared = any(w.compare for w in group.workloads)
+    with ThreadPoolExecutor(2) as pool:
+        plain = pool.submit(start, group, False, folder) if compared else None
+        armed = pool.submit(start, group, True, folder)
+        return judge(group, plain.result() if plain else None, armed.result(), folder)
+
+
+def serve_or_kept(minutes: float, folder: Path) -> Served:
+    path = folder / "server.result"
+    if path.is_file():
+        found = Served(**json.loads(path.read_text()))
+        if not found.problem and found.minutes >= minutes:
+            return found
+    served = serve(minutes, folder / SERVER)
+    path.write_text(json.dumps(asdict(served)))
+    return served
+
+
+def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str]:
+    """The ids of what runs: what is asked for, or all but the short subset."""
+    if wanted:
+        return [name for name in (*known, SERVER) if name in wanted]
+    return [*(name for name, group in known.items() if not group.short), SERVER]
+
+
+def main() -> int:
+    parser = _render.parser(__doc__ or "")
+    known = groups()
+    names = [*known, SERVER]
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=names,
+        metavar="GROUP",
+        help="only these groups (see --list). No page is written then, unless --out is given",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10,
+        metavar="M",
+        help="how long the server is under load (default: 10)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"where the page is written (default: {OUT.name})"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help="keep logs, dumps and results here. A group that has a good result there is not "
+        "run again",
+    )
+    parser.add_argument("--list", action="store_true", help="list the groups and do nothing")
+    args = parser.parse_args()
+    console = Console(highlight=False)
+    if args.list:
+        for name, group in known.items():
+            _render.say(console, f"{name}: {group.title}", hang=4)
+        _render.say(console, f"{SERVER}: launch_server under HTTP load")
+        return 0
+    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-healthy-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    runs: list[Ran] = []
+    served: Served | None = None
+    good = False
+    try:
+        for name in chosen(known, args.only):
+            if name == SERVER:
+                served = serve_or_kept(args.minutes, folder)
+                _render.block(console, served_block(served))
+                continue
+            group, path = known[name], folder / f"{name}.result"
+            ran = kept(group, path)
+            if ran is None:
+                ran = run(group, folder / name)
+                keep(ran, path)
+            runs.append(ran)
+            _render.block(console, block(ran))
+        good = all(r.good for r in runs) and (served is None or not served.problem)
+        if args.out or not args.only:
+            out = args.out or OUT
+            out.write_text(markdown(runs, served))
+            _render.for_copying(console, "The page is in:", str(out))
+        if not good or args.results:
+            _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
+        return 0 if good else 1
+    finally:
+        if good and not args.results:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(script(main))

@@ -1,0 +1,127 @@
+"""repro/healthy.py as a user runs it, on its short subset, and its verdicts on runs that must not
+pass: a finding, other tokens, a tracer that checked nothing, a feature that did not come into play.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+REPRO = Path(__file__).parents[2] / "repro"
+PAGE = Path(tempfile.gettempdir()) / "g4debug-test-healthy.md"
+SCRIPT = ("healthy.py", "--only", "short", "--out", str(PAGE))
+TRACERS = ("flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle")
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_the_short_subset_runs_without_a_finding(script):
+    done = script()
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert re.search(r"5 workloads, \d+ requests, \d+ checks, no finding\.", done.stdout)
+    page = PAGE.read_text()
+    (engine,) = (line for line in page.splitlines() if line.startswith("| `short` |"))
+    counts = [int(cell) for cell in engine.split("|")[3:-1]]
+    assert len(counts) == len(TRACERS) + 1
+    assert all(counts)
+    assert "ended by EOS" in page
+
+
+@pytest.fixture
+def healthy(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    return importlib.import_module("_healthy_run")
+
+
+@pytest.fixture
+def group(healthy):
+    return importlib.import_module("_healthy.groups").group_of("short")
+
+
+@pytest.fixture
+def runs(healthy, group, tmp_path):
+    """Two runs, without tracers and with all of them, that must pass."""
+    outcome = importlib.import_module("_run").Outcome
+    result = {
+        workload.id: {
+            "outputs": {"a": [[1, 2, 3]]},
+            "requests": 1,
+            "facts": {"answers": 1},
+            "problem": "",
+            "s": 1.0,
+            "checked": {tracer: {"checks": 5} for tracer in healthy.tracers()},
+            "status": [],
+        }
+        for workload in group.workloads
+    }
+    made = []
+    for name in ("plain", "armed"):
+        log = tmp_path / f"{name}.log"
+        log.write_text("g4debug-repro: engine up\n")
+        made.append(outcome(name, 0, 1.0, log, copy.deepcopy(result)))
+    return made
+
+
+def test_what_must_pass_passes(healthy, group, runs, tmp_path):
+    ran = healthy.judge(group, *runs, tmp_path)
+    assert ran.good
+    assert len(ran.done) == 5
+    healthy.keep(ran, tmp_path / "kept")
+    assert healthy.kept(group, tmp_path / "kept") == ran
+
+
+def test_a_finding(healthy, group, runs, tmp_path):
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "g4debug-pool-leak-x.pt").touch()
+    runs[1].log.write_text("[2026] g4debug: pool-leak while busy: 5 pages of the full pool …\n")
+    ran = healthy.judge(group, *runs, tmp_path)
+    assert ran.problem.startswith("a finding: g4debug: pool-leak while busy: 5 pages")
+    healthy.keep(ran, tmp_path / "kept")
+    assert healthy.kept(group, tmp_path / "kept") is None  # it has to run again
+
+
+def test_a_tracer_that_failed(healthy, group, runs, tmp_path):
+    runs[1].log.write_text("g4debug: tracer pool-leak failed in check, which is now off in this …")
+    assert "which is now off" in healthy.judge(group, *runs, tmp_path).problem
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda found: found["outputs"].update(a=[[1, 2, 4]]), "other tokens than without"),
+        (lambda found: found["outputs"].update(b=[[1]]), "other tokens than without"),
+        (lambda found: found["checked"].update({"kv-integrity": {"pages": 0}}), "checked nothing"),
+        (lambda found: found["checked"].pop("page-table"), "checked nothing: page-table"),
+        (lambda found: found.update(problem="ended by EOS: 0"), "ended by EOS: 0"),
+    ],
+)
+def test_a_workload_that_proves_nothing(healthy, group, runs, tmp_path, change, problem):
+    change(runs[1].result["eos"])
+    ran = healthy.judge(group, *runs, tmp_path)
+    assert not ran.good
+    (bad,) = (done for done in ran.done if done.problem)
+    assert (bad.workload.id, bad.problem[: len(problem)]) == ("eos", problem)
+
+
+def test_a_tracer_that_is_off(healthy, group, runs, tmp_path):
+    off = {"name": "pool-leak", "limits": [], "off": "a bug"}
+    runs[1].result["eos"]["status"] = [off]
+    assert healthy.judge(group, *runs, tmp_path).problem == "pool-leak is off: a bug"
+
+
+def test_an_engine_that_died(healthy, group, runs, tmp_path):
+    runs[1].status = 1
+    assert healthy.judge(group, *runs, tmp_path).problem.startswith("with tracers: ")
+    runs[1].status, runs[0].status = 0, 1
+    assert healthy.judge(group, *runs, tmp_path).problem.startswith("without tracers: ")
+    del runs[1].result["eos"]
+    assert not healthy.judge(group, *runs, tmp_path).good

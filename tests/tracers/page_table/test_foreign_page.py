@@ -1,0 +1,369 @@
+"""A row of req_to_token that names another request's page, on SGLang's real pools and backend."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import PAGE, Rig
+
+from g4debug import plugin
+from g4debug.dumps import reading
+from g4debug.ledger.owners import DOUBTS, EVERYTHING
+from g4debug.trapping.trap import TrapError
+
+TOKENS = {"a": 50, "b": 100, "c": 61}
+ARMED = {"G4DEBUG_TRACE": "page-table,swa-allocator"}
+
+
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__
+
+    def finished(self):
+        return False
+
+
+class Serving:
+    """Requests that were admitted through the hooks, as a scheduler's batch has them."""
+
+    def __init__(self, cached=0):
+        self.ledger = plugin.in_force.ledger
+        self.rig = Rig()
+        self.backend = self.rig.backend()  # before requests come, as in a server
+        self.requests = {}
+        for rid, tokens in TOKENS.items():
+            self.admit(rid, tokens, cached)
+        plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in self.requests.values()}
+        self.protect()
+
+    def admit(self, rid, tokens, cached):
+        request = Request(
+            rid=rid, req_pool_idx=None, session=None, cache_protected_len=cached,
+            kv_committed_len=tokens, kv_allocated_len=tokens, retraction_count=0,
+        )  # fmt: skip
+        row = self.rig.req_to_token.free_slots[0]
+        request.req_pool_idx = row
+        self.ledger.allocating = self.ledger.batch = SimpleNamespace(
+            reqs=[request], seq_lens_cpu=torch.tensor([tokens]),
+            req_to_token_pool=self.rig.req_to_token,
+        )  # fmt: skip
+        assert self.rig.admit(rid, tokens).req_pool_idx == row
+        self.ledger.requests[rid] = self.requests[rid] = request
+
+    def protect(self):
+        self.ledger.owners.protect(list(self.requests.values()))
+
+    def row(self, rid):
+        return self.rig.req_to_token.req_to_token[self.requests[rid].req_pool_idx]
+
+    def write(self, victim, column, page):
+        """Let the victim's row name a page."""
+        cells = self.row(victim)[column * PAGE : (column + 1) * PAGE]
+        cells.copy_(torch.arange(page * PAGE, (page + 1) * PAGE))
+
+    def forward(self, mode="decode"):
+        batch = self.rig.batch(mode, self.rig.requests[1:], self.backend)
+        self.backend.init_forward_metadata(batch)
+        return self.rig.forward(self.backend, batch)
+
+    def found(self, mode="decode"):
+        with pytest.raises(TrapError) as error:
+            self.forward(mode)
+        return error.value.finding, reading.read(error.value.path)
+
+
+@pytest.fixture
+def serving(arm):
+    def make(mode="raise", cached=0):
+        folder = arm(**ARMED, G4DEBUG_MODE=mode)
+        return Serving(cached), folder
+
+    return make
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify", "extend"])
+def test_it_is_told_in_that_forward_and_the_right_one_is_blamed(serving, mode):
+    it, _ = serving()
+    it.forward(mode)  # sound so far
+    mine, theirs = it.rig.page("b", 5), it.rig.page("a", 1)
+    it.write("b", 5, theirs)
+    finding, record = it.found(mode)
+    assert finding.kind == "foreign-page"
+    assert (finding.location.request, finding.location.column) == ("b", 5)
+    row, owner_row = it.requests["b"].req_pool_idx, it.requests["a"].req_pool_idx
+    assert f"page {theirs}" in finding.headline
+    assert f"of request a for tokens {5 * PAGE}..{6 * PAGE - 1}" in finding.headline
+    assert f"because row {row} of req_to_token names it" in finding.headline
+    assert "handed out to request a for tokens 16..31" in finding.owner
+    assert f"row {owner_row} of request a names it in column 1" in finding.owner
+    assert f"Page {mine} was handed out for these tokens and is still held" in finding.cause
+    assert "who wrote it is not known" in finding.cause
+    assert finding.expected.endswith(f": page {mine}")
+    assert {e.pages[0] for e in record.events} == {theirs}
+    assert "contain" not in finding.next_command
+
+
+def test_a_request_without_a_page_for_these_tokens(serving):
+    """The other cause: nothing was ever handed out to it there."""
+    it, _ = serving()
+    mine, theirs = it.rig.page("b", 5), it.rig.page("a", 1)
+    it.write("b", 5, theirs)
+    pool = it.ledger.pools["full"]
+    pool.owner[mine] = "somebody else"
+    finding, _ = it.found()
+    assert "knows of no page that was handed out to this request" in finding.cause
+
+
+def test_the_kernels_table_is_not_changed_for_it(serving):
+    clean, folder = serving("contain")
+    clean.write("b", 5, clean.rig.page("a", 1))
+    clean.ledger.owners.give_up("a test")
+    torch.manual_seed(1)
+    right = clean.forward()
+    it = Serving()
+    it.write("b", 5, it.rig.page("a", 1))
+    torch.manual_seed(1)
+    outputs = it.forward()
+    assert [reading.read(p).finding.kind for p in folder.glob("*.pt")].count("foreign-page") >= 1
+    for output, same in zip(outputs, right, strict=True):
+        assert torch.equal(output, same)
+
+
+# --- what is nobody's business --------------------------------------------------------------
+
+
+def shared_prefix(it):
+    """The prefix cache lent the page to both."""
+    it.write("b", 0, it.rig.page("a", 0))
+    it.requests["b"].cache_protected_len = PAGE
+
+
+def of_a_session(it):
+    it.write("b", 5, it.rig.page("a", 1))
+    it.requests["b"].session = object()
+
+
+def an_unknown_hand_out(it):
+    """As HiCache loads back: no request is known for the page."""
+    page = it.rig.page("a", 1)
+    it.ledger.owners.pages[page] = 0
+    it.write("b", 5, page)
+
+
+def another_sglang(it):
+    """One whose requests do not say how much of them is the prefix cache's."""
+    del it.requests["b"].cache_protected_len
+    it.write("b", 5, it.rig.page("a", 1))
+
+
+def a_ledger_that_gave_up(it):
+    it.write("b", 5, it.rig.page("a", 1))
+    it.ledger.give_up("a test")
+
+
+HARMLESS = [shared_prefix, of_a_session, an_unknown_hand_out, another_sglang, a_ledger_that_gave_up]
+
+
+@pytest.mark.parametrize("happens", HARMLESS)
+def test_where_the_owner_is_not_certain_it_is_not_judged(serving, happens):
+    it, folder = serving()
+    happens(it)
+    it.protect()
+    it.forward()
+    assert not list(folder.glob("*.pt"))
+
+
+def stale_length(it):
+    """SGLang moved pages into the prefix cache after the batch was looked at."""
+    it.write("b", 0, it.rig.page("a", 0))
+    it.requests["b"].cache_protected_len = PAGE  # and protect() is not called
+
+
+def not_in_the_owners_row(it):
+    """Our books say a's, SGLang's rows do not: our books are wrong."""
+    page = it.rig.page("b", 5)
+    it.ledger.owners.pages[page] = it.requests["a"].req_pool_idx
+    it.ledger.pools["full"].owner[page] = "a"
+
+
+def its_own_of_an_earlier_row(it):
+    """It came back in another row and kept its pages."""
+    page = it.rig.page("b", 5)
+    it.ledger.owners.pages[page] = it.requests["a"].req_pool_idx
+
+
+@pytest.mark.parametrize(
+    "happens", [stale_length, not_in_the_owners_row, its_own_of_an_earlier_row]
+)
+def test_a_suspicion_that_sglang_does_not_confirm_is_no_finding(serving, happens, caplog):
+    it, folder = serving()
+    torch.manual_seed(1)
+    right = it.forward()
+    happens(it)
+    torch.manual_seed(1)
+    for output, same in zip(it.forward(), right, strict=True):
+        if happens is not stale_length:
+            assert torch.equal(output, same)  # what is only suspected changes nothing
+    it.forward()
+    assert not list(folder.glob("*.pt"))
+    said = [m for m in caplog.messages if "do not confirm it" in m]
+    assert len(said) == 1  # then it is forgotten
+    assert not it.ledger.broken
+
+
+def test_who_is_wrong_too_often_is_given_up(serving, caplog):
+    it, folder = serving()
+    owners = it.ledger.owners
+    for _ in range(DOUBTS):
+        owners.pages[it.rig.page("b", 5)] = it.requests["a"].req_pool_idx
+        it.forward()
+    assert "were not confirmed" in owners.given_up
+    assert any("no longer checked whose page a row names" in m for m in caplog.messages)
+    it.write("b", 5, it.rig.page("a", 1))
+    it.forward()
+    assert not list(folder.glob("*.pt"))
+
+
+def test_a_suspicion_does_not_hide_what_is_certain(serving):
+    """Both are in one table, and the suspicion is the first of them and not confirmed."""
+    it, _ = serving()
+    it.ledger.owners.pages[it.rig.page("b", 4)] = it.requests["a"].req_pool_idx
+    batch = it.rig.batch("decode", it.rig.requests[1:], it.backend)
+    it.backend.init_forward_metadata(batch)
+    it.backend.forward_metadata.swa_page_table[1, 6] = 10**6
+    with pytest.raises(TrapError) as error:
+        it.rig.forward(it.backend, batch)
+    assert error.value.finding.kind == "out-of-range"
+
+
+def test_a_new_owner_in_the_same_row(serving):
+    """b goes, d gets its row and its pages."""
+    it, folder = serving()
+    b = it.requests.pop("b")
+    rig = it.rig
+    old = next(r for r in rig.requests if r.rid == "b")
+    rig.allocator.free(it_tokens := it_row(it, b, old.tokens))
+    assert len(it_tokens) == old.tokens
+    rig.req_to_token.free_slots.insert(0, b.req_pool_idx)
+    rig.requests.remove(old)
+    it.admit("d", 90, 0)
+    plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in it.requests.values()}
+    it.protect()
+    it.forward()
+    assert not list(folder.glob("*.pt"))
+    it.write("d", 4, rig.page("c", 1))
+    finding, _ = it.found()
+    assert finding.kind == "foreign-page"
+    assert finding.location.request == "d"
+
+
+def it_row(it, request, tokens):
+    return it.rig.req_to_token.req_to_token[request.req_pool_idx, :tokens].to(torch.int64)
+
+
+def test_rows_that_never_ran_are_not_judged(serving):
+    it, _ = serving()
+    owners = it.ledger.owners
+    known = {r.req_pool_idx for r in it.requests.values()}
+    rest = [int(n) for i, n in enumerate(owners.protected) if i not in known]
+    assert set(rest) == {EVERYTHING}
+
+
+# --- the release of the request whose row is wrong ---------------------------------------------
+
+
+def release(it, rid, tokens=None):
+    """What release_kv_cache does without a prefix cache, called through its hooks."""
+    request = it.requests[rid]
+
+    def free(request, tree_cache):
+        n = request.kv_committed_len
+        it.rig.allocator.free(it_row(it, request, n) if tokens is None else tokens)
+
+    call = free
+    for entry in reversed(plugin.in_force.hooks._entries["cache.release"]):
+        call = (lambda e, nxt: lambda *a, **k: e.around(nxt, *a, **k))(entry, call)
+    call(request, None)
+
+
+def running(it):
+    tracer = next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
+    for rid, request in it.requests.items():
+        tracer._ran[rid] = (request.req_pool_idx, 0)
+
+
+def test_a_release_frees_no_page_of_a_request_that_runs(serving):
+    it, _ = serving()
+    running(it)
+    page = it.rig.page("a", 1)
+    it.write("b", 5, page)
+    row = it.requests["b"].req_pool_idx
+    with pytest.raises(TrapError) as error:
+        release(it, "b")
+    finding = error.value.finding
+    assert finding.kind == "foreign-free"
+    assert f"FULL page {page} of request a, which still runs, is freed" in finding.headline
+    assert "by the release of request b" in finding.headline
+    assert finding.location.request == "b"
+    assert f"page {page} is held by a" in finding.owner
+    assert f"column 5 of its row {row} of req_to_token names it" in finding.cause
+    assert it.ledger.pools["full"].held[page]
+
+
+def test_a_release_that_frees_what_its_row_does_not_name(serving):
+    it, _ = serving()
+    running(it)
+    with pytest.raises(TrapError) as error:
+        release(it, "b", it_row(it, it.requests["a"], 50))
+    assert error.value.finding.kind == "foreign-free"
+    assert "its row of req_to_token does not name it" in error.value.finding.cause
+
+
+def test_contain_keeps_the_owners_page(serving):
+    it, folder = serving("contain")
+    running(it)
+    page = it.rig.page("a", 1)
+    swa = it.rig.page("a", 1, "swa")
+    it.write("b", 5, page)
+    release(it, "b")
+    assert [reading.read(p).finding.kind for p in folder.glob("*.pt")] == ["foreign-free"]
+    for name, number in (("full", page), ("swa", swa)):
+        free = getattr(it.rig.allocator, f"{name}_attn_allocator").free_pages.tolist()
+        assert number not in free
+        assert it.ledger.pools[name].held[number]
+    assert it.rig.page("a", 1, "swa") == swa  # and its mapping is left
+
+
+def finished(it):
+    it.requests["a"].finished = lambda: True
+
+
+def lent(it):
+    it.requests["a"].cache_protected_len = 2 * PAGE
+
+
+def moved(it):
+    it.write("a", 1, 5)
+
+
+def own(it):
+    it.ledger.pools["full"].owner[it.rig.page("a", 1)] = "b"
+
+
+@pytest.mark.parametrize("happens", [finished, lent, moved, own])
+def test_frees_that_are_not_judged(serving, happens):
+    it, folder = serving()
+    running(it)
+    it.write("b", 5, it.rig.page("a", 1))
+    happens(it)
+    release(it, "b")
+    assert not list(folder.glob("*.pt"))
+
+
+def test_its_own_release_and_its_own_eviction_are_nobodys_business(serving):
+    it, folder = serving()
+    running(it)
+    release(it, "a")
+    it.rig.allocator.free(it_row(it, it.requests["c"], 61))  # no release: rejected drafts, say
+    assert not list(folder.glob("*.pt"))
