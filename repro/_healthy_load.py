@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -23,9 +24,23 @@ FLAGS = (
     "--chunked-prefill-size=256",
     "--log-level=info",
     "--decode-log-interval=1",
-    "--enable-metrics",
 )
 PATIENCE = 180.0  # seconds that a client waits for an answer
+
+
+async def healthy(url: str, alive: Callable[[], bool], patience: float = 180.0) -> None:
+    """Wait until the server answers. Raises RuntimeError if it ends, or does not answer in time."""
+    end = time.monotonic() + patience
+    async with aiohttp.ClientSession() as session:
+        while alive() and time.monotonic() < end:
+            try:
+                async with session.get(f"{url}/health") as answer:
+                    if answer.ok:
+                        return
+            except aiohttp.ClientError:
+                pass  # not up yet
+            await asyncio.sleep(0.3)
+    raise RuntimeError(f"{url} did not answer: {'too slow' if alive() else 'the server ended'}")
 
 
 class Load:
@@ -77,7 +92,6 @@ class Load:
                 await self._post("/flush_cache", {}, refused=True)  # a busy server refuses
             elif mode == "look":
                 await self._get("/server_info")
-                await self._get("/metrics")
             else:
                 await self._post("/pause_generation", {"mode": mode})
                 await asyncio.sleep(self._random.uniform(0, 1))

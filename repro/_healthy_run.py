@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _healthy.counts import Counts
+from _healthy import counts
 from _healthy.workload import Group, Workload
 from _run import HERE, Outcome, run_command
+from _run import group as process_group
 from _variants import not_completed
 
 from g4debug import discovery
@@ -20,7 +22,12 @@ from g4debug import discovery
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
 # What is logged when g4debug itself failed. A tracer that is off finds nothing.
-FAILED = re.compile(r"g4debug: .*(?:which is now off| is off|page ledger failed|not armed).*")
+FAILED = re.compile(
+    r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind).*"
+)
+# It makes no checks: it keeps steps, and is looked for in what is armed.
+RECORDS = "flight-recorder"
+STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
 
 
 @dataclass
@@ -42,7 +49,7 @@ class Ran:
     group: Group
     done: list[Done] = field(default_factory=list)
     limits: dict[str, str] = field(default_factory=dict)
-    checked: Counts = field(default_factory=dict)
+    checked: dict[str, int] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -62,6 +69,11 @@ def tracing(folder: Path) -> dict[str, str]:
 
 def tracers() -> tuple[str, ...]:
     return discovery.names("tracer")
+
+
+def checkers() -> tuple[str, ...]:
+    """The tracers that check something in a server that works."""
+    return tuple(t for t in tracers() if t != RECORDS)
 
 
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
@@ -106,14 +118,12 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
 def _judge(
     group: Group, workload: Workload, found: dict[str, Any], plain: dict[str, Any] | None, ran: Ran
 ) -> Done:
-    checked = {name: sum(tallies.values()) for name, tallies in found["checked"].items()}
+    checked = _checked(found["checked"])
     for record in found["status"]:
         _note_limits(record, ran)
-    for name, tallies in found["checked"].items():
-        into = ran.checked.setdefault(name, {})
-        for what, count in tallies.items():
-            into[what] = into.get(what, 0) + count
-    idle = [t for t in tracers() if not checked.get(t) and t not in group.idle]
+    for name, count in checked.items():
+        ran.checked[name] = ran.checked.get(name, 0) + count
+    idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
     if not problem and idle:
         problem = f"checked nothing: {', '.join(idle)}"
@@ -124,6 +134,15 @@ def _judge(
             wrong = [k for k, v in found["outputs"].items() if plain["outputs"].get(k) != v]
             problem = f"other tokens than without tracers: {', '.join(wrong[:4])}"
     return Done(workload, found["requests"], found["facts"], checked, found["s"], problem)
+
+
+def _checked(found: counts.Counts) -> dict[str, int]:
+    """tracer -> how many checks it made."""
+    return {
+        name: sum(n for what, n in tallies.items() if what != STEPS)
+        for name, tallies in found.items()
+        if name in tracers()
+    }
 
 
 def _note_limits(record: dict[str, Any], ran: Ran) -> None:
@@ -137,8 +156,8 @@ def _note_limits(record: dict[str, Any], ran: Ran) -> None:
 
 
 def _headline(text: str) -> str:
-    found = re.search(r"g4debug: [a-z-]+ in .*|g4debug: [a-z-]+: .*|g4debug: pool-leak .*", text)
-    return found[0] if found else "see the dump"
+    found = re.search(r"(g4debug: .*)\n +expected: ", text)
+    return found[1] if found else "see the dump"
 
 
 def refused(group: Group, outcome: Outcome) -> Ran:
@@ -167,19 +186,28 @@ class Served:
 
 def serve(minutes: float, folder: Path) -> Served:
     """A real ``launch_server`` with every tracer, under load for some minutes."""
-    from _healthy_load import FLAGS, Load
+    from _healthy_load import FLAGS, Load, healthy
 
-    from g4debug.cpu.server import serving
+    from g4debug import cpu
+    from g4debug.cpu import server
 
     folder.mkdir(parents=True, exist_ok=True)
-    log, served = folder / "server.log", Served(minutes)
-    environ = {**tracing(folder), "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+    log, published, served = folder / "server.log", folder / "counts", Served(minutes)
+    published.unlink(missing_ok=True)
+    strict = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+    environ = cpu.environment(os.environ) | tracing(folder) | strict
+    environ[counts.VARIABLE] = str(published)
+    command = server.command([*FLAGS, "--host=127.0.0.1", f"--port={server.free_port()}"])
+    url = f"http://127.0.0.1:{command[-1].partition('=')[2]}"
+    command[1:3] = [str(HERE / "_healthy_server.py")]  # in place of -m sglang.launch_server
     try:
-        with serving(FLAGS, log=log, timeout=180, extra_environment=environ) as url:
+        with log.open("wb") as sink, process_group(command, environ, sink) as process:
+            asyncio.run(healthy(url, lambda: process.poll() is None))
             load = Load(url, minutes * 60)
             asyncio.run(load.run())
             served.sent, served.ended = dict(load.sent), dict(load.ended)
-            served.checked = asyncio.run(_scraped(url))
+            records = counts.latest(published)
+            served.checked = _checked(counts.counts(records))
     except Exception as e:  # whatever ends it is the result
         served.problem = f"{type(e).__name__}: {e}"
     text = log.read_text(errors="replace")
@@ -190,7 +218,7 @@ def serve(minutes: float, folder: Path) -> Served:
         ),
     }
     failed = FAILED.search(text)
-    idle = [t for t in tracers() if not served.checked.get(t)]
+    idle = [t for t in checkers() if not served.checked.get(t)]
     if list((folder / "dumps").glob("*.pt")):
         served.problem = f"a finding: {_headline(text)}"
     elif failed is not None:
@@ -198,20 +226,6 @@ def serve(minutes: float, folder: Path) -> Served:
     elif not served.problem and idle:
         served.problem = f"checked nothing: {', '.join(idle)}"
     return served
-
-
-async def _scraped(url: str) -> dict[str, int]:
-    """tracer -> checks, from the server's own /metrics."""
-    import aiohttp
-
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
-        text = await answer.text()
-    found: dict[str, int] = {}
-    for labels, value in re.findall(r"^g4debug_checks_total\{(.*?)\} ([0-9.e+]+)$", text, re.M):
-        tracer = re.search(r'tracer="([a-z-]+)"', labels)
-        if tracer is not None:
-            found[tracer[1]] = found.get(tracer[1], 0) + int(float(value))
-    return found
 
 
 # --- between two calls of the script ------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from _healthy_run import LEAK_STEPS, Done, Ran, Served, tracers
+from _healthy_run import LEAK_STEPS, Done, Ran, Served, checkers
 from _render import Block
 
 
@@ -52,10 +52,11 @@ def markdown(runs: Iterable[Ran], served: Served | None) -> str:
             *_server(served),
             "## On which engines",
             "",
-            "A number says how many checks a tracer made on that engine, in all workloads.",
+            "A number says how many checks a tracer made on that engine, in all workloads. The",
+            "flight recorder was armed everywhere, too; it makes no checks.",
             "",
-            f"| engine | what it is | {' | '.join(tracers())} |",
-            f"|---|---|{'--:|' * len(tracers())}",
+            f"| engine | what it is | {' | '.join(checkers())} |",
+            f"|---|---|{'--:|' * len(checkers())}",
             *(_engine(r) for r in real),
             "",
             "`–`: the tracer has nothing to check there:",
@@ -135,8 +136,8 @@ def _result(found: list[tuple[Ran, Done]]) -> str:
 
 def _engine(ran: Ran) -> str:
     cells = []
-    for tracer in tracers():
-        count = sum(ran.checked.get(tracer, {}).values())
+    for tracer in checkers():
+        count = ran.checked.get(tracer, 0)
         cells.append(str(count) if count or tracer not in ran.group.idle else "–")
     wrong = f" **{ran.problem}**" if ran.problem else ""
     why = f" ({ran.group.why})" if ran.group.why else ""

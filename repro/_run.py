@@ -170,7 +170,7 @@ def run_command(
             phase = "generating"
         progress(f"{phase}, {time.monotonic() - begin:.0f} s")
 
-    with log.open("wb") as sink, _group(command, {**base, **environment}, sink) as process:
+    with log.open("wb") as sink, group(command, {**base, **environment}, sink) as process:
         status = ended(process, timeout, look)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
@@ -192,7 +192,7 @@ def ended(
 
 
 @contextmanager
-def _group(
+def group(
     command: list[str], environment: Mapping[str, str], sink: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own. Whatever happens, the whole group is gone afterwards."""

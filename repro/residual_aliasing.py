@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _render
-from _run import _group, ended, script
+from _run import ended, group, script
 from _variants import default_device
 from rich.console import Console
 
@@ -44,7 +44,7 @@ def run(variant: str, device: str, folder: Path) -> dict[str, Any]:
 
         environment = cpu.environment(environment)
     environment[SWITCH] = VARIANTS[variant]
-    with log.open("wb") as sink, _group(command, environment, sink) as process:
+    with log.open("wb") as sink, group(command, environment, sink) as process:
         if ended(process, SECONDS) is None:
             return {"error": f"It took longer than {SECONDS} s. Its log: {log}"}
     if not result.is_file():

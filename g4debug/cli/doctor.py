@@ -4,7 +4,8 @@ It checks the versions, the plugin, the variables, the dump directory, the hook
 sites and the fixes. For that it loads SGLang and its plugins in a process of
 its own, as a server does, with every tracer armed. It changes nothing and
 starts no server. Without --canary it makes no CUDA context. The exit code is 0
-if all that the environment asks for can be done, and 1 if not.
+if all that the environment asks for can be done, and 1 if not. Without SGLang it
+is 1, and doctor says which commands work all the same.
 
 With --pid it asks a running server instead: what each tracer of each of its
 schedulers judges now, what is limited or off and why, and what was checked so
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.cli._diagnose import diagnose
     from g4debug.reporters import doctor
 
-    waiting = sys.stderr.isatty()
+    waiting = sys.stderr is not None and sys.stderr.isatty()
     if waiting:
         print("loading SGLang to check its hook sites takes about 10 s …", end="", file=sys.stderr)
         sys.stderr.flush()
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         doctor.render_json(diagnosis, sys.stdout)
     else:
         doctor.render(diagnosis, make_console(width=args.width, color=not args.no_color))
-    return 1 if diagnosis.problems else 0
+    return 0 if diagnosis.ready else 1
 
 
 def _running(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from g4debug.cpu import (
     draft_tree,
     experts,
     flashinfer_init,
+    grammar_mask,
     pinned,
     softcap,
     verify_greedy,
@@ -74,6 +75,12 @@ TABLE: Final[tuple[StandIn, ...]] = (
         "torch",
         pinned.TORCH,
         "prompt logprobs ask for pinned memory, which only an accelerator has",
+    ),
+    StandIn(
+        f"{_SRT}.constrained.xgrammar_backend",
+        "XGrammarGrammar.apply_vocab_mask",
+        grammar_mask.apply_vocab_mask,
+        "it raises on a CPU, although xgrammar can do it there",
     ),
     StandIn(
         f"{_SRT}.layers.quantization.unquant",

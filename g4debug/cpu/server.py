@@ -60,7 +60,7 @@ def server_arguments(
 
 
 def _base() -> dict[str, Any]:
-    return {**BASE, "nccl_port": _free_port()}
+    return {**BASE, "nccl_port": free_port()}
 
 
 def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def serving(
     extra_environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Run a server in a process group of its own. Yields its URL when it answers /health."""
-    port = _free_port()
+    port = free_port()
     line = command([*user_flags, "--host", "127.0.0.1", "--port", str(port)])
     base = {**os.environ, **(extra_environment or {})}
     with log.open("wb") as sink:
@@ -118,7 +118,7 @@ def serving(
         _stop(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that is free now and that Linux will not give away: it gives 32768 and up.
 
     SGLang would let the kernel choose one, but listens only seconds later. By then a connection of

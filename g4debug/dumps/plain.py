@@ -14,6 +14,7 @@ from g4debug.findings.record import (
     Holding,
     Limit,
     Location,
+    OtherHook,
     PageEvent,
     Pool,
     Step,
@@ -79,6 +80,7 @@ _LISTS: dict[str, type] = {
     "transitions": Transition,
     "holdings": Holding,
     "allocator": PageEvent,
+    "others": OtherHook,
 }
 
 

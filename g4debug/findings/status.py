@@ -101,16 +101,15 @@ class Part:
         other._dependents.append((self, remains))
 
     def audited(self, dead: Mapping[str, str]) -> None:
-        """The hooks were looked at. ``dead``: site -> why our hook does not run there."""
+        """The hooks were looked at. ``dead``: site -> why our hook does not run there.
+
+        This logs nothing: whoever looks says it once for all parts.
+        """
         self._audited = self._status.clock.step
-        if {site: why[:MAX_TEXT] for site, why in dead.items()} == self._dead:
-            return
-        self._dead = {site: why[:MAX_TEXT] for site, why in dead.items()}
-        if dead:
-            sites = "; ".join(f"{site}: {why}" for site, why in dead.items())
-            self._tell(f"is blind{self._since()}, its hooks do not run: {sites}")
-        else:
-            self._tell(f"sees again{self._since()}: its hooks run")
+        shown = {site: why[:MAX_TEXT] for site, why in dead.items()}
+        if shown != self._dead:
+            self._dead = shown
+            self._status.changes += 1
 
     def record(self) -> TracerStatus:
         """What a dump keeps of this part."""

@@ -243,6 +243,12 @@ class HandOuts:
         where = caller()
         rows = self.rows if pool.page_size == 1 else None
         shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
+        if rows is not None and any(share.positions is None for share in shares):
+            self.ledger.status.limit(
+                "whose token is in a page, and which one",
+                "a page is one token, and SGLang's batch does not tell it of a draft that is a "
+                "tree or that allocates ahead; such pages are only counted",
+            )
 
         def enter(tokens: Pages) -> None:
             pages = tokens[:: pool.page_size] // pool.page_size

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
+from _healthy.endings import CACHED, ENGINE, PLAIN
 from _healthy.shapes import BATCHES, REUSED
 from _healthy.workload import Client, Group, Workload, finish, require
 
@@ -71,7 +71,15 @@ HICACHE = {
 }
 
 GROUPS = (
-    Group("lora", "LoRA, no MTP", (LORA, BATCHES), PLAIN, mtp=False, idle=NO_MTP, prepare=adapters),
+    Group(
+        "lora",
+        "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
+        (LORA,),
+        PLAIN,
+        mtp=False,
+        prepare=adapters,
+        refused="RuntimeError: pin_memory=True requires a CUDA or other accelerator backend",
+    ),
     Group(
         "hicache",
         "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
@@ -82,12 +90,12 @@ GROUPS = (
     ),
     Group(
         "hicache-unified",
-        "HiCache in the unified radix cache",
-        (CACHED, REUSED, BATCHES),
+        "HiCache in the unified radix cache: it registers its host memory with CUDA",
+        (CACHED,),
         HICACHE,
         {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
         mtp=False,
-        idle=NO_MTP,
+        refused="AssertionError: Torch not compiled with CUDA enabled",
     ),
     Group(
         "unified-radix",

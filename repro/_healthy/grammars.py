@@ -101,8 +101,7 @@ WORKLOADS = (
     ),
     Workload("text prompts", "through a tokenizer of bytes", free_text),
 )
-GRAMMAR = {"grammar_backend": "llguidance"}
-XGRAMMAR = {"grammar_backend": "xgrammar"}
+GRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (
     Group("grammar", "grammars, MTP", WORKLOADS, {**ENGINE, **GRAMMAR}, prepare=byte_tokenizer),
@@ -114,13 +113,5 @@ GROUPS = (
         mtp=False,
         idle=NO_MTP,
         prepare=byte_tokenizer,
-    ),
-    Group(
-        "xgrammar",
-        "xgrammar: SGLang's wrapper of it has no code for a CPU",
-        WORKLOADS[:1],
-        {**ENGINE, **XGRAMMAR},
-        prepare=byte_tokenizer,
-        refused="RuntimeError: Unsupported device: cpu",
     ),
 )

@@ -16,7 +16,7 @@ import pytest
 from real_engine import ENGINE, NOHUP, TERMINAL, drive, in_session, side_by_side
 from warm import signals
 
-from g4debug.cpu.server import _free_port
+from g4debug.cpu.server import free_port
 
 pytestmark = ENGINE
 HERE = Path(__file__).parent
@@ -132,7 +132,7 @@ def test_server_answers_over_http(tmp_path):
 @pytest.mark.parametrize("when", ["starting", "serving"])
 def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
     """SIGTERM to `g4debug cpu-server`, as `kill`, a service manager and CI send it."""
-    log, port = tmp_path / "log", _free_port()
+    log, port = tmp_path / "log", free_port()
     command = [sys.executable, "-m", "g4debug", "cpu-server", "--port", str(port)]
     with log.open("wb") as sink:
         server = subprocess.Popen(

@@ -122,9 +122,9 @@ def test_two_processes_never_choose_the_same_port(monkeypatch):
     code = (
         "import sys; from g4debug.cpu import server\n"
         f"server.PORTS = {server.PORTS!r}\n"
-        "print(server._free_port(), flush=True); sys.stdin.read()"
+        "print(server.free_port(), flush=True); sys.stdin.read()"
     )
-    ours = {server._free_port() for _ in range(60)}
+    ours = {server.free_port() for _ in range(60)}
     others = [
         subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
