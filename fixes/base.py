@@ -112,7 +112,7 @@ def summary(states: Sequence[FixState], mode: str) -> str:
     said = f"{len(on)} in force ({', '.join(on)})" if on else "none in force"
     missing = [s.fix.id for s in states if s.state == "target-missing"]
     if missing:
-        said += f"; {len(missing)} cannot be applied ({', '.join(missing)})"
+        said += f"; {len(missing)} target-missing ({', '.join(missing)})"
     killed = sum(s.forced_off for s in states)
     if killed:
         said += f"; {killed} switched off"

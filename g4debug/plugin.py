@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
+    from g4debug.tracers.hook_watch import HookWatch
     from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
@@ -37,6 +38,7 @@ class InForce:
     fixes: dict[str, str]  # id -> "state: why"
     recorder: Recorder
     ledger: Ledger | None  # None: no armed tracer needs it
+    watch: HookWatch | None  # looks at our hooks while the server runs; None: no tracer is armed
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
 
     @property
@@ -105,35 +107,47 @@ def _register(settings: Settings, plan: Plan) -> None:
     injections = faults.install_all(plan, hooks)
     if settings.tracers:
         launch.begin()
-    ledger = _arm(settings, hooks, recorder, trap)
+    ledger, watch = _arm(settings, hooks, recorder, trap)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
     describer.schedules = [injection.schedule for injection in injections]
     if ledger is not None:
         describer.allocator_events = ledger.last_events
+    if watch is not None:
+        from g4debug.hooking import plugins
+
+        watch.fixes = describer.fixes
+        watch.plugins = plugins.installed(os.environ)
+        describer.plugins = {p.name: str(p) for p in watch.plugins}
+        describer.look = watch.look_for_dump
     for state in fix_states:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(hooks, describer.fixes, recorder, ledger, bool(hooks.sites))
+    in_force = InForce(hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites))
     line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
             print(line, file=sys.stderr, flush=True)
         return
+    if settings.tracers:
+        _tell(settings, hooks, recorder, trap)
     hooks.install()
-    _after_apply(hooks, settings, line)
+    _after_apply(hooks, settings, line, watch)
 
 
-def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Ledger | None:
+def _arm(
+    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
+) -> tuple[Ledger | None, HookWatch | None]:
     """Install the step recorder, then the ledger if one is needed, then the tracers.
 
-    Returns the ledger, None if no tracer needs one.
+    Returns the ledger, None if no tracer needs one, and what looks at our hooks later.
     """
     if not settings.tracers:
-        return None
+        return None, None
     from g4debug.findings.status import STEPS
     from g4debug.tracers.base import Context, Tracer
+    from g4debug.tracers.hook_watch import HookWatch
 
     steps = Context(STEPS, hooks, settings, recorder, trap)
 
@@ -143,14 +157,20 @@ def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Le
     def record_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         recorder.record(batch)
 
-    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def prepare_step(*args: Any, **kwargs: Any) -> None:
+        recorder.prepare_step()
+
+    def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         recorder.attach(scheduler)
-        return result
 
     # The last that is put at a site runs first, so a step is counted, then recorded.
     steps.before("scheduler.run_batch", record_step)
     steps.before("scheduler.run_batch", count_step)
-    steps.after("scheduler.init", attach)
+    # SGLang allocates for a step before the step begins.
+    steps.before("batch.prepare_for_extend", prepare_step)
+    steps.before("batch.prepare_for_decode", prepare_step)
+    # Before, so that the dump of a crash at start has the arguments and the ranks.
+    steps.before("scheduler.init", attach)
     loaded = (discovery.load("tracer", name) for name in settings.tracers)
     tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
@@ -166,10 +186,48 @@ def _arm(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Le
         if tracer.ledger and ledger is not None:
             context.status.depends_on(ledger.status, tracer.without_ledger)
         tracer.install(context)
-    return ledger
+    watch = HookWatch(hooks, recorder, ledger, tracers)
+    watch.install(steps)
+    return ledger, watch
 
 
-def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> None:
+    """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
+    from g4debug.findings.board import BoardError
+    from g4debug.findings.teller import Teller
+    from g4debug.tracers.base import Context
+
+    context = Context("status", hooks, settings, recorder, trap)
+    about = {
+        "version": __version__,
+        "role": role(),
+        "mode": settings.mode,
+        "dumps": str(settings.debug_dir),
+        "faults": settings.faults,
+    }
+    teller = Teller(recorder.status, about)
+
+    def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        teller.attach(scheduler)
+        return result
+
+    def beat(*args: Any, **kwargs: Any) -> None:
+        teller.beat()
+
+    try:
+        teller.open()
+    except BoardError as e:
+        context.limit("g4debug doctor --pid cannot ask this process", str(e))
+    context.after("scheduler.init", attach)
+    context.before("scheduler.recv_requests", beat)
+
+
+def role() -> str:
+    """What this process is in SGLang."""
+    return "server" if multiprocessing.parent_process() is None else "scheduler"
+
+
+def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch | None) -> None:
     """Check that our hooks really run, as soon as SGLang has applied the hooks of all plugins.
 
     If they do, ``line`` is printed to stderr, because SGLang sets up its logging only after the
@@ -185,6 +243,8 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str) -> None:
         missing = hooks.missing()
         if not missing:
             print(line, file=sys.stderr, flush=True)
+            if watch is not None:
+                watch.look()  # who wraps our hooks is told now
             return
         text = "; ".join(f"{s.site} ({s.state}: {s.detail or s.path})" for s in missing)
         message = f"g4debug: not armed: {text}; run: g4debug doctor"
@@ -204,10 +264,9 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
-    role = "server" if multiprocessing.parent_process() is None else "scheduler"
     armed = ", ".join(state.tracers) or "none"
     return (
-        f"g4debug {__version__} [{role}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"
     )

@@ -2,7 +2,8 @@
 
 The module's name does not start with ``_``, and it has ``NAME``, ``HELP``,
 ``add_arguments(parser)`` and ``run(args) -> int``. If it sets ``PASS_THROUGH = True``, the
-arguments that its parser does not know arrive as ``args.rest``. What is slow to import (torch,
+arguments that its parser does not know arrive as ``args.rest``. ``NEEDS_SGLANG = True`` says that
+it can do nothing in a Python without SGLang. What is slow to import (torch,
 numpy) is imported inside ``run``, and only the module of the command that was called is loaded.
 """
 
@@ -17,6 +18,7 @@ import pkgutil
 import signal
 import sys
 from types import ModuleType
+from typing import Any, NoReturn, TextIO
 
 from g4debug import __version__
 from g4debug.cli._common import CliError, one_line
@@ -27,29 +29,58 @@ EXIT_USAGE = 2
 def main(argv: list[str] | None = None) -> int:
     """Run one command. ``argv`` is without the program's name; the default is ``sys.argv[1:]``.
 
-    Returns the exit code: 2 for a wrong call or an input that cannot be used (with one line on
-    stderr), 130 after Ctrl-C, and 141 after a closed pipe. The last two print nothing, like any
-    command of a shell. argparse's own exits (``--help``, an unknown option) raise SystemExit.
+    Returns the exit code: 2 for a wrong call, an input that cannot be used or an output that cannot
+    be written (with one line on stderr), 130 after Ctrl-C, and 141 after a closed pipe. The last
+    two print nothing, like any command of a shell. argparse's own exits (``--help``, an unknown
+    option) raise SystemExit.
     """
     args = sys.argv[1:] if argv is None else list(argv)
+    if sys.stdout is None:  # Python does not open a stream whose descriptor was closed
+        return _refuse("standard output is closed, so nothing was done")
     _tolerant_streams()
     try:
-        code = _dispatch(args)
-        sys.stdout.flush()  # so that a closed pipe shows here and not at interpreter exit
-        return code
+        try:
+            return _dispatch(args)
+        finally:
+            _flush()  # so that what cannot be written shows here and not at interpreter exit
     except CliError as e:
-        print(f"g4debug: {one_line(str(e))}", file=sys.stderr)
-        return EXIT_USAGE
+        return _refuse(str(e))
     except BrokenPipeError:
         _silence_stdout()
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OSError as e:
+        _silence_stdout()
+        # What is read or written by name has one. Only a stream has none.
+        what = "standard output" if e.filename is None else os.fspath(e.filename)
+        return _refuse(f"{what}: {e.strerror or e}")
+
+
+def _refuse(text: str) -> int:
+    """Say on one line of stderr why the command ends, if anybody can read it."""
+    if sys.stderr is not None:  # print(file=None) would write it to stdout
+        with contextlib.suppress(OSError):
+            print(f"g4debug: {one_line(text)}", file=sys.stderr, flush=True)
+    _silence(sys.stderr)
+    return EXIT_USAGE
+
+
+def _flush() -> None:
+    # A BrokenPipeError or a full disk of stdout goes on in place of any other error: nobody would
+    # see that one's output either.
+    sys.stdout.flush()
 
 
 def command_names() -> list[str]:
     """Module names of the subcommands, sorted."""
     return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def without_sglang() -> list[str]:
+    """The commands that also work in a Python without SGLang."""
+    loaded = (m for m in map(_load, command_names()) if not isinstance(m, str))
+    return [str(m.NAME) for m in loaded if not getattr(m, "NEEDS_SGLANG", False)]
 
 
 def _dispatch(args: list[str]) -> int:
@@ -67,7 +98,7 @@ def _dispatch(args: list[str]) -> int:
 
 def _run(command: ModuleType, args: list[str]) -> int:
     pass_through = bool(getattr(command, "PASS_THROUGH", False))
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"g4debug {command.NAME}",
         description=command.__doc__ or command.HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -80,6 +111,21 @@ def _run(command: ModuleType, args: list[str]) -> int:
     else:
         parsed = parser.parse_args(args)
     return int(command.run(parsed) or 0)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse ignores what it cannot write, and writes errors to stdout if stderr is closed."""
+
+    def print_help(self, file: Any = None) -> None:
+        (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"{self.format_usage()}{self.prog}: error: {one_line(message)}\n")
+                sys.stderr.flush()
+        _silence(sys.stderr)
+        raise SystemExit(EXIT_USAGE)
 
 
 def _find(name: str) -> ModuleType:
@@ -155,8 +201,18 @@ def _tolerant_streams() -> None:
 
 
 def _silence_stdout() -> None:
-    # The interpreter flushes stdout once more at exit, which must not fail on the closed pipe.
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO | None) -> None:
+    # The interpreter flushes its streams once more at exit, which must not fail again: that would
+    # print a traceback and change the exit code.
+    if stream is None:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        stream.flush()
+        return
     with contextlib.suppress(OSError, ValueError):
         devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        os.dup2(devnull, stream.fileno())
         os.close(devnull)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from g4debug.findings.record import TrapRecord
 
+PROGRAM = "g4debug"
 MIN_WIDTH = 40
 MAX_WIDTH = 1000
 
@@ -25,6 +27,22 @@ def one_line(text: str) -> str:
     from g4debug.reporters.text import clean
 
     return clean(" ".join(text.split()))
+
+
+def program() -> str:
+    """How g4debug can be called again, for the commands that we print.
+
+    ``g4debug`` if that is found, or else as this process was started: by a path, or by ``python
+    -m``.
+    """
+    from g4debug.dumps.file import quoted
+
+    if shutil.which(PROGRAM):
+        return PROGRAM
+    started = Path(sys.argv[0])
+    if started.name == PROGRAM and os.access(started, os.X_OK):
+        return quoted(sys.argv[0])
+    return f"{quoted(sys.executable)} -m {PROGRAM}"
 
 
 def read_dump(path: Path) -> TrapRecord:

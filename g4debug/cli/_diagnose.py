@@ -20,17 +20,19 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from g4debug import __version__, discovery
+from g4debug import __version__, cli, discovery
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
-from g4debug.hooking import targets
+from g4debug.hooking import plugins, targets
+from g4debug.hooking.neighbours import MEANS
+from g4debug.hooking.plugins import GROUP, NAME
 from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings, SettingsError, fix_switch
 
-GROUP = "sglang.srt.plugins"
-NAME = "g4debug"
 PROBE_SECONDS = 180
-ONLY_VIEW = "this Python has no SGLang: dumps can be opened here, but nothing can be debugged"
+SWITCHES = ("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")
+PROBED = ("sites", "shared", "fixes", "canary")  # the sections that the probe fills
+NO_SGLANG = "this Python has no SGLang, so no server can be debugged here"
 
 
 def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
@@ -50,8 +52,9 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
                 "the environment asks for debugging, but this Python has no SGLang; run doctor "
                 f"with the server's Python (this one is {sys.executable})"
             )
-        d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "this Python has no SGLang")
-        d.conclude(ONLY_VIEW)
+        d.unchecked = dict.fromkeys(PROBED, "this Python has no SGLang")
+        d.works = cli.without_sglang()
+        d.conclude(f"not ready: {NO_SGLANG}; these commands work: {', '.join(d.works)}")
         return d
     if str(installed) not in targets.VERIFIED:
         verified = ", ".join(targets.VERIFIED)
@@ -59,9 +62,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
-        d.unchecked = dict.fromkeys(
-            ("sites", "fixes", "canary"), "the problem at the top has to be solved first"
-        )
+        d.unchecked = dict.fromkeys(PROBED, "the problem at the top has to be solved first")
     elif settings is not None:
         _probe(d, settings, environ, canary)
     d.conclude(_verdict(d, settings) if settings is not None else "")
@@ -166,7 +167,7 @@ def _fixes() -> list[Any]:
 
 
 def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
-    """Every tracer and fault that exists, and whether the environment asks for it."""
+    """Every tracer, and whether the environment arms it; and the faults that it injects."""
     settings = settings or Settings()
     for name in discovery.names("tracer"):
         tracer = _declared("tracer", name)
@@ -180,7 +181,8 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
         catchers = tuple(getattr(fault, "caught_by", ()))
         caught = f"caught by {', '.join(catchers)}" if catchers else "no tracer may report it"
         what = f"{fault.title}; {caught}" if fault else ""
-        d.faults.append(Row(name, "injected" if name in injected else "off", what))
+        if name in injected:  # the others are listed by g4debug faults
+            d.faults.append(Row(name, "injected", what))
         missed = catchers and not set(catchers) & set(_armed(settings))
         if name in injected and settings.tracers and missed:
             d.notes.append(
@@ -224,20 +226,35 @@ def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
         )
     else:
         _loadable(d, found[0], owners)
-    allowed = environ.get("SGLANG_PLUGINS", "")
-    names = [x.strip() for x in allowed.split(",") if x.strip()]
-    if allowed and NAME not in names:
-        d.plugin.append(Row("SGLANG_PLUGINS", "EXCLUDES g4debug", allowed))
-        d.problems.insert(
-            0,
-            f"SGLANG_PLUGINS={allowed} keeps SGLang from loading g4debug; "
-            f"add it (SGLANG_PLUGINS={','.join([*names, NAME])}) or unset it",
-        )
-    elif allowed:
-        d.plugin.append(Row("SGLANG_PLUGINS", "allows g4debug", allowed))
-    others = sorted({e.name for e in metadata.entry_points(group=GROUP)} - {NAME})
+    problem = not_loaded(environ)
+    if problem:
+        d.problems.insert(0, problem)
+    if plugins.allowed_by(environ) is not None:
+        state = "EXCLUDES g4debug" if problem else "allows g4debug"
+        d.plugin.append(Row(plugins.ALLOW_LIST, state, environ[plugins.ALLOW_LIST]))
+    others = [p for p in plugins.installed(environ) if p.name != NAME]
+    for other in others:
+        state, _, what = str(other).partition(": ")
+        d.plugin.append(Row(other.name, state, what))
     if others:
-        d.notes.append(f"other plugins for SGLang are also installed: {', '.join(others)}")
+        names = ", ".join(dict.fromkeys(p.name for p in others))
+        d.notes.append(f"other plugins for SGLang are also installed: {names}")
+
+
+def not_loaded(environ: Mapping[str, str]) -> str:
+    """Why SGLang does not load g4debug in such an environment, '' if it does.
+
+    ``environ`` may be that of another process. A server whose ``SGLANG_PLUGINS`` leaves g4debug out
+    runs no code of ours, so nothing but this can say that its debug switches do nothing.
+    """
+    problem = plugins.left_out(environ)
+    asked = [name for name in sorted(environ) if name.startswith(SWITCHES)]
+    if problem and asked:
+        problem += (
+            f"; until then {', '.join(asked)} {'do' if len(asked) > 1 else 'does'} nothing, and no "
+            "line in the server's log says so"
+        )
+    return problem
 
 
 def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> None:
@@ -288,7 +305,7 @@ def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary:
                 else f"ended with status {status}"
             )
             d.problems.append(f"loading SGLang's plugins {ended}: {last}")
-            d.unchecked = dict.fromkeys(("sites", "fixes", "canary"), "loading SGLang failed")
+            d.unchecked = dict.fromkeys(PROBED, "loading SGLang failed")
             return
         facts = json.loads(out.read_text())
     _report(d, settings, facts)
@@ -343,6 +360,17 @@ def _report(d: Diagnosis, settings: Settings, facts: Mapping[str, Any]) -> None:
             d.notes.append(
                 f"the hook site {site['site']} is missing, but nothing that is on needs it"
             )
+    outside: dict[str, list[str]] = {}
+    for other in facts["neighbours"]:
+        what = f"{other['who']}: {other['function']} {MEANS[other['side']]}"
+        d.shared.append(Row(other["site"], other["side"], what))
+        if other["side"] == "outside":
+            outside.setdefault(other["who"], []).append(other["site"])
+    for who, shared in outside.items():
+        d.notes.append(
+            f"{who} wraps g4debug's hooks at {', '.join(dict.fromkeys(shared))}: what it changes "
+            "there is not checked"
+        )
     for name, text in facts["fixes"].items():
         state, _, why = text.partition(": ")
         d.fixes.append(Row(name, state, why))

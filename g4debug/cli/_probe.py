@@ -26,6 +26,7 @@ def main() -> None:
     out, canary, line = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     threading.Thread(target=_end_with_doctor, args=(line,), daemon=True).start()
     facts: dict[str, Any] = {"error": "", "sites": [], "fixes": {}, "tracers": {}, "canary": {}}
+    facts["neighbours"] = []
     facts["cuda"] = cuda = _has_cuda()
     try:
         if not cuda:
@@ -61,7 +62,9 @@ def _load_plugins(facts: dict[str, Any]) -> None:
     from sglang.srt.plugins import load_plugins
 
     from g4debug import plugin
+    from g4debug.hooking import plugins
     from g4debug.hooking.hooks import Hooks
+    from g4debug.hooking.neighbours import neighbours
 
     try:
         load_plugins()
@@ -72,6 +75,8 @@ def _load_plugins(facts: dict[str, Any]) -> None:
         hooks = state.hooks if state is not None else Hooks()
         facts["sites"] = [dataclasses.asdict(s) for s in hooks.audit()]
         facts["registered"] = state is not None and state.installed
+        others = neighbours(hooks, plugins.installed(os.environ))
+        facts["neighbours"] = [dataclasses.asdict(n) for n in others]
 
 
 def _canary(tracer: str, cuda: bool) -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 
 NAME = "cpu-server"
 HELP = "start a real SGLang server on a toy Gemma-4, without a GPU"
+NEEDS_SGLANG = True
 PASS_THROUGH = True  # unknown flags are sglang.launch_server's
 
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             console = make_console(width=args.width, color=not args.no_color)
             diff.render(dumps, parts, console, everything=args.all)
-    except BrokenPipeError:
+    except OSError:  # the output cannot be written
         raise
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(

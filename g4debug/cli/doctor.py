@@ -4,7 +4,16 @@ It checks the versions, the plugin, the variables, the dump directory, the hook
 sites and the fixes. For that it loads SGLang and its plugins in a process of
 its own, as a server does, with every tracer armed. It changes nothing and
 starts no server. Without --canary it makes no CUDA context. The exit code is 0
-if all that the environment asks for can be done, and 1 if not.
+if all that the environment asks for can be done, and 1 if not. Without SGLang it
+is 1, and doctor says which commands work all the same.
+
+With --pid it asks a running server instead: what each tracer of each of its
+schedulers judges now, what is limited or off and why, and what was checked so
+far. PID is the server, anything that started it, or one scheduler. It must be on
+the same machine and belong to you, unless you are root. The exit code is 0 if
+every tracer that is armed works without a limit, and 1 if one is limited or off,
+its hooks do not run, the event loop is stuck, or no scheduler shows a status.
+It is 2 if there is no such process.
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ import argparse
 import os
 import sys
 
-from g4debug.cli._common import make_console
+from g4debug.cli._common import CliError, make_console
 
 NAME = "doctor"
 HELP = "tell whether g4debug would work here"
@@ -21,6 +30,7 @@ HELP = "tell whether g4debug would work here"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--pid", type=int, help="ask the running server with this process number")
     parser.add_argument(
         "--canary",
         action=argparse.BooleanOptionalAction,
@@ -36,10 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.pid is not None:
+        return _running(args)
     from g4debug.cli._diagnose import diagnose
     from g4debug.reporters import doctor
 
-    waiting = sys.stderr.isatty()
+    waiting = sys.stderr is not None and sys.stderr.isatty()
     if waiting:
         print("loading SGLang to check its hook sites takes about 10 s …", end="", file=sys.stderr)
         sys.stderr.flush()
@@ -53,4 +65,20 @@ def run(args: argparse.Namespace) -> int:
         doctor.render_json(diagnosis, sys.stdout)
     else:
         doctor.render(diagnosis, make_console(width=args.width, color=not args.no_color))
-    return 1 if diagnosis.problems else 0
+    return 0 if diagnosis.ready else 1
+
+
+def _running(args: argparse.Namespace) -> int:
+    from g4debug.cli._running import look
+    from g4debug.reporters import running
+
+    if args.canary is not None:
+        raise CliError("--canary does not go with --pid: it would run here, not in that server")
+    if not os.path.isdir(f"/proc/{args.pid}"):
+        raise CliError(f"there is no process {args.pid} on this machine, or there is no /proc")
+    server = look(args.pid)
+    if args.json:
+        running.render_json(server, sys.stdout)
+    else:
+        running.render(server, make_console(width=args.width, color=not args.no_color))
+    return 0 if server.sound else 1

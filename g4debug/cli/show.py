@@ -3,6 +3,10 @@
 The report says what happened, where, why, and what to do next. It works on any
 machine with torch; neither a GPU nor SGLang is needed. Opening a dump runs no
 code from it.
+
+Of a folder it shows the newest incident: the dumps that the ranks of a server
+wrote together. The first finding is shown in full, the others in a line each,
+and what differs between the ranks. Several dumps are shown as one incident.
 """
 
 from __future__ import annotations
@@ -17,7 +21,10 @@ from typing import TYPE_CHECKING
 from g4debug.cli._common import CliError, make_console, read_dump
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from g4debug.findings.record import TrapRecord
+    from g4debug.reporters.incident import View
 
 NAME = "show"
 HELP = "open a dump: what happened, where, why, and what to do next"
@@ -26,7 +33,13 @@ SVG_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="PATH", help="a dump, g4debug-*.pt")
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="a dump, g4debug-*.pt; or a folder of dumps; or several of them",
+    )
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON")
     parser.add_argument(
         "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
@@ -44,14 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    record = read_dump(args.path)
+    from g4debug.cli import _incident
+
+    one = _incident.is_one_dump(args.paths)
+    view = None if one else _incident.load(args.paths)
+    source = str(args.paths[0]) if view is None else view.first.path
+    record = read_dump(args.paths[0]) if view is None else view.record
     try:
-        _render(record, args)
-    except (BrokenPipeError, CliError):
+        _render(record, view, source, args)
+    except (OSError, CliError):  # OSError: the output cannot be written
         raise
     except Exception as e:  # a bug of ours: the evidence must stay reachable
         raise CliError(
-            f"{args.path}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
+            f"{source}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
             "try: --json, and please report this"
         ) from e
     return 0
@@ -62,20 +80,35 @@ def offline(svg: str) -> str:
     return re.sub(r"@font-face\s*\{[^}]*\}\s*", "", svg)
 
 
-def _render(record: TrapRecord, args: argparse.Namespace) -> None:
-    from g4debug.reporters import json, page_map, terminal
+def _render(record: TrapRecord, view: View | None, source: str, args: argparse.Namespace) -> None:
+    from g4debug.reporters import incident, json, page_map, terminal
 
     rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else max(1, args.rows)
-    if args.json:
-        json.render(record, sys.stdout)
+    before = incident.before(view) if view else []
+    after = incident.after(view) if view else []
+
+    def render(console: Console) -> None:
+        terminal.render(
+            record,
+            console,
+            source=source,
+            rows=rows,
+            everything=args.all,
+            before=before,
+            after=after,
+        )
+
+    if not args.json:
+        render(make_console(width=args.width, color=not args.no_color))
+    elif view is not None:
+        incident.render_json(view, sys.stdout)
     else:
-        console = make_console(width=args.width, color=not args.no_color)
-        terminal.render(record, console, source=str(args.path), rows=rows, everything=args.all)
+        json.render(record, sys.stdout)
     if args.svg is not None:
         picture = make_console(
             width=args.width or SVG_WIDTH, stream=io.StringIO(), color=True, record=True
         )
-        terminal.render(record, picture, source=str(args.path), rows=rows, everything=args.all)
+        render(picture)
         try:
             args.svg.write_text(offline(picture.export_svg(title="g4debug show")), "utf-8")
         except OSError as e:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from g4debug.dumps import check
 from g4debug.dumps.archive import END, END_BYTES
-from g4debug.dumps.file import DumpError, RefusedError, parse_name
+from g4debug.dumps.file import DumpError, RefusedError, parse_name, quoted
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
@@ -207,7 +207,7 @@ def opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     except FileNotFoundError:
         raise DumpError(f"{path}: no such file; try: g4debug list") from None
     except IsADirectoryError:
-        raise DumpError(f"{path}: is a directory; try: g4debug list {path}") from None
+        raise DumpError(f"{path}: is a directory; try: g4debug list {quoted(path)}") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the name
         raise DumpError(f"{path}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
 

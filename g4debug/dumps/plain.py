@@ -14,6 +14,7 @@ from g4debug.findings.record import (
     Holding,
     Limit,
     Location,
+    OtherHook,
     PageEvent,
     Pool,
     Step,
@@ -62,7 +63,7 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     data["finding"] = _finding(data.get("finding"))
     for name, cls in _LISTS.items():
         data[name] = tuple(_build(cls, item, name) for item in _seq(data.get(name, ()), name))
-    data["tracers"] = _tracers(data.get("tracers", ()))
+    data["tracers"] = tracers(data.get("tracers", ()))
     if data.get("table") is not None:
         table = dict(_mapping(data["table"], "table"))
         table["pool"] = _build(Pool, table.get("pool"), "table.pool")
@@ -79,6 +80,7 @@ _LISTS: dict[str, type] = {
     "transitions": Transition,
     "holdings": Holding,
     "allocator": PageEvent,
+    "others": OtherHook,
 }
 
 
@@ -89,7 +91,8 @@ def _finding(value: Any) -> Finding:
     return finding
 
 
-def _tracers(value: Any) -> tuple[TracerStatus, ...]:
+def tracers(value: Any) -> tuple[TracerStatus, ...]:
+    """The status of the tracers from plain values. Raises ValueError with the field's name."""
     if isinstance(value, dict):  # schema 1 and 2: name -> "armed: mode", as it was at the start
         states = _coerce("dict[str, str]", value, "tracers")
         return tuple(TracerStatus(k, v.removeprefix("armed: ")) for k, v in states.items())

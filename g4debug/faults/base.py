@@ -44,12 +44,21 @@ EVERY_FAULT = ("at", "step")  # selectors that need no value from the fault
 
 @dataclass
 class Clock:
-    """Counts the worker steps of this process. The numbers are those of findings and dumps."""
+    """Counts the worker steps of this process. The numbers are those of findings and dumps.
+
+    While SGLang prepares a batch, and allocates for it, the step is already that of the batch.
+    """
 
     step: int = 0
+    preparing: bool = False
+
+    def prepare(self, *args: object, **kwargs: object) -> None:
+        self.step += not self.preparing
+        self.preparing = True
 
     def tick(self, *args: object, **kwargs: object) -> None:
-        self.step += 1
+        self.prepare()
+        self.preparing = False
 
 
 @dataclass
@@ -123,6 +132,8 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
         from g4debug.hooking.hooks import Order
 
         # Registered last, so it runs first: a fault that acts before a step counts for that step.
+        hooks.before("batch.prepare_for_extend", Order.FAULT, "clock", clock.prepare)
+        hooks.before("batch.prepare_for_decode", Order.FAULT, "clock", clock.prepare)
         hooks.before("scheduler.run_batch", Order.FAULT, "clock", clock.tick)
     return tuple(injections)
 

@@ -16,8 +16,8 @@ from typing import Literal
 import torch
 
 KIND = "g4debug-dump"
-# 1 had no events, transitions and holdings; in 1 and 2 the tracers had only a mode each. Their
-# dumps still open.
+# 1 had no events, transitions and holdings; 1 and 2 had no host, dp and pp rank, no arguments, and
+# only a mode for each tracer. Their dumps still open.
 SCHEMA = 3
 
 Plain = str | int | float | bool | None
@@ -138,7 +138,7 @@ class PageEvent:
     about one page, the events of that page have it in ``pages`` in any case.
     """
 
-    step: int  # the step that had begun last, 0 before the first
+    step: int  # the step that was being prepared or that had begun last, 0 before the first
     kind: str  # "alloc", "extend", "decode", "free", "evict", "map", "unmap", "clear", "restore"
     pool: str  # "full" or "swa"
     pages: tuple[int, ...]
@@ -146,6 +146,7 @@ class PageEvent:
     request: str = ""  # rid of the request that gets the pages, or that had them
     caller: str = ""  # "schedule_batch.py:2744 _evict_swa"
     note: str = ""
+    stopped: bool = False  # a free that g4debug prevented: the allocator did not get the pages
 
 
 @dataclass(frozen=True)
@@ -238,14 +239,30 @@ def _since(step: int) -> str:
 
 
 @dataclass(frozen=True)
+class OtherHook:
+    """Somebody else's hook at one of our hook sites."""
+
+    site: str
+    side: str  # "outside" (it wraps ours), "inside", "instead" (of ours), "never" (it never runs)
+    who: str  # "plugin timer"
+    function: str  # "timed (timer.py:5)"
+
+
+@dataclass(frozen=True)
 class TrapRecord:
     """Everything a dump holds."""
 
     finding: Finding
     created: str  # ISO 8601, UTC
     versions: dict[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)  # G4DEBUG_* and SGLANG_* switches
-    geometry: dict[str, Plain] = field(default_factory=dict)  # model and pool sizes
+    # The variables that may be shown (trapping/sanitise.py); "set" stands for a hidden value.
+    environment: dict[str, str] = field(default_factory=dict)
+    # The server's arguments that differ from SGLang's defaults, by the user's wish or by SGLang's
+    # own: the value, or "set" where the value may not be shown.
+    arguments: dict[str, Plain] = field(default_factory=dict)
+    # All other arguments: the value, or "default".
+    defaults: dict[str, Plain] = field(default_factory=dict)
+    geometry: dict[str, Plain] = field(default_factory=dict)  # sizes of the model
     fixes: dict[str, str] = field(default_factory=dict)  # id -> "state: why"
     tracers: tuple[TracerStatus, ...] = ()  # and the ledger, and the step recorder
     faults: tuple[str, ...] = ()  # the faults that fired, as a schedule that can be replayed
@@ -257,4 +274,6 @@ class TrapRecord:
     holdings: tuple[Holding, ...] = ()  # leaked pages and their owners, worst first
     allocator: tuple[PageEvent, ...] = ()  # the last events of all pages, oldest first
     launch: str = ""  # the same in all processes of one launch of a server
+    plugins: dict[str, str] = field(default_factory=dict)  # SGLang's: name -> "allowed: where"
+    others: tuple[OtherHook, ...] = ()  # other people's hooks at our sites
     schema: int = SCHEMA

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # A bug of ours must not fill the memory or the log with limits that are made anew in every step.
 MAX_LIMITS = 32
+MAX_TEXT = 500  # characters of a reason
 LEDGER = "ledger"
 STEPS = "step-recorder"
 _CALLED = {LEDGER: "the page ledger", STEPS: "the step recorder"}
@@ -81,6 +82,7 @@ class Part:
         what: what the part is limited to, or what is missing ("ranges only"). why: the reason.
         error: the failure of ours that it comes from; it is logged with its traceback.
         """
+        what, why = what[:MAX_TEXT], why[:MAX_TEXT]
         if self._limited(what, why) and not self.is_off:
             self._tell(f"is limited{self._since()}: {what}: {why}", error)
 
@@ -88,6 +90,7 @@ class Part:
         """Nothing is judged any more. Only the first reason counts, later ones follow from it."""
         if self._off is not None:
             return
+        why = why[:MAX_TEXT]
         self._switch_off(why)
         affected = [part._lose(self, remains, why) for part, remains in self._dependents]
         also = f"; so {', '.join(affected)}" if affected else ""
@@ -98,16 +101,15 @@ class Part:
         other._dependents.append((self, remains))
 
     def audited(self, dead: Mapping[str, str]) -> None:
-        """The hooks were looked at. ``dead``: site -> why our hook does not run there."""
+        """The hooks were looked at. ``dead``: site -> why our hook does not run there.
+
+        This logs nothing: whoever looks says it once for all parts.
+        """
         self._audited = self._status.clock.step
-        if dict(dead) == self._dead:
-            return
-        self._dead = dict(dead)
-        if dead:
-            sites = "; ".join(f"{site}: {why}" for site, why in dead.items())
-            self._tell(f"is blind{self._since()}, its hooks do not run: {sites}")
-        else:
-            self._tell(f"sees again{self._since()}: its hooks run")
+        shown = {site: why[:MAX_TEXT] for site, why in dead.items()}
+        if shown != self._dead:
+            self._dead = shown
+            self._status.changes += 1
 
     def record(self) -> TracerStatus:
         """What a dump keeps of this part."""
@@ -198,6 +200,10 @@ class Status:
         return {kind: n for (name, kind), n in self.findings.copy().items() if name == check}
 
     def records(self) -> tuple[TracerStatus, ...]:
-        """What a dump keeps: the tracers in the order in which they were armed, then the others."""
+        """What a dump keeps: the tracers in the order in which they were armed, then the others.
+
+        What is no tracer is left out as long as there is nothing to say about it.
+        """
         parts = sorted(self.parts.values(), key=lambda p: not p.mode)
-        return tuple(p.record() for p in parts)
+        found = (p.record() for p in parts)
+        return tuple(r for r in found if r.mode or r.checked or not r.sound)

@@ -7,17 +7,30 @@ the device.
 
 from __future__ import annotations
 
+import itertools
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from g4debug.findings.record import Pool, Step
 from g4debug.findings.status import Status
 
 
+class Ranks(NamedTuple):
+    """The ranks of a scheduler: data-, tensor- and pipeline-parallel. -1: not known."""
+
+    dp: int = -1
+    tp: int = -1
+    pp: int = -1
+
+
 class Recorder:
     """Keeps the last ``size`` steps. ``step`` counts them from 1, and is 0 before the first.
+
+    ``event_step`` is the step that an event of now belongs to: the one that is being prepared
+    (SGLang allocates for a batch before it runs it), or else the one that began last.
 
     status: what each tracer of this process can judge, see :mod:`g4debug.findings.status`.
     """
@@ -25,15 +38,35 @@ class Recorder:
     def __init__(self, size: int) -> None:
         self.steps: deque[Step] = deque(maxlen=size)
         self.step = 0
-        self.rank = -1
         self.scheduler: Any = None
+        self._preparing = False
         self.status = Status(self)
         self._rids: dict[int, str] = {}
 
     def attach(self, scheduler: Any) -> None:
-        """Remember the scheduler of this process; pools, sizes and rank are read from it."""
+        """Remember the scheduler of this process; pools, sizes and ranks are read from it.
+
+        It may still be starting: what it does not have yet is not known.
+        """
         self.scheduler = scheduler
-        self.rank = int(getattr(scheduler, "tp_rank", -1))
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of this process's scheduler, as far as it knows them by now."""
+        return ranks(self.scheduler)
+
+    @property
+    def rank(self) -> int:
+        """The tensor-parallel rank, -1 if not known."""
+        return self.ranks.tp
+
+    @property
+    def event_step(self) -> int:
+        return self.step + self._preparing
+
+    def prepare_step(self) -> None:
+        """A batch is being prepared. The next step is its own."""
+        self._preparing = True
 
     def begin_step(self, batch: Any) -> None:
         """Count and record a ``ScheduleBatch`` that is about to run."""
@@ -45,6 +78,7 @@ class Recorder:
         on when a step cannot be recorded.
         """
         self.step += 1
+        self._preparing = False
         self._rids = {}  # those of the step before would be wrong if this one is not recorded
 
     def record(self, batch: Any) -> None:
@@ -98,6 +132,41 @@ class Recorder:
                 _pool("swa", int(allocator.size_swa), allocator.swa_available_size(), page),
             )
         return (_pool("full", int(allocator.size), allocator.available_size(), page),)
+
+
+def ranks(scheduler: Any) -> Ranks:
+    """The ranks of a scheduler that may be half built, or None.
+
+    Until 0.5.14 they are its attributes, then those of its ``ps``. In 0.5.23 its module asks
+    ``get_parallel()`` for them. With DP attention the dp rank is that of the attention group.
+    Without data parallelism SGLang gives no dp rank: it is 0 then.
+    """
+    if scheduler is None:
+        return Ranks()
+    sources = [scheduler, getattr(scheduler, "ps", None), _context(scheduler)]
+
+    def known(*names: str) -> int:
+        for source, name in itertools.product(sources, names):
+            value = getattr(source, name, None)
+            if isinstance(value, int):
+                return value
+        return -1
+
+    dp = known("dp_rank", "attn_dp_rank")
+    if dp < 0 and getattr(getattr(scheduler, "server_args", None), "dp_size", None) == 1:
+        dp = 0
+    return Ranks(dp, known("tp_rank"), known("pp_rank"))
+
+
+def _context(scheduler: Any) -> Any:
+    """What 0.5.23 keeps the ranks in; None in other releases, and before SGLang has set it up."""
+    ask = getattr(sys.modules.get(type(scheduler).__module__), "get_parallel", None)
+    try:
+        context = ask() if callable(ask) else None
+        return context if hasattr(context, "tp_rank") else None
+    except Exception:
+        # It is set up while the scheduler starts. A rank that is not known is said to be so.
+        return None
 
 
 def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:

@@ -6,21 +6,23 @@ calls them in this order, innermost first::
 
     SGLang's own function -> fixes -> faults -> tracers -> flight recorder
 
-After SGLang's ``apply_hooks``, :meth:`Hooks.audit` checks that each site is wrapped.
+After SGLang's ``apply_hooks``, :meth:`Hooks.audit` checks that each site is wrapped. While the
+server runs, somebody may put another function in the place of one that we wrapped, so
+:meth:`Hooks.look` checks it again, cheaply: it visits our own sites only and imports nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
+import sys
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from g4debug.hooking import targets
+from g4debug.hooking import chain, targets
 
 Around = Callable[..., Any]  # around(call_next, *args, **kwargs) -> result
 Before = Callable[..., None]  # before(*args, **kwargs)
@@ -60,12 +62,23 @@ class SiteState:
     detail: str = ""
 
 
+@dataclass(frozen=True)
+class Gone:
+    """A site of ours at which our hook does not run any more."""
+
+    site: str
+    owners: tuple[str, ...]
+    why: str  # what is there instead
+
+
 class Hooks:
     """Collects wrappers by site, then registers one hook per site with SGLang."""
 
     def __init__(self) -> None:
         self._entries: dict[str, list[Entry]] = defaultdict(list)
         self._installed: dict[str, Around] = {}
+        self._paths: dict[str, str] = {}  # of the sites in _installed, as SGLang got them
+        self._seen: dict[str, Any] = {}  # the function at a site that was last seen to run our hook
 
     def around(self, site: str, order: Order, owner: str, wrapper: Around) -> None:
         """Put ``wrapper(call_next, *args, **kwargs)`` around a site."""
@@ -118,7 +131,8 @@ class Hooks:
 
         for site in self.sites:
             self._installed[site] = self._compose(site)
-            HookRegistry.register(targets.path(site), self._installed[site], HookType.AROUND)
+            self._paths[site] = str(targets.path(site))
+            HookRegistry.register(self._paths[site], self._installed[site], HookType.AROUND)
 
     def _compose(self, site: str) -> Around:
         """One AROUND hook that runs every wrapper of a site, tracers outermost."""
@@ -148,6 +162,55 @@ class Hooks:
         """Sites that somebody needs, and that are not wrapped by us."""
         return tuple(s for s in self.audit() if s.owners and s.state != "wrapped")
 
+    def look(self) -> tuple[tuple[Gone, ...], tuple[str, ...]]:
+        """Sites at which our hook does not run now, and sites where the function has changed.
+
+        For a running server: it imports nothing, and a function that was looked into before is not
+        looked into again. So this costs a microsecond or two for each site, unless somebody has
+        changed it. At the first look every site has changed.
+        """
+        gone, changed = [], []
+        for site, hook in self._installed.items():
+            try:
+                function = self.at(site)
+            except LookupError as e:
+                gone.append(Gone(site, self.owners(site), str(e)))
+                continue
+            if self._seen.get(site) is function:
+                continue
+            if _runs(function, hook):
+                self._seen[site] = function
+                changed.append(site)
+            else:
+                self._seen.pop(site, None)
+                why = f"{chain.describe(function)} is there instead"
+                gone.append(Gone(site, self.owners(site), why))
+        return tuple(gone), tuple(changed)
+
+    def at(self, site: str) -> Any:
+        """The function that is called now at a site where we installed a hook. Imports nothing.
+
+        Raises LookupError if there is none.
+        """
+        dotted = self._paths[site]
+        parts = dotted.split(".")
+        for count in range(len(parts) - 1, 0, -1):
+            found: Any = sys.modules.get(".".join(parts[:count]))
+            if found is None:
+                continue
+            for name in parts[count:]:
+                try:
+                    found = getattr(found, name)
+                except AttributeError as e:
+                    raise LookupError(f"{dotted} is not there any more: {e}") from e
+            return getattr(found, "__func__", found)
+        raise LookupError(f"the module of {dotted} is not loaded any more")
+
+    @property
+    def installed(self) -> dict[str, tuple[str, Around]]:
+        """Site -> its dotted path and our hook, as SGLang got them."""
+        return {site: (self._paths[site], hook) for site, hook in self._installed.items()}
+
     def _inspect(self, site: str) -> SiteState:
         dotted = targets.path(site)
         owners = self.owners(site) if site in self._entries else ()
@@ -169,16 +232,10 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _runs(function: Any, hook: Around) -> bool:
-    """True if ``function`` is a wrapper of SGLang's that calls ``hook``.
+    """True if ``function`` leads to the wrapper of SGLang's that calls ``hook``.
 
     SGLang's own list of patched functions proves nothing: it also lists hooks that were registered
-    after the function was patched, and those never run. So look for the hook in the closures of
-    the wrappers.
+    after the function was patched, and those never run. So look for the hook in the functions
+    themselves.
     """
-    while function is not None:
-        for cell in getattr(function, "__closure__", None) or ():
-            with suppress(ValueError):  # an empty closure cell, in somebody else's wrapper
-                if cell.cell_contents is hook:
-                    return True
-        function = getattr(function, "__wrapped__", None)
-    return False
+    return chain.way(function, lambda f: chain.registered(f) is hook) is not None

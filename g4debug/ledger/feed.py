@@ -45,7 +45,9 @@ class Feed:
             self.ledger.shadow = self.ledger.owners = None
             if _is_sglangs(allocator):
                 self.ledger.shadow = shadows.new(pool.pages, allocator.device)
-                self.ledger.owners = Owners(pool.pages, page_size, allocator.device)
+                self.ledger.owners = Owners(
+                    pool.pages, page_size, allocator.device, self.ledger.status.limit
+                )
             else:
                 self.ledger.status.limit(
                     "it cannot tell which pages of a page table are free",

@@ -128,6 +128,7 @@ class _Pending:
     words: torch.Tensor
     arrived: Any  # torch.cuda.Event
     enter: Callable[[Pages], None]
+    step: int  # to which what happened to them belongs, however late they arrive
 
 
 class Ledger:
@@ -165,6 +166,7 @@ class Ledger:
         self.serial = 0  # number of the next event
         self._events = self.status.tally("events")
         self._pending: deque[_Pending] = deque()
+        self._step: int | None = None  # of what is entered now, if it was posted earlier
         self._staging: torch.Tensor | None = None
         self._used = 0  # words of _staging that are taken
         self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # what to undo, by pool, for restore
@@ -214,7 +216,7 @@ class Ledger:
         because it will not happen. A hand-out is entered, because it has happened.
         """
         event = PageEvent(
-            step=self.recorder.step,
+            step=self.recorder.event_step if self._step is None else self._step,
             kind=kind,
             pool=pool.name,
             pages=tuple(pages[:SHOWN].tolist()),
@@ -304,7 +306,7 @@ class Ledger:
         words.copy_(indices, non_blocking=True)
         arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._pending.append(_Pending(words, arrived, enter))
+        self._pending.append(_Pending(words, arrived, enter, self.recorder.event_step))
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
@@ -315,13 +317,20 @@ class Ledger:
             elif not first.arrived.query():
                 return
             self._pending.popleft()
-            first.enter(first.words.numpy().copy())
+            self._arrived(first)
+
+    def _arrived(self, pending: _Pending) -> None:
+        """Enter what was handed out, for the step in which that was."""
+        self._step = pending.step
+        try:
+            pending.enter(pending.words.numpy().copy())
+        finally:
+            self._step = None
 
     def salvage(self) -> None:
         """After an error of the device, enter what it had copied before it died."""
         while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
-            first = self._pending.popleft()
-            first.enter(first.words.numpy().copy())
+            self._arrived(self._pending.popleft())
         self._pending.clear()
 
     def mistaken(self, what: str) -> None:

@@ -18,6 +18,7 @@ request is the prefix cache's.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,11 +45,18 @@ def _give_kernel(pages, indices, plan, count, page_size, last, BLOCK: tl.constex
 class Owners:
     """The owners of the full pool's pages. ``given_up`` says why nothing is told any more."""
 
-    def __init__(self, pages: int, page_size: int, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        device: torch.device | str,
+        limit: Callable[[str, str], None],
+    ) -> None:
         self.pages = torch.zeros(pages + 1, dtype=torch.int32, device=device)
         self.page_size = page_size
         self.protected: torch.Tensor | None = None
         self.given_up = ""
+        self._limit = limit  # tells the status what is not judged, and why
         self._known: list[int] = []  # what ``protected`` has, on the host
         self._doubts = 0
 
@@ -122,7 +130,7 @@ class Owners:
         if not self.given_up:
             self.given_up = why
             self.pages.fill_(0)
-            logger.warning("g4debug: it is no longer checked whose page a row names: %s", why)
+            self._limit("not whose page a row of req_to_token names", why)
 
 
 def cached_tokens(request: Any) -> int:

@@ -11,10 +11,20 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.findings.record import Location, Plain, Pool, Table, TracerStatus, TrapRecord
+from g4debug.dumps.file import quoted
+from g4debug.findings.record import (
+    Location,
+    OtherHook,
+    Plain,
+    Pool,
+    Table,
+    TracerStatus,
+    TrapRecord,
+)
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
 
+HIDDEN = "set"  # in a dump, in place of a value that may not be shown
 MAX_ITEMS = 40  # entries of one environment line
 
 OFF_BY_DEFAULT = ("off by default", "shipped off")  # what fixes say; the second in older dumps
@@ -67,10 +77,11 @@ class History:
 
 @dataclass(frozen=True)
 class Next:
-    """The next command to type."""
+    """The next command to type, and what to know before."""
 
     label: str
     command: str
+    note: str = ""
 
 
 Block = Entry | Pools | Map | History | Next
@@ -81,16 +92,25 @@ def headline(record: TrapRecord) -> str:
 
 
 def report(
-    record: TrapRecord, *, source: str = "", most: int | None = 0, words: bool = False
+    record: TrapRecord,
+    *,
+    source: str = "",
+    most: int | None = 0,
+    words: bool = False,
+    before: Sequence[Entry] = (),
+    after: Sequence[Entry] = (),
 ) -> list[list[Block]]:
     """The report's blocks in groups. A reporter leaves some space between the groups.
 
     source: the dump's path. most: how many rows of a history to keep, if that is more than are
     shown (None: all). words: give the history in words even where there is a timeline of it.
+    before, after: what stands above the location and above the cause, if there is more to tell than
+    this record.
     """
     f = record.finding
     top: list[Block] = [
-        Entry("WHERE", tuple(where(f.location))),
+        *before,
+        Entry("WHERE", tuple(where(f.location, _step_mode(record)))),
         Entry("CHECK", _text(f"{f.check}: {f.kind}, at {f.site}")),
     ]
     if record.faults:
@@ -108,23 +128,31 @@ def report(
         _history("LAST STEPS", "newest last", _histories.steps(record, most)),
         _history("ALLOCATOR", "all pages, newest last", _histories.allocator(record, most)),
         environment(record, source),
+        list(after),
         [
             Entry("CAUSE", _text(f.cause or "not known", "strong" if f.cause else "dim")),
             Entry("FIX", _text(f.reference or "none known", "strong" if f.reference else "dim")),
-            Next("NEXT", _next(f.next_command, source)),
+            _next(record, source),
         ],
     ]
     return [group for group in groups if group]
 
 
-def where(at: Location) -> list[Line]:
-    """What is known about the location. A number of -1 or an empty text means "not known"."""
+def where(at: Location, step_mode: str = "") -> list[Line]:
+    """What is known about the location. A number of -1 or an empty text means "not known".
+
+    step_mode: the forward mode of the step, '' if not known. A forward of another mode may run in
+    it: the draft decodes inside the step of a prefill.
+    """
     layer = f"layer {at.layer}" + (f" ({at.layer_kind})" if at.layer_kind else "")
+    mode = at.forward_mode
+    if mode and step_mode and mode != step_mode:
+        mode = f"{mode} inside a step of mode {step_mode}"
     known = (
         (
             (at.layer, layer),
             (at.runner, f"{at.runner} model"),
-            (at.forward_mode, at.forward_mode),
+            (at.forward_mode, mode),
             (_ran(at), "CUDA-graph replay" if at.replay else "eager"),
         ),
         (
@@ -136,7 +164,12 @@ def where(at: Location) -> list[Line]:
             (at.step, f"step {at.step}"),
             (at.process, at.process),
             (at.pid, f"pid {at.pid}"),
+        ),
+        (
+            (at.host, f"host {at.host}"),
+            (at.dp_rank, f"DP rank {at.dp_rank}"),
             (at.rank, f"TP rank {at.rank}"),
+            (at.pp_rank, f"PP rank {at.pp_rank}"),
         ),
     )
     lines: list[Line] = []
@@ -145,7 +178,29 @@ def where(at: Location) -> list[Line]:
         line = tuple((Span(text, tone),) for value, text in parts if value not in (-1, ""))
         if line:
             lines.append(line)
+    missing = [
+        name
+        for name, value in (
+            ("host", at.host),
+            ("DP rank", at.dp_rank),
+            ("TP rank", at.rank),
+            ("PP rank", at.pp_rank),
+        )
+        if value in (-1, "")
+    ]
+    if missing:
+        rest: Item = (Span(f"not known: {', '.join(missing)}", "dim"),)
+        if len(missing) == 4:
+            lines.append((rest,))
+        else:
+            lines[-1] = (*lines[-1], rest)
     return lines
+
+
+def _step_mode(record: TrapRecord) -> str:
+    """The forward mode of the step that the finding was made in, '' if not known."""
+    at = record.finding.location.step
+    return next((s.forward_mode for s in reversed(record.steps) if s.step == at >= 0), "")
 
 
 def _ran(at: Location) -> int:
@@ -154,15 +209,17 @@ def _ran(at: Location) -> int:
 
 
 def environment(record: TrapRecord, source: str = "") -> list[Block]:
-    dump = (record.created, source) if source else (record.created,)
+    dump = (record.created, quoted(source)) if source else (record.created,)
     entries: list[Entry | Pools] = [
         Entry("DUMP", (tuple((Span(text),) for text in dump),)),
         Entry("VERSIONS", _items(record.versions, " ")),
         Pools("POOLS", record.pools[:MAX_ITEMS]),
         Entry("GEOMETRY", _items(record.geometry, "=")),
+        Entry("ARGUMENTS", _arguments(record.arguments)),
         Entry("FIXES", _fixes(record.fixes)),
         Entry("TRACERS", _tracers(record.tracers)),
         Entry("CHECKED", _checked(record.tracers)),
+        Entry("PLUGINS", _plugins(record)),
         Entry("FAULTS", _faults(record.faults)),
         Entry("SETTINGS", _items(record.environment, "=")),
     ]
@@ -245,9 +302,44 @@ def _fixes(values: Mapping[str, str]) -> tuple[Line, ...]:
     return tuple(alone) or _none()
 
 
+def _plugins(record: TrapRecord) -> tuple[Line, ...]:
+    """SGLang's plugins, and who else has a hook at a site of ours. Nothing if we are alone."""
+    if not record.others and len(record.plugins) < 2:
+        return ()
+    lines: list[Line] = [
+        tuple((Span(name), Span(text, "dim")) for name, text in _some(record.plugins))
+    ]
+    for other in record.others[:MAX_ITEMS]:
+        tone = "dim" if other.side == "inside" else "warn"
+        lines.append(((Span(f"{other.who} at {other.site}"), Span(_side(other), tone)),))
+    return tuple(line for line in lines if line)
+
+
+def _side(other: OtherHook) -> str:
+    means = {
+        "outside": "wraps our hook, so what it changes is not checked",
+        "inside": "is wrapped by our hook",
+        "instead": "is there in place of our hook",
+        "never": "never runs",
+    }
+    return f"{means.get(other.side, other.side)}: {other.function}"
+
+
 def _items(values: Mapping[str, Plain], joint: str) -> tuple[Line, ...]:
     items = tuple((Span(f"{k}{joint}{v}"),) for k, v in _some(values))
     return (items,) if items else ()
+
+
+def _arguments(values: Mapping[str, Plain]) -> tuple[Line, ...]:
+    """The server's arguments that differ from the defaults; those without a value by name only."""
+    shown = {k: v for k, v in values.items() if v != HIDDEN}
+    hidden = [k for k, v in values.items() if v == HIDDEN]
+    lines = _items(shown, "=")
+    if hidden:
+        names = ", ".join(hidden[:MAX_ITEMS])
+        more = f" and {len(hidden) - MAX_ITEMS} more" if len(hidden) > MAX_ITEMS else ""
+        lines += _text(f"set, values not in the dump: {names}{more}", "dim")
+    return lines
 
 
 def _some(values: Mapping[str, Plain]) -> list[tuple[str, str]]:
@@ -256,10 +348,38 @@ def _some(values: Mapping[str, Plain]) -> list[tuple[str, str]]:
     return items + ([("and", f"{more} more (--json)")] if more else [])
 
 
-def _next(command: str, source: str) -> str:
-    if command:
-        return command
-    return f"g4debug show --json {source}" if source else "g4debug list"
+CONTAIN = "G4DEBUG_MODE=contain"
+# What contain mode mends. Of any other kind, what is wrong has happened already, or the right page
+# is gone: served on, the answers would be wrong. TRIAGE.md says so in the entries of these kinds.
+MENDED = {
+    "page-table": (
+        *("full-index-in-swa-table", "out-of-range", "negative", "other-request", "stale"),
+        *("mismatch", "page-zero"),
+    ),
+    "swa-allocator": ("double-free", "free-unallocated", "mapping-mismatch"),
+}
+
+
+def _next(record: TrapRecord, source: str) -> Next:
+    """The next command. What a finding's own command leaves unsaid is said in front of it."""
+    f = record.finding
+    command = f.next_command or (
+        f"g4debug show --json {quoted(source)}" if source else "g4debug list"
+    )
+    if record.faults:
+        note = "A fault was injected (G4DEBUG_FAULTS). Unset it; if it was no drill, then run:"
+        return Next("NEXT", f"unset G4DEBUG_FAULTS; {command}", note)
+    if CONTAIN not in command:
+        return Next("NEXT", command)
+    if f.kind not in MENDED.get(f.check, ()):
+        command = command.replace(f"{CONTAIN} ", "")
+        note = f"Do not serve on with {CONTAIN}: it does not mend this kind (see FIX)."
+        return Next("NEXT", command, note)
+    note = (
+        "This keeps serving: what is bad is replaced by what is right. Where the right page is "
+        "gone or not known, answers are wrong (see FIX)."
+    )
+    return Next("NEXT", command, note)
 
 
 def _text(text: str, tone: str = "") -> tuple[Line, ...]:

@@ -19,6 +19,7 @@ TRANSITIONS = 12
 HOLDINGS = 8
 ALLOCATOR = 16
 
+STOPPED = "stopped by g4debug: the allocator did not get the page back"
 WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
 
 T = TypeVar("T")
@@ -163,17 +164,18 @@ def event_grid(
     def row(event: PageEvent) -> Row:
         cells = (
             str(event.step) if event.step >= 0 else "",
-            event.kind,
+            f"{event.kind}, stopped" if event.stopped else event.kind,
             event.pool,
             pages(event.pages, event.count),
             event.request,
             event.caller,
         )
-        return Row(cells, mark=event is bad, below=_notes(("", event.note)))
+        stopped = STOPPED if event.stopped else ""
+        return Row(cells, mark=event is bad, below=_notes(("", stopped), ("", event.note)))
 
     columns = (
         Column("step", right=True),
-        Column("event", gives=4),
+        Column("event", gives=4, least=13),
         Column("pool", gives=5),
         Column("pages", gives=3),
         Column("request", gives=1, least=9),
@@ -283,16 +285,28 @@ def length_range(lengths: Sequence[int]) -> str:
     return short(low) if low == high else f"{short(low)}..{short(high)}"
 
 
+def percent(used: int, size: int) -> str:
+    """The used share, rounded; but what is not empty is never 0 %, and what is not full never 100.
+
+    In whole numbers throughout: those of a damaged file may be too large for a float.
+    """
+    if used * 200 < size and used > 0:
+        return "<1%"
+    if used * 200 >= size * 199 and used < size:
+        return ">99%"
+    return f"{min(999, (used * 200 + size) // (2 * size))}%"
+
+
 def _use(used: int, size: int) -> str:
     if used < 0:
         return ""
-    share = f" {min(999, used * 100 // size):>3}%" if size > 0 else ""
-    return f"{short(used)}{share}"
+    return f"{short(used)} {percent(used, size):>4}" if size > 0 else short(used)
 
 
 def short(number: int) -> str:
+    """The number; one that is longer than any real one is abbreviated."""
     text = str(number)
-    return text if len(text) <= 9 else f"{text[:2]}e{len(text) - 2}"
+    return text if len(text) <= 11 else f"{text[:2]}e{len(text) - 2}"
 
 
 def _notes(*notes: tuple[str, str]) -> tuple[tuple[str, str], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from g4debug.findings.record import Pool
 from g4debug.reporters._table_view import BIG, BadCell, TableView
@@ -43,8 +43,11 @@ def pool_range(view: TableView) -> str:
     return f"pages 0..{view.pages - 1}" if view.pages else "no pages"
 
 
-def reach(view: TableView) -> tuple[str, bool]:
-    """How far the page numbers of the table go, and whether all are inside the pool."""
+def reach(view: TableView, number: Callable[[int], str] = number) -> tuple[str, bool]:
+    """How far the page numbers of the table go, and whether all are inside the pool.
+
+    number: how a page number is written.
+    """
     extremes = view.extremes()
     if extremes is None:
         return "(the kernel reads no cell)", True

@@ -63,6 +63,8 @@ def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
         _mappings("geometry", a.geometry, b.geometry),
         _mappings("fixes", a.fixes, b.fixes),
         _mappings("tracers", _states(a), _states(b)),
+        _mappings("plugins", a.plugins, b.plugins),
+        _mappings("others' hooks", _others(a), _others(b)),
         _several("faults", a.faults, b.faults, str, True),
         _mappings("settings", a.environment, b.environment),
     ]
@@ -125,6 +127,11 @@ def _where(record: TrapRecord, by_rid: bool) -> dict[str, Any]:
 def _states(record: TrapRecord) -> dict[str, str]:
     """What each tracer could judge. What it had checked by then says nothing about a change."""
     return {t.name: t.state for t in record.tracers}
+
+
+def _others(record: TrapRecord) -> dict[str, str]:
+    """Whose function is at a hook site, and on which side of ours."""
+    return {f"{o.site}, {o.who}, {o.function}": o.side for o in record.others}
 
 
 def _pools(record: TrapRecord) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.dumps.file import quoted
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters.compare import Change, Part
 from g4debug.reporters.text import Symbols, fit, symbols_for
@@ -27,7 +28,7 @@ def render(
     """Print the differences. ``dumps``: path and record of A and of B."""
     s = symbols_for(console.encoding)
     for letter, style, (path, record) in zip("AB", ("red", "green"), dumps, strict=True):
-        console.print(Text(f"{letter}  {fit(path)}", f"bold {style}"), soft_wrap=True)
+        console.print(Text(f"{letter}  {quoted(path)}", f"bold {style}"), soft_wrap=True)
         at = record.finding.location
         facts = [record.created, f"{record.finding.check}: {record.finding.kind}"]
         facts += [f"step {at.step}"] * (at.step >= 0) + [f"pid {at.pid}"] * (at.pid >= 0)

@@ -20,6 +20,10 @@ STYLES = {
     "missing": "bold red",
     "target-missing": "bold red",
     "FAILED": "bold red",
+    "EXCLUDES g4debug": "bold red",
+    "left out": "yellow",
+    "outside": "yellow",
+    "instead": "bold red",
     "off": "yellow",
     "opt-in": "yellow",
 }
@@ -43,6 +47,7 @@ class Diagnosis:
 
     problems: list[str] = field(default_factory=list)
     viewer: bool = False  # without SGLang dumps can be opened, but nothing can be served
+    works: list[str] = field(default_factory=list)  # without SGLang: the commands that work
     notes: list[str] = field(default_factory=list)
     headline: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -52,6 +57,7 @@ class Diagnosis:
     dumps: str = ""
     where: str = ""  # where the sites were checked
     sites: list[Row] = field(default_factory=list)
+    shared: list[Row] = field(default_factory=list)  # sites where somebody else's hook is, too
     fixes: list[Row] = field(default_factory=list)
     tracers: list[Row] = field(default_factory=list)
     canary: list[Row] = field(default_factory=list)
@@ -75,7 +81,7 @@ def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
 
 def render(d: Diagnosis, console: Console) -> None:
     """Print the report, at most the console's width wide."""
-    headline = Text(clean(d.headline), "bold white on red" if d.problems else "bold green")
+    headline = Text(clean(d.headline), "bold green" if d.ready else "bold white on red")
     for line in headline.wrap(console, console.width):
         line.rstrip()
         console.print(line)
@@ -92,6 +98,8 @@ def render(d: Diagnosis, console: Console) -> None:
     _entry(console, "DUMPS", Text(clean(d.dumps) or unchecked))
     console.print()
     _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
+    if d.shared:
+        _rows(console, "SHARED", d.shared, "", "sites where another plugin has a hook, too")
     _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
     _rows(console, "TRACERS", d.tracers, "")
     _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))

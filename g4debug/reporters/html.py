@@ -1,6 +1,7 @@
 """The report as one HTML page, for a phone or a ticket.
 
-It has the same facts in the same order as on the terminal (``_facts.py``). The page contains no
+It has the same facts as on the terminal (``_facts.py``), but cause, fix and next command stand near
+the top. The page contains no
 script, its Content-Security-Policy would not run one, and it fetches nothing. All text of the dump
 is cleaned as for a terminal, and then escaped by jinja2.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -19,6 +21,7 @@ from g4debug import __version__
 from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts
 from g4debug.reporters import _table_words as words
+from g4debug.reporters._histories import percent
 from g4debug.reporters._table_view import TableView, window
 from g4debug.reporters.text import UNICODE, fit
 
@@ -28,19 +31,40 @@ ROWS, COLUMNS = 32, 48  # of the page map, around the bad cell
 SYMBOLS = {"outside": UNICODE.outside, "past": UNICODE.past}
 
 
-def render(record: TrapRecord, *, source: str = "") -> str:
-    """The page. ``source``: the dump's path."""
+def render(
+    record: TrapRecord,
+    *,
+    source: str = "",
+    before: Sequence[_facts.Entry] = (),
+    after: Sequence[_facts.Entry] = (),
+) -> str:
+    """The page. ``source``: the dump's path. before, after: see ``_facts.report``."""
     environment = _environment()
     style = Markup(environment.get_template("report.css").render())
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         title=_facts.headline(record),
-        groups=_facts.report(record, source=source, most=MOST),
+        groups=_groups(record, source, before, after),
         style=style,
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'",
         made=f"g4debug {__version__}, {record.created}",
     )
+
+
+def _groups(
+    record: TrapRecord,
+    source: str,
+    before: Sequence[_facts.Entry],
+    after: Sequence[_facts.Entry],
+) -> list[list[_facts.Block]]:
+    """Where, then why and what to do, then the evidence: a page is read from the top.
+
+    (On a terminal the reader sees the last lines first.)
+    """
+    where, *evidence, verdict = _facts.report(record, source=source, most=MOST, before=before)
+    others: list[list[_facts.Block]] = [list(after)] if after else []
+    return [where, verdict, *others, *evidence]
 
 
 @cache
@@ -74,7 +98,7 @@ def _page_map(block: _facts.Map) -> dict[str, Any]:
     columns = window(used, view.focus[1], COLUMNS)
     bad, more = words.bad_cells(view)
     kinds = {c.kind for r in rows for c in view.cells(r, columns.start, columns.stop)}
-    reach, inside = words.reach(view)
+    reach, inside = words.reach(view, str)
     return {
         "title": words.title(view),
         "pool": f"{block.table.pool.name} pool: {words.pool_range(view)}",
@@ -108,10 +132,10 @@ def _row(view: TableView, row: int, columns: range) -> dict[str, Any]:
     return {
         "number": view.row0 + row,
         "rid": words.rid(view, row),
-        "tokens": words.number(int(view.table.seq_lens[row])),
+        "tokens": str(int(view.table.seq_lens[row])),
         "bad": bool(view.bad[row].any()),
         "cells": [
-            (view.column0 + c, cell.kind, SYMBOLS.get(cell.kind) or words.number(cell.value))
+            (view.column0 + c, cell.kind, SYMBOLS.get(cell.kind) or str(cell.value))
             for c, cell in zip(columns, view.cells(row, columns.start, columns.stop), strict=True)
         ],
     }
@@ -120,5 +144,11 @@ def _row(view: TableView, row: int, columns: range) -> dict[str, Any]:
 def _meter(pool: Pool) -> dict[str, Any]:
     usage = pool.usage
     share = 0.0 if usage is None else max(0.0, min(usage, 1.0))
+    text = "" if usage is None else percent(pool.used_tokens, pool.tokens)
     level = "bad" if share >= 0.95 else "warn" if share >= 0.8 else "good"
-    return {"known": usage is not None, "percent": round(share * 100), "level": level}
+    return {
+        "known": usage is not None,
+        "width": round(share * 100),
+        "percent": text,
+        "level": level,
+    }

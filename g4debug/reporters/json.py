@@ -18,17 +18,18 @@ def render(record: TrapRecord, stream: IO[str]) -> None:
     Tensors become nested lists. Numbers that JSON lacks (nan, inf) become strings. The text
     is ASCII, so that it passes any stream.
     """
-    json.dump(_jsonable(to_plain(record)), stream, indent=2, allow_nan=False)
+    json.dump(jsonable(to_plain(record)), stream, indent=2, allow_nan=False)
     stream.write("\n")
 
 
-def _jsonable(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """``value`` as JSON can have it: no tensors, no nan, no inf."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
-        return {str(k): _jsonable(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_jsonable(v) for v in value]
+        return [jsonable(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

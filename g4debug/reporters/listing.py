@@ -1,70 +1,135 @@
-"""The dumps of a folder, one line each, newest first."""
+"""The dumps of a folder, by incident, the newest incident first.
+
+Each dump takes three lines: when and where, what, and the whole name of its file, so that it can be
+copied.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import IO
+from dataclasses import asdict
+from datetime import datetime
+from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import Head
+from g4debug.dumps.incidents import Dump, Incident
 from g4debug.reporters.text import clean, shorten, symbols_for
 
-WIDE = 120  # a console this wide has room for whole file names
 CHECK_WIDTH = 15  # as long as "flight-recorder"
+MANY = 8  # dumps; a command that names more of them is longer than anybody copies
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One file. ``time``: ISO 8601 in UTC. ``size``: bytes. ``broken``: why it is, or ''."""
-
-    path: str
-    name: str
-    time: str
-    check: str
-    headline: str
-    size: int
-    broken: str = ""
-
-
-def render(entries: Sequence[Entry], console: Console) -> None:
-    """Print the list. A narrow terminal shows only the end of each file's name."""
-    s = symbols_for(console.encoding)
-    wide = console.width >= WIDE
-    names = [clean(e.name) if wide else f"*{_tail(clean(e.name))}" for e in entries]
-    name_width = max(4, *map(len, names))
-    check_width = min(CHECK_WIDTH, max(5, *(len(e.check or "BROKEN") for e in entries)))
-    room = max(16, console.width - 19 - 2 - check_width - 2 - 9 - name_width - 2)
-    head = f"{'time (UTC)':<19}  {'check':<{check_width}}  {'what':<{room}} {'size':>6}  file"
-    console.print(Text(head, "dim"), no_wrap=True, overflow="crop")
-    for entry, name in zip(entries, names, strict=True):
-        text = Text(f"{_time(entry.time):<19}  ")
-        check = "BROKEN" if entry.broken else shorten(entry.check, check_width, s.more)
-        text.append(f"{check:<{check_width}}  ", "yellow" if entry.broken else "cyan")
-        what = Text(shorten(entry.broken or _what(entry), room, s.more))
-        what.pad_right(max(0, room - what.cell_len))
-        what.stylize("yellow" if entry.broken else "bold")
-        text.append_text(what).append(f" {_size(entry.size):>6}  ", "dim").append(name)
-        console.print(text, no_wrap=True, overflow="ignore", crop=False)
+def render(incidents: Sequence[Incident], console: Console, *, program: str = "g4debug") -> None:
+    """Print the list. program: how g4debug is called here; the commands begin with it."""
+    more = symbols_for(console.encoding).more
+    # Ten thousand calls of print would take longer than all that was read for them.
+    text = Text()
+    for incident in incidents:
+        if text:
+            text.append("\n")
+        _incident(text, incident, console.width, more, program)
+    console.print(text, soft_wrap=True, end="")
 
 
-def render_json(entries: Sequence[Entry], stream: IO[str]) -> None:
-    """Write a JSON list of objects with the fields of :class:`Entry`."""
-    json.dump([asdict(e) for e in entries], stream, indent=2)
+def render_json(incidents: Sequence[Incident], stream: IO[str]) -> None:
+    """Write a JSON list with one object for each dump, the newest incident first.
+
+    ``incident`` counts the incidents from 1; the first finding of each has ``first`` true. The
+    other fields are those of :class:`~g4debug.dumps.incidents.Dump` and of its head.
+    """
+    json.dump(
+        [
+            _plain(dump) | {"incident": number, "first": dump is incident.first}
+            for number, incident in enumerate(incidents, 1)
+            for dump in incident.dumps
+        ],
+        stream,
+        indent=2,
+    )
     stream.write("\n")
 
 
-def _what(entry: Entry) -> str:
-    """The headline without what the other columns already say."""
-    return entry.headline.removeprefix("g4debug: ").removeprefix(entry.check).lstrip(": ")
+def show_command(incident: Incident, program: str) -> str:
+    """The command that shows an incident: all of its dumps by name, the first finding first."""
+    return " ".join([program, "show", *(quoted(d.path) for d in incident.dumps)])
 
 
-def _tail(name: str) -> str:
-    """``-4711-1.pt``: with a ``*`` in front, a shell finds the file by it."""
-    parts = name.rsplit("-", 2)
-    return f"-{parts[1]}-{parts[2]}" if len(parts) == 3 else name
+def _plain(dump: Dump) -> dict[str, Any]:
+    values = asdict(dump.head)
+    values.pop("schema")
+    path = str(dump.path)
+    found = {"path": path, "name": dump.path.name, "size": dump.size, "broken": dump.broken}
+    return found | values | {"time": dump.time}
+
+
+def _incident(text: Text, incident: Incident, width: int, more: str, program: str) -> None:
+    several = len(incident.dumps) > 1
+    if several:
+        hosts = len(incident.hosts)
+        text.append(_time(incident.first.time), "bold")
+        text.append(
+            f"  incident: {len(incident.dumps)} dumps of {_count(incident.processes, 'process')}"
+            + (f" on {_count(hosts, 'host')}" if hosts else "")
+            + "\n",
+            "bold",
+        )
+    for dump in incident.dumps:
+        when = _time(dump.time)
+        if several:
+            when = "  first" if dump is incident.first else _after(incident.first, dump)
+        _dump(text, dump, f"{when:<19}", width, more)
+    if several and len(incident.dumps) <= MANY:
+        text.append(f"  show: {show_command(incident, program)}\n", "cyan")
+
+
+def _dump(text: Text, dump: Dump, when: str, width: int, more: str) -> None:
+    check = "BROKEN" if dump.broken else shorten(dump.head.check, CHECK_WIDTH, more)
+    tone = "yellow" if dump.broken else "cyan"
+    text.append(when).append("  ")
+    text.append(f"{check:<{CHECK_WIDTH}}", tone)
+    text.append(f"  {_size(dump.size):>5}", "dim")
+    where = _where(dump.head)
+    if where:
+        text.append(f"  {shorten(where, max(16, width - 45), more)}")
+    text.append("\n  ")
+    text.append(shorten(dump.broken or _what(dump.head), max(16, width - 2), more), tone)
+    text.append(f"\n  {quoted(dump.path.name)}\n", "dim" if dump.broken else "")
+
+
+def _where(head: Head) -> str:
+    """``node7, DP 1, TP 3, pid 4711, step 118``, as far as known."""
+    known = (
+        (head.host, head.host),
+        (head.dp_rank, f"DP {head.dp_rank}"),
+        (head.rank, f"TP {head.rank}"),
+        (head.pp_rank, f"PP {head.pp_rank}"),
+        (head.pid, f"pid {head.pid}"),
+        (head.step, f"step {head.step}"),
+    )
+    return ", ".join(str(words) for value, words in known if value not in (-1, ""))
+
+
+def _what(head: Head) -> str:
+    """The headline without what the line above already says."""
+    text = head.headline.removeprefix("g4debug: ").removeprefix(head.check).lstrip(": ")
+    return text or head.kind or "written by an older g4debug; show tells more"
+
+
+def _after(first: Dump, dump: Dump) -> str:
+    try:
+        moments = [datetime.fromisoformat(d.time).timestamp() for d in (first, dump)]
+    except ValueError:
+        return ""
+    return f"  +{max(0.0, moments[1] - moments[0]):.3f} s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def _time(iso: str) -> str:

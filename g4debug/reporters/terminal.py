@@ -12,6 +12,7 @@ from rich.text import Text
 
 from g4debug.findings.record import Pool, TrapRecord
 from g4debug.reporters import _facts, _grid, page_map
+from g4debug.reporters._histories import percent
 from g4debug.reporters.text import Symbols, fit, shorten, symbols_for
 
 LABEL = 10
@@ -34,8 +35,10 @@ def render(
     source: str = "",
     rows: int | None = page_map.DEFAULT_ROWS,
     everything: bool = False,
+    before: Sequence[_facts.Entry] = (),
+    after: Sequence[_facts.Entry] = (),
 ) -> None:
-    """Print the report. source: the dump's path.
+    """Print the report. source: the dump's path. before, after: see ``_facts.report``.
 
     rows: how many rows of the page table to show, None for all. everything: show all of every
     history, too.
@@ -47,7 +50,9 @@ def render(
         console.print(line)
     console.print(Text(s.line * console.width, "red"), no_wrap=True, overflow="crop")
     most = None if everything else 0
-    groups = _facts.report(record, source=source, most=most, words=everything)
+    groups = _facts.report(
+        record, source=source, most=most, words=everything, before=before, after=after
+    )
     for i, group in enumerate(groups):
         if i:
             console.print()
@@ -75,6 +80,8 @@ def _block(
     else:
         # A command that we broke into two lines could not be copied, so the terminal has to wrap
         # it. A picture has no terminal, so there we wrap.
+        if block.note:
+            _entry(console, "NOTE", Text(fit(block.note), "yellow"))
         text = Text(f"{block.label:<{LABEL}}{fit(block.command)}", "bold cyan")
         console.print(text, soft_wrap=not console.record)
 
@@ -88,7 +95,7 @@ def _pool(pool: Pool, s: Symbols) -> Text:
     filled = round(share * BAR)
     style = "red" if share >= 0.95 else "yellow" if share >= 0.8 else "green"
     text.append(s.full * filled, style).append(s.empty * (BAR - filled), "dim")
-    text.append(f" {share:.0%}", style)
+    text.append(f" {percent(pool.used_tokens, pool.tokens)}", style)
     return text.append(f"  {pool.used_tokens} of {pool.tokens} tokens", "dim")
 
 

@@ -1,16 +1,18 @@
-"""Makes the record of a finding: versions, environment, sizes, pools, last steps."""
+"""Makes the record of a finding: where it was made, versions, settings, sizes, last steps."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from g4debug.dumps import launch, writing
-from g4debug.findings.record import Evidence, Finding, PageEvent, Plain, TrapRecord
+from g4debug.findings.record import Evidence, Finding, OtherHook, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
+from g4debug.trapping import sanitise
 
 PACKAGES = (
     "g4debug",
@@ -21,9 +23,6 @@ PACKAGES = (
     "sglang-kernel",
     "transformers",
 )
-SWITCHES = ("G4DEBUG_", "SGLANG_", "CUDA_", "TRITON_INTERPRET")
-# People pass dumps around, so no variable whose value could be a secret is copied into one.
-PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 def versions() -> dict[str, str]:
@@ -53,51 +52,36 @@ def device() -> dict[str, str]:
     }
 
 
-def switches(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment variables that matter, without any that may hold a secret."""
-    env = os.environ if environ is None else environ
-    return {
-        k: v
-        for k, v in sorted(env.items())
-        if k.startswith(SWITCHES) and not any(word in k for word in PRIVATE)
-    }
-
-
-ARGS = (
-    "attention_backend",
-    "prefill_attention_backend",
-    "decode_attention_backend",
-    "speculative_algorithm",
-    "speculative_num_steps",
-    "speculative_num_draft_tokens",
-    "speculative_eagle_topk",
-    "page_size",
-    "swa_full_tokens_ratio",
-    "disable_cuda_graph",
-    "disable_overlap_schedule",
-    "disable_radix_cache",
-    "max_running_requests",
-    "dtype",
-    "kv_cache_dtype",
-    "tp_size",
-    "dp_size",
-)
+SIZES = ("context_len", "num_hidden_layers", "sliding_window_size", "head_dim", "swa_head_dim")
 
 
 def geometry(scheduler: Any) -> dict[str, Plain]:
-    """Server arguments and model sizes that matter for KV pools and page tables."""
+    """Sizes of the model that matter for KV pools and page tables."""
     found: dict[str, Plain] = {}
-    args = getattr(scheduler, "server_args", None)
-    for name in ARGS:
-        value = getattr(args, name, None)
-        if isinstance(value, (str, int, float, bool)):
-            found[name] = value
     model = getattr(scheduler, "model_config", None)
-    for name in ("context_len", "num_hidden_layers", "sliding_window_size"):
+    for name in SIZES:
         value = getattr(model, name, None)
         if isinstance(value, (int, float)):
             found[name] = value
     return found
+
+
+def located(finding: Finding, recorder: Recorder) -> Finding:
+    """``finding`` with what this process knows of itself: host, pid and ranks.
+
+    A rank of -1 and a host of '' are not known.
+    """
+    at = finding.location
+    ranks = recorder.ranks
+    known = dataclasses.replace(
+        at,
+        host=at.host or platform.node(),
+        pid=os.getpid() if at.pid < 0 else at.pid,
+        rank=ranks.tp if at.rank < 0 else at.rank,
+        dp_rank=ranks.dp if at.dp_rank < 0 else at.dp_rank,
+        pp_rank=ranks.pp if at.pp_rank < 0 else at.pp_rank,
+    )
+    return dataclasses.replace(finding, location=known)
 
 
 class Describer:
@@ -109,6 +93,9 @@ class Describer:
         self.schedules: list[list[str]] = []
         # The last events of all pages in the ledger, oldest first; () if there is no ledger.
         self.allocator_events: Callable[[], tuple[PageEvent, ...]] = tuple
+        self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
+        # Looks at our hooks, so that the status is true, and lists who else is at our sites.
+        self.look: Callable[[], tuple[OtherHook, ...]] = tuple
         self._machine: dict[str, str] = {}
 
     def remember_machine(self) -> None:
@@ -116,11 +103,15 @@ class Describer:
         self._machine = {**versions(), **device()}
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
+        others = self.look()
+        different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
-            finding=finding,
+            finding=located(finding, self.recorder),
             created=writing.now().isoformat(timespec="milliseconds"),
             versions=dict(self._machine) or {**versions(), **device()},
-            environment=switches(),
+            environment=sanitise.environment(os.environ),
+            arguments=different,
+            defaults=same,
             geometry=geometry(self.recorder.scheduler),
             fixes=dict(self.fixes),
             tracers=self.recorder.status.records(),
@@ -133,6 +124,8 @@ class Describer:
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
             launch=launch.of(self.recorder.scheduler),
+            plugins=dict(self.plugins),
+            others=others,
         )
 
 

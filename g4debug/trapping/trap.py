@@ -38,7 +38,7 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     """The lines of the log and of the exception: headline, expected, got, dump, next command."""
     out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
     if finding.cause:
-        out.append(f"  likely:   {finding.cause}")
+        out.append("  likely:   " + finding.cause.replace("\n", "\n            "))
     if path is not None:
         out += [f"  dump:     {file.quoted(path)}", f"  next:     g4debug show {file.quoted(path)}"]
     else:
@@ -62,6 +62,9 @@ class Trap:
         self.settings = settings
         self.describe = describe
         self.status = status  # counts the findings; None where nobody asks for them
+        # Says why a finding must not be believed, '' if nothing speaks against it.
+        self.doubt: Callable[[Finding], str] = lambda finding: ""
+        self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
         self._seen: Counter[tuple[object, ...]] = Counter()  # how often, by kind of finding
@@ -71,7 +74,11 @@ class Trap:
 
         In the other modes a finding of the same kind is dumped once, and logged the 1st, 10th,
         100th … time, so that the findings do not flood the log of a server that goes on.
+
+        A finding that must not be believed is only logged, once for each kind.
         """
+        if self._doubts(finding):
+            return
         self._count(finding)
         where = finding.location
         key = (finding.check, finding.kind, where.runner, where.layer_kind, where.forward_mode)
@@ -88,6 +95,14 @@ class Trap:
         logger.error("\n".join(lines(finding, path, problem)))
         if raising:
             raise TrapError(finding, path, problem)
+
+    def _doubts(self, finding: Finding) -> bool:
+        why = self.doubt(finding)
+        kind = f"{finding.check}: {finding.kind}"
+        if why and kind not in self.doubted:
+            self.doubted[kind] = f"{finding.headline} ({why})"
+            logger.warning("g4debug: this is not reported, because %s: %s", why, finding.headline)
+        return bool(why)
 
     def report_end(self, finding: Finding, evidence: Evidence | None = None) -> Path | None:
         """Dump and log a finding about a process that ends anyway. Raises nothing in any mode.

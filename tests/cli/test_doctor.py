@@ -19,6 +19,7 @@ import torch
 from warm import signals
 
 import g4debug
+from g4debug import cli
 from g4debug.cli import _diagnose
 from g4debug.cli._common import make_console
 from g4debug.reporters import doctor
@@ -58,7 +59,8 @@ def run_doctor(
     clean["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(cwd / "dumps")
     if customize:
         (cwd / "sitecustomize.py").write_text(customize)
-        clean["PYTHONPATH"] = str(cwd)
+        paths = [str(cwd), *filter(None, [clean.get("PYTHONPATH")])]
+        clean["PYTHONPATH"] = os.pathsep.join(paths)
     command = "import sys; from g4debug.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-P", "-c", command, "doctor", *arguments],
@@ -127,6 +129,92 @@ def test_an_allow_list_without_g4debug(tmp_path: Path) -> None:
 
 
 @needs_sglang
+def test_an_allow_list_without_g4debug_although_debugging_is_asked_for(tmp_path: Path) -> None:
+    """The server would run, armed with nothing, and say nothing."""
+    switches = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "SGLANG_PLUGINS": "foo"}
+    code, out = run_doctor(tmp_path, "--json", **switches)
+    data = json.loads(out)
+    assert (code, data["ready"]) == (1, False)
+    assert data["headline"] == (
+        "not ready: SGLANG_PLUGINS=foo keeps SGLang from loading g4debug; add it "
+        "(SGLANG_PLUGINS=foo,g4debug) or unset it; until then SGLANG_TRTLLM_MHA_DEBUG, "
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR do nothing, and no line in the server's log says so"
+    )
+    assert {"name": "SGLANG_PLUGINS", "state": "EXCLUDES g4debug", "detail": "foo"} in data[
+        "plugin"
+    ]
+
+
+OTHER_PLUGIN = """
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from g4debug.hooking import targets
+
+def timed(original, *args, **kwargs):
+    return original(*args, **kwargs)
+
+def patched(*args, **kwargs):
+    return inner(*args, **kwargs)
+
+def register():
+    global inner
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    inner = ScheduleBatch.merge_batch
+    ScheduleBatch.merge_batch = patched
+    HookRegistry.register(targets.path("batch.filter"), timed, HookType.AROUND)
+"""
+
+
+def plugin(folder: Path, name: str, value: str, source: str = "", version: str = "0") -> str:
+    """A plugin of SGLang as pip would install it. Returns the folder, for PYTHONPATH.
+
+    SGLang loads plugins in the order of the folders.
+    """
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    if source:
+        (folder / f"{name}.py").write_text(source)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {value}\n")
+    return str(folder)
+
+
+@needs_sglang
+@pytest.mark.engine
+@pytest.mark.parametrize("first", ["timer", "g4debug"])
+def test_other_plugins_and_the_sites_they_share_with_us(tmp_path: Path, first: str) -> None:
+    ours = plugin(tmp_path / "1", "g4debug", "g4debug.plugin:register", version=g4debug.__version__)
+    timer = plugin(tmp_path / "2", "timer", "timer:register", OTHER_PLUGIN)
+    never = plugin(tmp_path / "3", "never", "never:register", "raise SystemExit('was imported')")
+    path = [ours, timer] if first == "g4debug" else [timer, ours]
+    code, out = run_doctor(
+        tmp_path,
+        "--json",
+        "--no-canary",
+        SGLANG_TRTLLM_MHA_DEBUG="1",
+        SGLANG_PLUGINS="g4debug,timer",
+        PYTHONPATH=os.pathsep.join([*path, never, os.environ.get("PYTHONPATH", "")]),
+    )
+    data = json.loads(out)
+    assert code == 0, data["problems"]
+    rows = {r["name"]: (r["state"], r["detail"]) for r in data["plugin"]}
+    assert rows["timer"] == ("allowed", "timer:register, of timer 0")
+    assert rows["never"] == ("left out", "never:register, of never 0")
+    shared = {r["name"]: (r["state"], r["detail"]) for r in data["shared"]}
+    hook, patch = "plugin timer: timed (timer.py:5) ", "plugin timer: patched (timer.py:8) "
+    outside = "wraps our hook, so what it changes is not checked"
+    assert shared == {
+        "batch.merge": ("inside", patch + "our hook wraps it"),
+        "batch.filter": ("outside", hook + outside)
+        if first == "g4debug"
+        else ("inside", hook + "our hook wraps it"),
+    }
+    told = (
+        "plugin timer wraps g4debug's hooks at batch.filter: what it changes there is not checked"
+    )
+    assert (told in data["notes"]) is (first == "g4debug")
+
+
+@needs_sglang
 def test_a_typo_is_the_servers_own_line(tmp_path: Path) -> None:
     code, out = run_doctor(tmp_path, "--json", G4DEBUG_MOED="log")
     data = json.loads(out)
@@ -136,14 +224,19 @@ def test_a_typo_is_the_servers_own_line(tmp_path: Path) -> None:
 
 
 def test_no_sglang_on_a_laptop(tmp_path: Path) -> None:
+    """Nothing can be debugged there, and doctor says what can be done all the same."""
     code, out = run_doctor(tmp_path, customize=NO_SGLANG)
-    assert code == 0
-    assert "dumps can be opened here, but nothing can be debugged" in " ".join(out.split())
+    assert code == 1
+    assert out.startswith("not ready: this Python has no SGLang")
     code, out = run_doctor(tmp_path, "--json", customize=NO_SGLANG)
-    assert (code, json.loads(out)["ready"]) == (0, False)
-
-
-def test_debugging_asked_for_without_sglang(tmp_path: Path) -> None:
+    data = json.loads(out)
+    assert code == 1
+    assert not data["ready"]
+    everything = {cli._load(name).NAME for name in cli.command_names()}
+    assert set(data["works"]) == everything - {"cpu-server"}
+    assert {"show", "list", "report", "diff", "pools", "faults"} <= set(data["works"])
+    assert ", ".join(data["works"]) in data["headline"]
+    assert data["faults"] == []  # only those that are on
     code, out = run_doctor(tmp_path, customize=NO_SGLANG, SGLANG_TRTLLM_MHA_DEBUG="1")
     assert code == 1
     assert out.startswith(
@@ -207,13 +300,14 @@ def facts(**changes: Any) -> dict[str, Any]:
         "registered": True,
         "sites": [{**site, "detail": ""}],
         "fixes": {"swa-state-swap": "not-needed: the installed SGLang does not have this bug"},
+        "neighbours": [],
         "canary": {},
     } | changes
 
 
 def test_a_fix_that_was_forced_and_is_not_in_force() -> None:
     d = Diagnosis()
-    _diagnose._report(d, Settings(fixes={"swa-state-swap": True}), facts())
+    _diagnose._report(d, Settings(switches={"swa-state-swap": True}), facts())
     assert d.problems[0].startswith("G4DEBUG_FIX_SWA_STATE_SWAP=1 cannot be honoured: not-needed")
     assert d.unchecked["canary"].startswith("it takes GPU memory")
 

@@ -4,8 +4,9 @@
 later than the one before it, is killed by SIGKILL and leaves its directory, ``FOLDER/<number>``;
 the last one comes to its end. Printed is, for each that was killed, where (``before fsync``) and
 what it left under NAME and as a temporary file: none, empty, part, whole, old or new. HOW is
-``atomic``, g4debug's own, or ``naive``, which writes in place; OLD is ``old`` if there is a file of
-that name before. :func:`register` makes an SGLang scheduler stop in the same way.
+``atomic`` or ``created``, g4debug's own, or ``naive``, which writes in place; OLD is ``old`` if
+there is a file of that name before. :func:`register` makes an SGLang scheduler stop in the same
+way.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-CALLS = ("mkdir", "scandir", "open", "write", "fsync", "close", "replace", "rename", "unlink")
+CALLS = ("mkdir", "scandir", "open", "write", "fsync", "close", "link", "replace", "unlink")
 PARTS = 4  # in which a file is written: the system may take less than it is offered
 
 
@@ -78,6 +79,13 @@ def atomic(data: bytes, folder: Path, name: str) -> None:
     from g4debug.dumps import writing
 
     writing.write(data, folder, name)
+
+
+def created(data: bytes, folder: Path, name: str) -> None:
+    """As write_dump does it, under a name that is known before."""
+    from g4debug.dumps import writing
+
+    writing._write(data, folder, name, writing._create)
 
 
 def naive(data: bytes, folder: Path, name: str) -> None:
@@ -142,7 +150,7 @@ def main() -> None:
         )
 
     old, new = variant("a"), variant("b")
-    writer = {"atomic": atomic, "naive": naive}[how]
+    writer = {"atomic": atomic, "created": created, "naive": naive}[how]
     for number in range(1000):
         folder = place / str(number)
         if before == "old":
@@ -169,7 +177,7 @@ def register() -> None:
     wanted, note = json.loads(os.environ["STOP_WRITER"])
     from g4debug.dumps import writing
 
-    real = writing.write
+    real = writing.write_dump
 
     def write(*args: Any, **kwargs: Any) -> Any:
         me = threading.get_ident()
@@ -184,7 +192,7 @@ def register() -> None:
         announce(step, 1 << 16)
         return real(*args, **kwargs)
 
-    writing.write = write
+    writing.write_dump = write
 
 
 if __name__ == "__main__":

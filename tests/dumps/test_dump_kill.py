@@ -36,22 +36,29 @@ def kill_writers(folder: Path, how: str, old: bool) -> list[tuple[str, str, str]
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["over-an-old-file", "into-no-directory"])
-def test_a_killed_writer_leaves_the_old_file_or_a_whole_new_one(tmp_path, capsys, old):
+@pytest.mark.parametrize(
+    ("how", "old"),
+    [("atomic", True), ("atomic", False), ("created", False)],
+    ids=["over-an-old-file", "into-no-directory", "never-over-a-file"],
+)
+def test_a_killed_writer_leaves_the_old_file_or_a_whole_new_one(tmp_path, capsys, how, old):
     """Killed before and after each call that a write makes to the system, one after the other."""
-    killed = kill_writers(tmp_path, "atomic", old)
+    killed = kill_writers(tmp_path, how, old)
     before = "old" if old else "none"
     assert [state for state, _ in itertools.groupby(k[1:] for k in killed)] == [
         (before, "none"),
         (before, "empty"),
         (before, "part"),
         (before, "whole"),
+        *([("new", "whole")] if how == "created" else []),  # one file with two names
         ("new", "none"),
     ]
     steps = [step for step, _, _ in killed]
     assert steps.count("before write") > 2  # a large file is not written in one go
     assert killed[steps.index("after fsync")] == ("after fsync", before, "whole")
-    assert steps.index("after fsync") < steps.index("before replace")
+    assert steps.index("after fsync") < steps.index(
+        "before link" if how == "created" else "before replace"
+    )
     for number, (step, file, temporary) in enumerate(killed):
         folder = tmp_path / str(number)
         left = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
@@ -108,7 +115,7 @@ def test_a_clean_up_that_fails_does_not_cost_the_dump(tmp_path, monkeypatch):
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
-@pytest.mark.parametrize(("step", "left"), [("before replace", ".tmp"), ("after replace", ".pt")])
+@pytest.mark.parametrize(("step", "left"), [("before link", ".tmp"), ("after unlink", ".pt")])
 def test_a_real_scheduler_is_killed_while_it_writes(tmp_path, step, left):
     """It stops in its first dump where killed_writers.py, loaded as a plugin, makes it."""
     from watched_engine import LIMIT, engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from real_backend import PAGE, Rig
 
 from g4debug.findings.record import Pool
-from g4debug.findings.steps import Recorder
+from g4debug.findings.steps import Recorder, ranks
 
 
 def batch_of(*requests, mode="DECODE", spec=None, lengths=None):
@@ -105,6 +106,57 @@ def test_a_scheduler_without_pools_gives_none(broken):
     recorder.attach(broken)
     assert recorder.pools() == ()
     assert recorder.rank == -1
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        (None, (-1, -1, -1)),
+        (SimpleNamespace(), (-1, -1, -1)),  # still starting
+        (SimpleNamespace(dp_rank=None, tp_rank=1, pp_rank=0), (-1, 1, 0)),
+        (
+            SimpleNamespace(
+                dp_rank=None, tp_rank=1, pp_rank=0, server_args=SimpleNamespace(dp_size=1)
+            ),
+            (0, 1, 0),
+        ),
+        (SimpleNamespace(dp_rank=None, attn_dp_rank=3, tp_rank=6, pp_rank=0), (3, 6, 0)),
+        (SimpleNamespace(dp_rank=2, attn_dp_rank=0, tp_rank=0, pp_rank=1), (2, 0, 1)),
+        # From 0.5.14 on.
+        (SimpleNamespace(ps=SimpleNamespace(dp_rank=None, tp_rank=1, pp_rank=2)), (-1, 1, 2)),
+    ],
+)
+def test_the_ranks_of_a_scheduler(scheduler, expected):
+    """What it does not know is not known, and never 0 by accident."""
+    assert ranks(scheduler) == expected
+
+
+def test_the_ranks_of_a_scheduler_whose_module_asks_for_them(monkeypatch):
+    """0.5.23 keeps them in a context that its scheduler's module imports."""
+
+    class Scheduler:
+        pass
+
+    here = sys.modules[__name__]
+    context = SimpleNamespace(dp_rank=None, attn_dp_rank=1, tp_rank=3, pp_rank=0)
+    monkeypatch.setattr(here, "get_parallel", lambda: context, raising=False)
+    assert ranks(Scheduler()) == (1, 3, 0)
+
+    def not_yet():
+        raise RuntimeError("no context")
+
+    monkeypatch.setattr(here, "get_parallel", not_yet)
+    assert ranks(Scheduler()) == (-1, -1, -1)
+
+
+def test_what_is_done_for_a_step_before_it_begins_belongs_to_it():
+    recorder = Recorder(4)
+    assert recorder.event_step == 0
+    recorder.prepare_step()
+    recorder.prepare_step()  # a mixed batch is prepared in two parts
+    assert (recorder.step, recorder.event_step) == (0, 1)
+    recorder.begin_step(batch_of(request("a", 1)))
+    assert (recorder.step, recorder.event_step) == (1, 1)
 
 
 def test_a_step_that_cannot_be_recorded_is_counted_and_nobody_takes_the_last_one_for_it():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 
@@ -168,8 +169,6 @@ def test_a_hook_that_comes_too_late_never_runs_and_the_audit_says_so(registry):
 
 
 def test_a_wrapper_that_was_put_over_ours_does_not_hide_it(registry):
-    import functools
-
     hooks = Hooks()
     hooks.around("t.method", Order.TRACER, "ours", tag("ours"))
     hooks.install()
@@ -193,6 +192,137 @@ def test_one_that_threw_ours_away_is_noticed(registry):
     registry.apply_hooks()
     Thing.method = ORIGINALS["method"]
     assert [s.state for s in hooks.missing()] == ["found"]
+
+
+# -- while the server runs -----------------------------------------------------------------------
+
+
+def looked(hooks: Hooks) -> list[str]:
+    return [gone.site for gone in hooks.look()[0]]
+
+
+@pytest.fixture
+def running(registry):
+    """Hooks on four sites, in place, looked at once."""
+    hooks = Hooks()
+    for site in ("t.method", "t.class", "t.static", "t.function"):
+        hooks.around(site, Order.TRACER, "ours", tag("ours"))
+    hooks.install()
+    registry.apply_hooks()
+    assert looked(hooks) == []
+    return hooks
+
+
+@pytest.mark.parametrize(
+    ("site", "put_back"),
+    [
+        ("t.method", lambda: setattr(Thing, "method", ORIGINALS["method"])),
+        ("t.class", lambda: setattr(Thing, "of_class", ORIGINALS["of_class"])),
+        ("t.static", lambda: setattr(Thing, "static", ORIGINALS["static"])),
+        ("t.function", lambda: setattr(sys.modules[MODULE], "function", ORIGINALS["function"])),
+    ],
+)
+def test_an_original_that_was_put_back_is_noticed(running, site, put_back):
+    put_back()
+    (gone,), _ = running.look()
+    assert (gone.site, gone.owners) == (site, ("ours",))
+    assert "(test_hooks.py:" in gone.why
+    assert "is there instead" in gone.why
+
+
+def test_a_class_that_was_loaded_anew_is_noticed(running):
+    class Anew(Thing):
+        def method(self, x, *, y=0):
+            return "anew"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[MODULE], "Thing", Anew)
+        assert looked(running) == ["t.method"]
+    assert looked(running) == []  # ours is back
+
+
+def test_a_function_or_module_that_is_gone_is_noticed(running, monkeypatch):
+    monkeypatch.delattr(sys.modules[MODULE], "function")
+    (gone,), _ = running.look()
+    assert (gone.site, "is not there any more" in gone.why) == ("t.function", True)
+    monkeypatch.delitem(sys.modules, MODULE)
+    assert looked(running) == ["t.class", "t.function", "t.method", "t.static"]
+    assert MODULE not in sys.modules  # to look imports nothing
+
+
+inner_global = None
+
+
+def through_a_global(*args, **kwargs):
+    return inner_global(*args, **kwargs)
+
+
+class Callable_:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+def wrapped_by(kind, inner):
+    """A function that calls ``inner``, in one of the ways in which people keep what they wrap."""
+    global inner_global
+    if kind == "closure":
+        return lambda *args, **kwargs: inner(*args, **kwargs)
+    if kind == "default":
+        return lambda self, x, y=0, real=inner: real(self, x, y=y)
+    if kind == "partial":
+        return functools.partialmethod(lambda self, f, *a, **k: f(self, *a, **k), inner)
+    if kind == "global":
+        inner_global = inner
+        return through_a_global
+    if kind == "object":
+        # A callable object is no method: it does not get ``self``.
+        thing = Thing()
+        return Callable_(functools.partial(inner, thing))
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["closure", "default", "partial", "global", "object"])
+def test_a_wrapper_without_wraps_does_not_hide_ours(running, kind):
+    """At start as little as later: it would stop a server whose hooks all run."""
+    Thing.method = wrapped_by(kind, Thing.method)
+    assert call("t.method") == ("ours", ("method", 1, 2))
+    assert looked(running) == []
+    assert running.missing() == ()
+
+
+def test_only_what_has_changed_is_looked_into(running, monkeypatch):
+    from g4debug.hooking import chain
+
+    walked = []
+    real = chain.way
+    monkeypatch.setattr(chain, "way", lambda f, arrived: walked.append(f) or real(f, arrived))
+    assert looked(running) == []
+    assert walked == []
+    Thing.method = wrapped_by("closure", Thing.method)
+    assert looked(running) == looked(running) == []
+    assert len(walked) == 1
+    Thing.method = ORIGINALS["method"]
+    assert looked(running) == looked(running) == ["t.method"]
+    assert len(walked) == 3
+
+
+def test_a_function_that_leads_in_circles_or_far_away_ends(running):
+    def circle(*args, **kwargs):
+        return circle, other
+
+    def other(*args, **kwargs):
+        return circle
+
+    Thing.method = circle
+    assert looked(running) == ["t.method"]
+    far = ORIGINALS["method"]
+    for _ in range(5000):
+        far = wrapped_by("closure", far)
+    Thing.method = far
+    assert looked(running) == ["t.method"]
 
 
 def test_a_missing_target(registry):

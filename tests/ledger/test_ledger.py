@@ -219,7 +219,9 @@ def delayed(armed, monkeypatch):
 
     def post(indices, enter):
         arrivals.append(Arrival())
-        ledger._pending.append(_Pending(indices.clone(), arrivals[-1], enter))
+        ledger._pending.append(
+            _Pending(indices.clone(), arrivals[-1], enter, ledger.recorder.event_step)
+        )
 
     monkeypatch.setattr(ledger, "post", post)
     return rig, ledger, arrivals
@@ -237,6 +239,20 @@ def test_what_arrives_later_is_entered_in_order(delayed):
     tokens = rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens]
     rig.allocator.free(tokens)  # waits for all of it
     agree(rig, ledger)
+
+
+def test_what_arrives_late_counts_for_the_step_in_which_it_was_handed_out(delayed):
+    rig, ledger, _ = delayed
+    recorder = ledger.recorder
+    recorder.prepare_step()
+    a = rig.admit("a", PAGE)
+    recorder.step, recorder._preparing = 1, False
+    recorder.prepare_step()  # step 2 is being prepared when the first one's pages arrive
+    ledger.settle(wait=True)
+    (page,) = pages_of(rig, a)
+    assert [e.step for e in ledger.history("full", page)] == [1]
+    rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens])
+    assert [e.step for e in ledger.history("full", page)] == [1, 2]
 
 
 def test_what_the_device_had_copied_before_it_died(delayed):

@@ -22,29 +22,48 @@ from sample_kinds import KINDS
 from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
 
 from g4debug.cli._common import make_console
+from g4debug.dumps import heads
+from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import Head
+from g4debug.dumps.incidents import Dump, group
 from g4debug.reporters import _grid, _histories, json, listing, page_map, terminal
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
-ENTRIES = [
-    listing.Entry(
-        path=SOURCE,
-        name=SOURCE.rsplit("/", 1)[1],
-        time="2026-06-01T03:14:15+00:00",
-        check="page-table",
-        headline=sample_record().finding.headline,
-        size=6963,
-    ),
-    listing.Entry(
-        path="/tmp/g4debug/half.pt",
-        name="half.pt",
-        time="2026-05-31T23:59:59+00:00",
-        check="",
-        headline="",
-        size=1234567,
-        broken="truncated or damaged (its zip directory is missing)",
-    ),
-]
+LATER = (
+    SOURCE.replace("031415Z", "031417Z").replace("4711", "99").replace("page-table", "pool-leak")
+)
+
+
+def dump(path: str, time: str, size: int, broken: str = "", **head: object) -> Dump:
+    where = {"host": "node7", "rank": 0, "pid": 4711, "step": 118, "launch": "auto-1"}
+    known = Head(**{"check": "page-table", "headline": HEADLINE, **where, **head})
+    return Dump(Path(path), size, time, Head() if broken else known, broken)
+
+
+HEADLINE = sample_record().finding.headline
+INCIDENTS = group(
+    [
+        dump(SOURCE, "2026-06-01T03:14:15.120+00:00", 6963),
+        dump(
+            LATER,
+            "2026-06-01T03:14:17.500+00:00",
+            9999,
+            check="pool-leak",
+            headline=KINDS["leak"]().finding.headline,
+            host="node8",
+            rank=1,
+            pid=99,
+        ),
+        dump(
+            "/tmp/g4debug/half.pt",
+            "2026-05-31T23:59:59.000+00:00",
+            1234567,
+            broken="truncated or damaged: its zip directory is missing",
+        ),
+        dump("/tmp/g4debug/\x1b[2J $(touch X).pt", "2026-05-30T00:00:00.000+00:00", 9, launch="b"),
+    ]
+)
 
 
 class AsciiStream(io.StringIO):
@@ -168,25 +187,32 @@ def test_steps(width: int) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_listing(width: int) -> None:
-    got = text(lambda c: listing.render(ENTRIES, c), width)
-    assert len(got.splitlines()) == 1 + len(ENTRIES)
+    got = text(lambda c: listing.render(INCIDENTS, c), width)
+    assert "\x1b" not in got
+    for incident in INCIDENTS:
+        for one in incident.dumps:  # whole, so that it can be copied
+            assert f"  {quoted(one.path.name)}\n" in got
+    names = [quoted(d.path.name) for i in INCIDENTS for d in i.dumps]
+    lines = [x for x in got.splitlines() if x.strip() not in names and "show: " not in x]
+    assert all(len(line) <= width for line in lines)
     compare(f"listing-{width}.txt", got)
 
 
 def test_listing_of_each_kind() -> None:
-    entries = [
-        listing.Entry(SOURCE, SOURCE.rsplit("/", 1)[1], ENTRIES[0].time, f.check, f.headline, 9999)
-        for f in (make().finding for make in KINDS.values())
-    ]
-    got = text(lambda c: listing.render(entries, c), 80)
-    fits(got, 80)
-    assert all(e.check in line for e, line in zip(entries, got.splitlines()[1:], strict=True))
-    compare("listing-kinds-80.txt", got)
+    checks = []
+    for make in KINDS.values():
+        finding = make().finding
+        one = dump(SOURCE, "2026-06-01T03:14:15.000+00:00", 9999, check=finding.check)
+        one = dataclasses.replace(one, head=heads.of(make()))
+        got = text(lambda c, one=one: listing.render(group([one]), c), 80)
+        checks.append(got)
+        assert finding.check in got.splitlines()[0]
+    compare("listing-kinds-80.txt", "".join(checks))
 
 
 def test_listing_json() -> None:
     stream = io.StringIO()
-    listing.render_json(ENTRIES, stream)
+    listing.render_json(INCIDENTS, stream)
     compare("listing.json", stream.getvalue())
 
 

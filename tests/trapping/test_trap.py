@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import logging
 import os
+import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from g4debug.findings.record import Evidence, Finding, Location, Pool, Step, Tab
 from g4debug.findings.steps import Recorder
 from g4debug.settings import Settings
 from g4debug.trapping import trap
-from g4debug.trapping.describe import Describer, geometry, switches
+from g4debug.trapping.describe import Describer, geometry, located
 from g4debug.trapping.trap import Trap, TrapError, cut_out
 
 POOL = Pool("swa", 10, 16, 144)
@@ -70,7 +72,9 @@ def test_raise_mode_raises_with_a_dump(tmp_path, caplog):
     error = caught(make(tmp_path), finding(), table())
     assert error.path == dumps(tmp_path)[0]
     record = reading.read(error.path)
-    assert record.finding == error.finding == finding()
+    assert error.finding == finding()
+    assert record.finding == located(finding(), Recorder(4))
+    assert record.finding.location.host
     assert record.table.bad.tolist() == [[1, 2, 99]]
     text = str(error)
     for part in ("expected: a page of the swa pool", "got:      99", "likely:   a cause",
@@ -229,28 +233,24 @@ def test_a_description_that_fails(tmp_path, caplog, mode):
     assert any(m.startswith("g4debug: page-table: page 99") for m in caplog.messages)
 
 
-def test_no_secret_and_no_foreign_variable_is_copied_into_a_dump():
-    got = switches(
-        {
-            "SGLANG_API_KEY": "s3cret",
-            "SGLANG_HF_TOKEN": "s3cret",
-            "G4DEBUG_MODE": "log",
-            "CUDA_VISIBLE_DEVICES": "1",
-            "HOME": "/h",
-        }
-    )
-    assert got == {"CUDA_VISIBLE_DEVICES": "1", "G4DEBUG_MODE": "log"}
+def test_a_dump_says_on_which_host_and_rank_it_was_made(tmp_path):
+    """What the tracer knows stays; what it does not know is filled in, if somebody knows it."""
+    recorder = Recorder(4)
+    args = SimpleNamespace(dp_size=1)
+    recorder.attach(SimpleNamespace(dp_rank=None, tp_rank=1, pp_rank=0, server_args=args))
+    error = caught(make(tmp_path, Describer(recorder)), finding(pid=7, rank=3))
+    at = reading.read(error.path).finding.location
+    assert (at.host, at.pid, at.dp_rank, at.rank, at.pp_rank) == (platform.node(), 7, 0, 3, 0)
+    error = caught(make(tmp_path, Describer(Recorder(4))), finding())
+    at = reading.read(error.path).finding.location
+    assert (at.host, at.pid, at.dp_rank, at.rank) == (platform.node(), os.getpid(), -1, -1)
 
 
 def test_the_geometry_is_plain_values():
     class Scheduler:
-        class server_args:
-            page_size = 64
-            dtype = object()
-            tp_size = None
-
         class model_config:
             context_len = 2048
+            head_dim = object()
 
-    assert geometry(Scheduler) == {"page_size": 64, "context_len": 2048}
+    assert geometry(Scheduler) == {"context_len": 2048}
     assert geometry(None) == {}

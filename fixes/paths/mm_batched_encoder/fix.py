@@ -9,17 +9,26 @@ are as in SGLang.
 
 A video is a list of frames. SGLang gives all of them to the tower at once; here the budget counts
 for them, too. If memory runs out all the same, SGLang's own code runs, which needs less.
+
+With tensor parallelism the ranks wait for each other in every layer of the tower, so that all must
+cut the images into the same passes. At the first request they agree on the smallest budget among
+them. From then on the passes follow from what every rank knows. A rank that runs out of memory
+cannot go back to one image at a time alone: the others would wait for it in a pass, for ever. So
+its error is raised, which ends the server and says what to do.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from g4debug.fixes.base import Fix
 from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
+from g4debug.settings import fix_switch
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +39,22 @@ ID = "mm-batched-encoder"
 MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
 logger = logging.getLogger("g4debug")
 _said: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the passes are made by, the same on all ranks that compute the tower together.
+
+    runs: this path is used. budget: bytes that one pass may take. fused: vision-layer is used,
+    which takes less memory.
+    """
+
+    runs: bool
+    budget: int
+    fused: bool
+
+
+_agreed: weakref.WeakKeyDictionary[Any, Terms] = weakref.WeakKeyDictionary()
 
 
 def around_image(call_next: Callable[..., Any], model: Any, items: list[Any]) -> Any:
@@ -50,21 +75,62 @@ def _batched(
     from g4debug.fixes.paths.mm_batched_encoder.batches import Entry, collect
 
     why = limit(model)
-    if why:
-        _say("not used", why)
+    terms = terms_of(model, runs=not why)
+    if not terms.runs:
+        _say("not used", why or "another rank cannot use it")
         return call_next(model, items)
     pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
     if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
         return call_next(model, items)  # one image only, or an error that SGLang reports
     try:
-        return embeddings(model, pieces, "frames" if video else "images")
-    except torch.OutOfMemoryError:
+        return embeddings(model, pieces, terms, "frames" if video else "images")
+    except torch.OutOfMemoryError as e:
+        group = ranks()
+        if group.world_size > 1:
+            raise torch.OutOfMemoryError(
+                f"g4debug: {ID}: rank {group.rank_in_group} of {group.world_size} ran out of "
+                "device memory in the vision tower, where the other ranks wait for it, so that it "
+                "cannot go on with one image at a time. Lower G4DEBUG_MM_ENCODER_PERCENT or "
+                f"--mem-fraction-static, or set {fix_switch(ID)}=0. ({e})"
+            ) from e
         _say("out of device memory", "image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT "
              "or --mem-fraction-static", logging.WARNING)  # fmt: skip
     return call_next(model, items)
 
 
-def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
+def ranks() -> Any:
+    """SGLang's group of the ranks that compute the tower together (a GroupCoordinator)."""
+    from sglang.srt.distributed import get_tp_group
+
+    return get_tp_group()
+
+
+def terms_of(model: Any, runs: bool) -> Terms:
+    """The terms of this model. With more than one rank they are agreed on once.
+
+    runs: whether this rank can use the path. Every rank comes here with its first request that has
+    an image, before any of them calls the tower.
+    """
+    import torch
+
+    from g4debug.fixes.paths.vision_layer import fix as vision_layer
+
+    if model in _agreed:
+        return _agreed[model]
+    fused = runs and vision_layer.used(model.vision_tower)
+    mine = Terms(runs, budget(model.vision_tower.device), fused)
+    group = ranks()
+    if group.world_size == 1:
+        return mine
+    least = torch.tensor([mine.runs, mine.budget, mine.fused], dtype=torch.int64)
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    runs_everywhere, bytes_of_pass, fused_everywhere = least.tolist()
+    found = Terms(bool(runs_everywhere), bytes_of_pass, bool(fused_everywhere))
+    _agreed[model] = found
+    return found
+
+
+def embeddings(model: Any, pieces: list[Any], terms: Terms, what: str) -> torch.Tensor:
     """The embeddings [tokens, hidden] of all pieces, in order.
 
     The budget decides how many calls of the tower there are; the embedder is called once. what:
@@ -78,13 +144,11 @@ def embeddings(model: Any, pieces: list[Any], what: str) -> torch.Tensor:
         encode,
         passes,
     )
-    from g4debug.fixes.paths.vision_layer import fix as vision_layer
 
     entries = [p for p in pieces if isinstance(p, Entry)]
     dtype = model.language_model.dtype()
-    fused = vision_layer.used(model.vision_tower)
-    cost = bytes_of_patches(model.config.vision_config, dtype.itemsize, fused)
-    batches = passes(entries, cost, budget(model.vision_tower.device))
+    cost = bytes_of_patches(model.config.vision_config, dtype.itemsize, terms.fused)
+    batches = passes(entries, cost, terms.budget)
     tokens = encode(model.vision_tower, entries, batches, dtype)
     embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)
     count = f"{len(batches)} pass" + ("" if len(batches) == 1 else "es")

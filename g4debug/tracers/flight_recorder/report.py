@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING, Literal
@@ -73,8 +73,18 @@ def is_cuda(error: BaseException) -> bool:
     return False
 
 
-def of_exception(error: BaseException, site: str, context: Context, complete: bool) -> Finding:
-    """The finding about an exception. ``complete``: all tracers are armed already."""
+def of_exception(
+    error: BaseException,
+    site: str,
+    context: Context,
+    complete: bool,
+    innocence: Callable[[bool], list[str]],
+) -> Finding:
+    """The finding about an exception.
+
+    complete: all tracers are armed already. innocence: says what was found right before a CUDA
+    error (True) or another exception. It is asked only if no tracer found anything.
+    """
     cuda = is_cuda(error)
     frames = _frames(
         _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
@@ -96,7 +106,7 @@ def of_exception(error: BaseException, site: str, context: Context, complete: bo
         expected="a scheduler that keeps running",
         got=got,
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context),
+        cause=_earlier(context) or "\n".join(innocence(cuda)) or NOT_KNOWN,
         reference=REFERENCES[kind],
         next_command=again if complete else ARM_ALL,
     )
@@ -116,7 +126,7 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         expected=f"progress within {limit} s (G4DEBUG_HANG_SECONDS)",
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context),
+        cause=_earlier(context) or NOT_KNOWN,
         reference=REFERENCES["hang"],
         next_command="" if complete else ARM_ALL,
     )
@@ -162,10 +172,19 @@ def _location(context: Context) -> Location:
     )
 
 
+NOT_KNOWN = "not known: no tracer reported anything before"
+
+
 def _earlier(context: Context) -> str:
-    """The first suspect: a finding that was reported before, in log or contain mode."""
+    """The first suspect: a finding that was reported before, in log or contain mode.
+
+    Or one that was not reported, because the tracer had missed something.
+    """
     earlier = context.trap.reported
     if not earlier:
+        doubted = list(context.trap.doubted.values())
+        if doubted:
+            return f"a finding was not reported, so nothing is sure: {doubted[0]}"
         return ""
     which = f"the first of {len(earlier)} earlier findings" if len(earlier) > 1 else "this finding"
     return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"

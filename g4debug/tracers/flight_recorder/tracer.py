@@ -2,7 +2,8 @@
 
 It checks nothing. It writes a dump when the scheduler dies of a CUDA error or of any other
 exception that nobody caught, when the scheduler gets SIGTERM while it hangs, and shortly before
-SGLang's own watchdog kills it.
+SGLang's own watchdog kills it. If the scheduler dies and the other tracers found nothing, the dump
+says what they had checked by then (:mod:`g4debug.tracers.flight_recorder.innocence`).
 
 The dump is made from host memory alone: from what ``findings/steps.py`` has recorded while all was
 well. After a CUDA error nothing can be read from the device, and a scheduler that hangs may be
@@ -13,14 +14,19 @@ a tracer that uses the page ledger.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from typing import Any
 
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import report as finding
+from g4debug.tracers.flight_recorder.coredump import core_dump
+from g4debug.tracers.flight_recorder.innocence import Death, attention_backends, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
+from g4debug.tracers.flight_recorder.waited import Waited
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
@@ -34,6 +40,8 @@ class FlightRecorder:
         self.context = context
         self.recorder = context.recorder
         self.progress = Progress(context.recorder)
+        self.waited = Waited(context.recorder)
+        self.armed_at = time.time()
         self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
         self.complete = finding.all_tracers_armed(context.settings)
         self.warned = False  # True once a dump was written ahead of SGLang's watchdog
@@ -44,6 +52,8 @@ class FlightRecorder:
         context.before("scheduler.recv_requests", progress.came_round)
         context.before("scheduler.run_batch", progress.step_begins)
         context.after("scheduler.run_batch", progress.step_ends)
+        context.after("scheduler.run_batch", self.waited.launched)
+        context.after("scheduler.process_result", self.waited.processed)
         context.before(LOOP, self.before_event_loop)
         context.after(LOOP, self.after_event_loop)
         # Order.LAST, to see if a tracer has made a TrapError of the exception.
@@ -75,8 +85,25 @@ class FlightRecorder:
         error = sys.exception()
         if error is None or _reported(error):
             return
-        found = finding.of_exception(error, site, self.context, self.complete)
+        found = finding.of_exception(error, site, self.context, self.complete, self._innocence)
         self.context.trap.report_end(found)
+
+    def _innocence(self, cuda: bool) -> list[str]:
+        """What was checked and found right before the scheduler died, in whole sentences."""
+        describer = self.context.trap.describe
+        if isinstance(describer, Describer):
+            describer.look()  # so that no tracer vouches for what its hooks do not see any more
+        status = self.recorder.status
+        death = Death(
+            step=self.recorder.step,
+            finished=self.waited.last,
+            replays=self.waited.replays,
+            cuda=cuda,
+            backends=attention_backends(self.recorder.scheduler),
+        )
+        lines = innocence(death, status.records())
+        dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""
+        return [*(lines or [finding.NOT_KNOWN]), *([dump] if dump else [])]
 
     def on_sigterm(self) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""
@@ -117,6 +144,12 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
-    sites=("scheduler.init", "scheduler.recv_requests", "scheduler.run_batch", LOOP),
+    sites=(
+        "scheduler.init",
+        "scheduler.process_result",
+        "scheduler.recv_requests",
+        "scheduler.run_batch",
+        LOOP,
+    ),
     install=install,
 )

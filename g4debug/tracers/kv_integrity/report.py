@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
 from g4debug.tracers.kv_integrity.watched import Watched
 
 logger = logging.getLogger("g4debug")
@@ -56,10 +57,7 @@ def describe_written(
             + (f"; {still}" if still else "")
         ),
         history=_lines(events),
-        cause=(
-            "a forward wrote through a stale page table or a stale out_cache_loc: its request was "
-            "aborted, or the page was freed too early"
-        ),
+        cause=cause_of_write(freed, still),
         reference=REFERENCES["write-after-free"],
         next_command=ALL,
     )
@@ -104,12 +102,7 @@ def describe_changed(
             + (f"; {still}" if still else "")
         ),
         history=_lines(events),
-        cause=(
-            "somebody else wrote into the page: a wrong page table or out_cache_loc"
-            if count > 1
-            else "only one buffer of one layer changed, while writing a token changes all layers: "
-            "a kernel writes out of bounds, or there is a memory error (see: nvidia-smi -q -d ECC)"
-        ),
+        cause=cause_of_change(count, still),
         reference=REFERENCES["kv-changed"],
         next_command=ALL,
     )
@@ -138,10 +131,7 @@ def describe_not_finite(
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
         history=_lines(events),
-        cause=(
-            f"layer {layer} is the first one of the {pool.name} pool that has it: its input was "
-            "NaN already, or it read KV that is NaN (look for kv-changed)"
-        ),
+        cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
         reference=REFERENCES["nan"],
         next_command=f"SGLANG_SPEC_NAN_DETECTION=1 {ALL}",
     )

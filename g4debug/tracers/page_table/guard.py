@@ -196,7 +196,10 @@ def _page_guard_kernel(
             suspicion = certain + lacks == 0
             mine = slot.to(tl.int64) + tl.where(suspicion, slots, 0)
             at_host = host + mine * N_FIELDS
-            acked = tl.load(acks + mine, volatile=True)
+            # The host may write this word now. Each thread loads it for itself, and all must go on
+            # with the same number, or they part at the next line. The latest one is right.
+            each = tl.load(acks + mine + tl.arange(0, BLOCK) * 0, volatile=True)
+            acked = tl.max(each, axis=0)
             if tl.atomic_cas(claims + mine, acked, acked + 1) == acked:
                 where = tl.min(tl.where(tl.where(suspicion, bad, sure), column, 2147483647), axis=0)
                 here = column == where

@@ -225,10 +225,9 @@ class PageTableTracer:
         assert self.trap is not None
         for slot in self.trap.spoilt - self._spoilt:
             self._spoilt.add(slot)
-            logger.error(
-                "g4debug: page-table: somebody else wrote into the host memory of slot %d of the "
-                "trap buffer. What the guard sees in the tables of that slot is lost from now on",
-                slot,
+            self.context.limit(
+                f"not what the guard sees for slot {slot} of its trap buffer",
+                "somebody else wrote into that host memory",
             )
         try:
             merged = self.trap.merged()
@@ -263,5 +262,6 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
+    sure=("out-of-range", "negative"),
     without_ledger="ranges, and in full layers req_to_token",
 )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.pool_leak.causes import cause, cause_of_row
 from g4debug.tracers.pool_leak.check import Census, Pages
 
 NAMED = 8  # pages and holdings that are named one by one
@@ -58,7 +59,7 @@ def describe(
         got=f"{what} {words}: {_list(pages)}",
         owner=f"page {first}: {worst.last or 'nothing is known about it'}",
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
-        cause=_cause(kind, worst),
+        cause=cause(kind, worst, events, first, ledger),
         reference=REFERENCES[kind],
         next_command="G4DEBUG_LEAK_STEPS=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
         if kind == "leaked"
@@ -101,7 +102,7 @@ def describe_rows(
         ),
         expected="all rows are given back when the server is idle",
         got=f"rows of these requests: {rids}",
-        cause="release_kv_cache was not called, or did not reach ReqToTokenPool.free",
+        cause=cause_of_row(str(live[0].rid), released),
         reference=REFERENCES["row"],
         next_command="g4debug show --all <this dump>",
     )
@@ -162,16 +163,6 @@ def _due(owner: str, live: set[str], released: Released) -> str:
         how = "the prefix cache or the free list" if inserted else "the free list"
         return f"release_kv_cache in step {step}, into {how}"
     return "release_kv_cache of the request; no call of it was seen"
-
-
-def _cause(kind: str, holding: Holding) -> str:
-    if kind == "leaked":
-        return f"should have been freed by: {holding.due}" if holding.due else ""
-    if kind == "double":
-        return "freed while somebody still uses it; the next owner will overwrite the old one's KV"
-    if kind == "repeated":
-        return "freed twice; two requests will be given the same page"
-    return "an index that is no page of this pool was freed"
 
 
 def _list(pages: Pages) -> str:

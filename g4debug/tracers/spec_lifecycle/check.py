@@ -28,13 +28,19 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Violation:
-    """What is wrong. ``row``: the position in the batch, -1 if the whole batch is concerned."""
+    """What is wrong.
+
+    row: the position in the batch, -1 if the whole batch is concerned. what: the field that is
+    wrong, '' if it is none. off: how much too high its number is (below 0: too low), 0 if it is no
+    number, or if it is not known.
+    """
 
     kind: Kind
     expected: str
     got: str
     row: int = -1
-    what: str = ""  # the field that is wrong, '' if it is none
+    what: str = ""
+    off: int = 0
 
 
 def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation | None:
@@ -55,7 +61,8 @@ def check_rows(rows: Mapping[str, int], wanted: Mapping[str, int]) -> Violation 
         have = rows.get(name, want)
         if have != want:
             got = f"{name} has {have} rows" if have >= 0 else f"{name} is None"
-            return Violation("wrong-shape", f"{want} rows", got, what=name)
+            off = have - want if have >= 0 else 0
+            return Violation("wrong-shape", f"{want} rows", got, what=name, off=off)
     return None
 
 
@@ -72,6 +79,7 @@ def check_accepted(correct: Sequence[int], requests: int, steps: int) -> Violati
             f"accept length {correct[row] + 1}",
             row,
             "num_correct_drafts",
+            correct[row] - (steps if correct[row] > steps else 0),
         )
     return None
 
@@ -89,7 +97,7 @@ def check_counts(
     row = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
     off = got[row] - expected[row]
     return Violation(
-        kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what
+        kind, f"{what} = {expected[row]}", f"{what} = {got[row]} ({off:+d})", row, what, off
     )
 
 

@@ -68,8 +68,9 @@ class Counting:
             was = then.get(request.rid)
             if was is not None and was != counts:
                 i = next(i for i in range(len(NAMES)) if was[i] != counts[i])
-                got = f"{NAMES[i]} = {counts[i]} ({counts[i] - was[i]:+d} after the verify)"
-                return Violation("bookkeeping", f"{NAMES[i]} = {was[i]}", got, row, NAMES[i])
+                off = counts[i] - was[i]
+                got = f"{NAMES[i]} = {counts[i]} ({off:+d} after the verify)"
+                return Violation("bookkeeping", f"{NAMES[i]} = {was[i]}", got, row, NAMES[i], off)
         return None
 
     def sent(self) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
+from g4debug.tracers.spec_lifecycle.causes import cause
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
+from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
 LAUNCH = "<your launch command>"
 GUARDS = "fix spec-batch-guards (seed PR #22); "
@@ -28,27 +28,6 @@ REFERENCES: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Left:
-    """A verify input that a worker's forward left behind: harmless until the batch goes on."""
-
-    step: int
-    requests: int
-    live: int  # how many of them had not finished
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """Where a violation was seen."""
-
-    site: str  # "batch.merge"
-    label: str  # its name in the history: "merge"
-    batch: Any
-    rids: tuple[str, ...]
-    left: Left | None = None  # when the verify input was left behind, if it was
-    repairing: bool = False  # fix spec-batch-guards is in force
-
-
 _RUNNERS = {
     "worker.target_extend": "target",
     "worker.verify": "target",
@@ -61,7 +40,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     """The finding. Reads nothing but host memory."""
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
-    cause, fix, command = _explain(violation, at)
+    fix, command = _explain(violation, at)
     about = f" for request {rid} (row {violation.row})" if rid else ""
     says = _SAYS[violation.kind](violation, about)
     return Finding(
@@ -81,7 +60,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
         ),
         expected=violation.expected,
         got=violation.got,
-        cause=cause,
+        cause=cause(violation, at),
         reference=fix + REFERENCES[violation.kind],
         next_command=command,
     )
@@ -112,61 +91,24 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
 }
 
 
-def _explain(violation: Violation, at: HandOver) -> tuple[str, str, str]:
-    """(likely cause, the fix that matches, as a prefix of the reference, next command)."""
-    if at.left is not None and at.left.live == 0:
+def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
+    """(the fix that matches, as a prefix of the reference, next command)."""
+    if violation.kind == "verify-input-left" and at.left is not None and at.left.live == 0:
         return (
-            f"every request of the batch ({at.left.requests}) finished in the verify of step "
-            f"{at.left.step}; the worker replaces the verify input by a draft input only if a "
-            "request goes on, and the batch was not filtered since then, because a waiting request "
-            "was prefilled first. SGLang's next line would be an AttributeError in merge_batch",
             "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
             f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
         )
     if violation.kind == "spec-info-dropped":
         # The fix repairs this at a merge only, because a batch without it may not have run yet.
-        return (
-            "only SGLang's worker sets spec_info of a running batch, so a fix, a plugin or an "
-            "error path replaced it by None. SGLang's next line would be an assertion in draft",
-            "",
-            "g4debug doctor",
-        )
-    if violation.kind in _STATE:
-        where = f" in step {at.left.step}" if at.left is not None else ""
+        return "", "g4debug doctor"
+    if violation.kind in ("verify-input-left", "wrong-type", "wrong-shape"):
         # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
         command = (
             f"G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
             if at.repairing
             else f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
         )
-        return (
-            f"{_STATE[violation.kind]}{where}; the history of spec_info ends where it went wrong",
-            GUARDS,
-            command,
-        )
+        return GUARDS, command
     if violation.kind == "bookkeeping":
-        return (
-            f"both the v1 verify (eagle_info.py) and the v2 result processing "
-            f"(scheduler_output_processor_mixin.py) can advance {violation.what}; exactly one of "
-            "them must do so, once in each step",
-            "seed PR #24 (double bookkeeping); ",
-            f"{LAUNCH} --disable-overlap-schedule",
-        )
-    return _CAUSES[violation.kind], "", _EAGER
-
-
-_STATE: dict[Kind, str] = {
-    "verify-input-left": "the worker's forward ended with its verify input still on the batch, "
-    "although requests go on: the seed step did not run, or its draft input was overwritten",
-    "wrong-type": "an object of another stage was put in the place of the one that belongs here",
-    "wrong-shape": "rows of the draft state were lost, left over, or merged twice; filter_batch "
-    "and merge_batch work by position, so a request would go on from another one's token",
-}
-_CAUSES: dict[Kind, str] = {
-    "accept-length": "the verify miscounted the tokens that the target accepts: the bonus token is "
-    "always accepted, and never more draft tokens than there are draft steps",
-    "seq-len": "the length differs from the number of tokens whose KV is committed; the next "
-    "allocation, the positions and the page table are built from it",
-    "stale-hidden-state": "the draft would go on from hidden states of another step; the output "
-    "stays right, because the verify decides on each token, but the accept length falls",
-}
+        return "seed PR #24 (double bookkeeping); ", f"{LAUNCH} --disable-overlap-schedule"
+    return "", _EAGER

@@ -24,7 +24,8 @@ class Case:
     ) -> None:
         self.ledger, self.pool, self.event, self.row = ledger, pool, event, row
         self.page = int(violation.pages[0])
-        self.again = bool((violation.pages == self.page).sum() > 1)
+        known = 0 < self.page < pool.pages
+        self.held = known and bool(pool.held[self.page])  # before the event
         self.history = ledger.history(pool.name, self.page)
         self.given = last_of(self.history, GIVES)
         self.taken = last_of(self.history, TAKES)
@@ -79,7 +80,7 @@ def _replaced(case: Case) -> str:
 def _double_alloc(case: Case) -> str:
     if case.event.kind == "returned":
         return _replaced(case)
-    if case.again:
+    if not case.held:
         return (
             "the page is twice in this one hand-out: the free list had it twice, or the allocator "
             "took it twice; which of the two is not known"
@@ -101,7 +102,7 @@ def _double_alloc(case: Case) -> str:
 
 def _double_free(case: Case) -> str:
     then = ". The next two requests would have got the same page"
-    if case.again and bool(case.pool.held[case.page]):
+    if case.held:
         return "this one free names the page more than once" + then
     before = case.taken
     if before is None:

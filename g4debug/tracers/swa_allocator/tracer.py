@@ -23,6 +23,7 @@ Everything else cannot be undone safely, and is only reported.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ from g4debug.tracers.swa_allocator.check import (
 )
 from g4debug.tracers.swa_allocator.confirm import is_real
 
+# What contain mode corrects before an allocator gets it.
+CORRECTED = ("out-of-range", "page-zero", "double-free", "free-unallocated", "mapping-mismatch")
 # What an event of the page ledger is counted as.
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
@@ -248,6 +251,15 @@ class SwaAllocatorTracer:
         found: Pages = pages[self.ledger.holders.mapped(full) == pages]
         return found
 
+    def _stops(self, pool: PoolLedger, event: PageEvent, violation: Violation) -> bool:
+        """True if the allocator does not get back the page that the finding is about."""
+        mode = self.context.settings.mode
+        if event.kind not in ("free", "evict") or mode == "log":
+            return False
+        # Of a page that is held and given twice in one call, contain mode frees one.
+        once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])
+        return mode == "raise" or (violation.kind in CORRECTED and not once)
+
     def _report(
         self,
         pool: PoolLedger,
@@ -265,6 +277,8 @@ class SwaAllocatorTracer:
         from g4debug.tracers.swa_allocator.report import describe
 
         finding, events = describe(self.ledger, pool, event, violation, note, request, row)
+        if self._stops(pool, event, violation):
+            events = (*events[:-1], dataclasses.replace(events[-1], stopped=True))
         self.context.trap.report(finding, Evidence(events=events))
 
 

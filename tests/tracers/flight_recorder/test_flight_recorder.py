@@ -89,7 +89,8 @@ def test_an_exception_goes_on_as_it_was_and_leaves_a_dump(make, caplog):
     assert not any(h.startswith(("/", "g4debug/hooking")) for h in f.history)
     assert (f.location.step, f.location.forward_mode, f.location.request) == (2, "EXTEND", "")
     assert [s.rids for s in record.steps] == [("a",), ("b", "c")]
-    assert (f.cause, f.next_command) == ("", "")  # all tracers were armed, none saw anything
+    # All tracers were armed, none saw anything.
+    assert (f.cause, f.next_command) == ("not known: no tracer reported anything before", "")
     assert f.headline in caplog.text
 
 

@@ -287,7 +287,7 @@ def test_somebody_elses_write_into_a_live_page(serving):
         it.decode("b")
     finding = error.value.finding
     assert f"FULL page {page}, K of layer 2, and 3 more of its 4 buffers" in finding.headline
-    assert "somebody else wrote into the page" in finding.cause
+    assert "somebody else wrote a token into the page" in finding.cause
     assert f"it still had it in step {it.recorder.step - 1}" in finding.expected
 
 

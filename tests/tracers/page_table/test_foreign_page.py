@@ -2,75 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from real_backend import PAGE, Rig
+from real_backend import PAGE
+from served_rows import ARMED, Serving, it_row, release, running
 
 from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.ledger.owners import DOUBTS, EVERYTHING
 from g4debug.trapping.trap import TrapError
-
-TOKENS = {"a": 50, "b": 100, "c": 61}
-ARMED = {"G4DEBUG_TRACE": "page-table,swa-allocator"}
-
-
-class Request(SimpleNamespace):
-    __hash__ = object.__hash__
-
-    def finished(self):
-        return False
-
-
-class Serving:
-    """Requests that were admitted through the hooks, as a scheduler's batch has them."""
-
-    def __init__(self, cached=0):
-        self.ledger = plugin.in_force.ledger
-        self.rig = Rig()
-        self.backend = self.rig.backend()  # before requests come, as in a server
-        self.requests = {}
-        for rid, tokens in TOKENS.items():
-            self.admit(rid, tokens, cached)
-        plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in self.requests.values()}
-        self.protect()
-
-    def admit(self, rid, tokens, cached):
-        request = Request(
-            rid=rid, req_pool_idx=None, session=None, cache_protected_len=cached,
-            kv_committed_len=tokens, kv_allocated_len=tokens, retraction_count=0,
-        )  # fmt: skip
-        row = self.rig.req_to_token.free_slots[0]
-        request.req_pool_idx = row
-        self.ledger.allocating = self.ledger.batch = SimpleNamespace(
-            reqs=[request], seq_lens_cpu=torch.tensor([tokens]),
-            req_to_token_pool=self.rig.req_to_token,
-        )  # fmt: skip
-        assert self.rig.admit(rid, tokens).req_pool_idx == row
-        self.ledger.requests[rid] = self.requests[rid] = request
-
-    def protect(self):
-        self.ledger.owners.protect(list(self.requests.values()))
-
-    def row(self, rid):
-        return self.rig.req_to_token.req_to_token[self.requests[rid].req_pool_idx]
-
-    def write(self, victim, column, page):
-        """Let the victim's row name a page."""
-        cells = self.row(victim)[column * PAGE : (column + 1) * PAGE]
-        cells.copy_(torch.arange(page * PAGE, (page + 1) * PAGE))
-
-    def forward(self, mode="decode"):
-        batch = self.rig.batch(mode, self.rig.requests[1:], self.backend)
-        self.backend.init_forward_metadata(batch)
-        return self.rig.forward(self.backend, batch)
-
-    def found(self, mode="decode"):
-        with pytest.raises(TrapError) as error:
-            self.forward(mode)
-        return error.value.finding, reading.read(error.value.path)
 
 
 @pytest.fixture
@@ -219,7 +159,7 @@ def test_who_is_wrong_too_often_is_given_up(serving, caplog):
         owners.pages[it.rig.page("b", 5)] = it.requests["a"].req_pool_idx
         it.forward()
     assert "were not confirmed" in owners.given_up
-    assert any("no longer checked whose page a row names" in m for m in caplog.messages)
+    assert any("not whose page a row of req_to_token names" in m for m in caplog.messages)
     it.write("b", 5, it.rig.page("a", 1))
     it.forward()
     assert not list(folder.glob("*.pt"))
@@ -258,10 +198,6 @@ def test_a_new_owner_in_the_same_row(serving):
     assert finding.location.request == "d"
 
 
-def it_row(it, request, tokens):
-    return it.rig.req_to_token.req_to_token[request.req_pool_idx, :tokens].to(torch.int64)
-
-
 def test_rows_that_never_ran_are_not_judged(serving):
     it, _ = serving()
     owners = it.ledger.owners
@@ -271,26 +207,6 @@ def test_rows_that_never_ran_are_not_judged(serving):
 
 
 # --- the release of the request whose row is wrong ---------------------------------------------
-
-
-def release(it, rid, tokens=None):
-    """What release_kv_cache does without a prefix cache, called through its hooks."""
-    request = it.requests[rid]
-
-    def free(request, tree_cache):
-        n = request.kv_committed_len
-        it.rig.allocator.free(it_row(it, request, n) if tokens is None else tokens)
-
-    call = free
-    for entry in reversed(plugin.in_force.hooks._entries["cache.release"]):
-        call = (lambda e, nxt: lambda *a, **k: e.around(nxt, *a, **k))(entry, call)
-    call(request, None)
-
-
-def running(it):
-    tracer = next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
-    for rid, request in it.requests.items():
-        tracer._ran[rid] = (request.req_pool_idx, 0)
 
 
 def test_a_release_frees_no_page_of_a_request_that_runs(serving):

@@ -10,6 +10,7 @@ from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.trapping.describe import located
 from g4debug.trapping.trap import TrapError
 
 DEBUG = {"G4DEBUG_TRACE": "page-table"}
@@ -50,7 +51,7 @@ def found(rig, backend, batch, save=True):
     with pytest.raises(TrapError) as error:
         rig.forward(backend, batch, save=save)
     record = reading.read(error.value.path)
-    assert record.finding == error.value.finding
+    assert record.finding == located(error.value.finding, plugin.in_force.recorder)
     return error.value.finding, record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from real_backend import FULL, PAGE, SWA, WINDOW, Rig
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.trapping.describe import located
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -107,7 +109,7 @@ def test_a_bad_free_is_stopped_before_it_happens(armed, kind):
     with pytest.raises(TrapError) as error:
         FREES[kind](rig, a)
     (finding,) = findings(folder)
-    assert finding == error.value.finding
+    assert finding == located(error.value.finding, plugin.in_force.recorder)
     assert finding.kind == kind.strip()
     assert finding.headline.startswith("g4debug: swa-allocator")
     assert "test_swa_allocator.py" in finding.headline
@@ -419,3 +421,24 @@ def test_only_a_tail_has_swa_pages(armed):
     rig.allocator.free(found)
     sound(rig, ledger)
     assert not findings(folder)
+
+
+@pytest.mark.parametrize(("mode", "stopped"), [("raise", True), ("contain", True), ("log", False)])
+def test_a_free_that_did_not_happen_is_told_apart(armed, mode, stopped):
+    rig, _, folder = armed(mode)
+    a = rig.admit("a", 3 * PAGE)
+    with contextlib.suppress(TrapError):
+        double_free(rig, a)
+    records = [reading.read(p) for p in folder.glob("*.pt")]
+    for record in records:
+        assert [e.stopped for e in record.events if e.kind == "free"] == [False, stopped]
+    assert records
+
+
+def test_an_eviction_that_contain_mode_lets_happen_is_not_called_stopped(serving):
+    it, folder = serving(TOKENS, "contain")
+    it.request.kv_committed_len = TOKENS
+    it.rig.allocator.free_swa(tokens_of(it.rig, it.request, TOKENS - PAGE))
+    (record,) = [reading.read(p) for p in folder.glob("*.pt")]
+    assert record.finding.kind == "evicted-in-window"
+    assert not record.events[-1].stopped

@@ -1,0 +1,79 @@
+"""Finds the dumps of an incident: those in folders, or those that are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4debug.cli._common import CliError
+
+if TYPE_CHECKING:
+    from g4debug.dumps.incidents import Dump
+    from g4debug.reporters.incident import Member, View
+
+READ = 32  # dumps of an incident that are read whole; of the others only the head is
+
+
+def is_one_dump(paths: list[Path]) -> bool:
+    """True if ``paths`` is one path, and not a folder. It need not exist."""
+    try:
+        return len(paths) == 1 and not paths[0].is_dir()
+    except (OSError, ValueError):  # whoever opens it says what is wrong
+        return len(paths) == 1
+
+
+def load(paths: list[Path]) -> View:
+    """The newest incident of folders, or the dumps that are named, as one incident.
+
+    Raises CliError if no dump can be read.
+    """
+    from g4debug.dumps import incidents
+    from g4debug.dumps.file import quoted
+
+    folders = [p for p in paths if not is_one_dump([p])]
+    if folders and len(folders) < len(paths):
+        raise CliError(f"give either folders or dumps: {folders[0]} is a folder")
+    if not folders:
+        dumps = sorted(map(incidents.look, dict.fromkeys(paths)), key=lambda d: d.time)
+        return _view(dumps, 0, str(paths[0]))
+    found = incidents.group(d for folder in folders for d in _look_into(folder))
+    whole = [i for i in found if not all(d.broken for d in i.dumps)]
+    if not whole:
+        what = "no dump in it can be read" if found else "there is no dump in it"
+        raise CliError(f"{folders[0]}: {what}; try: g4debug list {quoted(folders[0])}")
+    return _view(list(whole[0].dumps), len(whole) - 1, str(folders[0]))
+
+
+def _look_into(folder: Path) -> list[Dump]:
+    from g4debug.dumps import incidents
+
+    try:
+        return incidents.look_into(folder)
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise CliError(f"{folder}: cannot be read: {reason}") from e
+
+
+def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
+    from g4debug.reporters.incident import View
+
+    members = [_member(dump, i < READ) for i, dump in enumerate(dumps)]
+    # The first one that can be read is shown in full. Those before it are told as broken.
+    first = next((m for m in members if m.record is not None), None)
+    if first is None:
+        raise CliError(f"{where}: no dump can be read: {members[0].broken or 'none is whole'}")
+    return View((first, *(m for m in members if m is not first)), elsewhere)
+
+
+def _member(dump: Dump, whole: bool) -> Member:
+    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.reading import read
+    from g4debug.reporters.incident import Member
+
+    path, record, broken = str(dump.path), None, dump.broken
+    if whole and not broken:
+        try:
+            record = read(dump.path)
+        except DumpError as e:
+            broken = str(e).removeprefix(f"{path}: ")
+    return Member(path, dump.time, dump.head, record, broken)

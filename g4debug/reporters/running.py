@@ -1,0 +1,148 @@
+"""What ``g4debug doctor --pid`` found in a running server: one block for each process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import IO
+
+from rich.console import Console
+from rich.text import Text
+
+from g4debug.findings.record import TracerStatus
+from g4debug.reporters.text import clean
+
+TITLE = 60
+
+
+@dataclass
+class Process:
+    """One process.
+
+    problem: why it has no status, or why that cannot be read; '' if it has one. expected: it should
+    have one. age: seconds since it last told its status. stuck: it should have done so by now.
+    """
+
+    pid: int
+    title: str = ""
+    asked: bool = False  # it is the one that was named
+    has_status: bool = False
+    problem: str = ""
+    expected: bool = False
+    role: str = ""
+    rank: str = ""
+    phase: str = ""
+    step: int = -1
+    age: float = -1.0
+    stuck: bool = False
+    about: dict[str, str] = field(default_factory=dict)
+    tracers: tuple[TracerStatus, ...] = ()
+
+    @property
+    def worries(self) -> list[str]:
+        """What somebody should know first; empty if all is well."""
+        if not self.has_status:
+            return [self.problem] if self.expected else []
+        found = []
+        if self.stuck:
+            found.append(f"the event loop told nothing for {self.age:.0f} s: it is stuck")
+        return found + [f"{t.name} is {t.state}" for t in self.tracers if not t.sound]
+
+
+@dataclass
+class Server:
+    pid: int
+    processes: list[Process]
+
+    @property
+    def schedulers(self) -> list[Process]:
+        return [p for p in self.processes if p.has_status and p.role == "scheduler"]
+
+    @property
+    def worries(self) -> list[tuple[int, str]]:
+        """(pid, what) of everything that is not as it should be."""
+        found = [(p.pid, w) for p in self.processes for w in p.worries]
+        if self.schedulers:
+            # A named process that is not part of SGLang (a shell, a supervisor) needs no status.
+            found = [
+                (p.pid, w) for p in self.processes for w in p.worries if p.has_status or not p.asked
+            ]
+        return found
+
+    @property
+    def sound(self) -> bool:
+        return bool(self.schedulers) and not self.worries
+
+    @property
+    def headline(self) -> str:
+        count = len(self.schedulers)
+        many = f"{count} scheduler{'s' * (count != 1)} of process {self.pid}"
+        if not count:
+            return f"process {self.pid} and its children: no scheduler shows a status"
+        if self.worries:
+            pid, worry = self.worries[0]
+            return f"{many}: not all is judged: pid {pid}: {worry}"
+        return f"{many}: every tracer that is armed judges all it can"
+
+
+def render_json(server: Server, stream: IO[str]) -> None:
+    """Write one JSON object: ``sound``, ``headline``, and the fields of :class:`Server`."""
+    json.dump(
+        {"sound": server.sound, "headline": server.headline, **asdict(server)}, stream, indent=2
+    )
+    stream.write("\n")
+
+
+def render(server: Server, console: Console) -> None:
+    """Print the report, at most the console's width wide."""
+    style = "bold green" if server.sound else "bold white on red"
+    _print(console, Text(clean(server.headline), style), 0)
+    for process in server.processes:
+        console.print()
+        kind = " ".join(x for x in (process.role, process.rank) if x)
+        title = f"pid {process.pid}  {kind or clean(process.title)[:TITLE] or 'no title'}"
+        _print(console, Text(clean(title), "bold"), 0)
+        for line in _lines(process):
+            _print(console, line, 2)
+
+
+def _lines(process: Process) -> Iterator[Text]:
+    if not process.has_status:
+        yield Text(clean(process.problem), "yellow" if process.expected else "dim")
+        return
+    yield Text(clean(", ".join(f"{k} {v}" for k, v in process.about.items())), "dim")
+    if process.role != "scheduler":
+        yield Text("runs no scheduler; the tracers work in its schedulers")
+        return
+    when = f"step {process.step}, {process.phase}, told {process.age:.0f} s ago"
+    if process.stuck:
+        yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")
+    else:
+        yield Text(when)
+    width = max((len(clean(t.name)) for t in process.tracers), default=0)
+    for tracer in process.tracers:
+        text = Text(f"{clean(tracer.name):<{width}}  ")
+        text.append(clean(tracer.state), "green" if tracer.sound else "yellow")
+        yield text
+        for said in _counts(tracer):
+            yield Text(f"{'':<{width}}  {clean(said)}", "dim")
+
+
+def _counts(tracer: TracerStatus) -> Iterator[str]:
+    if tracer.checked:
+        last = max(c.step for c in tracer.checked)
+        counts = ", ".join(f"{c.count} {c.what}" for c in tracer.checked)
+        yield f"checked {counts} (last in step {last})"
+    elif tracer.mode:
+        yield "has checked nothing yet"
+    if tracer.findings:
+        yield "findings: " + ", ".join(f"{n} {kind}" for kind, n in tracer.findings.items())
+    if tracer.audited >= 0 and not tracer.dead:
+        yield f"hooks looked at in step {tracer.audited}: all run"
+
+
+def _print(console: Console, text: Text, indent: int) -> None:
+    for line in text.wrap(console, console.width - indent):
+        line.rstrip()
+        console.print(Text(" " * indent) + line)

@@ -1,0 +1,180 @@
+"""Says what was checked and found right before the scheduler died, and what was not looked at.
+
+Where no tracer found anything, that is evidence, too: somebody who knows that the page tables were
+right looks at the kernel, and not for weeks at the allocator. But it is evidence only as far as the
+checks went. So this claims nothing that is not in the status of a tracer, and nothing about a step
+that the device may not have finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from g4debug.findings.record import TracerStatus
+
+TABLES, ALLOCATOR, CENSUS = "page-table", "swa-allocator", "pool-leak"
+LEDGER, STEPS = "ledger", "step-recorder"
+# What nobody has looked at if this tracer is not armed.
+SUBJECTS: Mapping[str, str] = {
+    TABLES: "page tables",
+    ALLOCATOR: "who got and gave back which page",
+    CENSUS: "lost pages",
+    "spec-lifecycle": "the state between draft and verify",
+    "kv-integrity": "what is in the KV pages",
+}
+GUARDED = "trtllm_mha"
+Judged = Literal["right", "range", "nothing"]
+
+
+@dataclass(frozen=True)
+class Death:
+    """What is known about the end.
+
+    step: the step that had begun last. finished: the last step that the device had certainly
+    finished. replays: how many of the finished steps were CUDA-graph replays. cuda: the device
+    failed. backends: phase -> attention backend, as the server was told.
+    """
+
+    step: int
+    finished: int
+    replays: int
+    cuda: bool
+    backends: Mapping[str, str]
+
+
+def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
+    """Whole sentences, the most important first. [] if no tracer that checks anything was armed."""
+    armed = {t.name: t for t in tracers}
+    if not any(name in armed for name in SUBJECTS):
+        return []
+    table, allocator = armed.get(TABLES), armed.get(ALLOCATOR)
+    judged = _judged(table)
+    pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs") > 0
+    lines = [_verdict(death, judged, pages)]
+    found_right = [_counts(armed[name]) for name in SUBJECTS if name in armed]
+    lines += _list("Checked, and nothing found", [text for text in found_right if text])
+    if judged != "nothing" and table is not None:
+        lines += _last_steps(death, table)
+    lines += _list("Not looked at", _not_looked_at(death, armed))
+    return lines
+
+
+def attention_backends(scheduler: Any) -> dict[str, str]:
+    """Phase -> the attention backend that the server was told to use for it. {} if not known."""
+    args = getattr(scheduler, "server_args", None)
+
+    def named(*names: str) -> str:
+        return next((str(v) for n in names if (v := getattr(args, n, None))), "")
+
+    prefill = named("prefill_attention_backend", "attention_backend")
+    decode = named("decode_attention_backend", "attention_backend")
+    found = {"prefill": prefill, "decode": decode}
+    if named("speculative_algorithm"):
+        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
+        found["draft"] = named("speculative_draft_attention_backend") or decode
+    return {phase: backend for phase, backend in found.items() if backend}
+
+
+def _verdict(death: Death, judged: Judged, pages: bool) -> str:
+    if death.finished < 1:
+        return "Nothing is known to be innocent: the device had finished no step yet."
+    upto = f"up to step {death.finished}"
+    if death.replays:
+        upto += f" ({death.replays} of them CUDA-graph replays)"
+    where = "; look at the kernel" if death.cuda else "; look at HISTORY"
+    others = any(backend != GUARDED for backend in death.backends.values())
+    only = f" of {GUARDED}" if others else ""
+    if judged == "right" and pages:
+        return f"Page tables{only} and KV pages are innocent {upto}{where}."
+    if judged == "right":
+        return (
+            f"Page tables{only} are innocent {upto}; the KV allocators were not checked, or not "
+            "always."
+        )
+    if judged == "range":
+        return (
+            f"No page table{only} named a page outside of its pool {upto}. Whether the pages were "
+            "the right ones was not checked, or not always."
+        )
+    if pages:
+        return (
+            f"The KV allocators are innocent {upto}; page tables were not checked, or not always."
+        )
+    return "Neither page tables nor KV pages were checked, so either may be guilty."
+
+
+def _judged(table: TracerStatus | None) -> Judged:
+    """What page-table can vouch for."""
+    if table is None or table.off or table.dead:
+        return "nothing"
+    if not (_checked(table, "tables") or _checked(table, "tables captured in CUDA graphs")):
+        return "nothing"
+    if any(limit.what.startswith("its hook ") for limit in table.limits):
+        return "nothing"  # one of its hooks failed, and it may be the one that checks
+    return "range" if table.limits else "right"
+
+
+def _sound(*parts: TracerStatus | None) -> bool:
+    return all(part is not None and part.sound for part in parts)
+
+
+def _checked(part: TracerStatus | None, what: str) -> int:
+    """How many things of this sort it has checked."""
+    return sum(c.count for c in part.checked if c.what == what) if part is not None else 0
+
+
+def _counts(part: TracerStatus) -> str:
+    """For example ``page-table: 1,240 tables (the last in step 42)``. '' if it checked nothing."""
+    counts = [f"{c.count:,} {c.what} (the last in step {c.step})" for c in part.checked if c.count]
+    return f"{part.name}: {', '.join(counts)}" if counts else ""
+
+
+def _last_steps(death: Death, table: TracerStatus) -> list[str]:
+    """The steps that the device may not have finished, of which too much is easily said."""
+    first = death.finished + 1
+    if death.step < first:
+        return []
+    which = f"Step {first}" if first == death.step else f"Steps {first} to {death.step}"
+    known = (
+        f"{which} may not have been finished. The guard runs in front of the kernel, and what it "
+        "left in host memory was read after the error: it names no bad cell. Whether the guard had "
+        "run by then is not known."
+    )
+    return [known]
+
+
+def _not_looked_at(death: Death, armed: Mapping[str, TracerStatus]) -> list[str]:
+    found = []
+    for name, subject in SUBJECTS.items():
+        part = armed.get(name)
+        if part is None:
+            found.append(f"{subject} ({name} is not armed)")
+        elif part.off:
+            since = f" since step {part.off_step}" if part.off_step > 0 else ""
+            found.append(f"{subject}{since} ({name} is off: {part.off})")
+        elif not any(c.count for c in part.checked):
+            found.append(f"{subject} ({name} was armed, and had nothing to check)")
+    for name in (*SUBJECTS, LEDGER, STEPS):
+        part = armed.get(name)
+        if part is not None and not part.off:
+            found += [f"{name} is limited: {x.what} ({x.why})" for x in part.limits]
+            found += [f"{name}'s hook does not run at {x}" for x in part.dead]
+    unguarded: dict[str, list[str]] = {}
+    for phase, backend in death.backends.items():
+        if backend != GUARDED:
+            unguarded.setdefault(backend, []).append(phase)
+    if TABLES in armed:
+        found += [
+            f"the page tables of {' and '.join(phases)} (attention backend {backend})"
+            for backend, phases in unguarded.items()
+        ]
+    captured = _checked(armed.get(TABLES), "tables captured in CUDA graphs")
+    if captured and death.replays:
+        found.append("rows as short as padding in CUDA-graph replays (their ranges were checked)")
+    return found
+
+
+def _list(label: str, items: Sequence[str]) -> list[str]:
+    return [f"{label}: {'; '.join(items)}."] if items else []

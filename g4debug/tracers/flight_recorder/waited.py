@@ -1,0 +1,60 @@
+"""Knows the last step that the device has certainly finished, without asking the device.
+
+SGLang launches a step and goes on. When it processes the step's result, it waits for the step's
+tokens. So a step is known to be finished when its result has been processed, and what the checks of
+that step left in host memory is complete then.
+
+With speculative decoding the draft may still compute its next guesses behind those tokens. Then
+only the step before is certain, because a stream runs one thing after the other.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.arguments import argument
+
+REMEMBERED = 64  # results that are on their way; SGLang has two at most with overlap scheduling
+
+
+class Waited:
+    """Which steps are finished. replays: how many of the finished ones were CUDA-graph replays."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.replays = 0
+        self._processed = 0  # the last step whose result was processed
+        self._before = 0  # the one before it
+        # The results that are on their way, each with its step. Weak: they hold device memory.
+        self._running: deque[tuple[weakref.ref[Any], int]] = deque(maxlen=REMEMBERED)
+
+    def launched(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """``run_batch`` returned this result. SGLang passes the same object on."""
+        if result is not None:
+            self._running.append((weakref.ref(result), self.recorder.step))
+        return result
+
+    def processed(self, returned: Any, *args: Any, **kwargs: Any) -> Any:
+        """``process_batch_result(scheduler, batch, result)`` returned."""
+        result = argument(args, kwargs, 2, "result")
+        mode = argument(args, kwargs, 1, "batch").forward_mode
+        step = next((s for seen, s in self._running if seen() is result), 0)
+        waits = mode.is_decode() or mode.is_extend()  # an idle batch has no tokens to wait for
+        if waits and step > self._processed:
+            self._before, self._processed = self._processed, step
+            while self._running and self._running[0][1] <= step:
+                self._running.popleft()
+            self.replays += bool(getattr(result, "can_run_cuda_graph", False))
+        return returned
+
+    @property
+    def last(self) -> int:
+        """The last step that is certainly finished. 0 if there is none."""
+        return self._before if self._speculates() else self._processed
+
+    def _speculates(self) -> bool:
+        args = getattr(self.recorder.scheduler, "server_args", None)
+        return getattr(args, "speculative_algorithm", None) is not None

@@ -1,0 +1,90 @@
+"""mm-batched-encoder with tensor parallelism: two real processes with real all-reduces, on gloo.
+
+The ranks wait for each other in every layer of the tower. So all of them must cut the images into
+the same passes, whatever happens to one of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from real_engine import ENGINE
+
+from g4debug.hooking import targets
+
+pytestmark = [
+    *ENGINE,
+    pytest.mark.skipif(
+        targets.sglang_version() is not None and not targets.matches("<0.5.14"),
+        reason="written for 0.5.12 and 0.5.13",
+    ),
+]
+DRIVER = Path(__file__).with_name("drive_tp_mm.py")
+PLENTY, ONE = 65_536, 100  # KB: a pass takes 89 for each image
+SECONDS = 120  # two imports of SGLang on a busy machine; the passes take milliseconds
+
+
+def run(budgets, fails=(0, 0), **environ):
+    """(exit status or None for one that was still running, result, log) of each rank."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    here, support = DRIVER.parent, DRIVER.parents[2] / "support"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+    path = os.pathsep.join([str(here), str(support), clean.get("PYTHONPATH", "")])
+    environ = {**clean, "PYTHONPATH": path, "G4DEBUG_FIX_MM_BATCHED_ENCODER": "1", **environ}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "g4debug.cpu", str(DRIVER), str(rank), str(port),
+             str(budgets[rank]), str(fails[rank])],
+            env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    found = []
+    try:
+        for process in ranks:
+            try:
+                out, err = process.communicate(timeout=SECONDS)
+                status = process.returncode
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+                status = None
+            lines = [x.removeprefix("RESULT ") for x in out.splitlines() if x.startswith("RESULT")]
+            found.append((status, json.loads(lines[0]) if lines else None, err))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return found
+
+
+def test_ranks_with_unlike_devices_agree_on_the_passes():
+    """Alone, one of them would take 5 images in a pass, and the other 1."""
+    first, second = run(budgets=(PLENTY, ONE))
+    assert first[0] == second[0] == 0, first[2][-2000:] + second[2][-2000:]
+    assert first[1]["together"] == second[1]["together"] == [1] * 5
+    for _, result, _ in (first, second):
+        assert result["alone"] == [1] * 5
+        assert result["difference"] < 1e-5 < 0.1 < result["size"]
+    first, second = run(budgets=(PLENTY, PLENTY))
+    assert first[1]["together"] == second[1]["together"] == [5], first[2][-2000:]
+    assert second[1]["difference"] < 1e-5
+
+
+def test_a_rank_that_runs_out_of_memory_does_not_hang_the_others():
+    first, second = run(budgets=(PLENTY, PLENTY), fails=(0, 1))
+    assert second[0] == 1, second[2][-2000:]
+    last = second[2].strip().splitlines()[-1].removeprefix("[rank1]: ")
+    assert last.startswith("torch.OutOfMemoryError: g4debug: mm-batched-encoder: rank 1 of 2 ")
+    for part in ("G4DEBUG_MM_ENCODER_PERCENT", "G4DEBUG_FIX_MM_BATCHED_ENCODER=0"):
+        assert part in last
+    assert first[0] not in (None, 0)  # its all-reduce fails, because its peer has gone
+    assert first[1] is None  # and no embedding of a torn pass got out

@@ -1,0 +1,100 @@
+"""Requests that were admitted through the hooks, as a scheduler's batch has them.
+
+The pools, the allocator, the request table and the backend are SGLang's own (real_backend.py); the
+requests are plain namespaces that have what the ledger and the tracers read of SGLang's.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_backend import PAGE, Rig
+
+from g4debug import plugin
+from g4debug.dumps import reading
+from g4debug.trapping.trap import TrapError
+
+TOKENS = {"a": 50, "b": 100, "c": 61}
+ARMED = {"G4DEBUG_TRACE": "page-table,swa-allocator"}
+
+
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__
+
+    def finished(self):
+        return False
+
+
+class Serving:
+    """Requests that were admitted through the hooks, as a scheduler's batch has them."""
+
+    def __init__(self, cached=0):
+        self.ledger = plugin.in_force.ledger
+        self.rig = Rig()
+        self.backend = self.rig.backend()  # before requests come, as in a server
+        self.requests = {}
+        for rid, tokens in TOKENS.items():
+            self.admit(rid, tokens, cached)
+        plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in self.requests.values()}
+        self.protect()
+
+    def admit(self, rid, tokens, cached):
+        request = Request(
+            rid=rid, req_pool_idx=None, session=None, cache_protected_len=cached,
+            kv_committed_len=tokens, kv_allocated_len=tokens, retraction_count=0,
+        )  # fmt: skip
+        row = self.rig.req_to_token.free_slots[0]
+        request.req_pool_idx = row
+        self.ledger.allocating = self.ledger.batch = SimpleNamespace(
+            reqs=[request], seq_lens_cpu=torch.tensor([tokens]),
+            req_to_token_pool=self.rig.req_to_token,
+        )  # fmt: skip
+        assert self.rig.admit(rid, tokens).req_pool_idx == row
+        self.ledger.requests[rid] = self.requests[rid] = request
+
+    def protect(self):
+        self.ledger.owners.protect(list(self.requests.values()))
+
+    def row(self, rid):
+        return self.rig.req_to_token.req_to_token[self.requests[rid].req_pool_idx]
+
+    def write(self, victim, column, page):
+        """Let the victim's row name a page."""
+        cells = self.row(victim)[column * PAGE : (column + 1) * PAGE]
+        cells.copy_(torch.arange(page * PAGE, (page + 1) * PAGE))
+
+    def forward(self, mode="decode"):
+        batch = self.rig.batch(mode, self.rig.requests[1:], self.backend)
+        self.backend.init_forward_metadata(batch)
+        return self.rig.forward(self.backend, batch)
+
+    def found(self, mode="decode"):
+        with pytest.raises(TrapError) as error:
+            self.forward(mode)
+        return error.value.finding, reading.read(error.value.path)
+
+
+def it_row(it, request, tokens):
+    return it.rig.req_to_token.req_to_token[request.req_pool_idx, :tokens].to(torch.int64)
+
+
+def release(it, rid, tokens=None):
+    """What release_kv_cache does without a prefix cache, called through its hooks."""
+    request = it.requests[rid]
+
+    def free(request, tree_cache):
+        n = request.kv_committed_len
+        it.rig.allocator.free(it_row(it, request, n) if tokens is None else tokens)
+
+    call = free
+    for entry in reversed(plugin.in_force.hooks._entries["cache.release"]):
+        call = (lambda e, nxt: lambda *a, **k: e.around(nxt, *a, **k))(entry, call)
+    call(request, None)
+
+
+def running(it):
+    tracer = next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
+    for rid, request in it.requests.items():
+        tracer._ran[rid] = (request.req_pool_idx, 0)

@@ -1,0 +1,954 @@
+"""Each kind of finding names its cause: two scenarios with different causes must tell them apart.
+
+A scenario makes what a tracer saw, and says which words the CAUSE must have. These are words of
+that cause alone: the other scenario of the kind must not get them. Where the evidence does not
+single out a cause, it must say "not known". The kinds are read off the tracers: one without
+scenarios fails here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from real_backend import LAYERS, PAGE, allocator_class, draft_worker, dummy_pool
+from served_rows import Request, Serving, it_row, release, running
+
+from g4debug import discovery, plugin
+from g4debug.dumps import reading
+from g4debug.findings.record import PageEvent
+from g4debug.findings.steps import Recorder
+from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.flight_recorder import report as flight_report
+from g4debug.tracers.kv_integrity import causes as kv_causes
+from g4debug.tracers.page_table import report as table_report
+from g4debug.tracers.page_table import trap_buffer
+from g4debug.tracers.pool_leak import report as leak_report
+from g4debug.tracers.pool_leak.check import take_census
+from g4debug.tracers.spec_lifecycle import check as spec_check
+from g4debug.tracers.spec_lifecycle import hand_over
+from g4debug.tracers.spec_lifecycle import report as spec_report
+from g4debug.tracers.spec_lifecycle.check import Violation
+from g4debug.tracers.swa_allocator import causes as swa_causes
+from g4debug.tracers.swa_allocator import check as swa_check
+from g4debug.trapping.trap import TrapError
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
+]
+FAR = 10_000_000
+UNKNOWN = "not known"
+# arm -> (kind, cause)
+Scenario = Callable[[Any], tuple[str, str]]
+SCENARIOS: dict[str, list[tuple[str, Scenario]]] = {}
+
+
+def scenario(kind: str, tells: str) -> Callable[[Scenario], Scenario]:
+    """Declare a scenario of a kind ("check: kind"), and the words that its cause alone has."""
+
+    def declare(function: Scenario) -> Scenario:
+        SCENARIOS.setdefault(kind, []).append((tells, function))
+        return function
+
+    return declare
+
+
+def kinds() -> list[str]:
+    """Every kind of every tracer, as its report declares it."""
+    found = []
+    for name in discovery.names("tracer"):
+        package = discovery.module_name("tracer", name).rpartition(".")[0]
+        report = importlib.import_module(f"{package}.report")
+        found += [f"{name}: {kind}" for kind in report.REFERENCES]
+    return found
+
+
+# --- page-table, on SGLang's real pools and backend ---------------------------------------------
+
+TABLE = {"G4DEBUG_TRACE": "page-table"}
+
+
+def table(arm: Any, **environ: str) -> Any:
+    arm(**TABLE, **environ)
+    return Serving()
+
+
+def seen(
+    it: Any, spoil: Callable[[Any], None] | None = None, full: bool = False
+) -> tuple[str, str]:
+    """(kind, cause) of what a decode of b (row 1) runs into. full: only the full layers run."""
+    batch = it.rig.batch("decode", it.rig.requests[1:], it.backend)
+    it.backend.init_forward_metadata(batch)
+    if spoil is not None:
+        spoil(it.backend.forward_metadata)
+    layers = [x for x in it.rig.layers if not (full and LAYERS[x.layer_id])]
+    with pytest.raises(TrapError) as error:
+        it.rig.forward(it.backend, batch, layers, save=False)
+    return error.value.finding.kind, error.value.finding.cause
+
+
+def in_table(value: int, pool: str = "page_table") -> Callable[[Any], None]:
+    """Put a page into b's newest cell, column 6."""
+
+    def spoil(metadata: Any) -> None:
+        getattr(metadata, pool)[1, 6] = value
+
+    return spoil
+
+
+def map_to(it: Any, swa: int) -> None:
+    """Let the mapping of b's newest page say another SWA page, behind everybody's back."""
+    page = it.rig.page("b", 6)
+    tokens = torch.arange(PAGE) + swa * PAGE if swa else torch.zeros(PAGE, dtype=torch.int64)
+    it.rig.allocator.full_to_swa_index_mapping[page * PAGE : (page + 1) * PAGE] = tokens
+
+
+TABLE_WRONG = "the table is wrong, not what it is built from"
+ROW_WRONG = "req_to_token is wrong"
+MAPPING_WRONG = "full_to_swa_index_mapping is wrong"
+
+
+@scenario("page-table: negative", TABLE_WRONG)
+def negative_in_the_table(arm):
+    return seen(table(arm), in_table(-1))
+
+
+@scenario("page-table: negative", ROW_WRONG)
+def negative_in_the_row(arm):
+    it = table(arm)
+    it.row("b")[6 * PAGE : 7 * PAGE] = -PAGE
+    return seen(it, full=True)
+
+
+@scenario("page-table: out-of-range", TABLE_WRONG)
+def far_in_the_table(arm):
+    return seen(table(arm), in_table(FAR))
+
+
+@scenario("page-table: out-of-range", ROW_WRONG)
+def far_in_the_row(arm):
+    it = table(arm)
+    pages = it.ledger.pools["full"].pages
+    it.row("b")[6 * PAGE : 7 * PAGE] = pages * PAGE
+    return seen(it, full=True)
+
+
+def narrow(metadata: Any) -> None:
+    metadata.page_table = metadata.page_table[:, :6].contiguous()
+
+
+@scenario("page-table: row-too-short", "the table is too narrow")
+def a_narrow_table(arm):
+    return seen(table(arm), narrow, full=True)
+
+
+@scenario("page-table: row-too-short", "the length is wrong")
+def a_length_that_nobody_allocated(arm):
+    it = table(arm)
+    it.requests["b"].kv_allocated_len = 90
+    return seen(it, narrow, full=True)
+
+
+@scenario("page-table: row-too-short", "which of the two is not known")
+def a_request_that_is_not_known(arm):
+    it = table(arm)
+    del it.requests["b"].kv_allocated_len
+    return seen(it, narrow, full=True)
+
+
+@scenario("page-table: page-zero", TABLE_WRONG)
+def zero_in_the_table(arm):
+    return seen(table(arm), in_table(0))
+
+
+@scenario("page-table: page-zero", MAPPING_WRONG)
+def zero_in_the_mapping(arm):
+    it = table(arm)
+    map_to(it, 0)
+    return seen(it)
+
+
+@scenario("page-table: mismatch", "of column 5")
+def another_column(arm):
+    it = table(arm)
+    return seen(it, in_table(it.rig.page("b", 5)))
+
+
+@scenario("page-table: mismatch", MAPPING_WRONG)
+def the_mapping_names_another_column(arm):
+    it = table(arm)
+    map_to(it, it.rig.page("b", 5, "swa"))
+    return seen(it)
+
+
+@scenario("page-table: mismatch", "has no token there")
+def a_row_that_was_cleared(arm):
+    it = table(arm)
+    page = it.rig.page("b", 5)
+    it.row("b")[6 * PAGE : 7 * PAGE] = 0
+    return seen(it, in_table(page), full=True)
+
+
+@scenario("page-table: other-request", TABLE_WRONG)
+def anothers_page_in_the_table(arm):
+    it = table(arm)
+    return seen(it, in_table(it.rig.page("a", 3)))
+
+
+@scenario("page-table: other-request", MAPPING_WRONG)
+def the_mapping_names_anothers_page(arm):
+    it = table(arm)
+    map_to(it, it.rig.page("a", 3, "swa"))
+    return seen(it)
+
+
+def a_free_page(it: Any, pool: str) -> int:
+    return int((~it.ledger.pools[pool].held[1:]).nonzero()[0][-1]) + 1
+
+
+@scenario("page-table: stale", TABLE_WRONG)
+def a_free_page_in_the_table(arm):
+    it = table(arm)
+    return seen(it, in_table(a_free_page(it, "full")))
+
+
+@scenario("page-table: stale", MAPPING_WRONG)
+def the_mapping_names_a_free_page(arm):
+    it = table(arm)
+    map_to(it, a_free_page(it, "swa"))
+    return seen(it)
+
+
+@scenario("page-table: use-after-free", "while the request is still being served")
+def its_page_was_freed(arm):
+    it = table(arm)
+    it.rig.allocator.free(it_row(it, it.requests["b"], 100)[6 * PAGE :])
+    return seen(it)
+
+
+@scenario("page-table: use-after-free", "of which the ledger knows no hand-out")
+def a_row_names_a_page_that_nobody_got(arm):
+    it = table(arm)
+    it.write("b", 6, a_free_page(it, "full"))
+    return seen(it)
+
+
+@scenario("page-table: use-after-free", "not for this request")
+def a_row_names_a_page_that_another_one_lost(arm):
+    it = table(arm)
+    page = it.rig.page("a", 1)
+    it.rig.allocator.free(it_row(it, it.requests["a"], 2 * PAGE)[PAGE:])
+    it.rig.requests.pop(1)  # a does not run
+    plugin.in_force.recorder._rids.pop(it.requests["a"].req_pool_idx)
+    it.write("b", 6, page)
+    batch = it.rig.batch("decode", it.rig.requests[1:], it.backend)
+    it.backend.init_forward_metadata(batch)
+    with pytest.raises(TrapError) as error:
+        it.rig.forward(it.backend, batch)
+    return error.value.finding.kind, error.value.finding.cause
+
+
+def evict(it: Any, file: str, function: str) -> None:
+    """Evict b's newest SWA page from a function of that name in a file of that name."""
+    code: dict[str, Any] = {}
+    text = f"def {function}(free, tokens):\n    free(tokens)\n"
+    exec(compile(text, f"/somewhere/{file}", "exec"), code)
+    tokens = it_row(it, it.requests["b"], 100)[6 * PAGE :]
+    code[function](it.rig.allocator.free_swa, tokens)
+
+
+@scenario("page-table: evicted-in-window", "the request's own eviction went too far")
+def evicted_by_the_scheduler(arm):
+    it = table(arm)
+    evict(it, "schedule_batch.py", "_evict_swa")
+    return seen(it)
+
+
+@scenario("page-table: evicted-in-window", "the prefix cache gave it up")
+def evicted_by_the_prefix_cache(arm):
+    it = table(arm)
+    evict(it, "swa_radix_cache.py", "evict")
+    return seen(it)
+
+
+@scenario("page-table: evicted-in-window", "why that caller evicts is not known")
+def evicted_by_a_stranger(arm):
+    it = table(arm)
+    evict(it, "plugin.py", "tidy_up")
+    return seen(it)
+
+
+@scenario("page-table: full-index-in-swa-table", "although the backend translates its tables")
+def one_cell_was_not_translated(arm):
+    it = table(arm)
+    return seen(it, in_table(it.rig.page("b", 6), "swa_page_table"))
+
+
+@scenario("page-table: full-index-in-swa-table", "_swa_kv_pool=None")
+def the_backend_forgot_its_pool(arm):
+    it = table(arm, G4DEBUG_FAULTS="stale-swa-state=on", G4DEBUG_FIX_SWA_STATE_SWAP="0")
+    draft = it.rig.backend(draft=True)
+    worker = draft_worker(it.rig, draft)
+    batch = it.rig.batch("decode", it.rig.requests[2:3], draft, pool=dummy_pool())
+    worker._init_frozen_kv_metadata(batch)
+    with worker._target_kv_pool_view(batch), pytest.raises(TrapError) as error:
+        it.rig.forward(draft, batch, save=False)
+    return error.value.finding.kind, error.value.finding.cause
+
+
+@scenario("page-table: foreign-page", "but the row does not name it")
+def its_own_page_is_known(arm):
+    it = table(arm)
+    it.write("b", 5, it.rig.page("a", 1))
+    return seen(it)
+
+
+@scenario("page-table: foreign-page", "knows of no page that was handed out to this request")
+def nothing_was_handed_out_to_it(arm):
+    it = table(arm)
+    it.ledger.pools["full"].owner[it.rig.page("b", 5)] = ""
+    it.write("b", 5, it.rig.page("a", 1))
+    return seen(it)
+
+
+def bare(kind: int, row: int) -> tuple[str, str]:
+    fields = {**dict.fromkeys(trap_buffer.NAMES, 0), "kind": kind, "row": row}
+    finding, _, _ = table_report.describe(None, fields, Recorder(4), False, None)
+    return finding.kind, finding.cause
+
+
+@scenario("page-table: unreadable", UNKNOWN)
+def a_record_of_zeros(arm):
+    return bare(0, 0)
+
+
+@scenario("page-table: unreadable", UNKNOWN)
+def a_record_of_anything(arm):
+    return bare(-(2**63), 2**62)
+
+
+# --- swa-allocator, on SGLang's real allocators -------------------------------------------------
+
+
+def pools(arm: Any, mode: str = "raise") -> Any:
+    it_folder = arm(G4DEBUG_TRACE="swa-allocator", G4DEBUG_MODE=mode)
+    it = Serving()
+    it.folder = it_folder
+    return it
+
+
+def stopped(call: Callable[[], Any]) -> tuple[str, str]:
+    with pytest.raises(TrapError) as error:
+        call()
+    return error.value.finding.kind, error.value.finding.cause
+
+
+def dumped(it: Any, kind: str) -> tuple[str, str]:
+    found = [reading.read(p).finding for p in sorted(it.folder.glob("*.pt"))]
+    (finding,) = [f for f in found if f.kind == kind]
+    return finding.kind, finding.cause
+
+
+def poison(it: Any, *pages: int) -> None:
+    inner = it.rig.allocator.full_attn_allocator
+    inner.free_pages = inner.free_pages.clone()
+    inner.free_pages[: len(pages)] = torch.tensor(pages)
+
+
+def tokens_of(page: int) -> torch.Tensor:
+    return torch.arange(page * PAGE, (page + 1) * PAGE)
+
+
+@scenario("swa-allocator: out-of-range", "the list itself was overwritten")
+def a_free_list_with_a_far_page(arm):
+    it = pools(arm)
+    poison(it, FAR)
+    return stopped(lambda: it.admit("d", PAGE, 0))
+
+
+@scenario("swa-allocator: out-of-range", "are from no allocator")
+def a_far_index_is_freed(arm):
+    it = pools(arm)
+    return stopped(lambda: it.rig.allocator.full_attn_allocator.free(torch.tensor([FAR * PAGE])))
+
+
+@scenario("swa-allocator: out-of-range", "was freed into the free list before")
+def a_far_index_that_was_freed_is_handed_out(arm):
+    ledger, pool = books()
+    ledger.enter(pool, "free", np.array([99]), holds=False, caller="plugin.py:7 tidy_up")
+    return judged(ledger, pool, "out-of-range", event("extend", 99), 99)
+
+
+@scenario("swa-allocator: page-zero", "the list itself was overwritten")
+def a_free_list_with_page_zero(arm):
+    it = pools(arm)
+    poison(it, 0)
+    return stopped(lambda: it.admit("d", PAGE, 0))
+
+
+@scenario("swa-allocator: page-zero", "are from no allocator")
+def page_zero_is_freed(arm):
+    it = pools(arm)
+    return stopped(lambda: it.rig.allocator.free(torch.zeros(3, dtype=torch.int64)))
+
+
+@scenario("swa-allocator: double-alloc", "no free of the page was recorded since it was handed out")
+def handed_out_twice_by_the_allocator(arm):
+    """The issue's: a page that alloc_extend did not take from its free list."""
+    it = pools(arm)
+    poison(it, it.rig.page("a", 1))
+    return stopped(lambda: it.admit("d", PAGE, 0))
+
+
+@scenario("swa-allocator: double-alloc", "the page was freed twice")
+def freed_twice_before(arm):
+    it = pools(arm, "log")
+    for _ in range(2):
+        it.rig.allocator.full_attn_allocator.free(it_row(it, it.requests["a"], PAGE))
+    it.admit("d", PAGE, 0)
+    it.admit("e", PAGE, 0)
+    return dumped(it, "double-alloc")
+
+
+@scenario("swa-allocator: double-alloc", "twice in this one hand-out")
+def twice_in_one_hand_out(arm):
+    it = pools(arm)
+    it.rig.allocator.free(it_row(it, it.requests["c"], 61))
+    page = int(it.rig.allocator.full_attn_allocator.free_pages[0])
+    poison(it, page, page)
+    return stopped(lambda: it.admit("d", 2 * PAGE, 0))
+
+
+@scenario("swa-allocator: double-alloc", "returned this one instead")
+def returned_by_the_outer_allocator(arm):
+    """The issue's: the SWA allocator returns a page that its full pool did not hand out."""
+    outer = allocator_class("swa.init")
+    real, instead = outer.alloc_extend, []
+
+    def alloc_extend(allocator: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out = real(allocator, *args, **kwargs)
+        return instead.pop() if instead else out
+
+    outer.alloc_extend = alloc_extend  # before the hooks are put around it
+    try:
+        it = pools(arm)
+        instead.append(tokens_of(it.rig.page("a", 1)))
+        return stopped(lambda: it.admit("d", PAGE, 0))
+    finally:
+        outer.alloc_extend = real
+
+
+@scenario("swa-allocator: double-free", "the same code freed the page before")
+def the_same_line_frees_twice(arm):
+    it = pools(arm)
+    tokens = it_row(it, it.requests["a"], PAGE)
+
+    def twice() -> None:
+        for _ in range(2):
+            it.rig.allocator.free(tokens)
+
+    return stopped(twice)
+
+
+@scenario("swa-allocator: double-free", "two places think that they have to give it back")
+def two_lines_free(arm):
+    it = pools(arm)
+    tokens = it_row(it, it.requests["a"], PAGE)
+    it.rig.allocator.free(tokens)
+    return stopped(lambda: it.rig.allocator.free(tokens))
+
+
+@scenario("swa-allocator: double-free", "the first free is older")
+def a_free_that_is_not_recorded_any_more(arm):
+    ledger, pool = books()
+    pool.ever[5] = True
+    return judged(ledger, pool, "double-free", event("free", 5), 5)
+
+
+@scenario("swa-allocator: free-unallocated", "the index is from no allocator")
+def a_page_that_nobody_got_is_freed(arm):
+    it = pools(arm)
+    page = int(it.rig.allocator.full_attn_allocator.free_pages[-1])
+    return stopped(lambda: it.rig.allocator.free(tokens_of(page)))
+
+
+@scenario("swa-allocator: free-unallocated", "a wrong index is among its right ones")
+def a_wrong_page_among_right_ones_is_freed(arm):
+    it = pools(arm)
+    page = int(it.rig.allocator.full_attn_allocator.free_pages[-1])
+    tokens = torch.cat((it_row(it, it.requests["a"], PAGE), tokens_of(page)))
+    return stopped(lambda: it.rig.allocator.free(tokens))
+
+
+def grow(it: Any, rid: str, by: int = 1) -> None:
+    """One more token of a request, as SGLang asks for it."""
+    request = it.requests[rid]
+    length = request.kv_committed_len
+    after = torch.tensor([length + by])
+    it.ledger.allocating = SimpleNamespace(reqs=[request], seq_lens_cpu=torch.tensor([length]))
+    found = it.rig.allocator.alloc_decode(after, after, it.row(rid)[length - 1 : length].long())
+    it.row(rid)[length] = int(found)
+    request.kv_committed_len += by
+
+
+@scenario("swa-allocator: use-after-free", "while the sequence still uses it")
+def a_sequence_goes_on_in_a_freed_page(arm):
+    it = pools(arm)
+    it.rig.allocator.free(it_row(it, it.requests["b"], 100)[6 * PAGE :])
+    return stopped(lambda: grow(it, "b"))
+
+
+@scenario("swa-allocator: use-after-free", "its SWA page was taken away")
+def a_sequence_goes_on_behind_an_eviction(arm):
+    it = pools(arm)
+    it.rig.allocator.free_swa(it_row(it, it.requests["b"], 100)[6 * PAGE :])
+    return stopped(lambda: grow(it, "b"))
+
+
+@scenario("swa-allocator: use-after-free", "no hand-out and no free of this page was recorded")
+def a_sequence_goes_on_in_a_page_that_nobody_got(arm):
+    it = pools(arm)
+    it.write("b", 6, a_free_page(it, "full"))
+    return stopped(lambda: grow(it, "b"))
+
+
+@scenario("swa-allocator: mapping-mismatch", "the mapping was wrong as soon as")
+def written_wrong_by_the_allocator(arm):
+    it = pools(arm)
+    nobodys = tokens_of(a_free_page(it, "swa") - 1)
+    return stopped(lambda: with_swa_pages(it, lambda out: nobodys, PAGE))
+
+
+def with_swa_pages(it: Any, change: Callable[[Any], Any], tokens: int) -> None:
+    """Admit a request while something stands between the SWA pool's allocator and the mapping."""
+    inner = it.rig.allocator.swa_attn_allocator
+    real = type(inner).alloc_extend
+    inner.alloc_extend = lambda *args, **kwargs: change(real(inner, *args, **kwargs))
+    it.admit("d", tokens, 0)
+
+
+@scenario("swa-allocator: mapping-mismatch", "what wraps it did. SWA page")
+def doubled_by_the_outer_allocator(arm):
+    """The issue's: two full pages get the same SWA page, and nothing was overwritten."""
+    it = pools(arm)
+    theirs = tokens_of(it.rig.page("a", 1, "swa"))
+    kind, cause = stopped(lambda: with_swa_pages(it, lambda out: theirs, PAGE))
+    assert "overwritten" not in cause
+    assert f"is already that of full page {it.rig.page('a', 1)} (request a)" in cause
+    assert "the mapping was wrong as soon as" in cause
+    return kind, cause.replace("the mapping was wrong as soon as", "")
+
+
+@scenario("swa-allocator: mapping-mismatch", "the mapping was right when the page was handed out")
+def overwritten_before_the_sequence_goes_on(arm):
+    it = pools(arm)
+    map_to(it, it.rig.page("b", 5, "swa"))
+    return stopped(lambda: grow(it, "b"))
+
+
+@scenario("swa-allocator: mapping-mismatch", "the mapping was right when the pages were handed out")
+def overwritten_before_a_free(arm):
+    it = pools(arm)
+    map_to(it, it.rig.page("b", 5, "swa"))
+    return stopped(lambda: it.rig.allocator.free_swa(it_row(it, it.requests["b"], 100)[6 * PAGE :]))
+
+
+@scenario("swa-allocator: maps-freed", "without free_swa, which clears the mapping")
+def freed_behind_the_mapping(arm):
+    it = pools(arm)
+    swa = tokens_of(it.rig.page("b", 6, "swa"))
+    return stopped(lambda: it.rig.allocator.swa_attn_allocator.free(swa))
+
+
+@scenario("swa-allocator: maps-freed", "set_full_to_swa_mapping was given SWA page")
+def mapped_to_a_free_page(arm):
+    it = pools(arm)
+    full, swa = tokens_of(it.rig.page("b", 6)), tokens_of(a_free_page(it, "swa"))
+    return stopped(lambda: it.rig.allocator.set_full_to_swa_mapping(full, swa))
+
+
+def books() -> tuple[Ledger, PoolLedger]:
+    """A ledger with a full pool of 40 pages, in which nothing has happened."""
+    ledger = Ledger(Recorder(4))
+    ledger.pools["full"] = pool = PoolLedger("full", 40, PAGE)
+    return ledger, pool
+
+
+def event(kind: str, *pages: int, caller: str = "plugin.py:1 f", request: str = "") -> PageEvent:
+    return PageEvent(1, kind, "full", pages, len(pages), request, caller)
+
+
+def judged(
+    ledger: Ledger, pool: PoolLedger, kind: Any, at: PageEvent, *pages: int
+) -> tuple[str, str]:
+    violation = swa_check.Violation(kind, np.array(pages))
+    return kind, swa_causes.cause(ledger, pool, at, violation)
+
+
+@scenario("swa-allocator: evicted-in-window", "the request's own eviction went too far")
+def too_far(arm):
+    at = event("evict", 5, caller="schedule_batch.py:2744 _evict_swa")
+    return judged(*books(), "evicted-in-window", at, 5)
+
+
+@scenario("swa-allocator: evicted-in-window", "the prefix cache gave it up")
+def unlocked(arm):
+    at = event("evict", 5, caller="swa_radix_cache.py:580 evict")
+    return judged(*books(), "evicted-in-window", at, 5)
+
+
+@scenario("swa-allocator: foreign-free", "of its row")
+def a_row_that_names_anothers_page(arm):
+    it = pools(arm)
+    running(it)
+    it.write("b", 5, it.rig.page("a", 1))
+    return stopped(lambda: release(it, "b"))
+
+
+@scenario("swa-allocator: foreign-free", "freed other indices than those of the row")
+def a_release_of_other_indices(arm):
+    it = pools(arm)
+    running(it)
+    return stopped(lambda: release(it, "b", it_row(it, it.requests["a"], 50)))
+
+
+# --- pool-leak, on a ledger ---------------------------------------------------------------------
+
+
+def happened(*kinds_of_events: str, request: str = "a") -> Ledger:
+    """A ledger in which page 5 was handed out to a, and then this happened to it."""
+    ledger, pool = books()
+    page = np.array([5])
+    ledger.enter(pool, "extend", page, holds=True, request=request, caller="common.py:441 alloc")
+    for kind in kinds_of_events:
+        ledger.enter(pool, kind, page, holds=False, caller="plugin.py:7 tidy_up")
+    return ledger
+
+
+def counted(
+    ledger: Ledger, free: list[int], owned: list[int], live: tuple[str, ...] = (), **released: Any
+) -> tuple[str, str]:
+    """The finding of a census of a pool that has the pages 1..5."""
+    census = take_census(6, np.array(free), np.array(owned, dtype=np.int64))
+    requests = [Request(rid=rid) for rid in live]
+    finding, _, _ = leak_report.describe("full", census, requests, released, ledger, True)
+    return finding.kind, finding.cause
+
+
+@scenario("pool-leak: leaked", "release_kv_cache in step 7")
+def lost_in_its_release(arm):
+    return counted(happened(), [1, 2, 3, 4], [], a=(7, False))
+
+
+@scenario("pool-leak: leaked", "no call of it was seen")
+def lost_without_a_release(arm):
+    return counted(happened(), [1, 2, 3, 4], [])
+
+
+@scenario("pool-leak: leaked", "which is still live")
+def lost_from_a_live_row(arm):
+    return counted(happened(), [1, 2, 3, 4], [], live=("a",))
+
+
+@scenario("pool-leak: leaked", UNKNOWN)
+def lost_by_nobody(arm):
+    return counted(happened(request=""), [1, 2, 3, 4], [])
+
+
+@scenario("pool-leak: double", "while somebody still uses it")
+def freed_and_used(arm):
+    return counted(happened("free"), [1, 2, 3, 4, 5], [5])
+
+
+@scenario("pool-leak: double", "no free of the page was recorded since it was handed out")
+def never_freed_and_used(arm):
+    return counted(happened(), [1, 2, 3, 4, 5], [5])
+
+
+@scenario("pool-leak: repeated", "the page was freed twice")
+def twice_in_the_list(arm):
+    return counted(happened("free", "free"), [1, 2, 3, 4, 5, 5], [])
+
+
+@scenario("pool-leak: repeated", "no second free of the page was recorded")
+def twice_without_a_second_free(arm):
+    return counted(happened("free"), [1, 2, 3, 4, 5, 5], [])
+
+
+@scenario("pool-leak: outside", "no page of this pool was freed in step")
+def a_far_page_was_freed(arm):
+    ledger = happened("free")
+    ledger.enter(ledger.pools["full"], "free", np.array([99]), holds=False, caller="plugin.py:7 f")
+    return counted(ledger, [1, 2, 3, 4, 5, 99], [])
+
+
+@scenario("pool-leak: outside", "no free of this index was recorded")
+def a_far_page_from_nowhere(arm):
+    return counted(happened("free"), [1, 2, 3, 4, 5, 99], [])
+
+
+def a_row(**released: Any) -> tuple[str, str]:
+    request = Request(rid="a", req_pool_idx=3, kv_allocated_len=50)
+    finding, _ = leak_report.describe_rows([request], released, happened())
+    return finding.kind, finding.cause
+
+
+@scenario("pool-leak: row", "did not reach ReqToTokenPool.free")
+def released_but_not_given_back(arm):
+    return a_row(a=(7, True))
+
+
+@scenario("pool-leak: row", "it was dropped without being released")
+def never_released(arm):
+    return a_row()
+
+
+# --- spec-lifecycle, on what its checks return --------------------------------------------------
+
+
+def handed_over(
+    violation: Violation | None, site: str = "batch.merge", left: Any = None
+) -> tuple[str, str]:
+    assert violation is not None
+    batch = SimpleNamespace(forward_mode=None)
+    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left)
+    finding = spec_report.describe(violation, at, Recorder(4))
+    return finding.kind, finding.cause
+
+
+def still_verify() -> Violation | None:
+    return spec_check.check_state("verify-input", "FrozenKVMTPVerifyInput", ("draft-input",))
+
+
+@scenario("spec-lifecycle: verify-input-left", "finished in the verify of step 5")
+def everybody_finished(arm):
+    return handed_over(still_verify(), left=hand_over.Left(5, 2, 0))
+
+
+@scenario("spec-lifecycle: verify-input-left", "although 1 of 2 requests go on")
+def one_goes_on(arm):
+    return handed_over(still_verify(), left=hand_over.Left(5, 2, 1))
+
+
+@scenario("spec-lifecycle: verify-input-left", UNKNOWN + ": no forward")
+def nobody_left_it(arm):
+    return handed_over(still_verify())
+
+
+def nothing() -> Violation | None:
+    return spec_check.check_state("idle", "NoneType", ("draft-input",))
+
+
+@scenario("spec-lifecycle: spec-info-dropped", "lost between two steps")
+def dropped_outside_the_worker(arm):
+    return handed_over(nothing())
+
+
+@scenario("spec-lifecycle: spec-info-dropped", "lost inside the worker's step")
+def dropped_inside_the_worker(arm):
+    return handed_over(nothing(), "worker.verify")
+
+
+@scenario("spec-lifecycle: wrong-type", "of the right type, but is not the one")
+def another_object(arm):
+    return handed_over(Violation("wrong-type", "the verify-input of this step", "another object"))
+
+
+@scenario("spec-lifecycle: wrong-type", "a stage was left out, or ran twice")
+def another_stage(arm):
+    return handed_over(spec_check.check_state("draft-extend-input", "X", ("draft-input",)))
+
+
+@scenario("spec-lifecycle: wrong-shape", "2 rows too many")
+def rows_left_over(arm):
+    return handed_over(spec_check.check_rows({"topk_p": 4}, {"topk_p": 2}))
+
+
+@scenario("spec-lifecycle: wrong-shape", "lacks 1 rows")
+def rows_lost(arm):
+    return handed_over(spec_check.check_rows({"topk_p": 1}, {"topk_p": 2}))
+
+
+@scenario("spec-lifecycle: wrong-shape", "was never set, or was dropped")
+def no_rows(arm):
+    return handed_over(spec_check.check_rows({"topk_p": -1}, {"topk_p": 2}))
+
+
+@scenario("spec-lifecycle: accept-length", "counted too few tokens")
+def nothing_accepted(arm):
+    return handed_over(spec_check.check_accepted([0, -1], 2, 3))
+
+
+@scenario("spec-lifecycle: accept-length", "counted too many tokens")
+def too_much_accepted(arm):
+    return handed_over(spec_check.check_accepted([9, 0], 2, 3))
+
+
+@scenario("spec-lifecycle: accept-length", "another number of requests")
+def accepted_for_others(arm):
+    return handed_over(spec_check.check_accepted([0], 2, 3))
+
+
+def lengths(got: list[int], kind: Any = "seq-len", what: str = "seq_lens") -> tuple[str, str]:
+    return handed_over(spec_check.check_counts(kind, what, [10, 20], got))
+
+
+@scenario("spec-lifecycle: seq-len", "counts 1 tokens whose KV is not committed")
+def too_long(arm):
+    return lengths([11, 20])
+
+
+@scenario("spec-lifecycle: seq-len", "leaves out 2 tokens whose KV is committed")
+def too_short(arm):
+    return lengths([10, 18])
+
+
+@scenario("spec-lifecycle: seq-len", "of another number of requests")
+def of_others(arm):
+    return lengths([10])
+
+
+@scenario("spec-lifecycle: bookkeeping", "was advanced more than once")
+def counted_twice(arm):
+    return lengths([13, 20], "bookkeeping", "kv_committed_len")
+
+
+@scenario("spec-lifecycle: bookkeeping", "was advanced too little")
+def not_counted(arm):
+    return lengths([7, 20], "bookkeeping", "kv_committed_len")
+
+
+def stale(got: str) -> tuple[str, str]:
+    expected = "those that were selected for the seed step"
+    return handed_over(Violation("stale-hidden-state", expected, got, what="hidden_states"))
+
+
+@scenario("spec-lifecycle: stale-hidden-state", "overwritten in place")
+def overwritten_hidden_states(arm):
+    return stale("a tensor that was written to since then")
+
+
+@scenario("spec-lifecycle: stale-hidden-state", "another tensor is in the place")
+def other_hidden_states(arm):
+    return stale("another tensor")
+
+
+@scenario("spec-lifecycle: stale-hidden-state", "dropped on the way")
+def no_hidden_states(arm):
+    return stale("None")
+
+
+@scenario("spec-lifecycle: stale-hidden-state", "the tensor of the step before")
+def the_last_steps_hidden_states(arm):
+    return stale("those of the step before")
+
+
+# --- kv-integrity -------------------------------------------------------------------------------
+
+ALSO = "it is also in the row of b (column 3)"
+
+
+@scenario("kv-integrity: write-after-free", "the page was freed too early")
+def somebody_still_has_the_page(arm):
+    return "write-after-free", kv_causes.cause_of_write(event("free", 5), ALSO)
+
+
+@scenario("kv-integrity: write-after-free", "no live request has the page in its row")
+def nobody_has_the_page(arm):
+    return "write-after-free", kv_causes.cause_of_write(event("free", 5), "")
+
+
+@scenario("kv-integrity: kv-changed", "only one buffer of one layer changed")
+def one_buffer(arm):
+    return "kv-changed", kv_causes.cause_of_change(1, "")
+
+
+@scenario("kv-integrity: kv-changed", "another request wrote into the page")
+def another_request_has_it(arm):
+    return "kv-changed", kv_causes.cause_of_change(8, ALSO)
+
+
+@scenario("kv-integrity: kv-changed", "who it was is not known")
+def a_wrong_index(arm):
+    return "kv-changed", kv_causes.cause_of_change(8, "")
+
+
+@scenario("kv-integrity: nan", "only one row of one buffer")
+def one_row(arm):
+    return "nan", kv_causes.cause_of_nan(3, "full", False, 1)
+
+
+@scenario("kv-integrity: nan", "the first layer of the full pool has it already")
+def from_the_beginning(arm):
+    return "nan", kv_causes.cause_of_nan(2, "full", True, 30)
+
+
+@scenario("kv-integrity: nan", "the layers of this pool before it are finite")
+def from_a_layer_on(arm):
+    return "nan", kv_causes.cause_of_nan(3, "full", False, 30)
+
+
+# --- flight-recorder: its only evidence of a cause is what other tracers reported before --------
+
+
+def ended(kind: str, *reported: str) -> tuple[str, str]:
+    settings = SimpleNamespace(mode="log", hang_seconds=60)
+    trap = SimpleNamespace(reported=list(reported), doubted={})
+    context = SimpleNamespace(settings=settings, trap=trap, recorder=Recorder(4))
+    if kind == "hang":
+        hang = SimpleNamespace(what="a step", seconds=90.0)
+        finding = flight_report.of_hang(hang, "SIGTERM", context, True)
+    else:
+        text = "CUDA error: an illegal memory access" if kind == "cuda-error" else "boom"
+        error = RuntimeError(text)
+        finding = flight_report.of_exception(
+            error, "scheduler.run_batch", context, True, lambda cuda: []
+        )
+    return finding.kind, finding.cause
+
+
+for _kind in ("cuda-error", "exception", "hang"):
+    scenario(f"flight-recorder: {_kind}", "this finding did not stop the server")(
+        lambda arm, kind=_kind: ended(kind, "g4debug: page-table: page 99")
+    )
+    scenario(f"flight-recorder: {_kind}", "not known: no tracer reported anything before")(
+        lambda arm, kind=_kind: ended(kind)
+    )
+
+
+# --- and all of them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_kind_has_two_scenarios(kind):
+    told = [tells for tells, _ in SCENARIOS.get(kind, [])]
+    assert len(told) >= 2, f"{kind} has {len(told)} scenarios in this file, and needs two"
+    assert len(set(told)) == len(told) or set(told) == {UNKNOWN}
+
+
+def test_no_scenario_is_of_a_kind_that_is_gone():
+    assert set(SCENARIOS) <= set(kinds())
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        pytest.param(kind, number, id=f"{kind}-{function.__name__}")
+        for kind, scenarios in SCENARIOS.items()
+        for number, (_, function) in enumerate(scenarios)
+    ],
+)
+def test_a_cause_is_told_from_the_others(kind, number, arm):
+    tells, function = SCENARIOS[kind][number]
+    found, cause = function(arm)
+    assert found == kind.partition(": ")[2]
+    assert tells in cause
+    for other, _ in SCENARIOS[kind]:
+        assert other in (tells, UNKNOWN) or other not in cause, cause

@@ -1,0 +1,190 @@
+"""No secret gets into a dump, wherever it stands; and what helps to find a bug does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import pytest
+
+from g4debug.trapping import sanitise
+from g4debug.trapping.sanitise import DEFAULT, SET, arguments, environment, model
+
+SECRET = "s3cr3tVALUE"
+HOME, ROOT, USERS = ("/" + name for name in ("home", "root", "Users"))
+
+
+@pytest.fixture(scope="module")
+def parse(_sglang_imported):
+    """``parse(*command line)``: SGLang's own ServerArgs from a real command line."""
+    from sglang.srt.server_args import ServerArgs
+
+    def parsed(*line: str):
+        parser = argparse.ArgumentParser()
+        ServerArgs.add_cli_args(parser)
+        asked = parser.parse_args(["--model-path", "dummy", *line])
+        # Not from_cli_args: its checks want a real model, and what they change is not judged here.
+        args = object.__new__(ServerArgs)
+        for field in dataclasses.fields(ServerArgs):
+            aliases = {"tp_size": "tensor_parallel_size", "dp_size": "data_parallel_size"}
+            name = aliases.get(field.name, field.name)
+            value = getattr(asked, name, getattr(args, field.name, None))
+            object.__setattr__(args, field.name, value)
+        return args
+
+    return parsed
+
+
+SECRETIVE = (
+    ("--api-key", SECRET),
+    ("--admin-api-key", SECRET),
+    ("--ssl-keyfile", f"{HOME}/{SECRET}/key.pem"),
+    ("--ssl-certfile", f"/etc/{SECRET}/cert.pem"),
+    ("--ssl-keyfile-password", SECRET),
+    ("--json-model-override-args", json.dumps({"hub": {"api_key": SECRET}})),
+    ("--model-loader-extra-config", json.dumps({"aws_session": SECRET})),
+    ("--hicache-storage-backend-extra-config", json.dumps({"master": f"u:{SECRET}@host"})),
+    ("--kv-events-config", json.dumps({"endpoint": f"tcp://u:{SECRET}@host:1"})),
+    ("--otlp-traces-endpoint", f"https://u:{SECRET}@host"),
+    ("--download-dir", f"{HOME}/{SECRET}/models"),
+    ("--served-model-name", SECRET),
+    ("--chat-template", f"{HOME}/{SECRET}/template.jinja"),
+    ("--model-path", f"{HOME}/{SECRET}/gemma-4"),
+    ("--model-path", f"/data/{SECRET}/models--google--gemma-4-E4B-it/snapshots/0123456789ab"),
+    ("--model-path", f"s3://id:{SECRET}@bucket/gemma-4?X-Amz-Signature={SECRET}"),
+    ("--tokenizer-path", f"~/{SECRET}/tokenizer/"),
+    ("--speculative-draft-model-path", f"./{SECRET}/gemma-4-assistant"),
+    ("--log-level", f"hf_{SECRET}"),  # shown, but for what it says
+    ("--log-level", f"https://me:{SECRET}@host"),
+    ("--log-level", f"info,password={SECRET}"),
+)
+
+
+@pytest.mark.parametrize("line", SECRETIVE)
+def test_no_argument_tells_a_secret(parse, line):
+    different, same = arguments(parse(*line))
+    assert SECRET not in repr((different, same))
+    name = line[0].removeprefix("--").replace("-", "_")
+    assert name in different
+
+
+def test_every_argument_is_told_at_least_by_name(parse):
+    args = parse("--api-key", SECRET)
+    different, same = arguments(args)
+    assert {*different, *same} == {f.name for f in dataclasses.fields(args)}
+    assert not different.keys() & same.keys()
+    assert different["api_key"] == SET
+    assert same["admin_api_key"] == DEFAULT
+    assert same["ssl_keyfile"] == DEFAULT
+
+
+def test_what_helps_is_told_with_its_value(parse):
+    different, same = arguments(
+        parse(
+            *("--model-path", "google/gemma-4-E4B-it", "--page-size", "64", "--dp-size", "2"),
+            *("--enable-dp-attention", "--enable-hierarchical-cache", "--hicache-ratio", "3.5"),
+            *("--chunked-prefill-size", "4096", "--disaggregation-mode", "decode"),
+            *("--cuda-graph-bs", "1", "2", "4", "--attention-backend", "trtllm_mha"),
+        )
+    )
+    expected = {
+        "model_path": "google/gemma-4-E4B-it",
+        "page_size": 64,
+        "dp_size": 2,
+        "enable_dp_attention": True,
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": 3.5,
+        "chunked_prefill_size": 4096,
+        "disaggregation_mode": "decode",
+        "cuda_graph_bs": "1 2 4",
+        "attention_backend": "trtllm_mha",
+    }
+    assert {k: different.get(k) for k in expected} == expected
+    assert same["enable_mixed_chunk"] is False
+    assert same["tp_size"] == 1
+
+
+def test_the_list_holds_no_argument_that_may_name_a_place_or_a_person(parse):
+    """A path, an address, a template or a JSON text is no value out of a fixed list."""
+    doubtful = ("path", "dir", "addr", "host", "url", "config", "template", "key", "name", "file")
+    named = {f.name for f in dataclasses.fields(parse())}
+    wrong = {a for a in sanitise.ARGUMENTS & named if any(a.endswith(d) for d in doubtful)}
+    assert wrong == set()
+
+
+def test_arguments_that_are_no_dataclass():
+    class Args:
+        def __init__(self):
+            self.page_size, self.api_key, self.token = 64, SECRET, SECRET
+
+    assert arguments(Args()) == ({"page_size": 64, "api_key": SET, "token": SET}, {})
+    assert arguments(None) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("google/gemma-4-E4B-it", "google/gemma-4-E4B-it"),
+        (f"{HOME}/alice/models/gemma-4/", "gemma-4"),
+        (f"{ROOT}/.cache/huggingface/hub/models--google--gemma-4/snapshots/0123456789ab/",
+         "google/gemma-4@01234567"),
+        ("../alice/gemma", "gemma"),
+        ("s3://bucket/team/gemma?token=x", "gemma"),
+        ("gemma", "gemma"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_of_a_path_only_the_last_part_is_shown(path, shown):
+    assert model(path) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SGLANG_API_KEY", SECRET),
+        ("SGLANG_hf_token", SECRET),
+        ("SGLANG_Passwd", SECRET),
+        ("NCCL_AUTH", SECRET),
+        ("SGLANG_CREDENTIALS", SECRET),
+        ("G4DEBUG_SECRET", SECRET),
+        ("CUDA_BEARER", SECRET),
+        ("SGLANG_ENDPOINT", f"https://me:{SECRET}@host/x"),
+        ("SGLANG_ENDPOINT", f"https://host/x?access_token={SECRET}"),
+        ("SGLANG_EXTRA", json.dumps({"a": {"apiKey": SECRET}})),
+        ("SGLANG_EXTRA", f"hf_{SECRET}"),
+        ("SGLANG_EXTRA", "x" * 500 + SECRET),
+        ("G4DEBUG_X", f"http://u:{SECRET}@h"),
+    ],
+)
+def test_no_variable_tells_a_secret(name, value):
+    assert environment({name: value}) == {name: SET}
+
+
+@pytest.mark.parametrize(
+    "name", ["HOME", "sglang_api_key", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "DB"]
+)
+def test_of_other_variables_not_even_the_name_is_told(name):
+    assert environment({name: SECRET}) == {}
+
+
+def test_what_helps_of_the_environment_is_told():
+    told = {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+        "TORCH_LOGS": "+dynamo",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_INTERPRET": "1",
+        "SGLANG_ENABLE_SPEC_V2": "1",
+        "G4DEBUG_FAULTS": "seed=7;page-oob=5%3*corrupt(1)@layer=4;stale-swa-state=on",
+        "G4DEBUG_MODE": "log",
+    }
+    assert environment({**told, "PATH": "/bin"}) == told
+
+
+def test_a_home_folder_names_nobody():
+    got = environment({"SGLANG_TRTLLM_MHA_DEBUG_DIR": f"{HOME}/alice/dumps"})
+    assert got == {"SGLANG_TRTLLM_MHA_DEBUG_DIR": "~/dumps"}
+    assert environment({"TRITON_CACHE_DIR": f"{ROOT}/x:{USERS}/bob"}) == {
+        "TRITON_CACHE_DIR": "~/x:~"
+    }
