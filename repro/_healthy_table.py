@@ -130,8 +130,12 @@ def _result(found: list[tuple[Ran, Done]]) -> str:
     bad = [f"**{ran.group.id}: {d.problem}**" for ran, d in found if d.problem]
     if bad:
         return "; ".join(bad)
-    compared = any(d.workload.compare for _, d in found)
-    return "no finding, the same tokens" if compared else "no finding"
+    compared = [ran.group.id for ran, d in found if d.workload.compare]
+    others = [f"`{ran.group.id}`" for ran, d in found if not d.workload.compare]
+    if not compared:
+        return "no finding"
+    beside = f" (not compared on {', '.join(others)})" if others else ""
+    return f"no finding, the same tokens{beside}"
 
 
 def _engine(ran: Ran) -> str:

@@ -35,6 +35,7 @@ from g4debug.tracers.base import Context, Tracer
 
 IDLE_SECONDS = 10.0
 BUSY_STEPS = 1024
+AGAIN_SECONDS = 1.0
 # What passes through these sites is what the checks are about: who wraps our hook there can change
 # it behind our back. (Elsewhere a wrapper can only see what we see.)
 CARRIES = ("attn.layer_page_table", "pool.", "swa.")
@@ -76,13 +77,17 @@ class HookWatch:
 
     def on_idle(self, *args: Any, **kwargs: Any) -> None:
         """Called again and again while there is nothing to do."""
-        if time.monotonic() - self._looked_at[0] >= IDLE_SECONDS:
+        if self._age() >= IDLE_SECONDS:
             self.look()
 
     def after_step(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if self.recorder.step - self._looked_at[1] >= BUSY_STEPS:
             self.look()
         return result
+
+    def _age(self) -> float:
+        """Seconds since the last look."""
+        return time.monotonic() - self._looked_at[0]
 
     def look(self) -> None:
         """Look at every hook of ours, and tell what is new."""
@@ -117,8 +122,13 @@ class HookWatch:
         return tuple(OtherHook(n.site, n.side, n.who, n.function) for n in found)
 
     def doubt(self, finding: Finding) -> str:
-        """Why this finding must not be believed. '' if nothing speaks against it."""
-        self.look()
+        """Why this finding must not be believed. '' if nothing speaks against it.
+
+        In log and contain mode there may be thousands of findings, of which none stops the server:
+        there a look that was made a moment ago is good enough.
+        """
+        if self.trap.settings.mode == "raise" or self._age() >= AGAIN_SECONDS:
+            self.look()
         if finding.kind in self._sure.get(finding.check, ()):
             return ""
         owners = {finding.check, STEPS}

@@ -156,8 +156,9 @@ class Client:
             await asyncio.sleep(0.05)
 
     async def decoding(self, requests: int, steps: int = 2) -> None:
-        """Wait until a batch of so many requests has decoded so many steps."""
-        await self.until(rf"Decode batch, #running-req: {requests},", steps)
+        """Wait until a batch of so many requests has decoded so many steps from now on."""
+        line = rf"Decode batch, #running-req: {requests},"
+        await self.until(line, len(re.findall(line, self.log())) + steps)
 
     def note(self, what: str, count: int, least: int = 1) -> None:
         """``count`` of ``what`` happened. Raises NotExercised if it was less often than needed."""

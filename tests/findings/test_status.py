@@ -134,6 +134,7 @@ def test_who_needs_the_ledger_goes_with_it_and_one_line_says_who(recorder, part,
 
 
 def test_tracers_come_first(recorder):
-    recorder.status.part(LEDGER)
+    recorder.status.part(LEDGER).checked(what="events")
+    recorder.status.part("step-recorder")  # nothing to say about it
     recorder.status.part("pool-leak").mode = "log"
     assert [r.name for r in recorder.status.records()] == ["page-table", "pool-leak", LEDGER]

@@ -32,6 +32,7 @@ from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.spec_lifecycle import check as spec_check
+from g4debug.tracers.spec_lifecycle import hand_over
 from g4debug.tracers.spec_lifecycle import report as spec_report
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.swa_allocator import causes as swa_causes
@@ -717,7 +718,7 @@ def handed_over(
 ) -> tuple[str, str]:
     assert violation is not None
     batch = SimpleNamespace(forward_mode=None)
-    at = spec_report.HandOver(site, "here", batch, ("a", "b"), left)
+    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left)
     finding = spec_report.describe(violation, at, Recorder(4))
     return finding.kind, finding.cause
 
@@ -728,12 +729,12 @@ def still_verify() -> Violation | None:
 
 @scenario("spec-lifecycle: verify-input-left", "finished in the verify of step 5")
 def everybody_finished(arm):
-    return handed_over(still_verify(), left=spec_report.Left(5, 2, 0))
+    return handed_over(still_verify(), left=hand_over.Left(5, 2, 0))
 
 
 @scenario("spec-lifecycle: verify-input-left", "although 1 of 2 requests go on")
 def one_goes_on(arm):
-    return handed_over(still_verify(), left=spec_report.Left(5, 2, 1))
+    return handed_over(still_verify(), left=hand_over.Left(5, 2, 1))
 
 
 @scenario("spec-lifecycle: verify-input-left", UNKNOWN + ": no forward")
@@ -899,7 +900,7 @@ def from_a_layer_on(arm):
 
 def ended(kind: str, *reported: str) -> tuple[str, str]:
     settings = SimpleNamespace(mode="log", hang_seconds=60)
-    trap = SimpleNamespace(reported=list(reported))
+    trap = SimpleNamespace(reported=list(reported), doubted={})
     context = SimpleNamespace(settings=settings, trap=trap, recorder=Recorder(4))
     if kind == "hang":
         hang = SimpleNamespace(what="a step", seconds=90.0)
@@ -907,7 +908,9 @@ def ended(kind: str, *reported: str) -> tuple[str, str]:
     else:
         text = "CUDA error: an illegal memory access" if kind == "cuda-error" else "boom"
         error = RuntimeError(text)
-        finding = flight_report.of_exception(error, "scheduler.run_batch", context, True)
+        finding = flight_report.of_exception(
+            error, "scheduler.run_batch", context, True, lambda cuda: []
+        )
     return finding.kind, finding.cause
 
 

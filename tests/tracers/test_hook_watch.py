@@ -192,6 +192,22 @@ def test_a_finding_of_a_tracer_that_missed_something_stops_no_server(
     assert not list(tmp_path.glob("dumps/*"))
 
 
+def test_a_flood_of_findings_is_no_flood_of_looks(originals, arm, monkeypatch):
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_MODE="log")
+    watch = plugin.in_force.watch
+    looks = []
+    monkeypatch.setattr(watch, "look", lambda: looks.append(1))
+    clock = [hook_watch.AGAIN_SECONDS + watch._looked_at[0]]
+    monkeypatch.setattr(hook_watch.time, "monotonic", lambda: clock[0])
+    for _ in range(3):
+        watch.doubt(finding())
+    assert len(looks) == 3  # ``look`` is replaced, so the last look stays as old as it is
+    clock[0] -= hook_watch.AGAIN_SECONDS / 2
+    for _ in range(1000):
+        watch.doubt(finding())
+    assert len(looks) == 3
+
+
 def _trap(armed):
     """The trap of this process, which doubts through the watch."""
     return armed.watch.trap
@@ -227,6 +243,29 @@ def test_the_dump_lists_the_plugins_and_who_is_at_our_sites(armed, originals, tm
     assert (other.site, other.side, other.who) == ("batch.merge", "outside", "plugin timer")
     allocator = next(t for t in record.tracers if t.name == "swa-allocator")
     assert allocator.dead[0].startswith("batch.evict_swa: ScheduleBatch._evict_swa")
+
+
+@pytest.mark.parametrize("meddle", [wrap, put_back])
+def test_nobody_vouches_for_what_was_taken_away_just_before_the_end(armed, originals, meddle):
+    """The hooks are looked at before it is said who is innocent, not when the dump is written."""
+    from g4debug.hooking.hooks import Order
+    from g4debug.tracers.flight_recorder.tracer import LOOP
+
+    for t in ("page-table", "swa-allocator", "ledger"):
+        armed.recorder.status.part(t).checked(1, "tables" if t == "page-table" else "hand-outs")
+    meddle(originals, "alloc_extend")
+    loop = next(e for e in armed.hooks._entries[LOOP] if e.order is Order.LAST)
+
+    def dies(*args):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        loop.around(dies, "scheduler")
+    (path,) = armed.watch.trap.settings.debug_dir.glob("*.pt")
+    cause = reading.read(path).finding.cause
+    assert "Not looked at: " in cause
+    assert ("it at pool.alloc_extend" in cause) is (meddle is wrap)
+    assert ("its hook at pool.alloc_extend is gone" in cause) is (meddle is put_back)
 
 
 def test_its_own_failure_costs_neither_finding_nor_dump(armed, monkeypatch, caplog):

@@ -106,7 +106,7 @@ def of_exception(
         expected="a scheduler that keeps running",
         got=got,
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context) or "\n".join(innocence(cuda)),
+        cause=_earlier(context) or "\n".join(innocence(cuda)) or NOT_KNOWN,
         reference=REFERENCES[kind],
         next_command=again if complete else ARM_ALL,
     )

@@ -90,6 +90,9 @@ class FlightRecorder:
 
     def _innocence(self, cuda: bool) -> list[str]:
         """What was checked and found right before the scheduler died, in whole sentences."""
+        describer = self.context.trap.describe
+        if isinstance(describer, Describer):
+            describer.look()  # so that no tracer vouches for what its hooks do not see any more
         status = self.recorder.status
         death = Death(
             step=self.recorder.step,
@@ -100,7 +103,7 @@ class FlightRecorder:
         )
         lines = innocence(death, status.records())
         dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""
-        return [*lines, *([dump] if dump else [])]
+        return [*(lines or [finding.NOT_KNOWN]), *([dump] if dump else [])]
 
     def on_sigterm(self) -> None:
         """Write a dump if the scheduler hangs. Runs in the watcher's thread, which then kills."""

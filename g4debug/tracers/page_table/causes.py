@@ -14,7 +14,7 @@ from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
 from g4debug.tracers.page_table.backends import trtllm_mha
 
 if TYPE_CHECKING:
-    from g4debug.tracers.page_table.report import Facts
+    from g4debug.tracers.page_table.facts import Facts
 
 
 def cause(facts: Facts) -> str:

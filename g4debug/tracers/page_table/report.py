@@ -9,46 +9,19 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
-from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
-from g4debug.hooking.layer_pools import target_pool
-from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.causes import cause
 from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
 from g4debug.tracers.page_table.foreign import Foreign, confirm
 from g4debug.tracers.page_table.launch import Cell, Launch, cell_of, read_table
 
 logger = logging.getLogger("g4debug")
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-KindName = Literal[
-    "negative",
-    "out-of-range",
-    "row-too-short",
-    "page-zero",
-    "mismatch",
-    "use-after-free",
-    "evicted-in-window",
-    "full-index-in-swa-table",
-    "other-request",
-    "stale",
-    "foreign-page",
-    "unreadable",
-]
-NAMES: dict[Kind, KindName] = {
-    Kind.NEGATIVE: "negative",
-    Kind.RANGE: "out-of-range",
-    Kind.SHORT: "row-too-short",
-    Kind.ZERO: "page-zero",
-    Kind.MISMATCH: "mismatch",
-    Kind.FREED: "use-after-free",
-    Kind.EVICTED: "evicted-in-window",
-    Kind.FOREIGN: "foreign-page",
-    Kind.UNREADABLE: "unreadable",
-}
 _CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
 _WRONG = "TRIAGE.md, 'The page table names a wrong page'"
 _EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
@@ -104,7 +77,7 @@ def describe(
         table, cell = read_table(launch, pool, recorder, cell)
     _settle(ledger)
     rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
-    facts = Facts(launch, cell, rid, ledger, foreign)
+    facts = Words(launch, cell, rid, ledger, foreign)
     events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
@@ -144,118 +117,8 @@ def describe(
     return finding, table, events
 
 
-class Facts:
-    """What this process knows about one bad cell, and how the report says it."""
-
-    def __init__(
-        self,
-        launch: Launch,
-        cell: Cell,
-        rid: str,
-        ledger: Ledger | None,
-        foreign: Foreign | None = None,
-    ) -> None:
-        self.launch, self.cell, self.rid = launch, cell, rid
-        self.ledger, self.foreign = ledger, foreign
-        self.request = ledger.requests.get(rid) if ledger is not None and rid else None
-        self.value = cell.value
-        self.pool_name = launch.pool_name
-        self.page_size = int(launch.backend.page_size)
-        self.request_row = self.full_page = self.swa_page = -1
-        self.token: int | None = None  # what req_to_token has for the cell
-        try:
-            self.request_row = int(launch.batch.req_pool_indices[cell.row])
-            table = launch.backend.req_to_token
-            self.token = int(table[self.request_row, cell.column * self.page_size])
-            self.full_page = self.token // self.page_size
-            mapping = target_pool(launch.backend, launch.batch).full_to_swa_index_mapping
-            if 0 <= self.token < len(mapping):
-                self.swa_page = int(mapping[self.token]) // self.page_size
-        except (AttributeError, IndexError, RuntimeError):
-            pass
-        self.right = cell.expected
-        if self.right < 0:
-            self.right = self.swa_page if self.pool_name == "swa" else self.full_page
-        self.kind = self._kind()
-
-    # --- what it is ------------------------------------------------------------------------
-
-    @property
-    def untranslated(self) -> bool:
-        """True if the cell holds the request's own full-pool page where a SWA page belongs."""
-        return (
-            self.pool_name == "swa"
-            and self.cell.kind in (Kind.RANGE, Kind.MISMATCH, Kind.EVICTED)
-            and self.value > 0
-            and self.value == self.full_page != self.right
-        )
-
-    @property
-    def stale_state(self) -> bool:
-        """True if the backend does not know that its pool is a SWA pool (upstream regression)."""
-        return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
-
-    def _kind(self) -> KindName:
-        if self.untranslated:
-            return "full-index-in-swa-table"
-        if self.cell.kind is not Kind.MISMATCH:
-            return NAMES[self.cell.kind]
-        pool = self._pool()
-        if pool is None or not 0 < self.value < pool.pages:
-            return "mismatch"
-        if not pool.held[self.value]:
-            return "stale"
-        owner = str(pool.owner[self.value])
-        return "other-request" if owner and self.rid and owner != self.rid else "mismatch"
-
-    def _pool(self, name: str = "") -> PoolLedger | None:
-        if self.ledger is None or self.ledger.broken:
-            return None
-        return self.ledger.pools.get(name or self.pool_name)
-
-    def _subject(self) -> tuple[str, int]:
-        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
-        if self.kind in ("full-index-in-swa-table", "use-after-free", "foreign-page"):
-            return "full", self.full_page
-        if self.kind == "evicted-in-window":
-            return "swa", self.evicted_page()
-        if self.kind in ("other-request", "stale", "mismatch"):
-            return self.pool_name, self.value
-        return self.pool_name, -1 if self.kind == "row-too-short" else self.right
-
-    def evicted_page(self) -> int:
-        """The SWA page that the tokens of this request had. -1 if it is not known any more."""
-        pool = self._pool("swa")
-        if pool is None or not self.rid:
-            return -1
-        had = (pool.position == self.cell.column * self.page_size) & (pool.owner == self.rid)
-        found = had.nonzero()[0]
-        return int(found[0]) if len(found) else -1
-
-    def events(self) -> tuple[PageEvent, ...]:
-        """The last events of the page that the finding is about, oldest first."""
-        return self.history_of(*self._subject())
-
-    def history_of(self, pool: str, page: int) -> tuple[PageEvent, ...]:
-        """The last events of a page, oldest first. () if there is no such page or no ledger."""
-        return () if self.ledger is None or page <= 0 else self.ledger.history(pool, page)
-
-    @property
-    def full_pages(self) -> int:
-        """Pages of the full pool, 0 if not known."""
-        pool = self._pool("full")
-        return 0 if pool is None else pool.pages
-
-    def own_column(self) -> int:
-        """The column that the page of the cell really has in the request's row; -1 if none."""
-        pool = self._pool()
-        if pool is None or not 0 < self.value < pool.pages or not pool.held[self.value]:
-            return -1
-        mine = self.rid and str(pool.owner[self.value]) == self.rid
-        position = int(pool.position[self.value])
-        return position // self.page_size if mine and position >= 0 else -1
-
-    # --- in words ----------------------------------------------------------------------------
+class Words(Facts):
+    """How the report says what is known about one bad cell."""
 
     def what(self) -> str:
         """The middle of the headline, which says what the layer gets."""

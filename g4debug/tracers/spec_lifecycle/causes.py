@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 
 if TYPE_CHECKING:
-    from g4debug.tracers.spec_lifecycle.report import HandOver
+    from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
 _HISTORY = "; the history of spec_info ends where it went wrong"
 

@@ -9,7 +9,8 @@ from typing import Any
 from g4debug.findings.record import Evidence, Transition
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import Violation
-from g4debug.tracers.spec_lifecycle.report import HandOver, Left, describe
+from g4debug.tracers.spec_lifecycle.hand_over import HandOver, Left
+from g4debug.tracers.spec_lifecycle.report import describe
 from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
 HISTORY = 32  # hand-overs that are remembered

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.spec_lifecycle.causes import cause
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
+from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
 LAUNCH = "<your launch command>"
 GUARDS = "fix spec-batch-guards (seed PR #22); "
@@ -27,27 +26,6 @@ REFERENCES: dict[Kind, str] = {
     "bookkeeping": _STEP,
     "stale-hidden-state": _STEP,
 }
-
-
-@dataclass(frozen=True)
-class Left:
-    """A verify input that a worker's forward left behind: harmless until the batch goes on."""
-
-    step: int
-    requests: int
-    live: int  # how many of them had not finished
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """Where a violation was seen."""
-
-    site: str  # "batch.merge"
-    label: str  # its name in the history: "merge"
-    batch: Any
-    rids: tuple[str, ...]
-    left: Left | None = None  # when the verify input was left behind, if it was
-    repairing: bool = False  # fix spec-batch-guards is in force
 
 
 _RUNNERS = {

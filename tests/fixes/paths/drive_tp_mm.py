@@ -1,6 +1,6 @@
 """Driven by test_mm_ranks.py: one of two ranks that share a real vision tower, with gloo.
 
-    drive_tp_mm.py RANK PORT BUDGET_MB FAILS
+    drive_tp_mm.py RANK PORT BUDGET_KB FAILS
 
 It prints what get_image_feature gives, with the path and by SGLang's own loop, as hexadecimal
 sums, and how many images each call of the tower had. FAILS=1: the second layer of this rank's
@@ -13,7 +13,7 @@ import sys
 import torch
 
 
-def main(rank, port, budget_mb, fails):
+def main(rank, port, budget_kb, fails):
     import real_layer
     from sglang.srt import server_args as module
     from sglang.srt.configs.model_config import ModelConfig
@@ -49,7 +49,7 @@ def main(rank, port, budget_mb, fails):
         p.copy_(1 + 0.1 * noise if p.dim() == 1 else noise / p.shape[-1] ** 0.5)
 
     # Devices of two sizes, as far as the budget goes.
-    batches.device_memory = lambda device: (budget_mb << 20) * 20  # of which 5 % are the budget
+    batches.device_memory = lambda device: (budget_kb << 10) * 20  # of which 5 % are the budget
     calls = []
     real = model.vision_tower.forward
 

@@ -26,6 +26,7 @@ pytestmark = [
     ),
 ]
 DRIVER = Path(__file__).with_name("drive_tp_mm.py")
+PLENTY, ONE = 65_536, 100  # KB: a pass takes 89 for each image
 SECONDS = 120  # two imports of SGLang on a busy machine; the passes take milliseconds
 
 
@@ -67,19 +68,19 @@ def run(budgets, fails=(0, 0), **environ):
 
 def test_ranks_with_unlike_devices_agree_on_the_passes():
     """Alone, one of them would take 5 images in a pass, and the other 1."""
-    first, second = run(budgets=(64, 1))
+    first, second = run(budgets=(PLENTY, ONE))
     assert first[0] == second[0] == 0, first[2][-2000:] + second[2][-2000:]
     assert first[1]["together"] == second[1]["together"] == [1] * 5
     for _, result, _ in (first, second):
         assert result["alone"] == [1] * 5
         assert result["difference"] < 1e-5 < 0.1 < result["size"]
-    first, second = run(budgets=(64, 64))
+    first, second = run(budgets=(PLENTY, PLENTY))
     assert first[1]["together"] == second[1]["together"] == [5], first[2][-2000:]
     assert second[1]["difference"] < 1e-5
 
 
 def test_a_rank_that_runs_out_of_memory_does_not_hang_the_others():
-    first, second = run(budgets=(64, 64), fails=(0, 1))
+    first, second = run(budgets=(PLENTY, PLENTY), fails=(0, 1))
     assert second[0] == 1, second[2][-2000:]
     last = second[2].strip().splitlines()[-1].removeprefix("[rank1]: ")
     assert last.startswith("torch.OutOfMemoryError: g4debug: mm-batched-encoder: rank 1 of 2 ")

@@ -117,7 +117,7 @@ def test_a_tracer_that_was_not_armed_is_not_looked_at(runs):
 
 def test_the_flight_recorder_alone_vouches_for_nothing(runs):
     record, _, _ = death(runs["alone"])
-    assert record.finding.cause == ""
+    assert record.finding.cause == "not known: no tracer reported anything before"
 
 
 def test_a_hook_that_was_lost_takes_the_innocence_with_it(runs):
