@@ -3,7 +3,7 @@
     python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
         [--seed 1] [--first-round 0] [--rounds 100] [--quick]
     python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
-    python benchmarks/tracer_overhead.py --table FOLDER [--docs]
+    python benchmarks/tracer_overhead.py --table FOLDER [--docs docs/costs.md]
 
 One server at a time is on the device. A round is one server of each variant, in an order that
 --seed draws anew for each round. All servers of a round get the same requests: prompts that share
@@ -16,7 +16,8 @@ After --seconds no server is started any more, and the last line says which roun
 Rows are written as they come: requests.csv has one for each request, servers.csv one for each
 server. The first server of a call is there for compiling kernels, and is not written down. --merge
 puts the files of several calls, with different rounds or seeds, into one. --table prints the
-figures; --docs writes them into docs/costs.md. FROZEN_KV_MTP is on, overlap scheduling is not, as
+figures; --docs also writes them into a page, between the lines <!-- overhead --> and
+<!-- /overhead -->. FROZEN_KV_MTP is on, overlap scheduling is not, as
 this release needs it.
 """
 
@@ -209,6 +210,16 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def filled(page: str, lines: Sequence[str]) -> str:
+    """``page`` with these lines between its two marks. ValueError if it does not have both."""
+    begin, end = "<!-- overhead -->\n", "<!-- /overhead -->"
+    before, mark, rest = page.partition(begin)
+    _, closing, after = rest.partition(end)
+    if not mark or not closing:
+        raise ValueError(f"the page lacks the lines {begin.strip()} and {end}")
+    return before + begin + "\n".join(lines) + "\n" + end + after
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -223,11 +234,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--table", type=Path, metavar="FOLDER")
+    parser.add_argument("--docs", type=Path, metavar="PAGE", help="with --table: write it there")
     args = parser.parse_args()
     if args.ahead is None:
         args.ahead = 8 if args.device == "cuda" else 1
     if args.table:
-        print("\n".join(table(_results.read(args.table / "requests.csv")[1])))
+        lines = table(_results.read(args.table / "requests.csv")[1])
+        print("\n".join(lines))
+        if args.docs:
+            args.docs.write_text(filled(args.docs.read_text(), lines))
         return 0
     if not args.out:
         parser.error("--out is needed: the folder for the CSV files")

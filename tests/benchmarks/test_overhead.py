@@ -96,3 +96,14 @@ def test_rounds_without_the_base_are_left_out():
 
 def test_a_figure_reads_as_percent():
     assert str(_overhead.Figure(0.0149, -0.001, 0.03, 7)) == "+1.5% (-0.1% to +3.0%)"
+
+
+def test_a_page_is_filled_between_its_marks():
+    import tracer_overhead
+
+    page = "a\n<!-- overhead -->\nold\n<!-- /overhead -->\nb\n"
+    got = tracer_overhead.filled(page, ["1", "2"])
+    assert got == "a\n<!-- overhead -->\n1\n2\n<!-- /overhead -->\nb\n"
+    assert tracer_overhead.filled(got, ["old"]) == page
+    with pytest.raises(ValueError, match="lacks the lines"):
+        tracer_overhead.filled("a\n", ["1"])
