@@ -93,7 +93,8 @@ def _intro(found: Mapping[str, str]) -> list[str]:
         "false alarm, so this is what healthy servers were made to do with every tracer armed,",
         "`kv-integrity` too, in `raise` mode, which stops at the first finding. The servers are",
         "real SGLang on the CPU engine. `pool-leak` took a census every",
-        f"{LEAK_STEPS} steps and at idle, and SGLang's own check of its pools ran in every step.",
+        f"{LEAK_STEPS} steps and at idle, and SGLang's own check of its pools ran in every step,",
+        "but for one engine, whose row says why.",
         "Where the answers do not depend on time, they were compared with those of the same",
         "engine without tracers. A workload in which the feature did not really come into play,",
         "or in which a tracer checked nothing, is no pass.",
@@ -174,7 +175,7 @@ def _server(served: Served | None) -> list[str]:
     sent = ", ".join(f"{n} {what}" for what, n in sorted(served.sent.items()))
     ended = ", ".join(f"{n} {what}" for what, n in sorted(served.ended.items()))
     seen = ", ".join(f"{n} {what}" for what, n in served.seen.items())
-    checks = ", ".join(f"`{t}` {n}" for t, n in sorted(served.checked.items()))
+    checks = ", ".join(f"`{t}` {served.checked.get(t, 0)}" for t in checkers())
     result = f"**{served.problem}**" if served.problem else "No finding."
     return [
         "## A server under load",
