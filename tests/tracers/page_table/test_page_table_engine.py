@@ -153,8 +153,8 @@ def test_a_dump_tells_what_was_in_force(runs):
     assert record.faults[0].startswith("page-oob #1: target extend")
     assert {p.name for p in record.pools} == {"full", "swa"}
     assert all(p.used_tokens > 0 for p in record.pools)
-    assert record.geometry["attention_backend"] == "trtllm_mha"
-    assert record.geometry["page_size"] == 64
+    assert record.arguments["attention_backend"] == "trtllm_mha"
+    assert record.arguments["page_size"] == 64
     assert record.environment["G4DEBUG_MODE"] == "contain"
 
 
