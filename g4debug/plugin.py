@@ -12,7 +12,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
@@ -22,6 +22,7 @@ from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
+    from g4debug.findings.teller import Teller
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
     from g4debug.tracers.hook_watch import HookWatch
@@ -40,6 +41,7 @@ class InForce:
     ledger: Ledger | None  # None: no armed tracer needs it
     watch: HookWatch | None  # looks at our hooks while the server runs; None: no tracer is armed
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
+    teller: Teller | None = None  # shows the status to others; None: no tracer is armed
 
     @property
     def tracers(self) -> dict[str, str]:
@@ -131,7 +133,7 @@ def _register(settings: Settings, plan: Plan) -> None:
             print(line, file=sys.stderr, flush=True)
         return
     if settings.tracers:
-        _tell(settings, hooks, recorder, trap)
+        in_force = replace(in_force, teller=_tell(settings, hooks, recorder, trap))
     hooks.install()
     _after_apply(hooks, settings, line, watch)
 
@@ -191,7 +193,7 @@ def _arm(
     return ledger, watch
 
 
-def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> None:
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Teller:
     """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
     from g4debug.findings.board import BoardError
     from g4debug.findings.teller import Teller
@@ -220,6 +222,7 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> N
         context.limit("g4debug doctor --pid cannot ask this process", str(e))
     context.after("scheduler.init", attach)
     context.before("scheduler.recv_requests", beat)
+    return teller
 
 
 def role() -> str:

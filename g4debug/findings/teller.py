@@ -42,6 +42,12 @@ class Teller:
         self.board = Board()
         self.tell(time.monotonic())
 
+    def close(self) -> None:
+        """Show no status any more."""
+        if self.board is not None:
+            self.board.close()
+            self.board = None
+
     def attach(self, scheduler: Any) -> None:
         """The scheduler is there: learn its rank, and whether there is a ``/metrics``."""
         labels = labels_of(scheduler)

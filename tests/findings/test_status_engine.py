@@ -32,6 +32,7 @@ def test_a_step_that_cannot_be_recorded_stops_nothing_else(tmp_path):
         G4DEBUG_MODE="log",
         # The first pages that are freed are lost; a census after the failure must see it.
         G4DEBUG_FAULTS="seed=1;lost-free=1*on",
+        SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE="0",  # or SGLang stops, if it gets to look
     )
     assert run.status == 0, run.log[-4000:]
     assert run.result == [drive_tracers.OUTPUT] * 2 * len(drive_tracers.LENGTHS)
