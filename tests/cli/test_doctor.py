@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import installed_plugin
 import pytest
 import torch
 from warm import signals
@@ -169,12 +170,9 @@ def plugin(folder: Path, name: str, value: str, source: str = "", version: str =
 
     SGLang loads plugins in the order of the folders.
     """
-    info = folder / f"{name}-{version}.dist-info"
-    info.mkdir(parents=True)
+    installed_plugin.install(folder, name, value, version)
     if source:
         (folder / f"{name}.py").write_text(source)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\n{name} = {value}\n")
     return str(folder)
 
 

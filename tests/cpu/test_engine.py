@@ -12,6 +12,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import installed_plugin
 import pytest
 from real_engine import ENGINE, NOHUP, TERMINAL, drive, in_session, side_by_side
 from warm import signals
@@ -25,14 +26,11 @@ HERE = Path(__file__).parent
 def staged(mode: str, folder: Path) -> tuple[dict[str, dict], str, dict[str, dict]]:
     """Run drive_engine.py; returns its result lines by stage, all that it printed, and what each
     of its processes was like."""
-    flags, info = folder / "flags", folder / "meddler-0.dist-info"
+    flags = folder / "flags"
     flags.mkdir(parents=True)
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: meddler\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nmeddler = meddler:register\n")
-    path = [str(folder), str(HERE), os.environ.get("PYTHONPATH", "")]
+    installed_plugin.install(folder, "meddler", "meddler:register")
     environ = {
-        "PYTHONPATH": os.pathsep.join(p for p in path if p),
+        "PYTHONPATH": installed_plugin.path(folder, HERE),
         "MEDDLER_FLAGS": str(flags),
     }
     command = (str(HERE / "drive_engine.py"), mode)

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import installed_plugin
 import pytest
 import torch
 
@@ -120,18 +121,13 @@ def test_a_real_scheduler_is_killed_while_it_writes(tmp_path, step, left):
     """It stops in its first dump where killed_writers.py, loaded as a plugin, makes it."""
     from watched_engine import LIMIT, engine
 
-    info, here = tmp_path / "killed_writers-0.dist-info", str(WRITERS.parent)
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: killed_writers\nVersion: 0\n")
-    entry = "[sglang.srt.plugins]\nkilled_writers = killed_writers:register\n"
-    (info / "entry_points.txt").write_text(entry)
-    path = [str(tmp_path), here, os.environ.get("PYTHONPATH", "")]
+    installed_plugin.install(tmp_path, "killed_writers", "killed_writers:register")
     stopped = tmp_path / "stopped"
     environ = {
         "G4DEBUG_TRACE": "page-table,flight-recorder",
         "G4DEBUG_MODE": "contain",
         "G4DEBUG_FAULTS": "seed=1;page-oob=1*corrupt(8)@mode=extend->4*corrupt(8)@mode=decode",
-        "PYTHONPATH": os.pathsep.join(p for p in path if p),
+        "PYTHONPATH": installed_plugin.path(tmp_path, WRITERS.parent),
         "STOP_WRITER": json.dumps([step, str(stopped)]),
     }
     with engine(tmp_path, **environ) as run:

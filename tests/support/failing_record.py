@@ -10,17 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import installed_plugin
+
 
 def installed(folder: Path) -> str:
     """Make the plugin installable from ``folder``; the PYTHONPATH that a server needs for it."""
-    info = folder / "failing_record-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: failing-record\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\na_failing_record = failing_record:register\n"
-    )
-    inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([str(folder), str(Path(__file__).parent), inherited]).rstrip(os.pathsep)
+    installed_plugin.install(folder, "failing_record", "failing_record:register")
+    return installed_plugin.path(folder, Path(__file__).parent)
 
 
 def register() -> None:

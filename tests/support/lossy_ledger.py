@@ -12,6 +12,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import installed_plugin
+
 GAVE_UP, MISSED = "LOSSY gave up", "LOSSY missed"
 # Without these there would be no ledger to get wrong.
 KEPT = {"after_init", "after_swa_init", "after_scheduler", "after_clear"}
@@ -19,14 +21,8 @@ KEPT = {"after_init", "after_swa_init", "after_scheduler", "after_clear"}
 
 def installed(folder: Path) -> str:
     """Make the plugin installable from ``folder``; the PYTHONPATH that a server needs for it."""
-    info = folder / "lossy_ledger-1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lossy-ledger\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\na_lossy_ledger = lossy_ledger:register\n"
-    )
-    inherited = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([str(folder), str(Path(__file__).parent), inherited]).rstrip(os.pathsep)
+    installed_plugin.install(folder, "lossy_ledger", "lossy_ledger:register")
+    return installed_plugin.path(folder, Path(__file__).parent)
 
 
 def register() -> None:

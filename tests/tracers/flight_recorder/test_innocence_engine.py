@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+import installed_plugin
 import pytest
 from real_engine import ENGINE, Run, drive, side_by_side
 
@@ -16,12 +16,8 @@ DIE_AT = 9
 
 def dying(folder: Path, mode: str, **environ: str) -> Run:
     """Run the engine with the plugin ``dying`` until its device is dead."""
-    info = folder / "site" / "dying-0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dying\nVersion: 0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\ndying = dying:register\n")
-    path = [str(folder / "site"), str(HERE), os.environ.get("PYTHONPATH", "")]
-    environ = {"PYTHONPATH": os.pathsep.join(p for p in path if p), **environ}
+    installed_plugin.install(folder / "site", "dying", "dying:register")
+    environ = {"PYTHONPATH": installed_plugin.path(folder / "site", HERE), **environ}
     return drive(folder, str(HERE / "drive_dying.py"), mode, DIE_AT=str(DIE_AT), **environ)
 
 
