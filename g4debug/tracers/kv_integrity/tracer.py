@@ -18,8 +18,7 @@ host like the indices of the page ledger, so that no step waits for them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from g4debug.hooking.arguments import argument
 from g4debug.ledger.handed_out import plan
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.idle import IdleWork
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
 from g4debug.tracers.kv_integrity.watched import Watched, layers_of, to_device
@@ -37,7 +37,6 @@ from g4debug.tracers.limits import moving_pages
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
-SLICE = 0.0005  # seconds that a check goes on before an idle server looks for requests again
 KNOWN = 4096  # requests whose committed length is remembered
 
 
@@ -49,9 +48,7 @@ class KvIntegrityTracer:
         self.limits: list[str] = []  # why nothing can be checked here
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
-        self._check: Iterator[None] | None = None  # of an idle server; it has not ended yet
-        self._state = (0, 0)  # what the server was like when it began: step, events of the ledger
-        self._checked = (0, 0)  # what it was like when the last one ended
+        self.idle = IdleWork(self.check_all)
         self._arrived = context.isolate(lambda enter, words: enter(words))
 
     def install(self) -> None:
@@ -192,21 +189,12 @@ class KvIntegrityTracer:
             self._committed = {r: n for r, n in self._committed.items() if r in filling}
 
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        # on_idle is called again and again while there is nothing to do. A request that arrives
-        # waits for one slice at most.
+        # on_idle is called again and again while there is nothing to do.
         state = (self.context.recorder.step, self.ledger.serial)
-        if state == self._checked or not self.pools or not scheduler.is_fully_idle():
-            return
-        if self._check is None or self._state != state:
-            self._state, self._check = state, self.check_all()
-        until = time.monotonic() + SLICE
-        for _ in self._check:
-            self.ledger.settle(wait=True)
-            if time.monotonic() >= until:
-                return
-        self._check, self._checked = None, state
+        if state != self.idle.done and self.pools and scheduler.is_fully_idle():
+            self.idle.go_on(state)
 
-    def check_all(self) -> Iterator[None]:
+    def check_all(self) -> Generator[None, None, None]:
         """Compare all stamps and checksums, CHUNK pages at a time. For an idle server."""
         if self.ledger.broken:
             return
@@ -215,11 +203,12 @@ class KvIntegrityTracer:
             for part in watched.chunks(watched.stamped.nonzero()[0]):
                 pages = watched.on_device(part)
                 self._post_written(watched, watched.kv.written(pages), pages, idle=True)
+                self.ledger.settle(wait=True)
                 yield
             for part in watched.chunks(watched.sealed.nonzero()[0]):
                 self._compare(watched, part)()
+                self.ledger.settle(wait=True)
                 yield
-        self.ledger.settle(wait=True)
 
     def _seal(self, watched: Watched, pages: Pages) -> None:
         step = self.context.recorder.step

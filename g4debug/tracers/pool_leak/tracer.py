@@ -8,9 +8,8 @@ no cost.
 
 A count must not keep requests waiting:
 
-* On an idle server it goes on for at most ``SLICE`` seconds, and continues when SGLang calls again.
-  It starts anew if anything changed in between. If SGLang's own leak check fails before, the count
-  is brought to its end at once, so that the finding names the pages.
+* On an idle server it goes on in slices (:mod:`g4debug.tracers.idle`). If SGLang's own leak check
+  fails before, the count is brought to its end at once, so that the finding names the pages.
 * On a busy server it cannot pause. There the next count waits until this one has cost at most one
   ``SHARE``-th of the time, unless ``G4DEBUG_LEAK_STEPS`` is below ``OFTEN``: who asks for that is
   looking for a leak.
@@ -26,15 +25,14 @@ from typing import Any
 from g4debug.findings.record import Evidence
 from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.idle import IdleWork, State
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
 REMEMBERED = 4096  # requests whose release is remembered
-SLICE = 0.0005  # seconds that a count may go on before an idle server looks for requests again
 SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
-State = tuple[int, ...]
 OFTEN = 256  # below so many steps, every count that was asked for is made
 
 
@@ -47,9 +45,8 @@ class PoolLeakTracer:
         self.censuses = 0
         self._last_step = 0  # the step of the last census on a busy server
         self._not_before = 0.0  # time.monotonic() before which no busy census is made
-        self._look: Generator[None, None, list[PoolView]] | None = None  # it has not ended yet
-        self._state: State = ()  # what the server was like when this look began
-        self._counted: State = ()  # what it was like when all pages were last counted
+        self.idle = IdleWork(self._look)  # the count on an idle server
+        self._scheduler: Any = None  # whose pages that count is about
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
@@ -71,31 +68,28 @@ class PoolLeakTracer:
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         # on_idle is called again and again while there is nothing to do.
         state = self._state_of(scheduler)
-        if state != self._counted and scheduler.is_fully_idle():
-            self.go_on(scheduler, state, time.monotonic() + SLICE)
+        if state != self.idle.done and scheduler.is_fully_idle():
+            self.go_on(scheduler, state)
 
     def at_idle_error(self) -> None:
         """SGLang's own check of the idle server failed. Name the pages before that goes on."""
-        if self._look is not None and self.ledger.holders is not None:
+        if self.idle.work is not None and self.ledger.holders is not None:
             scheduler = self.ledger.holders.scheduler
-            self.go_on(scheduler, self._state_of(scheduler), float("inf"))
+            self.go_on(scheduler, self._state_of(scheduler), whole=True)
 
-    def go_on(self, scheduler: Any, state: State, until: float) -> None:
-        """Count all pages of an idle server, but not longer than ``until``."""
+    def go_on(self, scheduler: Any, state: State, whole: bool = False) -> None:
+        """Count the pages of an idle server: for one slice, or with ``whole`` to the end."""
         if not self._is_usable(scheduler):
-            self._counted = state
+            self.idle.done = state
             return
-        if self._look is None or self._state != state:
-            self.ledger.settle(wait=True)
-            self._state = state
-            self._look = self._of(scheduler).look(self.live_requests())
-        try:
-            next(self._look)
-            while time.monotonic() < until:
-                next(self._look)
-        except StopIteration as end:
-            self._look, self._counted = None, state
-            self.judge(end.value, idle=True)
+        self._scheduler = scheduler
+        views = self.idle.go_on(state, whole)
+        if views is not None:
+            self.judge(views, idle=True)
+
+    def _look(self) -> Generator[None, None, list[PoolView]]:
+        self.ledger.settle(wait=True)
+        return self._of(self._scheduler).look(self.live_requests())
 
     def after_result(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         every, step = self.context.settings.leak_steps, self.context.recorder.step

@@ -443,20 +443,20 @@ def test_what_the_ledger_misses_is_no_finding(serving, monkeypatch, missed):
 
 
 def test_the_check_of_an_idle_server_goes_on_in_slices(serving, monkeypatch):
-    from g4debug.tracers.kv_integrity import tracer
+    from g4debug.tracers import idle
 
     it = serving()
     for rid in "abc":
         it.admit(rid)
     it.recorder.step += 1
     clock = iter(range(1000))
-    monkeypatch.setattr(tracer.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(idle.time, "monotonic", lambda: float(next(clock)))
     scheduler = SimpleNamespace(is_fully_idle=lambda: True)
     calls = 0
-    while it.tracer._checked != (it.recorder.step, it.ledger.serial):
+    while it.tracer.idle.done != (it.recorder.step, it.ledger.serial):
         it.tracer.before_idle(scheduler)
         calls += 1
         assert calls < 100
     assert calls > 1
     it.tracer.before_idle(scheduler)  # idle goes on
-    assert it.tracer._check is None
+    assert it.tracer.idle.work is None

@@ -291,13 +291,13 @@ def test_a_count_begins_anew_if_anything_changed(server, clock, monkeypatch):
     fill_the_cache(server, 5)
     clock.tick = 1.0
     server.tracer.before_idle(server.scheduler)
-    begun = server.tracer._look
+    begun = server.tracer.idle.work
     server.tracer.before_idle(server.scheduler)
-    assert server.tracer._look is begun
+    assert server.tracer.idle.work is begun
     server.scheduler.tree_cache.reset()  # as flush_cache does
     server.rig.allocator.clear()
     server.tracer.before_idle(server.scheduler)
-    assert server.tracer._look is not begun
+    assert server.tracer.idle.work is not begun
     while not server.tracer.censuses:  # the old look would have called the flushed pages owned
         server.tracer.before_idle(server.scheduler)
 
