@@ -8,11 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from g4debug.hooking import targets
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.ledger import Ledger, Pages, PoolLedger
+from g4debug.ledger.ledger import Ledger, PoolLedger
 from g4debug.ledger.owners import Owners
 from g4debug.trapping.trap import TrapError
 
@@ -124,9 +122,3 @@ def caller() -> str:
             return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
     return ""
-
-
-def on_host(indices: torch.Tensor) -> Pages:
-    """The values of an index tensor. Waits for its device."""
-    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
-    return found

@@ -10,7 +10,7 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ import torch
 
 from g4debug.hooking.arguments import argument
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.feed import Feed, TrapsLast, caller, on_host
+from g4debug.ledger.feed import Feed, TrapsLast, caller
+from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
 from g4debug.ledger.shadow import HELD
 from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows
@@ -113,7 +114,7 @@ class HandOuts:
         # Pages of the full pool that wait for their SWA pages: new ones, and those continued in.
         self._full: tuple[Pages, Pages] | None = None
         self._tokens: dict[str, Pages] = {}  # the last tokens that were entered, by pool
-        self.rows: TokenRows | None = None  # for whom single tokens are allocated now
+        self.kind: Kind | None = None  # what ``ledger.allocating`` allocates for, if it is known
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
@@ -211,22 +212,6 @@ class HandOuts:
         request = str(requests[row].rid) if requests else ""
         self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
 
-    def asked_by(self, kind: Kind, place: int) -> Callable[..., Any]:
-        """A wrapper of a site at which a batch, the argument number ``place``, allocates."""
-
-        def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            full = self.ledger.pools.get("full")
-            if full is None or full.page_size > 1 or self.ledger.broken:
-                return call_next(*args, **kwargs)
-            batch = args[place] if len(args) > place else kwargs.get("batch")
-            self.rows = TokenRows(batch, kind) if batch is not None else None
-            try:
-                return call_next(*args, **kwargs)
-            finally:
-                self.rows = None
-
-        return around
-
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
         """``alloc(need_size)`` hands out whole pages, or tokens if a page is one token."""
         pool = self.feed.pools.get(id(allocator))
@@ -241,7 +226,9 @@ class HandOuts:
         if self.ledger.owners is not None and pool.name == "full":  # for whom is not known
             shadows.mark(self.ledger.owners.pages, out, pool.page_size, 0, begins=True)
         where = caller()
-        rows = self.rows if pool.page_size == 1 else None
+        batch, kind = self.ledger.allocating, self.kind
+        by_token = pool.page_size == 1 and batch is not None
+        rows = TokenRows(batch, kind) if by_token and kind is not None else None
         shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
         if rows is not None and any(share.positions is None for share in shares):
             self.ledger.status.limit(

@@ -26,7 +26,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-Pages = np.ndarray[Any, np.dtype[np.int64]]
+from g4debug.ledger.host import Pages, on_host
+
 NODES = 256  # nodes of the prefix cache that are read between two pauses of a look
 _NONE: Pages = np.empty(0, dtype=np.int64)
 _T = TypeVar("_T")
@@ -74,7 +75,7 @@ class Holders:
 
     def free(self, name: str) -> Pages:
         """The pages in the free list of a pool."""
-        return np.concatenate([_host(pages) for pages in self._lists(self.pool(name))])
+        return np.concatenate([on_host(pages) for pages in self._lists(self.pool(name))])
 
     @staticmethod
     def _lists(allocator: Any) -> list[torch.Tensor]:
@@ -91,14 +92,14 @@ class Holders:
         # Outside of a free group, the list still has what the last group gave back.
         inside = [a for a in allocators if not getattr(a, "is_not_in_free_group", True)]
         waiting = [t for a in inside for t in a.free_group]
-        return self._pages_of([_host(tokens) for tokens in waiting])
+        return self._pages_of([on_host(tokens) for tokens in waiting])
 
     def mapped(self, full: Pages) -> Pages:
         """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page."""
         mapping = self.allocator.full_to_swa_index_mapping
         inside = (full > 0) & (full * self.page_size < len(mapping) - 1)
         tokens = torch.from_numpy(np.where(inside, full, 0) * self.page_size).to(mapping.device)
-        return np.where(inside, _host(mapping[tokens]) // self.page_size, -1)
+        return np.where(inside, on_host(mapping[tokens]) // self.page_size, -1)
 
     def rows(self, requests: Iterable[Any]) -> dict[int, int]:
         """Tokens that are allocated in each row in use, -1 if that is not known.
@@ -140,7 +141,7 @@ class Holders:
         )
         pages = -(-pages // size)
         begins = table[:, : int(pages.max()) * size : size]
-        cells = _host(begins[torch.tensor(rows, device=table.device)]) // size
+        cells = on_host(begins[torch.tensor(rows, device=table.device)]) // size
         return cells[np.arange(cells.shape[1])[None, :] < pages[:, None]]
 
     def cached(self) -> Pages:
@@ -160,11 +161,11 @@ class Holders:
             if node.value is not None and len(node.value):
                 values.append(node.value)
             if len(values) == NODES:
-                found.append(_host(torch.cat(values)))
+                found.append(on_host(torch.cat(values)))
                 values.clear()
                 yield
         if values:
-            found.append(_host(torch.cat(values)))
+            found.append(on_host(torch.cat(values)))
             yield
         return self._pages_of(found)
 
@@ -240,8 +241,3 @@ def finish(steps: Generator[None, None, _T]) -> _T:
         except StopIteration as end:
             value: _T = end.value
             return value
-
-
-def _host(tensor: torch.Tensor) -> Pages:
-    found: Pages = tensor.detach().cpu().numpy().astype(np.int64)
-    return found

@@ -57,37 +57,44 @@ class LedgerHooks:
         }
         for site, hook in after.items():
             self._put(hooks.after, site, self.feed.isolate_result(hook))
-        self._put(hooks.around, "batch.prepare_for_extend", self._during(self.before_extend, 0))
-        self._put(hooks.around, "batch.prepare_for_decode", self._during(self.before_decode, 0))
-        self._put(hooks.around, "scheduler.run_batch", self._during(self.before_run, 1))
+        before: dict[str, Callable[..., None]] = {
+            "batch.prepare_for_extend": self.before_extend,
+            "batch.prepare_for_decode": self.before_decode,
+            "scheduler.run_batch": self.before_run,
+        }
+        for site, (kind, place) in token_rows.SITES.items():
+            self._put(hooks.around, site, self._during(before.get(site), place, kind))
         self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
         self._put(hooks.after, "scheduler.init", self.feed.isolate_result(self.after_scheduler))
         self._put(hooks.around, "pool.free", back.around_free)
         self._put(hooks.around, "swa.free", back.around_swa_free)
         self._put(hooks.around, "swa.free_swa", back.around_free_swa)
-        for site, (kind, place) in token_rows.SITES.items():
-            self._put(hooks.around, site, out.asked_by(kind, place))
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
             if part in targets.SITES and targets.path(part) is not None:
                 put(part, Order.TRACER, OWNER, hook)
 
-    def _during(self, before: Callable[..., None], position: int) -> Callable[..., Any]:
+    def _during(
+        self, before: Callable[..., None] | None, position: int, kind: token_rows.Kind | None
+    ) -> Callable[..., Any]:
         """Call ``before``, and note, while the site runs, for which batch pages are allocated.
 
-        position: of the batch among the site's arguments.
+        position: of the batch among the site's arguments. kind: what the site allocates for, None
+        if it is not known.
         """
-        isolated = self.feed.isolate(before)
+        ledger, out = self.ledger, self.handed_out
+        isolated = None if before is None else self.feed.isolate(before)
 
         def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            isolated(*args, **kwargs)
-            outer = self.ledger.allocating
-            self.ledger.allocating = argument(args, kwargs, position, "batch")
+            if isolated is not None:
+                isolated(*args, **kwargs)
+            outer = ledger.allocating, out.kind
+            ledger.allocating, out.kind = argument(args, kwargs, position, "batch"), kind
             try:
                 return call_next(*args, **kwargs)
             finally:
-                self.ledger.allocating = outer
+                ledger.allocating, out.kind = outer
 
         return around
 

@@ -21,6 +21,7 @@ import torch
 from g4debug.findings.record import PageEvent
 from g4debug.findings.status import LEDGER
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger.host import Pages as Pages
 from g4debug.ledger.owners import Owners
 from g4debug.ledger.shadow import FREE, HELD
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.ledger.holders import Holders
 
-Pages = np.ndarray[Any, np.dtype[np.int64]]  # page indices, 1-D
 DEPTH = 8  # events kept per page
 KEPT = 16_384  # events kept of all pages together
 TAILS = 4096  # requests whose last page is known

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.feed import Feed, caller, on_host
+from g4debug.ledger.feed import Feed, caller
+from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.ledger.shadow import FREE, HELD
 

@@ -17,10 +17,11 @@ import numpy as np
 from g4debug.ledger.ledger import Pages
 
 Kind = Literal["extend", "decode", "verify"]
-# Where a batch allocates, and which argument of that site is the batch.
-SITES: dict[str, tuple[Kind, int]] = {
+# Where a batch allocates: what for, if that is known, and which argument of the site is the batch.
+SITES: dict[str, tuple[Kind | None, int]] = {
     "batch.prepare_for_extend": ("extend", 0),
     "batch.prepare_for_decode": ("decode", 0),
+    "scheduler.run_batch": (None, 1),
     "worker.verify": ("verify", 1),
 }
 

@@ -27,8 +27,10 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 
 from g4debug.findings.record import Evidence, PageEvent
+from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import PoolLedger
 from g4debug.ledger.owners import cached_tokens
 from g4debug.tracers.base import Context, Tracer
@@ -185,10 +187,7 @@ class SwaAllocatorTracer:
         """Those full ``pages`` that the request's row names where they belong. Waits."""
         if not len(pages):
             return pages
-        table = batch.req_to_token_pool.req_to_token
-        row = int(request.req_pool_idx)
-        tokens = [int(table[row, int(pool.position[page])]) for page in pages]
-        found: Pages = pages[np.array(tokens, dtype=np.int64) // pool.page_size == pages]
+        found: Pages = pages[_full_pages(pool, pages, request, batch) == pages]
         return found
 
     def _row_of(self, pool: PoolLedger, page: int, row: int | None, batch: Any) -> str:
@@ -243,10 +242,7 @@ class SwaAllocatorTracer:
         Others may be pages that the request had before it was retracted, and that the prefix cache
         holds now. This waits for the device, but is rarely called.
         """
-        table = batch.req_to_token_pool.req_to_token
-        row = int(request.req_pool_idx)
-        tokens = [int(table[row, int(pool.position[page])]) for page in pages]
-        full = np.array(tokens, dtype=np.int64) // pool.page_size
+        full = _full_pages(pool, pages, request, batch)
         assert self.ledger.holders is not None, "known since the allocator was made"
         found: Pages = pages[self.ledger.holders.mapped(full) == pages]
         return found
@@ -280,6 +276,13 @@ class SwaAllocatorTracer:
         if self._stops(pool, event, violation):
             events = (*events[:-1], dataclasses.replace(events[-1], stopped=True))
         self.context.trap.report(finding, Evidence(events=events))
+
+
+def _full_pages(pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
+    """The full page that the request's row names at the position of each of ``pages``. Waits."""
+    row = batch.req_to_token_pool.req_to_token[int(request.req_pool_idx)]
+    tokens = row[torch.from_numpy(pool.position[pages]).to(row.device)]
+    return on_host(tokens) // pool.page_size
 
 
 def _retractions(request: Any) -> int:
