@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,21 @@ def installed(folder: Path) -> str:
     return installed_plugin.path(folder, Path(__file__).parent)
 
 
+def one_in(every: int, seed: int) -> Iterator[bool]:
+    """True for one of each ``every`` calls, at random which: a run never misses none of them."""
+    rng = random.Random(seed)
+    while True:
+        missed = rng.randrange(every)
+        yield from (call == missed for call in range(every))
+
+
 def register() -> None:
     """The entry point. It must run before g4debug's, whose hooks it makes forgetful."""
     from g4debug import plugin
     from g4debug.ledger.feed import Feed
 
     assert plugin.in_force is None, "g4debug was loaded first: its hooks cannot be changed any more"
-    every = float(os.environ["LOSSY_EVERY"])
-    rng = random.Random(int(os.environ.get("LOSSY_SEED", "0")))
+    misses = one_in(int(os.environ["LOSSY_EVERY"]), int(os.environ.get("LOSSY_SEED", "0")))
     isolate = Feed.isolate
     missed = 0
 
@@ -41,7 +49,7 @@ def register() -> None:
 
         def forgetful(*args: Any, **kwargs: Any) -> Any:
             nonlocal missed
-            if name not in KEPT and rng.random() * every < 1:
+            if name not in KEPT and next(misses):
                 missed += 1
                 return None
             return hook(*args, **kwargs)
