@@ -301,12 +301,23 @@ class HandOuts:
             if wrong.any():
                 self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
 
-    def after_swa_alloc(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        """Both pools have allocated: write the SWA page of each full page into the shadow."""
+    def after_swa_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_extend(prefix_lens, ..., seq_lens_cpu, last_loc, ...)``."""
+        self.after_swa_alloc(out, allocator, argument(args, kwargs, 4, "last_loc"))
+
+    def after_swa_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``."""
+        self.after_swa_alloc(out, allocator, argument(args, kwargs, 2, "last_loc"))
+
+    def after_swa_alloc(self, out: Any, allocator: Any, last: Any = None) -> None:
+        """Both pools have allocated: write the SWA page of each full page into the shadow.
+
+        last: int64 [rows], the index of the last token that each sequence has, if it is a tensor.
+        """
         full, swa, step = self._out.get("full"), self._out.get("swa"), self._plan
         self._plan = None
         if out is not None and full is not None and out is not full:
-            self._returned(full, out)
+            self._returned(full, out, last if isinstance(last, torch.Tensor) else full[:0])
         if out is None or full is None or swa is None or self.ledger.shadow is None:
             return
         if step is not None and not len(step.new):  # no new page
@@ -364,20 +375,26 @@ class HandOuts:
         finally:
             self.ledger.mapped = {}
 
-    def _returned(self, full: torch.Tensor, out: torch.Tensor) -> None:
-        """The SWA allocator returned other indices than its full pool had handed out: which?"""
-        pool, count = self.ledger.pools["full"], out.numel()
-        both = torch.cat([out.reshape(-1).to(torch.int64), full.reshape(-1).to(torch.int64)])
+    def _returned(self, full: torch.Tensor, out: torch.Tensor, last: torch.Tensor) -> None:
+        """The SWA allocator returned other indices than its full pool had handed out: which?
+
+        Not those of pages that sequences continue in: SGLang itself names these, in ``last``.
+        """
+        pool, parts = self.ledger.pools["full"], (out, full, last)
+        counts = np.cumsum([part.numel() for part in parts])
+        together = torch.cat([part.reshape(-1).to(torch.int64) for part in parts])
 
         def enter(tokens: Pages) -> None:
-            got, given = tokens[:count], tokens[count:]
-            pages = np.setdiff1d(got // pool.page_size, given // pool.page_size)
+            got, given, ends = np.split(tokens, counts[:-1])
+            ends = ends[(ends + 1) % pool.page_size != 0]  # a full page is not continued in
+            known = np.concatenate([given, ends]) // pool.page_size
+            pages = np.setdiff1d(got // pool.page_size, known)
             if len(pages):
                 handed = np.unique(given // pool.page_size)[:SHOWN].tolist()
                 note = f"the full pool had handed out {', '.join(map(str, handed))}"
                 self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
 
-        self.ledger.post(both, self.feed.isolate(enter))
+        self.ledger.post(together, self.feed.isolate(enter))
 
     def _rids(self, rows: int, step: Plan) -> dict[int, str]:
         """rid of each row with a new page; {} if the known batch is not the one that allocates."""

@@ -50,8 +50,8 @@ class LedgerHooks:
             "pool.clear": back.after_clear,
             "pool.backup_state": back.after_backup,
             "pool.restore_state": back.after_restore,
-            "swa.alloc_extend": out.after_swa_alloc,
-            "swa.alloc_decode": out.after_swa_alloc,
+            "swa.alloc_extend": out.after_swa_extend,
+            "swa.alloc_decode": out.after_swa_decode,
             "swa.alloc": out.after_swa_alloc,
             "swa.set_mapping": out.after_set_mapping,
         }

@@ -26,7 +26,7 @@ def main():
             )
             assert [len(o["output_ids"]) for o in outputs] == [r.output for r in batch]
             served += len(outputs)
-            # The last answer is sent before the server counts itself as idle, so it may have to wait.
+            # The last answer is sent before the server counts itself as idle: wait for that.
             flush = engine.tokenizer_manager.flush_cache(timeout_s=60)
             assert engine.loop.run_until_complete(flush).success
         print("RESULT", json.dumps(served), flush=True)
