@@ -159,13 +159,14 @@ def refuse_if_not_run(settings: Settings, tracers: Sequence[Tracer]) -> tuple[st
     """
     from g4debug.hooking import targets
 
-    not_run = targets.not_run(tracer.id for tracer in tracers)
+    not_run = targets.not_run((tracer.id for tracer in tracers), settings.cpu)
     if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
     text = (
-        f"SGLang {release} was never run with {', '.join(not_run)}, so a finding could be false, "
-        f"and G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
+        f"SGLang {release} was never run with {', '.join(not_run)} "
+        f"{'on the CPU engine' if settings.cpu else 'on a GPU'}, so a finding could be false, and "
+        f"G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
         "G4DEBUG_MODE=log, which only reports findings; or with G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1, "
         "which takes that risk"
     )

@@ -277,14 +277,19 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     return SpecifierSet(specifier).contains(found, prereleases=True)
 
 
-def not_run(tracers: Iterable[str]) -> tuple[str, ...]:
+def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:
     """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
 
-    A build that is not exactly a release of ``RUN`` (a development version, or one with a local
-    label such as ``+fork``) was not run.
+    cpu_engine: SGLang runs on the CPU engine. Elsewhere a tracer must have been run on a GPU. A
+    build that is not exactly a release of ``RUN`` (a development version, or one with a local label
+    such as ``+fork``) was not run.
     """
     known = RUN.get(str(sglang_version()), {})
-    return tuple(name for name in tracers if name not in known)
+    return tuple(
+        name
+        for name in tracers
+        if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
+    )
 
 
 def path(site: str, installed: Version | None = None) -> str | None:
