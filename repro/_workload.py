@@ -41,7 +41,7 @@ def cpu(requests: int | None) -> Workload:
         decode_log_interval=1,
         skip_tokenizer_init=True,
         max_total_tokens=5120,
-        swa_full_tokens_ratio=0.65,
+        swa_full_tokens_ratio=0.45,
         max_running_requests=requests or 10,
         chunked_prefill_size=512,
     )

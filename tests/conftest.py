@@ -103,11 +103,9 @@ def _sglang_imported():
             patch.setenv(name, value)  # registers the old value, to be restored
         cpu.prepare()
         cpu.activate()
-        # All that the hook sites live in.
-        import sglang.srt.layers.attention.trtllm_mha_backend
-        import sglang.srt.managers.scheduler
         import sglang.srt.plugins.hook_registry
-        import sglang.srt.speculative.frozen_kv_mtp_worker
+
+        list(_hooked())  # imports all that the hook sites of this release live in
 
     # For each hook SGLang looks through every module for names of what it hooks: 20 ms, three
     # quarters of the time of a test that arms. Here only where there can be one.
