@@ -170,6 +170,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    # Not hooked: where there is such a barrier, a forward's tables are built before they change.
+    "scheduler.war_barrier": _from_0_5_14(f"{_SCHEDULER}._apply_war_barrier"),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
     # Called in every round of every kind of event loop. 0.5.13 moved it.
