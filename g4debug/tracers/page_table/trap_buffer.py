@@ -61,9 +61,10 @@ class Left:
         that the program of the guard saw, which looks at a part of one row. step: in which the
         forward was launched; request: the row of ``req_to_token``; full: the full page that it had
         for the cell then. These three are -1 where the guard compared with SGLang's live tables.
-    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known. The
-        first column is ``column // CELLS * CELLS`` (0 if the row is too short), and what lies behind
-        the row's length says nothing. [2, 0] with the live tables, which can be read instead.
+    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known.
+        The first column is ``column // CELLS * CELLS`` (0 if the row is too short). What lies
+        behind the row's length says nothing. [2, 0] with the live tables, which can be read
+        instead.
     """
 
     slot: int
