@@ -80,7 +80,7 @@ def test_sgl_kernel_is_strict_and_torchvision_imports():
     status, out, err = run("-c", code)
     assert status == 0, err
     first, second, third = out.splitlines()
-    assert first.startswith("sgl_kernel.rmsnorm is a CUDA kernel")
+    assert first.startswith("sgl_kernel.rmsnorm is a kernel of a wheel for CUDA")
     assert second.startswith("sgl_kernel.kvcacheio.transfer_kv_direct needs CUDA")
     assert third == "imported"
 
