@@ -164,7 +164,10 @@ class Server:
         self.rows = rows_class(ROWS, CONTEXT, "cpu", False)
         self.tree = self._tree(radix, core)
         self.model = SimpleNamespace(
-            is_encoder_decoder=False, is_matryoshka=False, vocab_size=100, context_len=CONTEXT,
+            is_encoder_decoder=False,
+            is_matryoshka=False,
+            vocab_size=100,
+            context_len=CONTEXT,
             hidden_size=1,
         )
         algorithm = first("sglang.srt.speculative.spec_info.SpeculativeAlgorithm")
