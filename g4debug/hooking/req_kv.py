@@ -30,3 +30,20 @@ def row(request: Any) -> int:
     """The request's row of ``req_to_token``, -1 if it has none."""
     found = holder(request, "req_pool_idx").req_pool_idx
     return -1 if found is None else int(found)
+
+
+def protected(request: Any) -> int | None:
+    """How many of the request's first tokens are the prefix cache's. None: SGLang does not say."""
+    found = getattr(holder(request, "cache_protected_len"), "cache_protected_len", None)
+    return found if isinstance(found, int) else None
+
+
+def evicted(request: Any) -> int:
+    """Up to which token the request has given back its SWA pages.
+
+    Raises AttributeError if this SGLang keeps that elsewhere.
+    """
+    record = getattr(request, "kv", None)
+    if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
+        return int(record.max_evicted_seqlen)
+    return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)

@@ -137,15 +137,24 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
-    "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
-    "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
+    # Where all pages that are freed enter the free list. Before, "pool.free" put them there.
+    "pool.release": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}._release_page_ids")),
+    "pool.backup_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.backup_state")),
+    "pool.restore_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.restore_state")),
     # The SWA allocator, which uses two of these allocators, one for each pool.
     "swa.init": _allocator("swa", f"{_SWA}.__init__"),
     "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
     "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
     "swa.alloc_decode": _allocator("swa", f"{_SWA}.alloc_decode"),
     "swa.set_mapping": _allocator("swa", f"{_SWA}.set_full_to_swa_mapping"),
+    # From 0.5.21 on, SWA pages may be moved from one full page to another.
+    "swa.clear_mapping": (
+        ("<0.5.21", None),
+        *_allocator("swa", f"{_SWA}.clear_full_to_swa_mapping"),
+    ),
     "swa.free": _allocator("swa", f"{_SWA}.free"),
+    "swa.free_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_segment")),
+    "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
@@ -157,7 +166,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
     "tree.swa_insert": (
-        ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        ("<0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
