@@ -1,55 +1,89 @@
-"""Which attribute of SGLang each stand-in replaces, and why. Nothing else is replaced."""
+"""Which attribute of SGLang each stand-in replaces, on which releases, and why.
+
+Nothing else is replaced.
+"""
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from g4debug.cpu import (
+    bonus_tokens,
+    cache_locs,
     draft_tree,
     experts,
     flashinfer_init,
     grammar_mask,
+    kv_copy,
     pinned,
+    sm100,
     softcap,
+    streams,
     verify_greedy,
 )
 from g4debug.cpu.error import CpuEngineError
+from g4debug.hooking import targets
 
 log = logging.getLogger("g4debug.cpu")
-
-
-def _true() -> bool:
-    """Stands in for `is_sm100_supported`, only where server_args checks the arguments."""
-    return True
+# `site/sgl_kernel` asks for the stand-ins of this module when SGLang imports them from it.
+SGL_KERNEL: Final = "sgl_kernel"
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """`setattr(module, path, replacement)`.
+    """`setattr(module, path, replacement)`, on the releases that match the specifier.
 
     `created`: SGLang imports the name only on CUDA, so it need not exist here. If any other name is
-    missing, the process stops, because the table does not know this SGLang.
+    missing on a release that matches, the process stops, because the table does not know this
+    SGLang.
     """
 
     module: str
     path: str
     replacement: Callable[..., Any] | object
     why: str
+    releases: str = ""
     created: bool = False
 
 
+def _never_called(name: str) -> Callable[..., None]:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise NotImplementedError(
+            f"sgl_kernel.{name}: SGLang called it, which FROZEN_KV_MTP with one draft path does "
+            "not need, and the CPU engine has no stand-in for it. Use speculative_eagle_topk=1, "
+            "or add a stand-in to g4debug/cpu."
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+def _kernel(name: str, replacement: Callable[..., Any], why: str) -> StandIn:
+    """A kernel for CPUs that SGLang imports from `sgl_kernel`, of which no such wheel exists."""
+    return StandIn(SGL_KERNEL, name, replacement, why, ">=0.5.18")
+
+
+_CALLED: Final = "SGLang's branch for CPUs calls it"
+_IMPORTED: Final = "SGLang imports it on a CPU, and never calls it with one draft path"
 _SRT: Final = "sglang.srt"
 TABLE: Final[tuple[StandIn, ...]] = (
     StandIn(
         f"{_SRT}.server_args",
         "is_sm100_supported",
-        _true,
+        sm100.is_sm100_supported,
         "SGLang allows trtllm_mha for prefill only on sm100",
+        "<0.5.21",
+    ),
+    StandIn(
+        f"{_SRT}.arg_groups.attention_hook",
+        "get_platform",
+        sm100.get_platform,
+        "SGLang allows trtllm_mha only on some GPUs, and the stand-ins are for sm100's kernels",
+        ">=0.5.21",
     ),
     StandIn(
         f"{_SRT}.layers.attention.flashinfer_backend",
@@ -65,6 +99,13 @@ TABLE: Final[tuple[StandIn, ...]] = (
         created=True,
     ),
     StandIn(
+        f"{_SRT}.layers.attention.trtllm_mha_backend",
+        "make_persistent_multi_ctas_kv_counter_buffer",
+        flashinfer_init.no_counter_buffer,
+        "its size depends on the multiprocessors of the GPU",
+        ">=0.5.18",
+    ),
+    StandIn(
         f"{_SRT}.layers.logits_processor",
         "fused_softcap",
         softcap.softcap_in_place,
@@ -75,48 +116,88 @@ TABLE: Final[tuple[StandIn, ...]] = (
         "torch",
         pinned.TORCH,
         "prompt logprobs ask for pinned memory, which only an accelerator has",
+        "<0.5.14",
     ),
     StandIn(
         f"{_SRT}.constrained.xgrammar_backend",
         "XGrammarGrammar.apply_vocab_mask",
         grammar_mask.apply_vocab_mask,
         "it raises on a CPU, although xgrammar can do it there",
+        "<0.5.18",
     ),
     StandIn(
         f"{_SRT}.layers.quantization.unquant",
         "UnquantizedFusedMoEMethod.forward_cpu",
         experts.forward_cpu,
         "it asserts that experts use silu; Gemma-4's use gelu, which SGLang's torch code can do",
+        "<0.5.18",
     ),
     StandIn(
         f"{_SRT}.layers.quantization.unquant",
         "UnquantizedFusedMoEMethod.forward_native",
         experts.forward_cpu,
         "the same function under another name, for CPUs without AMX",
+        "<0.5.18",
     ),
     StandIn(
         f"{_SRT}.speculative.eagle_utils",
         "sgl_build_tree_kernel_efficient",
         draft_tree.build_tree,
         "it is in sgl_kernel, which SGLang imports only on CUDA",
+        "<0.5.18",
         created=True,
     ),
-    # The two modules hold the same function under their own names.
+    # Up to 0.5.13 two modules hold the same function under their own names.
     StandIn(
         f"{_SRT}.speculative.eagle_utils",
         "verify_tree_greedy_func",
         verify_greedy.verify_tree_greedy,
         "it has no CPU branch and would silently verify nothing",
+        "<0.5.18",
     ),
     StandIn(
         f"{_SRT}.speculative.eagle_info",
         "verify_tree_greedy_func",
         verify_greedy.verify_tree_greedy,
         "the same function, imported by name",
+        "<0.5.14",
+    ),
+    StandIn(
+        f"{_SRT}.speculative.triton_ops.cache_locs",
+        "assign_extend_cache_locs_func",
+        cache_locs.extend,
+        "it has no CPU branch and would return None",
+        ">=0.5.14,<0.5.18",
+    ),
+    StandIn(
+        "torch",
+        "Tensor.record_stream",
+        streams.record_stream,
+        "torch refuses it for a tensor on the CPU, and overlap scheduling calls it on every device",
+        ">=0.5.14,<0.5.23",
+    ),
+    _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),
+    _kernel("verify_tree_greedy_cpu", verify_greedy.verify_tree_greedy_cpu, _CALLED),
+    _kernel("assign_req_to_token_pool_cpu", cache_locs.write, _CALLED),
+    _kernel("assign_extend_cache_locs_cpu", cache_locs.read, _CALLED),
+    _kernel("fill_bonus_tokens_cpu", bonus_tokens.fill, _CALLED),
+    _kernel("copy_all_layer_kv_cache_cpu", kv_copy.copy, _CALLED),
+    *(
+        _kernel(name, _never_called(name), _IMPORTED)
+        for name in (
+            "assign_draft_cache_locs_contiguous_cpu",
+            "fill_accept_out_cache_loc_cpu",
+            "rotate_input_ids_cpu",
+        )
     ),
 )
 
 _installed = False
+
+
+def for_this_release() -> list[StandIn]:
+    """The stand-ins of the table that the installed SGLang needs."""
+    return [s for s in TABLE if not s.releases or targets.matches(s.releases)]
 
 
 def install() -> None:
@@ -124,23 +205,48 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    for stand_in in TABLE:
-        _attach(stand_in)
+    stand_ins = for_this_release()
+    for stand_in in stand_ins:
+        if stand_in.module != SGL_KERNEL:
+            _attach(stand_in)
     _installed = True
-    names = ", ".join(dict.fromkeys(s.path for s in TABLE))
+    names = ", ".join(dict.fromkeys(s.path for s in stand_ins))
     log.warning("g4debug: CPU engine, with stand-ins for CUDA kernels in force: %s", names)
 
 
+def kernel(name: str) -> object:
+    """What SGLang gets for `sgl_kernel.NAME`. AttributeError if the table has no such stand-in."""
+    for stand_in in for_this_release():
+        if (stand_in.module, stand_in.path) == (SGL_KERNEL, name):
+            return stand_in.replacement
+    raise AttributeError(
+        f"sgl_kernel.{name} is a kernel of a wheel for CUDA, and the CPU engine has no stand-in "
+        f"for it on SGLang {targets.sglang_version()}. If SGLang really needs it on a CPU, add it "
+        "to TABLE in g4debug/cpu/attach.py."
+    )
+
+
 def _attach(stand_in: StandIn) -> None:
-    owner: Any = importlib.import_module(stand_in.module)
+    owner = _module(stand_in.module)
     *parents, name = stand_in.path.split(".")
     for parent in parents:
         owner = getattr(owner, parent, None)
     if owner is None or not (stand_in.created or hasattr(owner, name)):
-        versions = [d.version for d in importlib.metadata.distributions(name="sglang")]
         raise CpuEngineError(
-            f"CPU engine: SGLang {versions} has no {stand_in.module}:{stand_in.path}; "
-            "0.5.12.post1 and 0.5.13.post1 have it. Use one of these, or extend "
-            "g4debug/cpu/attach.py for this version."
+            f"CPU engine: SGLang {targets.sglang_version()} has no "
+            f"{stand_in.module}:{stand_in.path}, and the table of stand-ins expects it on "
+            f"{stand_in.releases or 'every release'}. Use one of the releases that "
+            "docs/supported.md names for the CPU engine, or extend TABLE in g4debug/cpu/attach.py "
+            "for this one."
         )
     setattr(owner, name, stand_in.replacement)
+
+
+def _module(name: str) -> Any:
+    """The module, or None if this SGLang has no such module."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not (name == e.name or name.startswith(e.name + ".")):
+            raise  # the module is there, and something that it imports is not
+        return None

@@ -9,6 +9,9 @@ For row b with n = seq_lens[b] tokens in its pages and m queries, which are its 
 Heads are grouped: query head h reads KV head h // (q_heads / kv_heads). If window_left < 0, there
 is no window.
 
+Where `out` is given, the result is written into it and `out` is returned, as the kernels do.
+`multi_ctas_kv_counter_buffer` is scratch memory of the kernel; the result does not depend on it.
+
 Shapes: query `[tokens, q_heads, dim]`; kv_cache a pair of `[pages, kv_heads, page, dim]` (HND);
 block_tables `[bs, columns]` int; seq_lens `[bs]` int; out like query, in `out_dtype`. All is
 computed in float32. The stand-ins are needed because both kernels are for CUDA only. Source of the
@@ -40,14 +43,23 @@ def trtllm_batch_decode_with_kv_cache(
     sinks: torch.Tensor | None = None,
     q_len_per_req: int | None = 1,
     skip_softmax_threshold_scale_factor: float | None = None,
+    out: torch.Tensor | None = None,
+    kv_cache_sf: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    max_q_len: int | None = None,
+    cum_seq_lens_q: torch.Tensor | None = None,
+    multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Each row has the same number of queries: 1 in a decode, the draft tokens in a verify."""
-    _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
+    _refuse(
+        sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf,
+        mask=mask, max_q_len=max_q_len, cum_seq_lens_q=cum_seq_lens_q,
+    )  # fmt: skip
     step = q_len_per_req or 1
     starts = [step * i for i in range(block_tables.shape[0] + 1)]
     return _attend(
         "trtllm_batch_decode_with_kv_cache", query, kv_cache, block_tables, seq_lens, starts,
-        float(bmm1_scale), float(bmm2_scale), window_left, out_dtype or query.dtype,
+        float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
     )  # fmt: skip
 
 
@@ -68,13 +80,18 @@ def trtllm_batch_context_with_kv_cache(
     out_dtype: torch.dtype | None = None,
     sinks: torch.Tensor | None = None,
     skip_softmax_threshold_scale_factor: float | None = None,
+    out: torch.Tensor | None = None,
+    kv_cache_sf: torch.Tensor | None = None,
+    causal: bool = True,
 ) -> torch.Tensor:
     """A prefill: the queries of row b are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]`."""
-    _refuse(sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor)
+    _refuse(
+        sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf,
+        causal=None if causal else False,
+    )  # fmt: skip
     return _attend(
         "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
-        cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left,
-        out_dtype or query.dtype,
+        cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
     )  # fmt: skip
 
 
@@ -82,7 +99,7 @@ def _refuse(**options: object) -> None:
     for name, value in options.items():
         if value is not None:
             raise NotImplementedError(
-                f"the CPU engine's attention: got {name}={value!r}, expected None, because "
+                f"the CPU engine's attention: got {name}={value!r}, expected its default, because "
                 "Gemma-4 does not use it; unset it, or extend g4debug/cpu/paged_attention.py."
             )
 
@@ -103,12 +120,23 @@ def _attend(
     bmm1_scale: float,
     bmm2_scale: float,
     window_left: int,
-    out_dtype: torch.dtype,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
 ) -> torch.Tensor:
     k_cache, v_cache = kv_cache
     num_pages, kv_heads, page, _ = k_cache.shape
     group = query.shape[1] // kv_heads
-    out = torch.zeros(*query.shape[:2], v_cache.shape[-1], dtype=out_dtype, device=query.device)
+    shape = (*query.shape[:2], v_cache.shape[-1])
+    if out is None:
+        out = torch.zeros(shape, dtype=out_dtype or query.dtype, device=query.device)
+    elif tuple(out.shape) != shape or out_dtype not in (None, out.dtype):
+        raise ValueError(
+            f"{kernel}: got out of shape {tuple(out.shape)} and {out.dtype}, expected {shape} and "
+            f"{out_dtype or out.dtype}. SGLang makes this tensor: the CPU engine does not know "
+            "how this release calls the kernel, so extend g4debug/cpu/paged_attention.py."
+        )
+    else:
+        out.zero_()
     table = block_tables.tolist()
     for b, tokens in enumerate(seq_lens.tolist()):
         begin, end = starts[b], starts[b + 1]
@@ -131,7 +159,7 @@ def _attend(
         if hidden is not None:
             scores.masked_fill_(hidden, float("-inf"))
         o = (scores.softmax(-1) @ values.unsqueeze(1)).mul_(bmm2_scale)
-        out[begin:end] = o.permute(2, 0, 1, 3).flatten(1, 2).to(out_dtype)
+        out[begin:end] = o.permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
     return out
 
 

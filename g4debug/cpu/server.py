@@ -18,15 +18,15 @@ from typing import Any, Final
 
 from g4debug.cpu import CpuEngineError, environment
 from g4debug.cpu.models import tiny_models
+from g4debug.hooking import targets
 
-# With these 0.5.12 runs trtllm_mha and FROZEN_KV_MTP on a CPU, with little memory.
+# With these SGLang runs trtllm_mha and FROZEN_KV_MTP on a CPU, with little memory.
 BASE: Final[Mapping[str, Any]] = {
     "device": "cpu",
     "dtype": "float32",
     "attention_backend": "trtllm_mha",
     "page_size": 64,
     "disable_cuda_graph": True,
-    "disable_piecewise_cuda_graph": True,
     "max_total_tokens": 8192,
     "max_running_requests": 8,
     "context_length": 2048,
@@ -34,6 +34,8 @@ BASE: Final[Mapping[str, Any]] = {
     "skip_server_warmup": True,
     "random_seed": 0,
 }
+# From 0.5.14 on disable_cuda_graph is for both kinds, and SGLang does not know this argument.
+PIECEWISE: Final[Mapping[str, Any]] = {"disable_piecewise_cuda_graph": True}
 _kept: deque[socket.socket] = deque(maxlen=64)
 # Below the ports that Linux chooses from, and low enough that SGLang's gRPC port, 10000 above it,
 # is a port.
@@ -60,7 +62,8 @@ def server_arguments(
 
 
 def _base() -> dict[str, Any]:
-    return {**BASE, "nccl_port": free_port()}
+    piecewise = PIECEWISE if targets.matches("<0.5.14") else {}
+    return {**BASE, **piecewise, "nccl_port": free_port()}
 
 
 def engine_arguments(mtp: bool = True, **overrides: Any) -> dict[str, Any]:

@@ -11,8 +11,8 @@ i = retrieve_index[b, t]:
 
 Shapes: predicts `[>= bs*d]` int32, accept_index `[bs, steps+1]` int32, accept_token_num `[bs]`
 int32, candidates / retrieve_* / target_predict `[bs, d]` int64. It is needed because SGLang's own
-wrapper (`eagle_utils.verify_tree_greedy_func`) has no CPU branch and silently verifies nothing
-there. Source of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's
+wrapper (`eagle_utils.verify_tree_greedy_func`) has no CPU branch up to 0.5.15 and silently verifies
+nothing there; from 0.5.18 on its branch calls a kernel of sgl_kernel that is not installed. Source of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's
 trees.
 """
 
@@ -54,3 +54,27 @@ def verify_tree_greedy(
         predicts[index] = torch.tensor([wanted[i] for i in accepted]).to(predicts)
         accept_token_num[b] = len(path) - 1
     return predicts, accept_index, accept_token_num
+
+
+def verify_tree_greedy_cpu(
+    *,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    """The same, by the names that sgl_kernel's function has for its arguments."""
+    verify_tree_greedy(
+        predicts,
+        accept_index,
+        accept_token_num,
+        candidates,
+        retrive_index,
+        retrive_next_token,
+        retrive_next_sibling,
+        target_predict,
+    )
