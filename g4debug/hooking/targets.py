@@ -2,13 +2,14 @@
 
 ``SITES`` maps a site to pairs of version specifier and dotted path. The first specifier that
 matches the release counts. A path of None says that the release has no such place. The table is
-checked against the releases that docs/supported.md lists.
+checked against the releases that docs/supported.md lists. ``RUN`` says which tracer was run on
+which release.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -208,7 +209,27 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
 }
 
-VERIFIED = ("0.5.12.post1",)  # releases that the whole suite was run on
+# Where each tracer was run on each release: armed in real engines, on healthy servers and against
+# its faults. What is not here is not known to be right there, whatever the code looks like, and a
+# tracer that is wrong stops a healthy server. So nothing is entered here that was only read.
+CPU, H200 = "CPU engine", "H200"
+RUN: dict[str, dict[str, tuple[str, ...]]] = {
+    "0.5.12.post1": {
+        "flight-recorder": (CPU, H200),
+        "kv-integrity": (CPU, H200),
+        "page-table": (CPU, H200),
+        "pool-leak": (CPU, H200),
+        "spec-lifecycle": (CPU, H200),
+        "swa-allocator": (CPU, H200),
+    },
+    "0.5.13.post1": {
+        "flight-recorder": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+}
 
 
 class UnknownSite(KeyError):
@@ -272,6 +293,16 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(found, prereleases=True)
+
+
+def not_run(tracers: Iterable[str]) -> tuple[str, ...]:
+    """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
+
+    A build that is not exactly a release of ``RUN`` (a development version, or one with a local
+    label such as ``+fork``) was not run.
+    """
+    known = RUN.get(str(sglang_version()), {})
+    return tuple(name for name in tracers if name not in known)
 
 
 def path(site: str, installed: Version | None = None) -> str | None:
