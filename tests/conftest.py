@@ -107,7 +107,9 @@ def _sglang_imported():
         import sglang.srt.layers.attention.trtllm_mha_backend
         import sglang.srt.managers.scheduler
         import sglang.srt.plugins.hook_registry
-        import sglang.srt.speculative.frozen_kv_mtp_worker
+
+        # 0.5.14 gave FROZEN_KV_MTP another worker, in another module.
+        importlib.import_module(str(targets.path("worker.forward")).rsplit(".", 2)[0])
 
     # For each hook SGLang looks through every module for names of what it hooks: 20 ms, three
     # quarters of the time of a test that arms. Here only where there can be one.

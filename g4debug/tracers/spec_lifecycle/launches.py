@@ -65,13 +65,6 @@ class Launch:
         """The rows of the batch whose requests have not finished, and were not retracted."""
         return [i for i, r in enumerate(self.requests) if goes_on(r)]
 
-    def check_room(self, lens: Sequence[int]) -> Violation | None:
-        """What the verify writes behind ``lens`` must be allocated."""
-        live = self.live
-        needs = [lens[i] + self.width for i in live]
-        why = f"for the {self.width} tokens that the verify writes"
-        return at_rows(check_allocated(needs, [self.allocated[i] for i in live], why), live)
-
     def check_result(self, accepted: Sequence[int]) -> Violation | None:
         """Hold the step against SGLang's books, which are as of its beginning.
 
@@ -127,7 +120,7 @@ class Launch:
                 [bonus[i] for i in live],
                 [list(o[-1 - 2 * self.depth : -1]) for o in outputs],
             )
-        if violation is None and lens is not None and self.lens is None:
+        if violation is None and lens is not None:
             violation = check_allocated(
                 [lens[i] + self.width for i in live],
                 [self.allocated[i] for i in live],

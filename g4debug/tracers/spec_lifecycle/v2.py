@@ -10,6 +10,7 @@ when the result is processed, before a token of that step leaves.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from g4debug.hooking import req_kv
@@ -61,6 +62,10 @@ SITES = (
 )
 
 
+Hook = Callable[..., Any]
+Hooked = tuple[str, Hook | None, Hook | None]
+
+
 class SpecLifecycleV2:
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -80,15 +85,16 @@ class SpecLifecycleV2:
         self._accepted: list[int] = []
         self._seeded_from = ""
 
-    def install(self) -> None:
-        for site, before, after in (
+    def hooks(self) -> tuple[Hooked, ...]:
+        """(site, before, after) of each site; None for a side that is not hooked."""
+        return (
             ("future.resolve_lens", self.before_resolve_lens, None),
             ("future.gather", self.before_gather, self.after_gather),
             ("worker.forward", self.before_forward, self.after_forward),
             ("worker.draft", self.before_draft, self.after_draft),
             ("worker.verify", self.before_verify, self.after_verify),
             ("future.publish", self.before_publish, None),
-            ("worker.draft_extend", self.before_draft_extend, self.after_draft_extend),
+            ("worker.draft_extend", None, self.after_draft_extend),
             ("future.stash", self.before_stash, self.after_stash),
             ("scheduler.run_batch", None, self.after_run_batch),
             ("result.resolve", self.before_resolve, self.after_resolve),
@@ -97,7 +103,10 @@ class SpecLifecycleV2:
             ("batch.merge", self.batches.before_merge, self.batches.after_merge),
             ("batch.filter", self.batches.before_filter, self.batches.after_filter),
             ("scheduler.init", None, self.after_scheduler_init),
-        ):
+        )
+
+    def install(self) -> None:
+        for site, before, after in self.hooks():
             if before is not None:
                 self.context.before(site, before)
             if after is not None:
@@ -194,8 +203,6 @@ class SpecLifecycleV2:
                 fields.append("hidden_states")
             violation = check_rows(rows_of(spec, *fields), dict.fromkeys(fields, requests))
             violation = violation or self.custody.check_held(spec)
-        if violation is None and launch.lens is not None:
-            violation = launch.check_room(launch.lens)
         if violation is None and self.judging:
             if launch.overlap:
                 launch.copies.start(INDICES, spec.future_indices)
@@ -264,20 +271,13 @@ class SpecLifecycleV2:
             self.rows.publish(launch.step, launch.rows)
         self._judge_launch("future.publish", launch, violation)
 
-    def before_draft_extend(self, worker: Any, batch: Any, result: Any) -> None:
-        launch = self._now
-        if launch is not None and launch.decode:
-            self.log.judge(
-                "worker.draft_extend",
-                batch,
-                self.custody.check_made(result.logits_output.hidden_states),
-            )
-
     def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
         launch = self._now
         if launch is not None and launch.decode:
             spec = result.next_draft_input
-            violation = self._check_next(launch, spec)
+            violation = self.custody.check_made(
+                result.logits_output.hidden_states
+            ) or self._check_next(launch, spec)
             if violation is None:
                 self.custody.hold(spec)
             self.log.judge("worker.draft_extend", batch, violation)
