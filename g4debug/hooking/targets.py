@@ -128,9 +128,14 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.15", None),
         (_ANY, f"{_SCHEDULER}._relay_forward_payload"),
     ),
-    "result.resolve": _from_0_5_14(
-        "sglang.srt.managers.scheduler_components.batch_result_processor"
-        ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens"
+    # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
+    "result.resolve": (
+        ("<0.5.15", None),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.batch_result_processor"
+            ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        ),
     ),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),

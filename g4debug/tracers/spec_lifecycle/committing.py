@@ -6,6 +6,7 @@ request, nothing may change, unless the request is retracted or prefilled meanwh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,23 +25,22 @@ def counts_of(request: Any) -> Counts:
 
 class Committing:
     def __init__(self) -> None:
-        self._known: dict[str, Counts] = {}  # by rid: what a request was left with
+        # What a request was left with.
+        self._known: weakref.WeakKeyDictionary[Any, Counts] = weakref.WeakKeyDictionary()
         self._live: list[int] = []  # rows of the requests that the current result is for
         self._before: list[Counts] = []
 
     def forget(self, requests: Sequence[Any]) -> None:
         """These are prefilled, which counts in another way."""
         for request in requests:
-            self._known.pop(str(request.rid), None)
+            self._known.pop(request, None)
 
     def begin(self, requests: Sequence[Any]) -> Violation | None:
         """A result is about to be processed: nothing was counted since the one before."""
         self._live = [i for i, r in enumerate(requests) if goes_on(r)]
         live = [requests[i] for i in self._live]
         self._before = [counts_of(r) for r in live]
-        known = [
-            self._known.get(str(r.rid), now) for r, now in zip(live, self._before, strict=True)
-        ]
+        known = [self._known.get(r, now) for r, now in zip(live, self._before, strict=True)]
         for i, name in enumerate(_NAMES):
             violation = check_counts(
                 "bookkeeping", name, [c[i] for c in known], [c[i] for c in self._before]
@@ -80,7 +80,7 @@ class Committing:
             if violation is not None:
                 return at_rows(violation, self._live)
         for request, counts, more in zip(live, now, given, strict=True):
-            self._known[str(request.rid)] = (counts[0] + more, counts[1], counts[2])
+            self._known[request] = (counts[0] + more, counts[1], counts[2])
         return None
 
     def check_sent(self, requests: Sequence[Any]) -> Violation | None:
@@ -89,16 +89,15 @@ class Committing:
         A request that finished has given its KV back, so its ``kv_committed_len`` is not looked at.
         """
         for row, request in enumerate(requests):
-            rid = str(request.rid)
-            known = self._known.get(rid)
+            known = self._known.get(request)
             if known is None:
                 continue
             if request.is_retracted:
-                del self._known[rid]
+                del self._known[request]
                 continue
             now = counts_of(request)
             if request.finished():
-                del self._known[rid]
+                del self._known[request]
                 now = (now[0], known[1], now[2])
             if getattr(request, "return_sampling_mask", False) and request.finished():
                 continue  # SGLang may put out nothing and end it

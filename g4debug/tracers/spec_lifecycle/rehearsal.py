@@ -46,7 +46,7 @@ class Classes:
         self.payload_of = payload.from_draft_input if payload is not None else lambda draft: draft
         self.Processor = processor.SchedulerBatchResultProcessor
         self.algorithm = algorithm.from_string("FROZEN_KV_MTP")
-        self.spec_utils = of("sglang.srt.speculative.spec_utils")
+        self.spec_utils: Any = of("sglang.srt.speculative.spec_utils")
 
 
 class Rehearsal:

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from g4debug.hooking import req_kv
+from g4debug.hooking import req_kv, targets
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
@@ -76,7 +76,9 @@ class SpecLifecycleV2:
         self.launches = Launches()
         self.committing = Committing()
         self.pool = Pool()
-        self.judging = True  # False on a server that was not run with this tracer
+        # False on a server that was not run with this tracer, and in a release that counts in
+        # another way (0.5.14).
+        self.judging = targets.path("result.resolve") is not None
         self._now: Launch | None = None  # the forward that is being launched
         self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
         self._ahead: tuple[int, int] | None = None  # depth and width of a verify
@@ -107,6 +109,8 @@ class SpecLifecycleV2:
 
     def install(self) -> None:
         for site, before, after in self.hooks():
+            if targets.path(site) is None:
+                continue
             if before is not None:
                 self.context.before(site, before)
             if after is not None:
@@ -117,7 +121,11 @@ class SpecLifecycleV2:
             self.judging = False
             self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
             return result
-        for why in unknown(scheduler.server_args):
+        reasons = unknown(scheduler.server_args)
+        if not self.judging:
+            release = f"SGLang {targets.sglang_version()}"
+            reasons.insert(0, f"{release} counts a part of what a verify accepts before it")
+        for why in reasons:
             self.judging = False
             self.context.limit(
                 "only spec_info at the hand-overs of a worker's step, and in merge_batch and "
@@ -348,6 +356,10 @@ class SpecLifecycleV2:
 
     def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
         hidden = _relayed(future_map)
+        if self._relayed is None and hidden is not None and hidden.is_inference():
+            self.context.limit(
+                "writes into hidden states are not noticed", "torch counts none in inference mode"
+            )
         self._relayed = None if hidden is None else Mark.of(hidden)
         return result
 
