@@ -24,6 +24,8 @@ _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
+_EAGLE_V2 = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+_FUTURE = "sglang.srt.managers.overlap_utils.FutureMap"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -106,14 +108,35 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
     ),
-    # The hand-overs of batch.spec_info inside the v1 worker.
-    "worker.draft": _worker_v1("draft"),
-    "worker.verify": _worker_v1("verify"),
+    # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
+    # those of v2, which hands over through the FutureMap from one step to the next.
+    "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
+    # The v2 worker inherits it.
+    "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
     "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
     "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
     "worker.select_verified": _worker_v1("_select_last_verified_seed"),
     "worker.select_extended": _worker_v1("_select_last_extend_hidden"),
     "worker.target_extend": _worker_v1("forward_target_extend"),
+    "worker.draft_extend": _from_0_5_14(f"{_DRAFT_V2}._draft_extend_for_decode"),
+    "future.resolve_lens": _from_0_5_14(f"{_FUTURE}.resolve_seq_lens_cpu"),
+    "future.gather": _from_0_5_14(f"{_FUTURE}._resolve_spec_extras"),
+    "future.publish": _from_0_5_14(f"{_FUTURE}.publish"),
+    "future.stash": _from_0_5_14(f"{_FUTURE}.stash"),
+    # 0.5.14 calls FutureMap.stash in run_batch itself.
+    "scheduler.relay": (
+        ("<0.5.15", None),
+        (_ANY, f"{_SCHEDULER}._relay_forward_payload"),
+    ),
+    # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
+    "result.resolve": (
+        ("<0.5.15", None),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.batch_result_processor"
+            ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        ),
+    ),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
     # 0.5.13 moved the speculative arguments into a module of their own.
