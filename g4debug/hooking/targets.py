@@ -245,6 +245,22 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
         "spec-lifecycle": (CPU,),
         "swa-allocator": (CPU,),
     },
+    "0.5.15.post1": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+    "0.5.23": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
 }
 
 

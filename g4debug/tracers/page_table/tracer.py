@@ -31,7 +31,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.as_of_launch import IN_FLIGHT, Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
-from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.confirm import has_ended, is_real
 from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
@@ -132,7 +132,7 @@ class PageTableTracer:
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
             window=trtllm_mha.window(layer, name),
-            truth=self.books.truth(backend, batch, name, rows, captured),
+            truth=self._truth(backend, batch, name, rows, captured),
             slot=slot,
             captured=captured,
         )
@@ -159,6 +159,14 @@ class PageTableTracer:
         if not table.is_cuda:
             self.poll()
         return launch
+
+    def _truth(
+        self, backend: Any, batch: Any, name: str, rows: int, captured: bool
+    ) -> Truth | None:
+        by_copy = self.in_flight.copy is not None and not captured
+        if by_copy and self.in_flight.step != self.context.recorder.step:
+            return None  # this forward was not launched by the scheduler
+        return self.books.truth(backend, batch, name, rows, captured)
 
     def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
         """Contiguous int32 memory of the table's shape, for the safe table.
