@@ -1,4 +1,4 @@
-"""spec-lifecycle brings what a step had on the device to the host without waiting for the device."""
+"""spec-lifecycle brings what a step had on the device to the host, and never waits for it."""
 
 from __future__ import annotations
 
