@@ -89,6 +89,14 @@ class Rig:
         self.requests.append(request)
         return request
 
+    def next_row(self) -> int:
+        """The row of ``req_to_token`` that the next request gets. Releases begin at either end."""
+        before = list(self.req_to_token.free_slots)
+        request = SimpleNamespace(rid="next", req_pool_idx=None, **releases.no_kv())
+        (row,) = self.req_to_token.alloc([request])
+        self.req_to_token.free_slots = before
+        return int(row)
+
     def page(self, rid: str, column: int, pool: str = "full") -> int:
         """The page of a request's tokens from ``column * PAGE`` on, by SGLang's own tables."""
         request = next(r for r in self.requests if r.rid == rid)
@@ -215,6 +223,7 @@ def capture_graph(backend: Any, batch: Any) -> None:
     if hasattr(backend, "init_forward_metadata_out_graph"):  # from 0.5.13 on
         batch.positions = torch.zeros(len(batch.out_cache_loc), dtype=torch.int64)
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
+        run_graph(backend, batch)
         return
     backend.init_forward_metadata_capture_cuda_graph(
         batch.batch_size, len(batch.out_cache_loc), batch.req_pool_indices, batch.seq_lens,
@@ -226,11 +235,18 @@ def replay_graph(backend: Any, batch: Any) -> None:
     """The same before a replay."""
     if hasattr(backend, "init_forward_metadata_out_graph"):
         backend.init_forward_metadata_out_graph(batch)
+        run_graph(backend, batch)
         return
     backend.init_forward_metadata_replay_cuda_graph(
         batch.batch_size, batch.req_pool_indices, batch.seq_lens, int(batch.seq_lens.sum()),
         None, batch.forward_mode, batch.spec_info, batch.seq_lens_cpu,
     )  # fmt: skip
+
+
+def run_graph(backend: Any, batch: Any) -> None:
+    """What the graph itself does with the metadata: from 0.5.14 on it builds the tables."""
+    if hasattr(backend, "init_forward_metadata_in_graph"):
+        backend.init_forward_metadata_in_graph(batch)
 
 
 class PlainRig(Rig):

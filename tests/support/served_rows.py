@@ -48,7 +48,7 @@ class Serving:
             rid=rid, req_pool_idx=None, session=None, cache_protected_len=cached,
             kv_committed_len=tokens, kv_allocated_len=tokens, retraction_count=0,
         )  # fmt: skip
-        row = self.rig.req_to_token.free_slots[0]
+        row = self.rig.next_row()
         request.req_pool_idx = row
         self.ledger.allocating = self.ledger.batch = SimpleNamespace(
             reqs=[request], seq_lens_cpu=torch.tensor([tokens]),

@@ -65,7 +65,10 @@ class Ahead(Serving):
         """The request has ended: its pages and its row are given back, as SGLang does it."""
         request, row = self.requests[rid], self.requests[rid].req_pool_idx
         release(self, rid)
-        self.rig.req_to_token.free_slots.insert(0, row)
+        pool = self.rig.req_to_token
+        pool.free_slots = [row, *pool.free_slots]
+        if self.rig.next_row() != row:  # this release begins at the other end
+            pool.free_slots = [*pool.free_slots[1:], row]
         request.finished = lambda: True
         request.req_pool_idx = None
         self.rig.requests = [r for r in self.rig.requests if r.rid != rid]

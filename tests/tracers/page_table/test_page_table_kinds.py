@@ -10,6 +10,7 @@ from real_backend import PAGE, SWA, Rig, draft_worker, dummy_pool
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.hooking import targets
 from g4debug.trapping.describe import located
 from g4debug.trapping.trap import TrapError
 
@@ -171,7 +172,11 @@ def test_evicted_in_window(rig):
     assert finding.kind == "evicted-in-window"
     assert finding.location.layer_kind == "sliding"
     assert "needs tokens 96..111 in its window" in finding.headline
-    assert [e.kind for e in record.events][-2:] == ["extend", "evict"]
+    # From 0.5.18 on the page leaves the mapping first, which is an event of its own.
+    assert [e.kind for e in record.events if e.kind not in ("map", "unmap")][-2:] == [
+        "extend",
+        "evict",
+    ]
     assert all(e.pages[0] == swa and e.pool == "swa" for e in record.events)
 
 
@@ -203,7 +208,8 @@ def test_a_padding_row_is_nobodys(rig):
     batch = rig.batch("decode", rig.requests[1:], backend)
     batch.req_pool_indices[1] = 0
     backend.init_forward_metadata(batch)
-    assert int(backend.forward_metadata.page_table[1].sum()) == 0
+    used = -(-int(batch.seq_lens[1]) // PAGE)
+    assert int(backend.forward_metadata.page_table[1, :used].sum()) == 0
     rig.forward(backend, batch)
 
 
@@ -246,6 +252,8 @@ def test_where_pages_change_under_a_forward_only_ranges_are_checked(
     from sglang.srt.managers.scheduler import Scheduler
 
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
+    # With SGLang's barrier, overlap is no reason: test_as_of_launch.py.
+    monkeypatch.setitem(targets.SITES, "scheduler.war_barrier", (("", None),))
     rig = a_rig(arm)
     runner = rig.runner
 
