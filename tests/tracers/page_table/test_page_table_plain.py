@@ -115,11 +115,13 @@ def test_a_request_that_goes_on_in_a_free_page_does_not_make_it_look_held(rig):
 def test_every_way_in_and_out(rig):
     whole = rig.allocator.alloc(3 * PAGE)  # as HiCache loads back
     agree(rig)
-    saved = rig.allocator.backup_state()
-    spare = rig.allocator.alloc(2 * PAGE)
-    agree(rig)
-    rig.allocator.restore_state(saved)
-    agree(rig)
+    spare = whole[:0]
+    if hasattr(rig.allocator, "backup_state"):  # until 0.5.17
+        saved = rig.allocator.backup_state()
+        spare = rig.allocator.alloc(2 * PAGE)
+        agree(rig)
+        rig.allocator.restore_state(saved)
+        agree(rig)
     assert rig.allocator.alloc(2 * FULL) is None
     rig.allocator.free_group_begin()
     rig.allocator.free(whole)
