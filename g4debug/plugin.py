@@ -12,6 +12,7 @@ import logging
 import multiprocessing
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,18 @@ from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
+    from g4debug.findings.record import TracerStatus
     from g4debug.findings.steps import Recorder
     from g4debug.findings.teller import Teller
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
+    from g4debug.tracers.base import Tracer
     from g4debug.tracers.hook_watch import HookWatch
     from g4debug.trapping.trap import Trap
 
 logger = logging.getLogger("g4debug")
+NOT_RUN = "it was never run on this release of SGLang"
+SHARED = ("ledger", "step-recorder")  # what tracers have in common, and what has hooks of its own
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ def _register(settings: Settings, plan: Plan) -> None:
     from g4debug.trapping.describe import Describer
     from g4debug.trapping.trap import Trap
 
+    tracers = chosen(settings)
+    not_run = refuse_if_not_run(settings, tracers)
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
@@ -109,7 +116,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     injections = faults.install_all(plan, hooks)
     if settings.tracers:
         launch.begin()
-    ledger, watch = _arm(settings, hooks, recorder, trap)
+    ledger, watch = _arm(settings, hooks, recorder, trap, tracers, not_run)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
     describer.schedules = [injection.schedule for injection in injections]
@@ -135,11 +142,50 @@ def _register(settings: Settings, plan: Plan) -> None:
     if settings.tracers:
         in_force = replace(in_force, teller=_tell(settings, hooks, recorder, trap))
     hooks.install()
-    _after_apply(hooks, settings, line, watch)
+    _after_apply(hooks, settings, line, watch, not_run)
+
+
+def chosen(settings: Settings) -> list[Tracer]:
+    """The tracers that the settings arm. An opt-in tracer is armed only if it is named."""
+    loaded = (discovery.load("tracer", name) for name in settings.tracers)
+    return [tracer for tracer in loaded if settings.trace or not tracer.opt_in]
+
+
+def refuse_if_not_run(settings: Settings, tracers: Sequence[Tracer]) -> tuple[str, ...]:
+    """The names of the tracers that were not run on the installed SGLang.
+
+    Raises SettingsError if there are such, and one of their findings would do more than be
+    reported. A false finding would stop a healthy server, which is worse than what is looked for.
+    """
+    import torch
+
+    from g4debug.hooking import targets
+
+    on_cpu = settings.cpu or not torch.cuda.is_available()
+    not_run = targets.not_run((tracer.id for tracer in tracers), on_cpu)
+    if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
+        return not_run
+    release = targets.sglang_version() or "of an unknown version"
+    text = (
+        f"SGLang {release} was never run with {', '.join(not_run)} "
+        f"{'on the CPU engine' if on_cpu else 'on a GPU'}, so a finding could be false, and "
+        f"G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
+        "G4DEBUG_MODE=log, which only reports findings; or with G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1, "
+        "which takes that risk"
+    )
+    was_run = [tracer.id for tracer in tracers if tracer.id not in not_run]
+    if was_run:
+        text += f"; or arm only what was run: G4DEBUG_TRACE={','.join(was_run)}"
+    raise SettingsError(text)
 
 
 def _arm(
-    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap
+    settings: Settings,
+    hooks: Hooks,
+    recorder: Recorder,
+    trap: Trap,
+    tracers: Sequence[Tracer],
+    not_run: Sequence[str],
 ) -> tuple[Ledger | None, HookWatch | None]:
     """Install the step recorder, then the ledger if one is needed, then the tracers.
 
@@ -148,7 +194,8 @@ def _arm(
     if not settings.tracers:
         return None, None
     from g4debug.findings.status import STEPS
-    from g4debug.tracers.base import Context, Tracer
+    from g4debug.hooking.hooks import HookError
+    from g4debug.tracers.base import Context
     from g4debug.tracers.hook_watch import HookWatch
 
     steps = Context(STEPS, hooks, settings, recorder, trap)
@@ -173,8 +220,6 @@ def _arm(
     steps.before("batch.prepare_for_decode", prepare_step)
     # Before, so that the dump of a crash at start has the arguments and the ranks.
     steps.before("scheduler.init", attach)
-    loaded = (discovery.load("tracer", name) for name in settings.tracers)
-    tracers: list[Tracer] = [t for t in loaded if settings.trace or not t.opt_in]
     ledger = None
     if any(t.ledger for t in tracers):
         from g4debug.ledger.hooks import LedgerHooks
@@ -187,7 +232,15 @@ def _arm(
         context.status.mode = settings.mode
         if tracer.ledger and ledger is not None:
             context.status.depends_on(ledger.status, tracer.without_ledger)
-        tracer.install(context)
+        if tracer.id in not_run:  # the start-up line says it
+            context.status.limit("it may be wrong", NOT_RUN, quiet=True)
+        try:
+            tracer.install(context)
+        except HookError as e:
+            if tracer.id not in not_run or settings.mode != "log":
+                raise
+            hooks.drop(tracer.id)
+            context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
     return ledger, watch
@@ -230,11 +283,20 @@ def role() -> str:
     return "server" if multiprocessing.parent_process() is None else "scheduler"
 
 
-def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch | None) -> None:
+def _after_apply(
+    hooks: Hooks,
+    settings: Settings,
+    line: str,
+    watch: HookWatch | None,
+    not_run: Sequence[str],
+) -> None:
     """Check that our hooks really run, as soon as SGLang has applied the hooks of all plugins.
 
     If they do, ``line`` is printed to stderr, because SGLang sets up its logging only after the
     plugins have run.
+
+    not_run: tracers that were never run on this SGLang. In log mode they work as far as they can,
+    and say what they do not see. Everything else that is missing stops the start.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -244,6 +306,10 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch |
         HookRegistry.apply_hooks = apply_hooks
         apply_hooks()
         missing = hooks.missing()
+        if missing and watch is not None and settings.mode == "log":
+            partly = [s for s in missing if set(s.owners) <= {*not_run, *SHARED}]
+            watch.never(partly)
+            missing = tuple(s for s in missing if s not in partly)
         if not missing:
             print(line, file=sys.stderr, flush=True)
             if watch is not None:
@@ -262,14 +328,21 @@ def _after_apply(hooks: Hooks, settings: Settings, line: str, watch: HookWatch |
     HookRegistry.apply_hooks = apply_and_audit
 
 
+def _was_never_run(tracer: TracerStatus) -> bool:
+    return any(limit.why == NOT_RUN for limit in tracer.limits)
+
+
 def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
     """Says in one line what is armed, fixed and injected, and where dumps go.
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
     armed = ", ".join(state.tracers) or "none"
+    not_run = [t.name for t in state.recorder.status.records() if t.mode and _was_never_run(t)]
     return (
-        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); fixes: {fixed}; "
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); "
+        f"{'never run on this SGLang: ' + ', '.join(not_run) + '; ' if not_run else ''}"
+        f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"
     )

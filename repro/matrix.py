@@ -69,7 +69,7 @@ def main() -> int:
         _render.block(console, clean_block(clean))
         rows: list[Row] = []
         with ThreadPoolExecutor(args.jobs) as pool:
-            drills = [(f, d) for f in faults for d in f.drills]
+            drills = [(f, d) for f in faults if not f.absent for d in f.drills]
             for row in pool.map(lambda fd: run_drill(fd[0], fd[1], clean, folder), drills):
                 rows.append(row)
                 _render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))

@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from packaging.version import Version
 
 from g4debug import discovery
-from g4debug.settings import fix_switch
+from g4debug.hooking import targets
+from g4debug.settings import Settings, fix_switch
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
@@ -41,6 +43,18 @@ DELETED = """
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 del FrozenKVMTPWorker._target_kv_pool_view
 """
+# A release that nothing was run on; with the second line, one whose sites have changed, too.
+UNKNOWN = """
+from g4debug.hooking import targets
+targets.RUN.clear()
+"""
+CHANGED = (
+    UNKNOWN
+    + """
+targets.SITES['attn.layer_page_table'] = (('', None),)
+targets.SITES['pool.alloc_decode'] = (('', targets.path('pool.alloc_decode') + '_gone'),)
+"""
+)
 # A release that has the bug: the fix is applied without anybody asking for it.
 NEEDED = """
 import dataclasses
@@ -76,6 +90,13 @@ def outcomes():
         "deleted": {},
         "deleted-debug": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
         "deleted-forced": {"G4DEBUG_FIX_SWA_STATE_SWAP": "1"},
+        "unknown": {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        "unknown-log": {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "log"},
+        "unknown-taken": {
+            "G4DEBUG_TRACE": "page-table",
+            "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+        },
+        "changed-log": {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "log"},
     }
     code = {
         "gone-debug": GONE.format(site="attn.layer_page_table") + LOAD,
@@ -84,6 +105,8 @@ def outcomes():
         "deleted": NEEDED + DELETED + LOAD,
         "deleted-debug": NEEDED + DELETED + LOAD,
         "deleted-forced": DELETED + LOAD,
+        **{name: UNKNOWN + LOAD for name in cases if name.startswith("unknown")},
+        **{name: CHANGED + LOAD for name in cases if name.startswith("changed")},
     }
     with ThreadPoolExecutor(2) as pool:
         jobs = {k: pool.submit(load, code.get(k, LOAD), **v) for k, v in cases.items()}
@@ -245,3 +268,83 @@ def test_a_real_server_does_not_start_with_a_typo():
     done = run([*CPU, *server.command(["--port", "29999"])[1:]], G4DEBUG_MODES="log")
     assert done.returncode == 1
     assert last_line(done).startswith("g4debug: G4DEBUG_MODES: unknown variable; valid: ")
+
+
+def test_a_release_that_the_tracers_were_never_run_on_is_refused(outcomes):
+    done = outcomes["unknown"]
+    assert done.returncode == 1
+    assert "SERVING ON" not in done.stdout
+    line = last_line(done)
+    assert line.startswith(f"g4debug: SGLang {targets.sglang_version()} was never run with ")
+    armed = "flight-recorder, page-table, pool-leak, spec-lifecycle, swa-allocator"
+    assert f"with {armed} on the CPU engine, so a finding" in line
+    assert "G4DEBUG_MODE=raise could harm" in line
+    assert "G4DEBUG_MODE=log" in line
+    assert "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_there_it_can_report_or_the_risk_can_be_taken(outcomes):
+    for case, armed, mode in (
+        ("unknown-log", "flight-recorder, page-table, pool-leak, ", "log"),
+        ("unknown-taken", "page-table", "raise"),
+    ):
+        done = outcomes[case]
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert "SERVING ON" in done.stdout
+        line = next(x for x in done.stderr.splitlines() if x.startswith("g4debug 0"))
+        assert f"armed: {armed}" in line
+        assert f"({mode}); never run on this SGLang: {armed}" in line
+
+
+def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
+    from g4debug import plugin
+    from g4debug.settings import SettingsError
+
+    release = str(targets.sglang_version())
+    there = {k: v for k, v in targets.RUN[release].items() if k != "pool-leak"}
+    monkeypatch.setitem(targets.RUN, release, there)
+    settings = Settings(
+        debug=True, mode="contain", cpu=True
+    )  # which may free other pages than SGLang
+    with pytest.raises(SettingsError) as error:
+        plugin.refuse_if_not_run(settings, plugin.chosen(settings))
+    text = str(error.value)
+    assert "G4DEBUG_MODE=contain could harm" in text
+    assert "was never run with pool-leak on the CPU engine, so" in text
+    assert "G4DEBUG_TRACE=flight-recorder,page-table,spec-lifecycle,swa-allocator" in text
+    settings = Settings(trace=("page-table", "swa-allocator"), cpu=True)
+    assert plugin.refuse_if_not_run(settings, plugin.chosen(settings)) == ()
+
+
+def test_a_build_that_is_not_exactly_that_release_was_not_run(monkeypatch):
+    release = next(iter(targets.RUN))
+    for build, count in ((release, 0), (f"{release}+fork", 1), ("0.5.99", 1), ("0.5.24.dev3", 1)):
+        monkeypatch.setattr(targets, "sglang_version", lambda build=build: Version(build))
+        assert len(targets.not_run(["page-table"], cpu_engine=True)) == count, build
+    monkeypatch.setattr(targets, "sglang_version", lambda: None)
+    assert targets.not_run(["page-table"], cpu_engine=True) == ("page-table",)
+
+
+def test_what_was_run_on_the_cpu_engine_was_not_run_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "sglang_version", lambda: Version("0.5.99"))
+    there = {"page-table": (targets.CPU,), "pool-leak": (targets.CPU, targets.H200)}
+    monkeypatch.setitem(targets.RUN, "0.5.99", there)
+    assert targets.not_run(there, cpu_engine=True) == ()
+    assert targets.not_run(there, cpu_engine=False) == ("page-table",)
+
+
+def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):
+    done = outcomes["changed-log"]
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "SERVING ON" in done.stdout
+    said = done.stderr.replace("\n", " ")
+    assert "page-table is off: page-table: SGLang " in said
+    assert "has no attn.layer_page_table" in said
+    assert "the page ledger is off: it does not see every event: SGLang's " in said
+    assert "alloc_decode_gone is missing" in said
+
+
+def test_the_table_of_runs_names_tracers_that_there_are():
+    assert all(set(there) <= set(discovery.names("tracer")) for there in targets.RUN.values())
+    assert set(next(iter(targets.RUN.values()))) == set(discovery.names("tracer"))

@@ -18,6 +18,7 @@ VALID = {
     "SGLANG_TRTLLM_MHA_DEBUG_DIR": ("/dumps", "debug_dir", Path("/dumps")),
     "G4DEBUG_TRACE": (" page-table ,", "trace", ("page-table",)),
     "G4DEBUG_MODE": ("contain", "mode", "contain"),
+    "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": ("1", "not_run_on_this_release", True),
     "G4DEBUG_FIXES": (" all ", "fixes", "all"),
     "G4DEBUG_FAULTS": ("seed=7;page-oob=1*on", "faults", "seed=7;page-oob=1*on"),
     "G4DEBUG_MAX_DUMPS": ("0", "max_dumps", 0),

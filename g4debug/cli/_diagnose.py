@@ -5,6 +5,7 @@ SGLang is imported only by the probe (``_probe.py``), which runs in a process of
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import os
@@ -20,7 +21,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from g4debug import __version__, cli, discovery
+from g4debug import __version__, cli, discovery, plugin
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
@@ -56,9 +57,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
         d.works = cli.without_sglang()
         d.conclude(f"not ready: {NO_SGLANG}; these commands work: {', '.join(d.works)}")
         return d
-    if str(installed) not in targets.VERIFIED:
-        verified = ", ".join(targets.VERIFIED)
-        d.notes.append(f"SGLang {installed} was not tried with g4debug; these were: {verified}")
+    _release(d, settings)
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
@@ -67,6 +66,26 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
         _probe(d, settings, environ, canary)
     d.conclude(_verdict(d, settings) if settings is not None else "")
     return d
+
+
+def _release(d: Diagnosis, settings: Settings | None) -> None:
+    """Was each tracer that the environment arms, or that would be armed, run on this SGLang?"""
+    asked = settings is not None and bool(settings.tracers)
+    armed = settings if settings is not None and asked else Settings(debug=True)
+    # Doctor's own probe takes the CPU engine where there is no GPU.
+    armed = dataclasses.replace(armed, cpu=armed.cpu or not d.gpus)
+    not_run = targets.not_run(_armed(armed), armed.cpu)
+    if not not_run:
+        return
+    try:
+        plugin.refuse_if_not_run(armed, plugin.chosen(armed))
+    except SettingsError as e:
+        (d.problems if asked else d.notes).append(str(e))
+    else:
+        d.notes.append(
+            f"SGLang {targets.sglang_version()} was never run with {', '.join(not_run)}; "
+            f"releases that were: {', '.join(targets.RUN)}"
+        )
 
 
 def _versions() -> dict[str, str]:
@@ -290,7 +309,7 @@ def _shadowed(d: Diagnosis) -> None:
 
 def _probe(d: Diagnosis, settings: Settings, environ: Mapping[str, str], canary: str) -> None:
     """Load SGLang's plugins in another process, with every tracer armed."""
-    environment = dict(environ)
+    environment = {**environ, "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}  # _release has told of it
     if not settings.tracers:
         environment["SGLANG_TRTLLM_MHA_DEBUG"] = "1"  # to prove that it would work
     with tempfile.TemporaryDirectory(prefix="g4debug-doctor-") as folder:

@@ -1,4 +1,7 @@
-"""What the faults of speculative decoding share: a decode step of FROZEN_KV_MTP's v1 worker ends.
+"""What the faults of speculative decoding share: a decode step of FROZEN_KV_MTP ends.
+
+With the v1 worker (to SGLang 0.5.13) that is the end of the worker's forward. With v2 the scheduler
+puts the next draft input on the batch after it, so there it is the end of ``run_batch``.
 
 In the order of hooks the faults come after the fixes and before the tracers, so a fix inside the
 worker's forward does not undo them. Only a step in which a request goes on is an opportunity.
@@ -13,6 +16,8 @@ from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
+    import torch
+
     from g4debug.hooking.hooks import Hooks
 
 CAUGHT_BY = ("spec-lifecycle",)
@@ -20,17 +25,18 @@ AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that
 
 
 def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
-    """Call ``act`` after ``forward_batch_generation`` of a decode step if the chain fires."""
+    """Call ``act`` at the end of a decode step if the chain fires."""
     from g4debug.hooking.hooks import Order
 
-    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def at_end(result: Any, owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch)
         action = injection.fire() if rows and decodes(batch) else None
         if action is not None:
             act(batch, rows, action)
         return result
 
-    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
+    site = "scheduler.run_batch" if is_v2() else "worker.forward"
+    hooks.after(site, Order.FAULT, injection.fault.id, at_end)
 
 
 def asks_for(injection: Injection, task: str) -> bool:
@@ -42,16 +48,32 @@ def asks_for(injection: Injection, task: str) -> bool:
     return chain.index < len(chain.actions) and chain.actions[chain.index].task == task
 
 
+def is_v2() -> bool:
+    """True if this SGLang has speculative decoding v2 only: its worker makes no seed step."""
+    from g4debug.hooking import targets
+
+    return targets.path("worker.seed_step") is None
+
+
 def survivors(batch: Any) -> list[int]:
-    """The rows of a ScheduleBatch whose requests go on."""
-    return [i for i, r in enumerate(batch.reqs) if not r.finished()]
+    """The rows of a ScheduleBatch whose requests go on, as far as SGLang knows by now."""
+    return [i for i, r in enumerate(batch.reqs) if not (r.finished() or r.is_retracted)]
 
 
 def decodes(batch: Any) -> bool:
+    """True for a decode of FROZEN_KV_MTP. Other servers and steps are no opportunities."""
     mode = batch.forward_mode
-    return not (mode.is_idle() or mode.is_extend() or batch.is_extend_in_batch)
+    idle = mode.is_idle() or mode.is_extend() or batch.is_extend_in_batch
+    return not idle and bool(batch.spec_algorithm.is_frozen_kv_mtp())
+
+
+def changed(numbers: torch.Tensor, row: int, value: int) -> torch.Tensor:
+    """A copy of an integer tensor [requests] with another number in one row."""
+    copy = numbers.clone()
+    copy[row] = value
+    return copy
 
 
 def verify_output(result: Any) -> Any:
-    """The EagleVerifyOutput in what ``verify`` returns. From 0.5.13 on nothing else is returned."""
+    """The EagleVerifyOutput in what the v1 ``verify`` returns; from 0.5.13 on, that is it."""
     return result if hasattr(result, "draft_extend_input") else result[1]

@@ -1,14 +1,15 @@
 """Lets a verify report an impossible accept length for one request that goes on.
 
 It changes SGLang's verify output, which is made from the kernel's counts: the list on the host and
-also the tensor, by which the seed step selects each request's last accepted token.
+also the tensor, by which the seed step selects each request's last accepted token. With speculative
+decoding v2 it changes the tensor that goes to the host, after the worker's step has used it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, survivors, verify_output
+from g4debug.faults._spec import CAUGHT_BY, changed, is_v2, survivors, verify_output
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -17,6 +18,20 @@ if TYPE_CHECKING:
 
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
+
+    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        live = survivors(batch) if result.accept_lens is not None else []
+        action = injection.fire() if live else None
+        if action is not None:
+            row = injection.random.choice(live)
+            length = 0 if action.task == "zero" else int(worker.speculative_num_draft_tokens) + 1
+            result.accept_lens = changed(result.accept_lens, row, length)
+            injection.log(f"request {batch.reqs[row].rid} (row {row}): accept length {length}")
+        return result
+
+    if is_v2():
+        hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
+        return
 
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         live = survivors(batch)

@@ -26,6 +26,8 @@ class Fault:
     argument. selectors: those for which the fault passes a value to ``Injection.fire``. Another one
     would never match, so it is an error; ``@at=`` and ``@step=`` belong to every fault. drills:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
+    needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
+    fault.
     """
 
     id: str
@@ -37,6 +39,17 @@ class Fault:
     arguments: tuple[str, ...] = ()
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
+    needs: tuple[str, ...] = ()
+
+    @property
+    def absent(self) -> str:
+        """Why this fault is not there on the installed SGLang, '' if it is."""
+        from g4debug.hooking import targets
+
+        missing = [site for site in self.needs if targets.path(site) is None]
+        if not missing:
+            return ""
+        return f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
 
 
 EVERY_FAULT = ("at", "step")  # selectors that need no value from the fault
@@ -123,6 +136,8 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
     clock = Clock()
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("fault", name)
+        if fault.absent:
+            raise GrammarError(f"{fault.id} cannot be injected here: {fault.absent}")
         for action in actions:
             _refuse_impossible(fault, action)
         injection = Injection(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)

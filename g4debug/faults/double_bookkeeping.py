@@ -3,15 +3,17 @@
 This is the bug of seed PR #24: SGLang's v1 verify (``eagle_info.py``) advances
 ``kv_committed_len``, ``output_ids`` and ``spec_verify_ct``, and so does its v2 result processing
 (``scheduler_output_processor_mixin.py``). If v2 processes the result of a v1 worker, both do it.
+Where there is v2 only, what processes the result counts a second time.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, decodes, survivors, verify_output
+from g4debug.faults._spec import CAUGHT_BY, decodes, is_v2, survivors, verify_output
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -21,7 +23,7 @@ def count_again(request: Any, accepted: int, task: str) -> str:
     """Advance the fields of ``task`` again, as the v2 processing does. Returns it in words."""
     done = []
     if task in ("on", "kv"):
-        request.kv_committed_len += accepted
+        req_kv.holder(request, "kv_committed_len").kv_committed_len += accepted
         done.append(f"kv_committed_len +{accepted}")
     if task in ("on", "output"):
         request.output_ids.extend(list(request.output_ids[-accepted:]))
@@ -34,6 +36,20 @@ def count_again(request: Any, accepted: int, task: str) -> str:
 
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
+
+    def after_resolve(kept: Any, processor: Any, result: Any, batch: Any) -> Any:
+        rows = survivors(batch)
+        action = injection.fire() if rows else None
+        if action is not None:
+            row = injection.random.choice(rows)
+            request = batch.reqs[row]
+            done = count_again(request, len(kept[row]), action.task)
+            injection.log(f"request {request.rid} (row {row}): {done} a second time")
+        return kept
+
+    if is_v2():
+        hooks.after("result.resolve", Order.FAULT, injection.fault.id, after_resolve)
+        return
 
     accepted: list[list[int]] = [[]]
 

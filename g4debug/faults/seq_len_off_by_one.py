@@ -1,14 +1,28 @@
-"""Changes the length of one request by one after a decode step."""
+"""Changes the length of one request by one after a decode step.
+
+With speculative decoding v2 the verify makes the new length, on the device. ``device`` changes what
+the next step gets from the FutureMap, but not what the host gets.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
+from g4debug.faults._spec import (
+    CAUGHT_BY,
+    asks_for,
+    at_end_of_decode,
+    changed,
+    decodes,
+    is_v2,
+    survivors,
+)
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 
 if TYPE_CHECKING:
+    import torch
+
     from g4debug.hooking.hooks import Hooks
 
 OFF = {"plus": 1, "minus": -1, "device": 1}
@@ -28,7 +42,36 @@ def install(hooks: Hooks, injection: Injection) -> None:
             f"request {batch.reqs[row].rid} (row {row}): seq_len {was} {off:+d} on {where}"
         )
 
-    at_end_of_decode(hooks, injection, shift)
+    if is_v2():
+        _install_v2(hooks, injection)
+    else:
+        at_end_of_decode(hooks, injection, shift)
+
+
+def _install_v2(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
+
+    def shifted(lengths: torch.Tensor, batch: Any, where: str) -> torch.Tensor:
+        rows = survivors(batch)
+        action = injection.fire() if rows else None
+        if action is None:
+            return lengths
+        row, off = injection.random.choice(rows), OFF[action.task]
+        injection.log(f"request {batch.reqs[row].rid} (row {row}): {where} {off:+d}")
+        return changed(lengths, row, int(lengths[row]) + off)
+
+    def after_verify(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if batch.reqs and not asks_for(injection, "device"):
+            result.new_seq_lens = shifted(result.new_seq_lens, batch, "the new seq_len")
+        return result
+
+    def after_resolve(result: Any, future_map: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        if decodes(batch) and asks_for(injection, "device"):
+            batch.seq_lens = shifted(batch.seq_lens, batch, "seq_len on the device")
+        return result
+
+    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
+    hooks.after("future.resolve_lens", Order.FAULT, injection.fault.id, after_resolve)
 
 
 FAULT = Fault(

@@ -1,14 +1,16 @@
 """Gives the assistant the hidden states of the step before.
 
 With ``on`` the seed step gets them, in place of those of this step's verify. With ``draft`` the
-next draft gets them, in place of those that the seed step left in the draft input.
+next draft gets them, in place of those that the seed step left in the draft input. Speculative
+decoding v2 has no seed step of its own: there ``on`` means what is stashed for the next step, and
+``draft`` what the draft finds in its input.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, is_v2, survivors
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -46,6 +48,19 @@ def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     seed, draft = _Old(injection, "on"), _Old(injection, "draft")
+
+    def before_draft_extend(worker: Any, batch: Any, result: Any) -> None:
+        if survivors(batch):
+            seed.swap(result.logits_output)
+
+    def before_forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if decodes(batch) and survivors(batch):
+            draft.swap(batch.spec_info)
+
+    if is_v2():
+        hooks.before("worker.draft_extend", Order.FAULT, injection.fault.id, before_draft_extend)
+        hooks.before("worker.forward", Order.FAULT, injection.fault.id, before_forward)
+        return
 
     def before_extend(worker: Any, batch: Any) -> None:
         if decodes(batch) and survivors(batch):

@@ -1,16 +1,18 @@
-"""Leaves the verify input on the batch when the worker's forward ends.
+"""Leaves the verify input on the batch when a step ends.
 
 This is the bug of seed PR #22. SGLang 0.5.12 does it by itself if every request of a batch finished
 in one verify. The task ``finished`` does the same in releases that no longer have the bug; ``on``
-does it where requests go on.
+does it where requests go on. Speculative decoding v2 has ``on`` only: with overlap scheduling
+nobody knows at the end of a step that every request has finished.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, is_v2, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.faults.grammar import GrammarError
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -27,9 +29,11 @@ def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
+    if is_v2() and any(action.task == "finished" for action in injection.chain.actions):
+        raise GrammarError("verify-input-left: this SGLang has no worker that task finished is for")
     verified: list[Any] = [None]
 
-    def before_verify(worker: Any, batch: Any) -> None:
+    def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         verified[0] = batch.spec_info
 
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,7 +47,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
         return result
 
     hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
-    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
+    end = "scheduler.run_batch" if is_v2() else "worker.forward"
+    hooks.after(end, Order.FAULT, injection.fault.id, after_forward)
 
 
 FAULT = Fault(

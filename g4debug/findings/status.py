@@ -76,14 +76,17 @@ class Part:
         """The count of the things that are called ``what``."""
         return self.tallies.setdefault(what, Tally())
 
-    def limit(self, what: str, why: str, error: BaseException | None = None) -> None:
+    def limit(
+        self, what: str, why: str, error: BaseException | None = None, *, quiet: bool = False
+    ) -> None:
         """Something is not judged any more, or was never judged here.
 
         what: what the part is limited to, or what is missing ("ranges only"). why: the reason.
-        error: the failure of ours that it comes from; it is logged with its traceback.
+        error: the failure of ours that it comes from; it is logged with its traceback. quiet: do
+        not log it, because the caller says it for several parts at once.
         """
         what, why = what[:MAX_TEXT], why[:MAX_TEXT]
-        if self._limited(what, why) and not self.is_off:
+        if self._limited(what, why) and not self.is_off and not quiet:
             self._tell(f"is limited{self._since()}: {what}: {why}", error)
 
     def off(self, why: str, error: BaseException | None = None) -> None:

@@ -2,13 +2,14 @@
 
 ``SITES`` maps a site to pairs of version specifier and dotted path. The first specifier that
 matches the release counts. A path of None says that the release has no such place. The table is
-checked against the releases that docs/supported.md lists.
+checked against the releases that docs/supported.md lists. ``RUN`` says which tracer was run on
+which release.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -23,6 +24,8 @@ _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
+_EAGLE_V2 = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+_FUTURE = "sglang.srt.managers.overlap_utils.FutureMap"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -105,14 +108,35 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
     ),
-    # The hand-overs of batch.spec_info inside the v1 worker.
-    "worker.draft": _worker_v1("draft"),
-    "worker.verify": _worker_v1("verify"),
+    # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
+    # those of v2, which hands over through the FutureMap from one step to the next.
+    "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
+    # The v2 worker inherits it.
+    "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
     "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
     "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
     "worker.select_verified": _worker_v1("_select_last_verified_seed"),
     "worker.select_extended": _worker_v1("_select_last_extend_hidden"),
     "worker.target_extend": _worker_v1("forward_target_extend"),
+    "worker.draft_extend": _from_0_5_14(f"{_DRAFT_V2}._draft_extend_for_decode"),
+    "future.resolve_lens": _from_0_5_14(f"{_FUTURE}.resolve_seq_lens_cpu"),
+    "future.gather": _from_0_5_14(f"{_FUTURE}._resolve_spec_extras"),
+    "future.publish": _from_0_5_14(f"{_FUTURE}.publish"),
+    "future.stash": _from_0_5_14(f"{_FUTURE}.stash"),
+    # 0.5.14 calls FutureMap.stash in run_batch itself.
+    "scheduler.relay": (
+        ("<0.5.15", None),
+        (_ANY, f"{_SCHEDULER}._relay_forward_payload"),
+    ),
+    # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
+    "result.resolve": (
+        ("<0.5.15", None),
+        (
+            _ANY,
+            "sglang.srt.managers.scheduler_components.batch_result_processor"
+            ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        ),
+    ),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
     # 0.5.13 moved the speculative arguments into a module of their own.
@@ -136,15 +160,24 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
-    "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
-    "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
+    # Where all pages that are freed enter the free list. Before, "pool.free" put them there.
+    "pool.release": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}._release_page_ids")),
+    "pool.backup_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.backup_state")),
+    "pool.restore_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.restore_state")),
     # The SWA allocator, which uses two of these allocators, one for each pool.
     "swa.init": _allocator("swa", f"{_SWA}.__init__"),
     "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
     "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
     "swa.alloc_decode": _allocator("swa", f"{_SWA}.alloc_decode"),
     "swa.set_mapping": _allocator("swa", f"{_SWA}.set_full_to_swa_mapping"),
+    # From 0.5.21 on, SWA pages may be moved from one full page to another.
+    "swa.clear_mapping": (
+        ("<0.5.21", None),
+        *_allocator("swa", f"{_SWA}.clear_full_to_swa_mapping"),
+    ),
     "swa.free": _allocator("swa", f"{_SWA}.free"),
+    "swa.free_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_segment")),
+    "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
@@ -156,7 +189,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
     "tree.swa_insert": (
-        ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        ("<0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
@@ -169,6 +202,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    # Not hooked: where there is such a barrier, a forward's tables are built before they change.
+    "scheduler.war_barrier": _from_0_5_14(f"{_SCHEDULER}._apply_war_barrier"),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
     # Called in every round of every kind of event loop. 0.5.13 moved it.
@@ -190,7 +225,43 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
 }
 
-VERIFIED = ("0.5.12.post1",)  # releases that the whole suite was run on
+# Where each tracer was run on each release: armed in real engines, on healthy servers and against
+# its faults. What is not here is not known to be right there, whatever the code looks like, and a
+# tracer that is wrong stops a healthy server. So nothing is entered here that was only read.
+CPU, H200 = "CPU engine", "H200"
+RUN: dict[str, dict[str, tuple[str, ...]]] = {
+    "0.5.12.post1": {
+        "flight-recorder": (CPU, H200),
+        "kv-integrity": (CPU, H200),
+        "page-table": (CPU, H200),
+        "pool-leak": (CPU, H200),
+        "spec-lifecycle": (CPU, H200),
+        "swa-allocator": (CPU, H200),
+    },
+    "0.5.13.post1": {
+        "flight-recorder": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+    "0.5.15.post1": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+    "0.5.23": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+}
 
 
 class UnknownSite(KeyError):
@@ -254,6 +325,21 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     from packaging.specifiers import SpecifierSet
 
     return SpecifierSet(specifier).contains(found, prereleases=True)
+
+
+def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:
+    """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
+
+    cpu_engine: SGLang runs on the CPU engine. Elsewhere a tracer must have been run on a GPU. A
+    build that is not exactly a release of ``RUN`` (a development version, or one with a local label
+    such as ``+fork``) was not run.
+    """
+    known = RUN.get(str(sglang_version()), {})
+    return tuple(
+        name
+        for name in tracers
+        if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
+    )
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

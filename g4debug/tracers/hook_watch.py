@@ -27,7 +27,7 @@ from typing import Any
 from g4debug.findings.record import Finding, OtherHook
 from g4debug.findings.status import LEDGER, STEPS
 from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Gone, Hooks
+from g4debug.hooking.hooks import Gone, Hooks, SiteState
 from g4debug.hooking.neighbours import Neighbour, neighbours
 from g4debug.hooking.plugins import Plugin
 from g4debug.ledger.ledger import Ledger
@@ -74,6 +74,22 @@ class HookWatch:
         self.trap = context.trap
         self.trap.doubt = context.isolate(self.doubt)
         self._others = context.isolate(self.others)
+
+    def never(self, sites: Iterable[SiteState]) -> None:
+        """Sites at which our hooks could not be put at start, and the server starts all the same.
+
+        That is so only in log mode, on a release that these tracers were never run on.
+        """
+        for site in sites:
+            self.lost[site.site] = site.owners
+            where = f"SGLang's {site.path or site.site} is {site.state}"
+            for owner in dict.fromkeys(site.owners):
+                if owner == LEDGER and self.ledger is not None:
+                    if not self.ledger.broken:
+                        self.ledger.give_up(f"it does not see every event: {where}")
+                else:
+                    part = self.recorder.status.part(owner)
+                    part.limit(f"it sees nothing of {site.site}", f"{where} ({site.detail})")
 
     def on_idle(self, *args: Any, **kwargs: Any) -> None:
         """Called again and again while there is nothing to do."""
@@ -131,6 +147,9 @@ class HookWatch:
             self.look()
         if finding.kind in self._sure.get(finding.check, ()):
             return ""
+        part = self.recorder.status.parts.get(finding.check)
+        if part is not None and part.is_off:
+            return "this tracer is off"
         owners = {finding.check, STEPS}
         if finding.check in self._needs_ledger:
             owners.add(LEDGER)

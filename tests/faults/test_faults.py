@@ -10,6 +10,7 @@ from g4debug.cpu import fault as device
 from g4debug.faults import page_oob
 from g4debug.faults.base import Injection, install_all, recreated_bugs, replay
 from g4debug.faults.grammar import Chain, GrammarError, parse
+from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 
 
@@ -41,6 +42,12 @@ def test_what_a_fault_cannot_do_is_refused_at_start(plan, says):
     with pytest.raises(GrammarError) as error:
         install_all(parse(plan), Hooks())
     assert says in str(error.value)
+
+
+def test_a_fault_that_this_release_cannot_have_is_refused_at_start(monkeypatch):
+    monkeypatch.setitem(targets.SITES, "future.publish", (("", None),))
+    with pytest.raises(GrammarError, match=r"publish-order cannot be injected here: SGLang .* has"):
+        install_all(parse("publish-order=1*early"), Hooks())
 
 
 STRESS = ("abort-request", "delayed-step", "forced-retract", "radix-evict")

@@ -134,11 +134,20 @@ def test_ci_runs_the_readmes_test_command() -> None:
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == f"exec {command}"
 
 
-def test_verified_releases() -> None:
+def test_the_table_of_tracers_and_releases() -> None:
     page = TEXTS["docs/supported.md"]
-    line = re.search(r"^- \*\*Verified\*\*: ([^,]*(?:, [0-9][^,]*)*),", page, re.M)
-    assert line
-    assert tuple(line[1].split(", ")) == targets.VERIFIED
+    table = page.split("<!-- runs")[1].split("<!-- /runs -->")[0]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines()[1:])
+    said = {
+        release: {
+            row[0].strip("`"): tuple(cell.split(", "))
+            for row in rows
+            if (cell := row[column]) != "refused"
+        }
+        for column, release in enumerate(head)
+        if column
+    }
+    assert said == targets.RUN
 
 
 def test_the_readme_is_one_page_and_leads_to_every_other() -> None:

@@ -714,11 +714,11 @@ def never_released(arm):
 
 
 def handed_over(
-    violation: Violation | None, site: str = "batch.merge", left: Any = None
+    violation: Violation | None, site: str = "batch.merge", left: Any = None, v2: bool = False
 ) -> tuple[str, str]:
     assert violation is not None
     batch = SimpleNamespace(forward_mode=None)
-    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left)
+    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left, v2=v2)
     finding = spec_report.describe(violation, at, Recorder(4))
     return finding.kind, finding.cause
 
@@ -848,6 +848,126 @@ def no_hidden_states(arm):
 @scenario("spec-lifecycle: stale-hidden-state", "the tensor of the step before")
 def the_last_steps_hidden_states(arm):
     return stale("those of the step before")
+
+
+def in_v2(violation: Violation | None, site: str = "scheduler.run_batch") -> tuple[str, str]:
+    return handed_over(violation, site, v2=True)
+
+
+@scenario("spec-lifecycle: verify-input-left", "the verify input of its own step")
+def left_when_the_step_ended(arm):
+    return in_v2(still_verify())
+
+
+@scenario("spec-lifecycle: spec-info-dropped", "lost when the step ended")
+def dropped_when_the_step_ended(arm):
+    return in_v2(nothing())
+
+
+@scenario("spec-lifecycle: bookkeeping", "by the processing of the verify's result")
+def counted_twice_in_the_result(arm):
+    violation = spec_check.check_counts("bookkeeping", "spec_verify_ct", [1, 2], [1, 3])
+    return in_v2(violation, "result.resolve")
+
+
+@scenario("spec-lifecycle: bookkeeping", "by putting the tokens out")
+def put_out_twice(arm):
+    violation = spec_check.check_counts("bookkeeping", "output_ids", [1, 2], [1, 3])
+    return in_v2(violation, "scheduler.stream_output")
+
+
+@scenario("spec-lifecycle: future-row", "two requests that both live")
+def one_row_for_two(arm):
+    return in_v2(spec_check.check_owners([3, 3], ["a", "b"], [None, None]))
+
+
+@scenario("spec-lifecycle: future-row", "were filtered, merged or put in order at different times")
+def rows_exchanged(arm):
+    return in_v2(spec_check.check_same_rows([3, 1], [1, 3]))
+
+
+def read_from(written: Any) -> tuple[str, str]:
+    return in_v2(spec_check.check_written("lengths", [3], ["a"], [5], [written]))
+
+
+@scenario("spec-lifecycle: future-row", "nothing wrote the lengths of this request")
+def nobody_wrote_the_row(arm):
+    return read_from(None)
+
+
+@scenario("spec-lifecycle: future-row", "written for another request in between")
+def somebody_else_wrote_the_row(arm):
+    return read_from(("b", 5))
+
+
+@scenario("spec-lifecycle: future-row", "the last step of this request did not write the lengths")
+def the_row_is_old(arm):
+    return read_from(("a", 4))
+
+
+@scenario("spec-lifecycle: future-row", "the step ended without a stash")
+def not_stashed(arm):
+    return in_v2(Violation("future-row", "x", "not stashed", what="not stashed"))
+
+
+def publish(**changes: bool | int) -> tuple[str, str]:
+    sound = {"decode": True, "verified": True, "times": 0, "own_lengths": True, "own_rows": True}
+    return in_v2(spec_check.check_publish(**{**sound, **changes}))
+
+
+@scenario("spec-lifecycle: future-row", "the rows by which the worker's step was published")
+def published_in_other_rows(arm):
+    return publish(own_rows=False)
+
+
+@scenario("spec-lifecycle: publish-order", "before its verify had counted")
+def published_before_the_verify(arm):
+    return publish(verified=False)
+
+
+@scenario("spec-lifecycle: publish-order", "published, or the worker did so twice")
+def published_twice(arm):
+    return publish(times=1)
+
+
+@scenario("spec-lifecycle: publish-order", "is not the one that the verify made")
+def published_other_lengths(arm):
+    return publish(own_lengths=False)
+
+
+@scenario("spec-lifecycle: publish-order", "did not call it")
+def not_published(arm):
+    return in_v2(spec_check.check_published(True))
+
+
+def bonus(got: int) -> tuple[str, str]:
+    violation = spec_check.check_bonus(["a", "b"], [7, 8], [7, got], [[1], [2]])
+    return in_v2(violation, "result.resolve")
+
+
+@scenario("spec-lifecycle: bonus-token", "the token is the last token of request a")
+def the_other_requests_token(arm):
+    return bonus(7)
+
+
+@scenario("spec-lifecycle: bonus-token", "the request had this token before")
+def an_earlier_token(arm):
+    return bonus(2)
+
+
+@scenario("spec-lifecycle: bonus-token", UNKNOWN + ": no request of the batch")
+def a_token_of_nobody(arm):
+    return bonus(5)
+
+
+@scenario("spec-lifecycle: allocated-len", "the allocation for this step was left out")
+def not_allocated_ahead(arm):
+    return in_v2(spec_check.check_allocated([8], [5], "why"), "batch.prepare_for_decode")
+
+
+@scenario("spec-lifecycle: allocated-len", "went further than was allocated ahead")
+def went_too_far(arm):
+    return in_v2(spec_check.check_allocated([8], [5], "why"), "result.resolve")
 
 
 # --- kv-integrity -------------------------------------------------------------------------------

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, check_state
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.spec_info import check_draft_input, is_ours, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_draft_input,
+    is_ours,
+    rows_of,
+    state_of,
+)
 
 
 class SpecBatches:
     """Hooks on ``merge_batch`` and ``filter_batch``.
 
-    ``types_only``: this is speculative decoding v2, whose draft input has no rows of its own.
+    v2: this is speculative decoding v2. Its draft input has one row for each request of the batch,
+    finished or not. With overlap scheduling these rows are in ``future_indices``.
 
     A state that fix spec-batch-guards repairs is a finding nevertheless, because something else
     must have gone wrong before. The fix only mentions it in the log.
     """
 
-    def __init__(self, log: SpecLog, custody: Custody) -> None:
+    def __init__(self, log: SpecLog, custody: Custody, v2: bool = False) -> None:
         self.log = log
         self.custody = custody
-        self.types_only = False
+        self.v2 = v2
         self._merging = ""  # the state before the current merge
         self._filtering = ("", 0)  # the state and number of requests before the current filter
 
@@ -32,10 +38,12 @@ class SpecBatches:
         for side in (batch, other):
             spec = side.spec_info
             live = sum(not r.finished() for r in side.reqs)
-            allowed = (DRAFT,) if not self.types_only else (DRAFT, IDLE)
+            # A prefill that takes the running requests in has not run yet.
+            allowed = (DRAFT, IDLE) if self.v2 and side.forward_mode.is_mixed() else (DRAFT,)
             violation = check_state(state_of(spec), type(spec).__name__, allowed)
-            if violation is None and not self.types_only:
-                violation = check_draft_input(self.custody, spec, live)
+            if violation is None and spec is not None:
+                rows = len(side.reqs) if self.v2 else live
+                violation = self._check_rows(spec, rows)
             note = "the batch that is merged into" if side is batch else "the batch that joins"
             self.log.judge("batch.merge", side, violation, note=note)
         self._merging = state_of(batch.spec_info)
@@ -45,6 +53,12 @@ class SpecBatches:
             self.custody.hold(batch.spec_info)
             self.log.note("merge", self._merging, state_of(batch.spec_info), len(batch.reqs))
         return result
+
+    def _check_rows(self, spec: Any, requests: int) -> Violation | None:
+        if self.v2 and spec.future_indices is not None:
+            wanted = {"future_indices": requests}
+            return check_rows(rows_of(spec, *wanted), wanted) or self.custody.check_held(spec)
+        return check_draft_input(self.custody, spec, requests)
 
     def before_filter(
         self,
@@ -72,9 +86,9 @@ class SpecBatches:
             return result
         (before, had), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
         state = state_of(spec)
-        if requests and state == DRAFT and not self.types_only:
+        if requests and state == DRAFT:
             self.custody.hold(spec)
-            self.log.judge("batch.filter", batch, check_draft_input(self.custody, spec, requests))
+            self.log.judge("batch.filter", batch, self._check_rows(spec, requests))
         if had != requests:
             self.log.note(
                 "filter", before, state, requests, f"{had - requests} of {had} requests removed"

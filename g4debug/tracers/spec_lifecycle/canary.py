@@ -1,11 +1,14 @@
 """Proves that the spec-lifecycle tracer works: it must catch a fault in an invented step.
 
-The tracer, the fault, the trap and the dump are the real ones. The worker, the batch, its requests
-and the ``spec_info`` objects are stand-ins. No SGLang is needed, and no server is touched.
+The tracer, the fault, the trap and the dump are the real ones. On a release with speculative
+decoding v2 the requests, the batch, the FutureMap and the ``spec_info`` objects are SGLang's, too.
+Otherwise, and where SGLang cannot be imported, they are stand-ins, and it is a step of the v1
+worker. No server is touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +20,13 @@ from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.steps import Recorder
+from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.spec_lifecycle.rehearsal import Classes, Rehearsal
 from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycleTracer
+from g4debug.tracers.spec_lifecycle.v2 import SpecLifecycleV2
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
 
@@ -48,6 +54,68 @@ class FrozenKVMTPDraftExtendInput(_Spec):
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
+    why = ""
+    if targets.sglang_version() is not None and targets.path("worker.seed_step") is None:
+        try:
+            return _fire_v2(folder, Classes(), device)
+        except ImportError as e:
+            why = f"; a step of the v1 worker, because SGLang's v2 cannot be imported here: {e}"
+    return _fire_v1(folder, device) + why
+
+
+def _injection() -> Injection:
+    fault = verify_input_left.FAULT
+    return Injection(fault, Chain(parse(f"{FAULT}=1*on").chains[FAULT], 0, FAULT), 0)
+
+
+def _fire_v2(folder: Path, classes: Classes, device: torch.device) -> str:
+    settings = Settings(debug=True, debug_dir=folder)
+    recorder = Recorder(settings.steps)
+    trap = Trap(settings, Describer(recorder))
+    tracer = SpecLifecycleV2(Context("spec-lifecycle", Hooks(), settings, recorder, trap))
+    hooked = {name: (before, after) for name, before, after in tracer.hooks()}
+    left: list[Injection] = []
+    made: list[Any] = [None]
+
+    def site(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        before, after = hooked.get(name, (None, None))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if name == "worker.draft":
+                made[0] = result
+            if name == "scheduler.run_batch" and left:
+                verify_input_left.leave(args[1], made[0], left[0])
+            return result if after is None else after(result, *args, **kwargs)
+
+        return call
+
+    rehearsal = Rehearsal(site, classes, device)
+    batch = rehearsal.batch(
+        *(rehearsal.request(f"canary-{i}", i + 1, n) for i, n in enumerate(LENGTHS))
+    )
+    try:
+        recorder.count()
+        rehearsal.prefill(batch)
+        for _ in range(2):
+            recorder.count()
+            rehearsal.process(*rehearsal.launch(batch, ACCEPTED))
+    except TrapError as e:
+        raise CanaryError(f"a sound step was reported as broken: {e.finding.headline}") from e
+    left.append(_injection())
+    recorder.count()
+    try:
+        rehearsal.launch(batch, ACCEPTED)
+    except TrapError as e:
+        return _read_back(e, "run-batch") + ", of a step of speculative decoding v2"
+    if not left[0].schedule:
+        raise CanaryError(f"the fault {FAULT} did not fire")
+    raise CanaryError(f"the fault {FAULT} was not found")
+
+
+def _fire_v1(folder: Path, device: torch.device) -> str:
     settings = Settings(debug=True, debug_dir=folder)
     recorder = Recorder(settings.steps)
     trap = Trap(settings, Describer(recorder))
@@ -57,15 +125,13 @@ def fire(folder: Path, device: torch.device) -> str:
         error = _step(tracer, batch, device, None)
         if error is not None:
             raise CanaryError(f"a sound step was reported as broken: {error.finding.headline}")
-    injection = Injection(
-        verify_input_left.FAULT, Chain(parse(f"{FAULT}=1*on").chains[FAULT], 0, FAULT), 0
-    )
+    injection = _injection()
     error = _step(tracer, batch, device, injection)
     if not injection.schedule:
         raise CanaryError(f"the fault {FAULT} did not fire")
     if error is None:
         raise CanaryError(f"the fault {FAULT} was not found")
-    return _read_back(error)
+    return _read_back(error, "end")
 
 
 def _batch(device: torch.device) -> Any:
@@ -76,6 +142,7 @@ def _batch(device: torch.device) -> Any:
             output_ids=[7],
             kv_committed_len=n,
             spec_verify_ct=0,
+            is_retracted=False,
             finished=lambda: False,
         )
         for i, n in enumerate(LENGTHS)
@@ -149,15 +216,15 @@ def _step(
     return None
 
 
-def _read_back(error: TrapError) -> str:
-    """Compare the finding and its dump with what was done."""
+def _read_back(error: TrapError, where: str) -> str:
+    """Compare the finding and its dump with what was done. where: the last hand-over's name."""
     if error.path is None:
         raise CanaryError(f"it was found, but not dumped: {error.problem}")
     record = reading.read(error.path)
     if record.finding.kind != "verify-input-left":
         raise CanaryError(f"something else was found: {record.finding.headline}")
     last = record.transitions[-1] if record.transitions else None
-    if last is None or last.ok or (last.site, last.after) != ("end", "verify-input"):
+    if last is None or last.ok or (last.site, last.after) != (where, "verify-input"):
         raise CanaryError(
             "it was found, but the dump's history does not end with the wrong hand-over"
         )

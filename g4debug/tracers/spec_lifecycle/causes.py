@@ -20,6 +20,12 @@ def cause(violation: Violation, at: HandOver) -> str:
 
 def _left(violation: Violation, at: HandOver) -> str:
     left = at.left
+    if at.v2 and at.site == "scheduler.run_batch":
+        return (
+            "the batch has the verify input of its own step: SGLang puts the next draft input "
+            "there after it has restored the batch, so that was left out or came first; which of "
+            "the two is not known" + _HISTORY
+        )
     if left is None:
         return (
             "not known: no forward of the worker was seen that left this verify input behind, so "
@@ -41,6 +47,13 @@ def _left(violation: Violation, at: HandOver) -> str:
 
 def _dropped(violation: Violation, at: HandOver) -> str:
     then = ". SGLang's next line would be an assertion in draft"
+    if at.v2:
+        then = ". SGLang would go on with a draft for no request"
+    if at.v2 and at.site == "scheduler.run_batch":
+        return (
+            "spec_info was lost when the step ended: SGLang puts the draft input that the worker "
+            "made on the batch there" + then
+        )
     if at.site.startswith("worker."):
         return (
             "spec_info was lost inside the worker's step, between the last hand-over in the "
@@ -118,6 +131,8 @@ def _length(violation: Violation, at: HandOver) -> str:
 
 
 def _counted(violation: Violation, at: HandOver) -> str:
+    if at.v2:
+        return _counted_v2(violation, at)
     both = (
         "the v1 verify (eagle_info.py) and the v2 result processing "
         "(scheduler_output_processor_mixin.py)"
@@ -131,6 +146,105 @@ def _counted(violation: Violation, at: HandOver) -> str:
             f"tokens{must}"
         )
     return f"not known: {violation.what} can be advanced by {both}{must}"
+
+
+def _counted_v2(violation: Violation, at: HandOver) -> str:
+    where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
+    if at.site != "result.resolve":
+        where = "putting the tokens out (process_batch_result_decode)"
+    must = "; exactly one place must count, once for each result"
+    if violation.off > 0:
+        return (
+            f"{violation.what} was counted again, by {where} or since the result before "
+            f"it; which of the two is not known{must}"
+        )
+    if violation.off < 0:
+        return f"{violation.what} counts too little, or was set back, by {where}{must}"
+    return f"not known: {violation.what} is counted by {where}{must}"
+
+
+def _row(violation: Violation, at: HandOver) -> str:
+    then = "; the next step would go on with another request's length, token or hidden state"
+    if violation.what == "not stashed":
+        return (
+            "the step ended without a stash: the scheduler did not relay what the worker made, so "
+            "the next step would gather what an earlier one left there"
+        )
+    if violation.what == "owner":
+        return "one row of req_to_token was given to two requests that both live" + then
+    if violation.what in ("published", "stashed"):
+        return (
+            f"the rows by which the worker's step was {violation.what} are not those of its batch: "
+            "the indices were replaced between the launch and this place" + then
+        )
+    if violation.what == "future_indices":
+        return (
+            "future_indices and the requests were filtered, merged or put in order at different "
+            "times, or future_indices was replaced; which of them is not known" + then
+        )
+    if violation.got == "never written":
+        return f"nothing wrote the {violation.what} of this request: its last step left that out"
+    if violation.got.startswith("written for request"):
+        return (
+            "the row was written for another request in between: its owner gave it back too early, "
+            "or kept running without it; which of the two is not known" + then
+        )
+    return (
+        f"the last step of this request did not write the {violation.what}: what is read is that "
+        "of an earlier step"
+    )
+
+
+def _published(violation: Violation, at: HandOver) -> str:
+    then = "; the next step's positions, page table and verify are built from these lengths"
+    if violation.what == "early":
+        return (
+            "the worker called on_publish before its verify had counted what it accepts, so the "
+            "lengths are those of the step before" + then
+        )
+    if violation.what == "twice":
+        return (
+            "both the worker and somebody else published, or the worker did so twice; which of the "
+            "two is not known. What comes last counts" + then
+        )
+    if violation.what == "never":
+        return (
+            "the worker was given on_publish and did not call it: the next step would wait for the "
+            "event of the step before, and read its lengths" + then
+        )
+    return (
+        "the tensor that was published is not the one that the verify made: it was copied, or is "
+        "that of another step; which of the two is not known" + then
+    )
+
+
+def _bonus(violation: Violation, at: HandOver) -> str:
+    then = "; the verify begins with this token, so the answer is wrong from here on"
+    if violation.got.startswith("the last token of"):
+        return (
+            f"the token is {violation.got}: if that is no accident, their rows were exchanged on "
+            "the way through the FutureMap, or requests and rows are not in the same order" + then
+        )
+    if violation.got == "an earlier token of the request":
+        return (
+            "the request had this token before: if that is no accident, that of its last step was "
+            "not stashed, or was stashed after it was gathered; which of the two is not known"
+            + then
+        )
+    return "not known: no request of the batch was given this token last" + _HISTORY + then
+
+
+def _room(violation: Violation, at: HandOver) -> str:
+    then = "; the verify writes KV where the request owns no page"
+    if at.site == "batch.prepare_for_decode":
+        return (
+            "the allocation for this step was left out, or kv_allocated_len was set back after it; "
+            "which of the two is not known" + then
+        )
+    return (
+        "the request's length on the device went further than was allocated ahead: the length is "
+        "too long, or its allocation was given back since; which of the two is not known" + then
+    )
 
 
 def _stale(violation: Violation, at: HandOver) -> str:
@@ -161,4 +275,8 @@ _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "seq-len": _length,
     "bookkeeping": _counted,
     "stale-hidden-state": _stale,
+    "future-row": _row,
+    "publish-order": _published,
+    "bonus-token": _bonus,
+    "allocated-len": _room,
 }

@@ -4,12 +4,17 @@
 input, and draft input again. A verify accepts for each request at least the bonus token, and at
 most one token more than there are draft steps. Everything that counts tokens must go forward by
 exactly that many, once.
+
+With v2, and overlap scheduling, a step hands over to the next one through SGLang's FutureMap, which
+has one row for each row of ``req_to_token``: a step publishes the new lengths there after its
+verify, and stashes the bonus tokens and hidden states. The next step reads them before the host
+knows what was accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import add
 from typing import Literal
 
@@ -23,6 +28,10 @@ Kind = Literal[
     "seq-len",
     "bookkeeping",
     "stale-hidden-state",
+    "future-row",
+    "publish-order",
+    "bonus-token",
+    "allocated-len",
 ]
 
 
@@ -108,3 +117,154 @@ def check_advance(
     if len(before) != len(by):
         return check_counts(kind, what, before, after)
     return check_counts(kind, what, list(map(add, before, by)), after)
+
+
+def at_rows(violation: Violation | None, rows: Sequence[int]) -> Violation | None:
+    """A violation of a check that got only ``rows`` of the batch, with its row in the batch."""
+    if violation is None or violation.row < 0:
+        return violation
+    return replace(violation, row=rows[violation.row])
+
+
+def check_same_rows(rows: Sequence[int], indices: Sequence[int]) -> Violation | None:
+    """``indices``, by which the FutureMap is read, must be the requests' rows, in their order."""
+    if len(rows) != len(indices):
+        return Violation(
+            "future-row",
+            f"future_indices of {len(rows)} requests",
+            f"future_indices of {len(indices)} requests",
+            what="future_indices",
+            off=len(indices) - len(rows),
+        )
+    row = next((i for i, (a, b) in enumerate(zip(rows, indices, strict=True)) if a != b), -1)
+    if row < 0:
+        return None
+    return Violation(
+        "future-row",
+        f"future_indices = {rows[row]}, the row of the request",
+        f"future_indices = {indices[row]}",
+        row,
+        "future_indices",
+    )
+
+
+def check_owners(
+    rows: Sequence[int], rids: Sequence[str], owners: Sequence[str | None]
+) -> Violation | None:
+    """No two requests write into one row. ``owners``: the live request whose row it was so far."""
+    seen: dict[int, str] = {}
+    for i, (row, rid, owner) in enumerate(zip(rows, rids, owners, strict=True)):
+        other = seen.setdefault(row, rid) if owner in (None, rid) else owner
+        if other != rid:
+            got = f"row {row} of the FutureMap written for two requests"
+            return Violation("future-row", f"row {row} written for {other} only", got, i, "owner")
+    return None
+
+
+def check_written(
+    what: str,
+    rows: Sequence[int],
+    rids: Sequence[str],
+    last: Sequence[int],
+    written: Sequence[tuple[str, int] | None],
+) -> Violation | None:
+    """What is read was written in the request's own last step.
+
+    what: "lengths" or "bonus token and hidden state". last: the step in which each request ran
+    last. written: for which request, and in which step, each row was written last; None: never.
+    """
+    for i, (row, rid, step, by) in enumerate(zip(rows, rids, last, written, strict=True)):
+        if by == (rid, step):
+            continue
+        if by is None:
+            got = "never written"
+        elif by[0] != rid:
+            got = f"written for request {by[0]} in step {by[1]}"
+        else:
+            got = f"written in step {by[1]}"
+        expected = f"{what} in row {row} of the FutureMap, written in step {step}"
+        return Violation("future-row", expected, got, i, what)
+    return None
+
+
+def check_publish(
+    decode: bool, verified: bool, times: int, own_lengths: bool, own_rows: bool
+) -> Violation | None:
+    """The lengths are published once in a step, after its verify, for its own requests.
+
+    times: how often they were published before in this step. own_lengths: they are those that the
+    verify made (of a prefill: those of the batch). own_rows: the rows are those of the batch.
+    """
+    expected = _published(decode)
+    if decode and not verified:
+        return Violation("publish-order", expected, "published before the verify", what="early")
+    if times:
+        return Violation(
+            "publish-order", expected, f"published {times + 1} times", what="twice", off=times
+        )
+    if not own_lengths:
+        return Violation("publish-order", expected, "published other lengths", what="lengths")
+    if not own_rows:
+        got = "other rows than those of the batch"
+        return Violation("future-row", "the rows of the batch published", got, what="published")
+    return None
+
+
+def check_published(decode: bool) -> Violation:
+    """The violation of a step that ended without it."""
+    return Violation("publish-order", _published(decode), "not published", what="never", off=-1)
+
+
+def _published(decode: bool) -> str:
+    return f"new lengths published once, after the {'verify' if decode else 'prefill'}"
+
+
+def check_bonus(
+    rids: Sequence[str],
+    expected: Sequence[int],
+    got: Sequence[int],
+    earlier: Sequence[Sequence[int]],
+) -> Violation | None:
+    """The token that the draft goes on from is the last one that the request was given.
+
+    earlier: the tokens of each request before that one. Tokens are compared, and not told.
+    """
+    if len(expected) != len(got):
+        return Violation(
+            "bonus-token",
+            f"bonus tokens of {len(expected)} requests",
+            f"bonus tokens of {len(got)} requests",
+            what="bonus_tokens",
+        )
+    for i, (want, have) in enumerate(zip(expected, got, strict=True)):
+        if want == have:
+            continue
+        others = [rid for j, rid in enumerate(rids) if j != i and expected[j] == have]
+        if others:
+            found = f"the last token of request {others[0]}"
+        elif have in earlier[i]:
+            found = "an earlier token of the request"
+        else:
+            found = "another token"
+        return Violation("bonus-token", "the last token of the request", found, i, "bonus_tokens")
+    return None
+
+
+def check_allocated(needs: Sequence[int], allocated: Sequence[int], why: str) -> Violation | None:
+    """There must be room for what is committed and for what the next verifies write.
+
+    needs: how many tokens need room. why: what for, in words.
+    """
+    if len(needs) != len(allocated):
+        return check_counts("allocated-len", "kv_allocated_len", needs, allocated)
+    for i, (need, have) in enumerate(zip(needs, allocated, strict=True)):
+        if have < need:
+            return Violation(
+                "allocated-len",
+                f"kv_allocated_len of at least {need}, {why}",
+                f"kv_allocated_len = {have}",
+                i,
+                "kv_allocated_len",
+                have - need,
+            )
+    return None

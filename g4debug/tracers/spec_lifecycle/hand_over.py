@@ -25,3 +25,5 @@ class HandOver:
     rids: tuple[str, ...]
     left: Left | None = None  # when the verify input was left behind, if it was
     repairing: bool = False  # fix spec-batch-guards is in force
+    v2: bool = False  # speculative decoding v2
+    step: int = 0  # the step that the violation belongs to, 0: the one that began last

@@ -71,6 +71,12 @@ class Custody:
         self.selected = None
         return _stale("those that were selected for the seed step", why) if why else None
 
+    @staticmethod
+    def check_relayed(left: Mark, found: torch.Tensor | None) -> Violation | None:
+        """These must be the hidden states that were stashed in SGLang's FutureMap."""
+        why = left.differs(found)
+        return _stale("those that were stashed in the FutureMap", why) if why else None
+
     def hold(self, spec: Any) -> None:
         """Remember the hidden states that a draft input carries from now on."""
         hidden = getattr(spec, "hidden_states", None)

@@ -14,7 +14,7 @@ from g4debug.tracers.spec_lifecycle.report import describe
 from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
 HISTORY = 32  # hand-overs that are remembered
-_LABELS = {"worker.seed_step": "seed", "worker.forward": "end"}
+_LABELS = {"worker.seed_step": "seed", "worker.forward": "end", "result.resolve": "result"}
 _MOST_LEFT = 64
 
 
@@ -35,11 +35,12 @@ class History:
 
 
 class SpecLog:
-    """``repairing``: fix spec-batch-guards is in force."""
+    """``repairing``: fix spec-batch-guards is in force. v2: speculative decoding v2."""
 
-    def __init__(self, context: Context, repairing: bool) -> None:
+    def __init__(self, context: Context, repairing: bool, v2: bool = False) -> None:
         self.context = context
         self.repairing = repairing
+        self.v2 = v2
         self.history = History()
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
@@ -61,8 +62,12 @@ class SpecLog:
         violation: Violation | None,
         rids: list[str] | None = None,
         note: str = "",
+        step: int = 0,
     ) -> None:
-        """Report ``violation``, if there is one. Raises TrapError in raise mode."""
+        """Report ``violation``, if there is one. Raises TrapError in raise mode.
+
+        step: the step that it belongs to, 0 for the one that began last.
+        """
         self.context.checked(1, "hand-overs")
         if violation is None:
             return
@@ -73,11 +78,11 @@ class SpecLog:
         ref, left = self._left.get(id(spec), (None, None))
         if ref is None or ref() is not spec:
             left = None
-        at = HandOver(site, label, batch, tuple(rids), left, self.repairing)
+        at = HandOver(site, label, batch, tuple(rids), left, self.repairing, self.v2, step)
         state = state_of(spec) if batch is not None else ""
         said = f"expected {violation.expected}, got {violation.got}"
         last = Transition(
-            step=self.context.recorder.step,
+            step=step or self.context.recorder.step,
             site=label,
             before=state,
             after=state,

@@ -25,6 +25,10 @@ REFERENCES: dict[Kind, str] = {
     "seq-len": _STEP,
     "bookkeeping": _STEP,
     "stale-hidden-state": _STEP,
+    "future-row": _STEP,
+    "publish-order": _STEP,
+    "bonus-token": _STEP,
+    "allocated-len": _STEP,
 }
 
 
@@ -33,6 +37,7 @@ _RUNNERS = {
     "worker.verify": "target",
     "worker.draft": "draft",
     "worker.seed_step": "draft",
+    "worker.draft_extend": "draft",
 }
 
 
@@ -52,7 +57,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
             process="scheduler",
             pid=os.getpid(),
             rank=recorder.rank,
-            step=recorder.step,
+            step=at.step or recorder.step,
             forward_mode=mode,
             runner=_RUNNERS.get(at.site, ""),
             request=rid,
@@ -88,11 +93,21 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "seq-len": _off,
     "bookkeeping": _off,
     "stale-hidden-state": lambda p, about: f"the hidden states are {p.got}, not {p.expected}",
+    "future-row": lambda p, about: f"{p.got}{about}, expected {p.expected}",
+    "publish-order": lambda p, about: f"{p.got}, expected {p.expected}",
+    "bonus-token": lambda p, about: f"the draft goes on from {p.got}{about}, not {p.expected}",
+    "allocated-len": lambda p, about: f"{p.got}{about}, should be {_least(p)}",
 }
+
+
+def _least(p: Violation) -> str:
+    return p.expected.removeprefix("kv_allocated_len of ")
 
 
 def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
+    if at.v2:
+        return _explain_v2(violation)
     if violation.kind == "verify-input-left" and at.left is not None and at.left.live == 0:
         return (
             "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
@@ -112,3 +127,12 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
     if violation.kind == "bookkeeping":
         return "seed PR #24 (double bookkeeping); ", f"{LAUNCH} --disable-overlap-schedule"
     return "", _EAGER
+
+
+def _explain_v2(violation: Violation) -> tuple[str, str]:
+    """The fixes are for the v1 worker. Without overlap scheduling 0.5.23 does not serve at all."""
+    if violation.kind == "bookkeeping":
+        return "seed PR #24 (double bookkeeping); ", "g4debug doctor"
+    if violation.kind in ("stale-hidden-state", "accept-length", "bonus-token", "seq-len"):
+        return "", _EAGER
+    return "", "g4debug doctor"

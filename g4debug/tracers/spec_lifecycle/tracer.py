@@ -3,8 +3,8 @@
 The tracer follows FROZEN_KV_MTP's v1 worker through draft, verify, extend-after-decode, seed step
 and the end of ``forward_batch_generation``, and the scheduler through ``merge_batch`` and
 ``filter_batch``. It looks at types, shapes, object identity, and the counters that SGLang has on
-the host anyway. It never waits for the device. From SGLang 0.5.14 on, the v1 worker is gone. There
-only the type of ``spec_info`` at merge and filter is checked, and the log says so.
+the host anyway. It never waits for the device. From SGLang 0.5.14 on, the v1 worker is gone;
+:mod:`g4debug.tracers.spec_lifecycle.v2` follows the one that is there.
 
 A verify input that stays when *every* request has finished is no finding yet: if nothing joins the
 batch, it is dropped with it. It is a finding when the batch is merged with a live one (seed PR
@@ -18,6 +18,7 @@ from typing import Any
 
 from g4debug.hooking import targets
 from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.spec_lifecycle import v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -39,8 +40,25 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     state_of,
 )
 
+V1_SITES = (
+    "worker.target_extend",
+    "worker.select_extended",
+    "worker.draft",
+    "worker.verify",
+    "worker.extend_after_decode",
+    "worker.select_verified",
+    "worker.seed_step",
+    "worker.forward",
+    "batch.merge",
+    "batch.filter",
+    "scheduler.init",
+    "scheduler.stream_output",
+)
+
 
 class SpecLifecycleTracer:
+    """The hooks for the v1 worker."""
+
     def __init__(self, context: Context) -> None:
         self.context = context
         self._seeded_from = ""  # the state before the current seed step
@@ -50,7 +68,6 @@ class SpecLifecycleTracer:
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
-        self.absent: list[str] = []  # the sites that this SGLang does not have
         self._drafted: weakref.ref[Any] | None = (
             None  # the verify input that this step's draft made
         )
@@ -68,27 +85,17 @@ class SpecLifecycleTracer:
             ("batch.merge", self.batches.before_merge, self.batches.after_merge),
             ("batch.filter", self.batches.before_filter, self.batches.after_filter),
         ):
-            if targets.path(site) is None:
-                self.absent.append(site)
-                continue
             if before is not None:
                 self.context.before(site, before)
             if after is not None:
                 self.context.after(site, after)
-        self.batches.types_only = bool(self.absent)
-        if not self.absent:
-            self.context.after("worker.forward", self.after_forward)
-            self.context.before("scheduler.stream_output", self.before_stream_output)
+        self.context.after("worker.forward", self.after_forward)
+        self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.after("scheduler.init", self.after_scheduler_init)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(scheduler):
             self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
-        elif self.absent:
-            self.context.limit(
-                "only the type of spec_info in merge_batch and filter_batch is checked",
-                f"SGLang {targets.sglang_version()} has no {', '.join(self.absent)}",
-            )
         return result
 
     # The hand-overs, in the order of a step.
@@ -280,25 +287,16 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
 
 
 def install(context: Context) -> None:
-    SpecLifecycleTracer(context).install()
+    """Follow the worker that this SGLang has: the seed step is a hand-over of v1 only."""
+    if targets.path("worker.seed_step") is not None:
+        SpecLifecycleTracer(context).install()
+    else:
+        v2.SpecLifecycleV2(context).install()
 
 
 TRACER = Tracer(
     id="spec-lifecycle",
     title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
-    sites=(
-        "worker.target_extend",
-        "worker.select_extended",
-        "worker.draft",
-        "worker.verify",
-        "worker.extend_after_decode",
-        "worker.select_verified",
-        "worker.seed_step",
-        "worker.forward",
-        "batch.merge",
-        "batch.filter",
-        "scheduler.init",
-        "scheduler.stream_output",
-    ),
+    sites=(*V1_SITES, *(s for s in v2.SITES if s not in V1_SITES)),
     install=install,
 )

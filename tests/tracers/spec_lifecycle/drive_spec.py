@@ -1,7 +1,8 @@
 """Driven by test_spec_lifecycle_engine.py, in a process of its own.
 
 ``drive_spec.py mixed``: prompts of mixed length with shared prefixes, chunked, more requests
-than fit (retractions), and aborts. ``drive_spec.py waiting``: one request fits, the rest wait.
+than fit (retractions), and aborts. ``drive_spec.py mixed-no-radix``: the same without a prefix
+cache. ``drive_spec.py waiting``: one request fits, the rest wait.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ def workload(kind):
         "max_total_tokens": 1600,
         "chunked_prefill_size": 128,
         "schedule_conservativeness": 0.05,
+        "disable_radix_cache": kind == "mixed-no-radix",
     }
     return sizes, pool
 
@@ -61,7 +63,7 @@ def main():
 
     sizes, pool = workload(sys.argv[1])
     engine = sglang.Engine(**engine_arguments(log_level="info", **pool))
-    aborted = [f"r{i}" for i in range(5, len(sizes), 17)] if sys.argv[1] == "mixed" else []
+    aborted = [f"r{i}" for i in range(5, len(sizes), 17)] if sys.argv[1] != "waiting" else []
     done = engine.loop.run_until_complete(run(engine, sizes, aborted))
     tokens = {f"r{i}": ids for i, (ids, why) in enumerate(done) if why == "length"}
     print("RESULT", json.dumps(tokens), flush=True)

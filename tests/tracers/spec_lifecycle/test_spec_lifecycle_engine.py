@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from drive_spec import WAITING
 from real_engine import ENGINE, drive, side_by_side
 
-pytestmark = ENGINE
+from g4debug.hooking import targets
+
+pytestmark = [
+    ENGINE,
+    pytest.mark.skipif(
+        targets.path("worker.seed_step") is None,
+        reason="the v1 worker only: SGLang before 0.5.14",
+    ),
+]
 DRIVER = Path(__file__).with_name("drive_spec.py")
 UNFIXED = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 # None of these ends the server by itself: one run in log mode shows them all.

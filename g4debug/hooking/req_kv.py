@@ -1,0 +1,49 @@
+"""Where a request keeps its lengths and its row of ``req_to_token``.
+
+SGLang moved them from the request to ``Req.kv``, one by one, from 0.5.18 on. Not the version is
+asked but the request itself. ``Req.kv`` is None or a new, empty record as soon as the request's KV
+is released.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def holder(request: Any, name: str) -> Any:
+    """The object that has the field ``name`` of a request: its ``kv``, or the request itself."""
+    kv = getattr(request, "kv", None)
+    return kv if hasattr(kv, name) else request
+
+
+def committed(request: Any) -> int:
+    """How many tokens of the request have KV that counts."""
+    return int(holder(request, "kv_committed_len").kv_committed_len)
+
+
+def allocated(request: Any) -> int:
+    """For how many tokens of the request there is room in the KV pool. 0 after its release."""
+    return int(getattr(holder(request, "kv_allocated_len"), "kv_allocated_len", 0))
+
+
+def row(request: Any) -> int:
+    """The request's row of ``req_to_token``, -1 if it has none."""
+    found = holder(request, "req_pool_idx").req_pool_idx
+    return -1 if found is None else int(found)
+
+
+def protected(request: Any) -> int | None:
+    """How many of the request's first tokens are the prefix cache's. None: SGLang does not say."""
+    found = getattr(holder(request, "cache_protected_len"), "cache_protected_len", None)
+    return found if isinstance(found, int) else None
+
+
+def evicted(request: Any) -> int:
+    """Up to which token the request has given back its SWA pages.
+
+    Raises AttributeError if this SGLang keeps that elsewhere.
+    """
+    record = getattr(request, "kv", None)
+    if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
+        return int(record.max_evicted_seqlen)
+    return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)

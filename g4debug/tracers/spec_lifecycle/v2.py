@@ -1,0 +1,487 @@
+"""spec-lifecycle for speculative decoding v2, which SGLang has from 0.5.14 on.
+
+A step reads the lengths, bonus tokens and hidden states of the step before from the FutureMap,
+drafts, verifies, publishes the new lengths, and stashes bonus tokens and hidden states. Its result
+is processed later: with overlap scheduling after the next step was launched. What the host knows at
+a hand-over is checked there. What only the device knows is copied without waiting, and is checked
+when the result is processed, before a token of that step leaves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from g4debug.hooking import req_kv, targets
+from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle.batches import SpecBatches
+from g4debug.tracers.spec_lifecycle.check import (
+    DRAFT,
+    IDLE,
+    VERIFY,
+    Violation,
+    at_rows,
+    check_allocated,
+    check_publish,
+    check_published,
+    check_rows,
+    check_state,
+)
+from g4debug.tracers.spec_lifecycle.committing import Committing
+from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
+from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, goes_on
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
+from g4debug.tracers.spec_lifecycle.launches import (
+    BONUS,
+    INDICES,
+    LENS,
+    NEW_LENS,
+    Launch,
+    Launches,
+)
+from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.spec_info import is_ours, rows_of, state_of
+
+SITES = (
+    "future.resolve_lens",
+    "future.gather",
+    "worker.forward",
+    "worker.draft",
+    "worker.verify",
+    "future.publish",
+    "worker.draft_extend",
+    "future.stash",
+    "scheduler.run_batch",
+    "result.resolve",
+    "scheduler.stream_output",
+    "batch.prepare_for_decode",
+    "batch.merge",
+    "batch.filter",
+    "scheduler.init",
+)
+
+
+Hook = Callable[..., Any]
+Hooked = tuple[str, Hook | None, Hook | None]
+
+
+class SpecLifecycleV2:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.log = SpecLog(context, repairing=False, v2=True)
+        self.custody = Custody()
+        self.batches = SpecBatches(self.log, self.custody, v2=True)
+        self.rows = FutureRows()
+        self.launches = Launches()
+        self.committing = Committing()
+        self.pool = Pool()
+        # False on a server that was not run with this tracer, and in a release that counts in
+        # another way (0.5.14).
+        self.judging = targets.path("result.resolve") is not None
+        self._now: Launch | None = None  # the forward that is being launched
+        self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
+        self._ahead: tuple[int, int] | None = None  # depth and width of a verify
+        self._made: weakref.ref[Any] | None = None  # the next draft input of this forward
+        self._processing: Launch | None = None  # whose result is being processed
+        self._accepted: list[int] = []
+        self._seeded_from = ""
+
+    def hooks(self) -> tuple[Hooked, ...]:
+        """(site, before, after) of each site; None for a side that is not hooked."""
+        return (
+            ("future.resolve_lens", self.before_resolve_lens, None),
+            ("future.gather", self.before_gather, self.after_gather),
+            ("worker.forward", self.before_forward, self.after_forward),
+            ("worker.draft", self.before_draft, self.after_draft),
+            ("worker.verify", self.before_verify, self.after_verify),
+            ("future.publish", self.before_publish, None),
+            ("worker.draft_extend", None, self.after_draft_extend),
+            ("future.stash", self.before_stash, self.after_stash),
+            ("scheduler.run_batch", None, self.after_run_batch),
+            ("result.resolve", self.before_resolve, self.after_resolve),
+            ("scheduler.stream_output", self.before_stream_output, None),
+            ("batch.prepare_for_decode", None, self.after_prepare_for_decode),
+            ("batch.merge", self.batches.before_merge, self.batches.after_merge),
+            ("batch.filter", self.batches.before_filter, self.batches.after_filter),
+            ("scheduler.init", None, self.after_scheduler_init),
+        )
+
+    def install(self) -> None:
+        for site, before, after in self.hooks():
+            if targets.path(site) is None:
+                continue
+            if before is not None:
+                self.context.before(site, before)
+            if after is not None:
+                self.context.after(site, after)
+
+    def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(scheduler):
+            self.judging = False
+            self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
+            return result
+        reasons = unknown(scheduler.server_args)
+        if not self.judging:
+            release = f"SGLang {targets.sglang_version()}"
+            reasons.insert(0, f"{release} counts a part of what a verify accepts before it")
+        for why in reasons:
+            self.judging = False
+            self.context.limit(
+                "only spec_info at the hand-overs of a worker's step, and in merge_batch and "
+                "filter_batch, is checked",
+                why,
+            )
+        return result
+
+    # What a step reads from the step before, in the order of a step.
+
+    def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self._now = None
+        if not _decodes(batch):
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None:
+            violation = check_rows(rows_of(spec, "future_indices"), {"future_indices": requests})
+        if violation is None and self.judging:
+            violation = self.rows.check(LENGTHS, _rows(batch), batch.reqs)
+        self.log.judge("future.resolve_lens", batch, violation)
+
+    def before_gather(self, future_map: Any, batch: Any) -> None:
+        if not _decodes(batch):
+            return
+        violation = None
+        if self.judging:
+            violation = self.rows.check(SEED, _rows(batch), batch.reqs)
+            if violation is None and self._relayed is not None:
+                violation = Custody.check_relayed(self._relayed, _relayed(future_map))
+        self.log.judge("future.gather", batch, violation)
+
+    def after_gather(self, result: Any, future_map: Any, batch: Any) -> Any:
+        if _decodes(batch):
+            self.custody.hold(batch.spec_info)
+            self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
+        return result
+
+    # The worker's step.
+
+    def before_forward(
+        self, worker: Any, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self._now = None
+        if not is_ours(batch) or not batch.reqs:
+            return
+        decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
+        lens = batch.seq_lens_cpu
+        depth, width = worker.speculative_num_steps + 1, worker.speculative_num_draft_tokens
+        self._ahead = (depth, width)
+        self._now = launch = Launch(
+            step=self.context.recorder.step,
+            decode=decode,
+            overlap=on_publish is not None,
+            requests=tuple(batch.reqs),
+            rows=_rows(batch),
+            indices=batch.req_pool_indices,
+            lens=None if lens is None else lens.tolist(),
+            allocated=[req_kv.allocated(r) for r in batch.reqs],
+            depth=depth,
+            width=width,
+            copies=Copies(self.pool),
+        )
+        if not decode:
+            self.committing.forget(batch.reqs)
+            launch.lengths = weakref.ref(batch.seq_lens)
+        if self.judging:
+            self.log.judge(
+                "worker.forward", batch, self.rows.run(launch.step, launch.rows, launch.requests)
+            )
+
+    def before_draft(self, worker: Any, batch: Any) -> None:
+        launch = self._now
+        if launch is None or not _decodes(batch):
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None:
+            fields = (
+                ["bonus_tokens"] if launch.overlap else ["bonus_tokens", "topk_p", "topk_index"]
+            )
+            if spec.hidden_states is not None:
+                fields.append("hidden_states")
+            violation = check_rows(rows_of(spec, *fields), dict.fromkeys(fields, requests))
+            violation = violation or self.custody.check_held(spec)
+        if violation is None and self.judging:
+            if launch.overlap:
+                launch.copies.start(INDICES, spec.future_indices)
+            launch.copies.start(LENS, batch.seq_lens)
+            launch.copies.start(BONUS, spec.bonus_tokens)
+        self.log.judge("worker.draft", batch, violation)
+
+    def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
+        launch = self._now
+        if launch is not None and _decodes(batch):
+            launch.drafted = weakref.ref(result)
+            self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
+        return result
+
+    def before_verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        launch = self._now
+        if launch is None or not launch.decode:
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
+        if violation is None and launch.drafted is not None and launch.drafted() is not spec:
+            violation = Violation(
+                "wrong-type", "the verify-input of this step's draft", "another object"
+            )
+        if violation is None:
+            nodes = requests * spec.draft_token_num
+            wanted = {"draft_token": nodes, "positions": nodes, "retrieve_index": requests}
+            violation = check_rows(rows_of(spec, *wanted), wanted)
+        self.log.judge("worker.verify", batch, violation)
+
+    def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        launch = self._now
+        if launch is None or not launch.decode:
+            return result
+        requests = len(launch.requests)
+        launch.verified = True
+        launch.lengths = weakref.ref(result.new_seq_lens)
+        wanted = dict.fromkeys(("accept_lens", "new_seq_lens"), requests)
+        self.log.judge(
+            "worker.verify",
+            batch,
+            check_rows(rows_of(result, *wanted), wanted)
+            or self.custody.made_by_forward(result.logits_output.hidden_states),
+        )
+        if self.judging:
+            launch.copies.start(NEW_LENS, result.new_seq_lens)
+        self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
+        return result
+
+    def before_publish(
+        self, future_map: Any, future_indices: Any, new_seq_lens: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        launch = self._now
+        if launch is None or not future_indices.shape[0]:
+            return
+        lengths = launch.lengths() if launch.lengths is not None else None
+        violation = check_publish(
+            launch.decode,
+            launch.verified,
+            launch.published,
+            lengths is new_seq_lens,
+            launch.indices is future_indices,
+        )
+        launch.published += 1
+        if self.judging:
+            self.rows.publish(launch.step, launch.rows)
+        self._judge_launch("future.publish", launch, violation)
+
+    def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
+        launch = self._now
+        if launch is not None and launch.decode:
+            spec = result.next_draft_input
+            violation = self.custody.check_made(
+                result.logits_output.hidden_states
+            ) or self._check_next(launch, spec)
+            if violation is None:
+                self.custody.hold(spec)
+            self.log.judge("worker.draft_extend", batch, violation)
+            self.log.note("draft-extend", VERIFY, state_of(spec), len(launch.requests))
+        return none
+
+    def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        launch = self._now
+        if launch is None:
+            return result
+        launch.copies.close()
+        spec = result.next_draft_input
+        violation = self._check_next(launch, spec)
+        if violation is None and launch.decode:
+            violation = self.custody.check_held(spec)
+        elif violation is None:
+            self.custody.hold(spec)
+        if violation is None and launch.overlap and not launch.published:
+            violation = check_published(launch.decode)
+        if launch.decode and self.judging:
+            self.launches.add(result, launch)
+        else:
+            launch.copies.drop()
+        self._made = weakref.ref(spec)
+        self._judge_launch("worker.forward", launch, violation)
+        self.log.note(
+            "end", VERIFY if launch.decode else IDLE, state_of(spec), len(launch.requests)
+        )
+        return result
+
+    def _check_next(self, launch: Launch, spec: Any) -> Violation | None:
+        """The next step's draft input must have a row for each request."""
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is not None:
+            return violation
+        wanted = dict.fromkeys(("bonus_tokens", "hidden_states"), len(launch.requests))
+        if spec.hidden_states is None:
+            del wanted["hidden_states"]
+        return check_rows(rows_of(spec, *wanted), wanted)
+
+    # What it leaves for the next one.
+
+    def before_stash(
+        self, future_map: Any, future_indices: Any, payload: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        launch = self._now
+        if launch is None or not future_indices.shape[0]:
+            return
+        violation = None
+        if launch.indices is not future_indices:
+            violation = Violation(
+                "future-row",
+                "the rows of the batch stashed",
+                "other rows than those of the batch",
+                what="stashed",
+            )
+        spec = self._made() if self._made is not None else None
+        if violation is None and spec is not None:
+            violation = self.custody.check_held(spec)
+            if violation is None and spec.hidden_states is not None:
+                violation = Custody.check_relayed(
+                    Mark.of(spec.hidden_states), getattr(payload, "hidden_states", None)
+                )
+        launch.stashed += 1
+        if self.judging:
+            self.rows.stash(launch.step, launch.rows)
+        self._judge_launch("future.stash", launch, violation)
+
+    def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
+        hidden = _relayed(future_map)
+        if self._relayed is None and hidden is not None and hidden.is_inference():
+            self.context.limit(
+                "writes into hidden states are not noticed", "torch counts none in inference mode"
+            )
+        self._relayed = None if hidden is None else Mark.of(hidden)
+        return result
+
+    def after_run_batch(
+        self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        launch, self._now = self._now, None
+        if launch is None:
+            return result
+        spec = batch.spec_info
+        made = self._made() if self._made is not None else None
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None and made is not None and spec is not made:
+            violation = Violation(
+                "wrong-type", "the draft-input that this step made", "another object"
+            )
+        if violation is None:
+            violation = self.custody.check_held(spec)
+        if violation is None and launch.overlap:
+            if not launch.stashed:
+                violation = Violation(
+                    "future-row",
+                    f"{SEED} stashed in the FutureMap before the next step gathers them",
+                    "not stashed",
+                    what="not stashed",
+                )
+            elif spec.future_indices is not launch.indices:
+                violation = Violation(
+                    "future-row",
+                    "the rows of the batch in future_indices",
+                    "other rows than those of the batch",
+                    what="future_indices",
+                )
+        self._judge_launch("scheduler.run_batch", launch, violation, batch)
+        return result
+
+    # Where the host learns what was accepted.
+
+    def before_resolve(self, processor: Any, result: Any, batch: Any) -> None:
+        self._processing = launch = self.launches.take(result)
+        if launch is None:
+            return
+        if launch.copies.lost:
+            self.context.limit(
+                "the values of some steps on the device are not checked",
+                "more steps wait for their results than there are buffers for",
+            )
+        self._accepted = result.accept_lens.tolist()
+        violation = launch.check_result(self._accepted) or self.committing.begin(launch.requests)
+        self._judge_launch("result.resolve", launch, violation)
+
+    def after_resolve(self, kept: Any, processor: Any, result: Any, batch: Any) -> Any:
+        launch, self._processing = self._processing, None
+        if launch is not None:
+            self._judge_launch(
+                "result.resolve",
+                launch,
+                self.committing.check(launch.requests, self._accepted, kept),
+            )
+            self.log.note(
+                "result",
+                "",
+                "",
+                len(launch.requests),
+                f"of step {launch.step}: accepted {_few(self._accepted)}",
+            )
+        return kept
+
+    def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
+        """Check before the tokens leave: nobody may get what was counted twice."""
+        violation = self.committing.check_sent(reqs)
+        if violation is not None:
+            self.log.judge("scheduler.stream_output", None, violation, [str(r.rid) for r in reqs])
+
+    def after_prepare_for_decode(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._ahead is None or not self.judging or not is_ours(batch):
+            return result
+        depth, width = self._ahead
+        # With overlap, one verify is under way of which the host does not know the accept lengths.
+        ahead = width + depth if batch.enable_overlap else width
+        live = [i for i, r in enumerate(batch.reqs) if goes_on(r)]
+        reqs = [batch.reqs[i] for i in live]
+        violation = check_allocated(
+            [req_kv.committed(r) + ahead for r in reqs],
+            [req_kv.allocated(r) for r in reqs],
+            f"{ahead} more than is committed",
+        )
+        self.log.judge("batch.prepare_for_decode", batch, at_rows(violation, live))
+        return result
+
+    def _judge_launch(
+        self, site: str, launch: Launch, violation: Violation | None, batch: Any = None
+    ) -> None:
+        """``launch``'s step is the one that the violation belongs to."""
+        self.log.judge(site, batch, violation, list(launch.rids), step=launch.step)
+
+
+def unknown(server_args: Any) -> list[str]:
+    """What this server does that the tracer was not run with."""
+    found = []
+    if getattr(server_args, "disaggregation_mode", None) not in (None, "null"):
+        found.append("prefill and decode are disaggregated, so another server begins the requests")
+    if (getattr(server_args, "pp_size", None) or 1) > 1:
+        found.append("with pipeline parallelism other ranks draft and verify")
+    if getattr(server_args, "enable_pdmux", False):
+        found.append("--enable-pdmux runs prefill beside decode")
+    if getattr(server_args, "enable_mixed_chunk", False):
+        found.append("with --enable-mixed-chunk a step may prefill and decode at once")
+    return found
+
+
+def _decodes(batch: Any) -> bool:
+    return bool(is_ours(batch) and batch.reqs and batch.forward_mode.is_decode())
+
+
+def _rows(batch: Any) -> list[int]:
+    return [req_kv.row(r) for r in batch.reqs]
+
+
+def _relayed(future_map: Any) -> Any:
+    return getattr(future_map, "hidden_states_buf", None)
+
+
+def _few(numbers: list[int], most: int = 8) -> str:
+    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")

@@ -1,0 +1,74 @@
+"""spec-lifecycle on a real engine with speculative decoding v2, under overlap scheduling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real_engine import ENGINE, drive, side_by_side
+
+from g4debug.hooking import targets
+
+pytestmark = [
+    ENGINE,
+    pytest.mark.skipif(
+        targets.path("worker.seed_step") is not None,
+        reason="speculative decoding v2 only: SGLang 0.5.14 and later",
+    ),
+]
+DRIVER = Path(__file__).with_name("drive_spec.py")
+ARMED = {"G4DEBUG_TRACE": "spec-lifecycle", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
+# These break nothing.
+STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"
+# None of these ends the server by itself: one run in log mode shows them all.
+QUIET = {
+    "accept-length": "1*zero@at=4",
+    "seq-len-off-by-one": "1*device@at=12",
+    "stale-hidden-state": "1*on@at=6->1*draft",
+    "double-bookkeeping": "1*verify-ct@at=9",
+    "publish-order": "1*twice@at=15",
+    "bonus-token": "1*on@at=18",
+}
+
+
+@pytest.mark.parametrize("load", ["mixed", "mixed-no-radix"])
+def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
+    runs = side_by_side(
+        plain=lambda: drive(tmp_path / "plain", str(DRIVER), load),
+        armed=lambda: drive(tmp_path / "armed", str(DRIVER), load, **ARMED, G4DEBUG_FAULTS=STRESS),
+    )
+    plain, armed = runs["plain"], runs["armed"]
+    assert (plain.status, armed.status) == (0, 0), armed.log[-3000:]
+    assert armed.dumps == []
+    assert "spec-lifecycle in " not in armed.log
+    assert "spec-lifecycle is limited" not in armed.log
+    assert "Retract requests" in armed.log  # the workload does what it is for
+    assert ("#cached-token: 192" in armed.log) == (load == "mixed")
+    # When an abort strikes is not the same.
+    both = plain.result.keys() & armed.result.keys()
+    assert len(both) >= 20
+    assert {k: armed.result[k] for k in both} == {k: plain.result[k] for k in both}
+
+
+def test_faults_that_end_no_server_are_found_in_one_run(tmp_path):
+    faults = ";".join(f"{name}={chain}" for name, chain in QUIET.items())
+    run = drive(
+        tmp_path / "run",
+        str(DRIVER),
+        "mixed",
+        **ARMED,
+        G4DEBUG_MODE="log",
+        G4DEBUG_FAULTS=f"seed=3;{faults}",
+    )
+    kinds = {r.finding.kind for r in run.dumps}
+    assert kinds >= {
+        "accept-length",
+        "seq-len",
+        "stale-hidden-state",
+        "bookkeeping",
+        "publish-order",
+        "bonus-token",
+    }
+    for record in run.dumps:
+        assert record.finding.reference
+        assert not record.transitions[-1].ok
