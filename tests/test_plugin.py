@@ -40,8 +40,10 @@ targets.SITES['{site}'] = (('', targets.path('{site}') + '_gone'),)
 
 # The source has it, the class has not: only the audit can see that.
 DELETED = """
-from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
-del FrozenKVMTPWorker._target_kv_pool_view
+import pkgutil
+from g4debug.hooking import targets
+owner, _, name = targets.path('worker.pool_view').rpartition('.')
+delattr(pkgutil.resolve_name(owner), name)
 """
 # A release that nothing was run on; with the second line, one whose sites have changed, too.
 UNKNOWN = """
