@@ -62,7 +62,7 @@ def test_a_place_that_is_gone_stops_the_start():
     for module, path in (
         ("os.path", "no_such_kernel"),
         ("os.path", "NoClass.method"),
-        ("sglang.no_such_module", "kernel"),
+        ("json.no_such_module", "kernel"),
         ("no_such_package.module", "kernel"),
     ):
         gone = attach.StandIn(module, path, print, "test", ">=0.5.12")

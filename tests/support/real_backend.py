@@ -223,7 +223,7 @@ def capture_graph(backend: Any, batch: Any) -> None:
     if hasattr(backend, "init_forward_metadata_out_graph"):  # from 0.5.13 on
         batch.positions = torch.zeros(len(batch.out_cache_loc), dtype=torch.int64)
         backend.init_forward_metadata_out_graph(batch, in_capture=True)
-        run_graph(backend, batch)
+        recorded(backend, batch)
         return
     backend.init_forward_metadata_capture_cuda_graph(
         batch.batch_size, len(batch.out_cache_loc), batch.req_pool_indices, batch.seq_lens,
@@ -231,22 +231,22 @@ def capture_graph(backend: Any, batch: Any) -> None:
     )  # fmt: skip
 
 
+def recorded(backend: Any, batch: Any) -> None:
+    """What the graph itself does at each replay: from 0.5.15 on it fills in the page tables."""
+    if hasattr(backend, "init_forward_metadata_in_graph"):
+        backend.init_forward_metadata_in_graph(batch)
+
+
 def replay_graph(backend: Any, batch: Any) -> None:
     """The same before a replay."""
     if hasattr(backend, "init_forward_metadata_out_graph"):
         backend.init_forward_metadata_out_graph(batch)
-        run_graph(backend, batch)
+        recorded(backend, batch)
         return
     backend.init_forward_metadata_replay_cuda_graph(
         batch.batch_size, batch.req_pool_indices, batch.seq_lens, int(batch.seq_lens.sum()),
         None, batch.forward_mode, batch.spec_info, batch.seq_lens_cpu,
     )  # fmt: skip
-
-
-def run_graph(backend: Any, batch: Any) -> None:
-    """What the graph itself does with the metadata: from 0.5.14 on it builds the tables."""
-    if hasattr(backend, "init_forward_metadata_in_graph"):
-        backend.init_forward_metadata_in_graph(batch)
 
 
 class PlainRig(Rig):
