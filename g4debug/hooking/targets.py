@@ -137,6 +137,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
+    "pool.free_segment": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}.free_segment")),
     # Where all pages that are freed enter the free list. Before, "pool.free" put them there.
     "pool.release": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}._release_page_ids")),
     "pool.backup_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.backup_state")),
