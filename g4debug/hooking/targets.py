@@ -154,7 +154,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         *_allocator("swa", f"{_SWA}.clear_full_to_swa_mapping"),
     ),
     "swa.free": _allocator("swa", f"{_SWA}.free"),
-    "swa.free_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_segment")),
+    "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
