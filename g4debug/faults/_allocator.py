@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
 
 ALLOC = ("alloc", "alloc_extend", "alloc_decode")
+# How callers free tokens. From 0.5.18 on, consecutive tokens of a row have a way of their own.
+FREE = ("free", "free_segment")
 
 
 class Allocators:
@@ -66,6 +68,22 @@ class Allocators:
         self._put("around", f"swa.{method}", wrapper)
         self._put("around", f"pool.{method}", of_plain)
 
+    def around_frees(self, wrapper: Callable[..., Any]) -> None:
+        """Put ``wrapper(call_next, allocator, free_index, **kwargs)`` around all that callers free.
+
+        A call that SGLang repeats at the end of a free group passes the wrapper by.
+        """
+
+        def real(call_next: Callable[..., Any], allocator: Any, free_index: Any, **k: Any) -> Any:
+            # From 0.5.21 on a free group defers what comes of a call, and not the call.
+            final = getattr(allocator, "is_not_in_free_group", True)
+            if not final or not free_index.numel():
+                return call_next(allocator, free_index, **k)
+            return wrapper(call_next, allocator, free_index, **k)
+
+        for method in FREE:
+            self.around_callers(method, real)
+
     def before_page(self, pool: str, act: Callable[[Any], None]) -> None:
         """Call ``act(allocator)`` right before the first free page of a pool is taken."""
 
@@ -103,6 +121,13 @@ def corrupt_free_list(allocator: Any, page: int) -> int:
     )  # a state that SGLang backed up shares the tensor
     allocator.free_pages[0] = page
     return lost
+
+
+def free_list(allocator: Any) -> torch.Tensor:
+    """The free pages of one pool: int64 [n]."""
+    staged = getattr(allocator, "staged_pages", None) or ()  # from 0.5.21 on
+    lists = (allocator.free_pages, getattr(allocator, "release_pages", None), *staged)
+    return torch.cat([pages for pages in lists if pages is not None])
 
 
 def part(allocator: Any, pool: str) -> Any:

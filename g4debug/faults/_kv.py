@@ -12,6 +12,7 @@ import torch
 
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -47,9 +48,9 @@ def live_pages(scheduler: Any, request: Any, pool: str) -> list[int]:
     allocator = scheduler.token_to_kv_pool_allocator
     size = int(allocator.page_size)
     # The last committed token may be the one that this step writes.
-    written = int(request.kv_committed_len) - 1
+    written = req_kv.committed(request) - 1
     first = 0
-    row = scheduler.req_to_token_pool.req_to_token[request.req_pool_idx]
+    row = scheduler.req_to_token_pool.req_to_token[req_kv.row(request)]
     if pool == "swa":
         window = int(scheduler.tree_cache.sliding_window_size)
         first = max(0, -(-(written + 2 - window) // size))

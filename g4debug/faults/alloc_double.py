@@ -29,7 +29,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 def _held(allocator: Any) -> list[int]:
     """Every page that is not free. It goes through the whole pool: a fault may be slow."""
-    free = set(torch.cat((allocator.free_pages, allocator.release_pages)).tolist())
+    free = set(_allocator.free_list(allocator).tolist())
     return [p for p in range(1, allocator.size // allocator.page_size + 1) if p not in free]
 
 

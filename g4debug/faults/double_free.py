@@ -18,20 +18,25 @@ def install(hooks: Hooks, injection: Injection) -> None:
     allocators = _allocator.Allocators(hooks, injection)
     again = False
 
-    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    def around(
+        call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
+    ) -> Any:
         nonlocal again
-        result = call_next(allocator, free_index)
-        real = free_index.numel() and allocator.is_not_in_free_group and not again
-        if real and injection.fire(mode=allocators.mode):
-            injection.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
+        fires = not again and injection.fire(mode=allocators.mode)
+        tokens = free_index.clone() if fires else free_index
+        result = call_next(allocator, free_index, **kwargs)
+        if fires:
+            injection.log(_allocator.named(_allocator.pages(tokens, allocator.page_size)))
             again = True
             try:
-                allocator.free(free_index)
+                # From 0.5.21 on a free takes the SWA pages out of the mapping; who frees such
+                # tokens again has to use free_full.
+                getattr(allocator, "free_full", allocator.free)(tokens)
             finally:
                 again = False
         return result
 
-    allocators.around_callers("free", around)
+    allocators.around_frees(around)
 
 
 FAULT = Fault(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
-    def around(call_next: Callable[..., Any], batch: Any, request: Any, pre_len: int) -> Any:
-        result = call_next(batch, request, pre_len)
+    def around(
+        call_next: Callable[..., Any], batch: Any, request: Any, pre_len: int, **kwargs: Any
+    ) -> Any:
+        result = call_next(batch, request, pre_len, **kwargs)
         size = int(batch.tree_cache.page_size)
         begin = max(0, pre_len - int(batch.tree_cache.sliding_window_size)) // size * size
         # Never the page into which the request writes next.
         if begin + size <= pre_len // size * size and injection.fire(request=request.rid):
-            tokens = batch.req_to_token_pool.req_to_token[request.req_pool_idx]
+            tokens = batch.req_to_token_pool.req_to_token[req_kv.row(request)]
             injection.log(
                 f"tokens {begin}..{begin + size - 1} of {request.rid}, at length {pre_len}"
             )

@@ -18,13 +18,14 @@ def install(hooks: Hooks, injection: Injection) -> None:
     allocators = _allocator.Allocators(hooks, injection)
     own = False
 
-    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    def around(
+        call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
+    ) -> Any:
         nonlocal own
-        result = call_next(allocator, free_index)
+        result = call_next(allocator, free_index, **kwargs)
         full = _allocator.part(allocator, "full")
-        real = free_index.numel() and allocator.is_not_in_free_group and not own
         # The lowest pages are handed out first, so the highest free page was never handed out.
-        if real and len(full.free_pages) and injection.fire(mode=allocators.mode):
+        if not own and len(full.free_pages) and injection.fire(mode=allocators.mode):
             page = int(full.free_pages.max())
             injection.log(f"page {page}")
             size = allocator.page_size
@@ -37,7 +38,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 own = False
         return result
 
-    allocators.around_callers("free", around)
+    allocators.around_frees(around)
 
 
 FAULT = Fault(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from g4debug.faults._allocator import Allocators
+from g4debug.faults._allocator import Allocators, free_list
 from g4debug.faults._kv import TASKS, inner, pools_of
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -29,13 +30,16 @@ def install(hooks: Hooks, injection: Injection) -> None:
         pages = torch.unique(free_index // allocator.page_size).tolist()
         freed[allocators.pool_of(allocator)].update(pages)
 
+    def before_release(allocator: Any, *page_ids: torch.Tensor) -> None:
+        freed[allocators.pool_of(allocator)].update(torch.cat(page_ids).tolist())
+
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         allocator = scheduler.token_to_kv_pool_allocator
         pools = pools_of(allocator)
         free = {}
         for pool in pools:
             part = inner(allocator, pool)
-            listed = torch.cat((part.free_pages, part.release_pages)).tolist()
+            listed = free_list(part).tolist()
             free[pool] = [page for page in listed if page in freed[pool]]
         # Wait until each pool has such a page, so that every task can do what it says.
         action = injection.fire() if all(free.values()) else None
@@ -49,8 +53,13 @@ def install(hooks: Hooks, injection: Injection) -> None:
         )
         injection.log(f"{pool} page {page} slot {slot}, K and V of every layer")
 
-    for site in ("pool.free", "pool.free.token"):  # page size 1 has an allocator of its own
-        hooks.before(site, Order.FAULT, injection.fault.id, before_free)
+    for site, before in (
+        ("pool.free", before_free),
+        ("pool.free.token", before_free),  # page size 1 has an allocator of its own
+        ("pool.release", before_release),
+    ):
+        if targets.path(site) is not None:
+            hooks.before(site, Order.FAULT, injection.fault.id, before)
     hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 

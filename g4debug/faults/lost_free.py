@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 def install(hooks: Hooks, injection: Injection) -> None:
     allocators = _allocator.Allocators(hooks, injection)
 
-    def around(call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-        real = free_index.numel() and allocator.is_not_in_free_group
-        if real and injection.fire(mode=allocators.mode):
+    def around(
+        call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
+    ) -> Any:
+        if injection.fire(mode=allocators.mode):
             injection.log(_allocator.named(_allocator.pages(free_index, allocator.page_size)))
             return None
-        return call_next(allocator, free_index)
+        return call_next(allocator, free_index, **kwargs)
 
-    allocators.around_callers("free", around)
+    allocators.around_frees(around)
 
 
 FAULT = Fault(

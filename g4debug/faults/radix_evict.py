@@ -24,6 +24,13 @@ def tokens_of(action: Action) -> int:
     return int(text)
 
 
+def shares(tree_cache: Any) -> bool:
+    """True if the prefix cache keeps prefixes. 0.5.23 asks for that by another name."""
+    if hasattr(tree_cache, "supports_prefix_sharing"):
+        return bool(tree_cache.supports_prefix_sharing())
+    return not tree_cache.is_chunk_cache()
+
+
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
@@ -33,7 +40,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-        if scheduler.tree_cache.is_chunk_cache():
+        if not shares(scheduler.tree_cache):
             return  # such a cache keeps nothing
         action = injection.fire()
         if action is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -30,11 +31,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
         (victim, column), (owner, theirs) = injection.random.sample(able, 2)
         table = batch.req_to_token_pool.req_to_token
         here, there = column * size, theirs * size
-        page = int(table[owner.req_pool_idx, there]) // size
-        row = table[victim.req_pool_idx, here : here + size]
+        page = int(table[req_kv.row(owner), there]) // size
+        row = table[req_kv.row(victim), here : here + size]
         row.copy_(row % size + page * size)
         injection.log(
-            f"row {victim.req_pool_idx} of {victim.rid} names page {page} of {owner.rid} for "
+            f"row {req_kv.row(victim)} of {victim.rid} names page {page} of {owner.rid} for "
             f"tokens {here}..{here + size - 1}"
         )
 
@@ -48,10 +49,12 @@ def _running(batch: Any) -> list[tuple[Any, int]]:
 
 def _column(request: Any, tokens: int, size: int) -> int:
     """The column of the newest page that is the request's own; a full one if there is one."""
-    newest = (tokens - 1) // size
-    if tokens % size and (newest - 1) * size >= request.cache_protected_len:
+    newest, protected = (tokens - 1) // size, req_kv.protected(request)
+    if protected is None:
+        return -1
+    if tokens % size and (newest - 1) * size >= protected:
         newest -= 1
-    return newest if newest * size >= request.cache_protected_len else -1
+    return newest if newest * size >= protected else -1
 
 
 FAULT = Fault(

@@ -160,6 +160,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
+    "pool.free_segment": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}.free_segment")),
     # Where all pages that are freed enter the free list. Before, "pool.free" put them there.
     "pool.release": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}._release_page_ids")),
     "pool.backup_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.backup_state")),
@@ -176,7 +177,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         *_allocator("swa", f"{_SWA}.clear_full_to_swa_mapping"),
     ),
     "swa.free": _allocator("swa", f"{_SWA}.free"),
-    "swa.free_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_segment")),
+    "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),

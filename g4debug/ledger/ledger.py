@@ -166,7 +166,8 @@ class Ledger:
         self.expected_swa: Pages | None = None
         self.parted: dict[int, tuple[int, bool]] = {}
         self.mapped: dict[int, tuple[int, int]] = {}
-        self.judges_first = False  # frees are judged before they happen, even if that has to wait
+        # Tracers for which a free is entered before it happens, even if that has to wait.
+        self.judges_first: set[str] = set()
         self.broken = ""
         self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py

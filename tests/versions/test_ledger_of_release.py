@@ -32,6 +32,8 @@ MISSING = "ModuleNotFoundError"
 def kinds_of(name: str) -> tuple[str, ...]:
     """The kinds of servers that a release is driven as."""
     version = Version(name)
+    if version < Version("0.5.13"):  # its chunk cache is driven in tests/ledger
+        return PLAIN[:1]
     found = PLAIN if version < Version("0.5.15") else (*PLAIN, *V2)
     return (*found, *CORES) if version >= Version("0.5.21") else found
 

@@ -23,24 +23,24 @@ from g4debug.hooking.hooks import Hooks
 A, N, OFF = "applied", "not-needed", "off"
 # What a server without any switch says; one column for each release of wheels.RELEASES.
 STATES = {
-    #                     12p1 13p1 0.5.14 15p1 0.5.23
-    "force-eagle":        (OFF, OFF, N, N, N),  # a way out of v1's promotion; v2 from 0.5.14 on
-    "fused-router":       (A, N, N, N, N),  # 0.5.13 has a kernel of its own
-    "hybrid-pool-swap":   (N, A, A, A, A),  # the pool is the backend's from 0.5.13 on
-    "idle-draft-input":   (A, A, N, N, N),  # 0.5.13 has it, but not under DP attention
-    "locked-prefix":      (A, A, A, N, N),
-    "mm-batched-encoder": (A, A, N, N, N),  # from 0.5.14 on the tower is another
-    "mm-piecewise-graph": (OFF, OFF, N, N, N),
-    "optional-kv":        (A, N, N, N, N),  # 0.5.13 has it
-    "page-clamp":         (OFF, OFF, OFF, OFF, OFF),
-    "residual-aliasing":  (A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
-    "ple-tail":           (A, A, N, N, N),  # later layers were not run with it
-    "spec-batch-guards":  (A, A, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
-    "swa-ratio":          (A, A, A, A, N),  # not written for 0.5.23
-    "swa-state-swap":     (N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
-    "triple-rmsnorm":     (A, A, N, N, N),  # not run with what is later
-    "vision-layer":       (A, A, N, N, N),  # as mm-batched-encoder
-    "yoco-fast-prefill":  (A, N, N, N, N),  # written for 0.5.12 only
+    #                     12p1 13p1 0.5.14 15p1 0.5.18 0.5.21 0.5.23
+    "force-eagle":        (OFF, OFF, N, N, N, N, N),  # a way out of v1's promotion
+    "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
+    "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
+    "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
+    "locked-prefix":      (A, A, A, N, N, N, N),
+    "mm-batched-encoder": (A, A, N, N, N, N, N),  # from 0.5.14 on the tower is another
+    "mm-piecewise-graph": (OFF, OFF, N, N, N, N, N),
+    "optional-kv":        (A, N, N, N, N, N, N),  # 0.5.13 has it
+    "page-clamp":         (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
+    "residual-aliasing":  (A, A, A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
+    "ple-tail":           (A, A, N, N, N, N, N),  # later layers were not run with it
+    "spec-batch-guards":  (A, A, N, N, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
+    "swa-ratio":          (A, A, A, A, N, N, N),  # not written for 0.5.16 and later
+    "swa-state-swap":     (N, N, N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
+    "triple-rmsnorm":     (A, A, N, N, N, N, N),  # not run with what is later
+    "vision-layer":       (A, A, N, N, N, N, N),  # as mm-batched-encoder
+    "yoco-fast-prefill":  (A, N, N, N, N, N, N),  # written for 0.5.12 only
 }  # fmt: skip
 
 

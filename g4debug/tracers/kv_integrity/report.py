@@ -7,6 +7,7 @@ import os
 from typing import Any, Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
 from g4debug.tracers.kv_integrity.watched import Watched
@@ -148,9 +149,10 @@ def pointing_to(watched: Watched, ledger: Ledger, page: int, besides: str) -> st
         table = scheduler.req_to_token_pool.req_to_token
         size, found = watched.pool.page_size, []
         for rid, request in list(ledger.requests.items()):
-            if rid == besides or request.req_pool_idx is None or not request.kv_allocated_len:
+            row, length = req_kv.row(request), req_kv.allocated(request)
+            if rid == besides or row < 0 or not length:
                 continue
-            tokens = table[request.req_pool_idx, : int(request.kv_allocated_len) : size].long()
+            tokens = table[row, :length:size].long()
             if watched.pool.name == "swa":
                 tokens = allocator.full_to_swa_index_mapping[tokens]
             columns = (tokens // size == page).nonzero().flatten().tolist()

@@ -25,7 +25,9 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import Evidence, PageEvent
+from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
+from g4debug.ledger.free_group import in_free_group
 from g4debug.ledger.handed_out import plan
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.tracers.base import Context, Tracer
@@ -57,7 +59,12 @@ class KvIntegrityTracer:
         for size in ("", ".token"):  # page size 1 has an allocator of its own
             context.after(f"pool.init{size}", self.after_pool_init)
             context.after(f"pool.alloc{size}", self.after_alloc)
-            context.after(f"pool.free{size}", self.after_free)
+        # Where all frees end in one place, that place.
+        if targets.path("pool.release") is not None:
+            context.after("pool.release", self.after_release)
+        else:
+            context.after("pool.free", self.after_free)
+        context.after("pool.free.token", self.after_free)
         context.after("swa.init", self.after_swa_init)
         context.after("scheduler.init", self.after_scheduler_init)
         context.after("pool.alloc_extend", self.after_extend)
@@ -92,6 +99,8 @@ class KvIntegrityTracer:
             self.limits.append(str(e))
             return
         self.pools[name] = Watched(pool, kv, layers_of(kvcache, name))
+        # A page is stamped before it can be handed out again.
+        self.ledger.judges_first.add(self.context.tracer_id)
         self._names[id(allocator)] = name
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -101,6 +110,7 @@ class KvIntegrityTracer:
         if self.limits:
             self.pools.clear()
             self._names.clear()
+            self.ledger.judges_first.discard(self.context.tracer_id)
             self.context.off(f"it can check nothing on this server: {'; '.join(self.limits)}")
         return result
 
@@ -113,16 +123,24 @@ class KvIntegrityTracer:
         watched.enter(event, pages)
 
     def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
-        watched = self._of(allocator)
-        if watched is None or not allocator.is_not_in_free_group:
-            return result
+        if not in_free_group(allocator):
+            self._gone(self._of(allocator))
+        return result
+
+    def after_release(self, result: Any, allocator: Any, *page_ids: torch.Tensor) -> Any:
+        self._gone(self._of(allocator))
+        return result
+
+    def _gone(self, watched: Watched | None) -> None:
+        """Pages were put into the free list: compare what was sealed, and stamp them."""
+        if watched is None:
+            return
         gone, sealed = watched.gone()
         compared = [self._compare(watched, part) for part in watched.chunks(sealed)]
         if len(gone):
             watched.kv.stamp(watched.on_device(gone))
         for post in compared:
             post()
-        return result
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
@@ -172,7 +190,7 @@ class KvIntegrityTracer:
             for request in batch.reqs:
                 # A session may go back to an earlier length and write its last tokens anew.
                 if getattr(request, "session", None) is None:
-                    self._committed[str(request.rid)] = int(request.kv_committed_len)
+                    self._committed[str(request.rid)] = req_kv.committed(request)
             self.check_step()
             self.context.checked(1, "steps")
         return result
@@ -311,6 +329,7 @@ TRACER = Tracer(
         "pool.alloc_decode",
         "pool.free",
         "pool.free.token",
+        "pool.release",
         "scheduler.run_batch",
         "scheduler.on_idle",
     ),

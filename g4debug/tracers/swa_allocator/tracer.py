@@ -61,7 +61,8 @@ class SwaAllocatorTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.contain = context.settings.mode == "contain"
-        self.ledger.judges_first |= self.contain  # it corrects what is about to be freed
+        if self.contain:  # it corrects what is about to be freed
+            self.ledger.judges_first.add(context.tracer_id)
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
         # rid and row of the request that release_kv_cache was called for
