@@ -30,7 +30,7 @@ from g4debug.tracers.spec_lifecycle.check import (
 )
 from g4debug.tracers.spec_lifecycle.committing import Committing
 from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
-from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, goes_on
+from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
 from g4debug.tracers.spec_lifecycle.launches import (
     BONUS,
@@ -184,7 +184,7 @@ class SpecLifecycleV2:
             rows=_rows(batch),
             indices=batch.req_pool_indices,
             lens=None if lens is None else lens.tolist(),
-            allocated=[req_kv.allocated(r) for r in batch.reqs],
+            allocated=req_kv.column(batch.reqs, req_kv.ALLOCATED),
             depth=depth,
             width=width,
             copies=Copies(self.pool),
@@ -194,7 +194,7 @@ class SpecLifecycleV2:
             launch.lengths = weakref.ref(batch.seq_lens)
         if self.judging:
             self.log.judge(
-                "worker.forward", batch, self.rows.run(launch.step, launch.rows, launch.requests)
+                "worker.forward", batch, self.rows.run(launch.written, launch.rows, launch.requests)
             )
 
     def before_draft(self, worker: Any, batch: Any) -> None:
@@ -275,8 +275,7 @@ class SpecLifecycleV2:
             launch.indices is future_indices,
         )
         launch.published += 1
-        if self.judging:
-            self.rows.publish(launch.step, launch.rows)
+        launch.written.published = True
         self._judge_launch("future.publish", launch, violation)
 
     def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
@@ -350,8 +349,7 @@ class SpecLifecycleV2:
                     Mark.of(spec.hidden_states), getattr(payload, "hidden_states", None)
                 )
         launch.stashed += 1
-        if self.judging:
-            self.rows.stash(launch.step, launch.rows)
+        launch.written.stashed = True
         self._judge_launch("future.stash", launch, violation)
 
     def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
@@ -440,11 +438,11 @@ class SpecLifecycleV2:
         depth, width = self._ahead
         # With overlap, one verify is under way of which the host does not know the accept lengths.
         ahead = width + depth if batch.enable_overlap else width
-        live = [i for i, r in enumerate(batch.reqs) if goes_on(r)]
+        live = live_rows(batch.reqs)
         reqs = [batch.reqs[i] for i in live]
         violation = check_allocated(
-            [req_kv.committed(r) + ahead for r in reqs],
-            [req_kv.allocated(r) for r in reqs],
+            [n + ahead for n in req_kv.column(reqs, req_kv.COMMITTED)],
+            req_kv.column(reqs, req_kv.ALLOCATED),
             f"{ahead} more than is committed",
         )
         self.log.judge("batch.prepare_for_decode", batch, at_rows(violation, live))
@@ -454,7 +452,8 @@ class SpecLifecycleV2:
         self, site: str, launch: Launch, violation: Violation | None, batch: Any = None
     ) -> None:
         """``launch``'s step is the one that the violation belongs to."""
-        self.log.judge(site, batch, violation, list(launch.rids), step=launch.step)
+        rids = launch.rids if violation is not None else None
+        self.log.judge(site, batch, violation, rids, step=launch.step)
 
 
 def unknown(server_args: Any) -> list[str]:
@@ -476,7 +475,7 @@ def _decodes(batch: Any) -> bool:
 
 
 def _rows(batch: Any) -> list[int]:
-    return [req_kv.row(r) for r in batch.reqs]
+    return req_kv.column(batch.reqs, req_kv.ROW)
 
 
 def _relayed(future_map: Any) -> Any:
