@@ -445,7 +445,12 @@ class SpecLifecycleV2:
             req_kv.column(reqs, req_kv.ALLOCATED),
             f"{ahead} more than is committed",
         )
-        self.log.judge("batch.prepare_for_decode", batch, at_rows(violation, live))
+        self.log.judge(
+            "batch.prepare_for_decode",
+            batch,
+            at_rows(violation, live),
+            step=self.context.recorder.event_step,
+        )
         return result
 
     def _judge_launch(
