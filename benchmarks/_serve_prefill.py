@@ -19,12 +19,11 @@ def serve(device: str, arguments: dict[str, Any]) -> None:
         from g4debug import cpu
 
         cpu.prepare()
-    import sglang
-    from _servers import device_name
+    from _servers import device_name, start
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the server prints must not get between the answers
-    engine = sglang.Engine(**arguments)
+    engine = start(arguments)
     print(json.dumps({"device": device_name()}), file=answers, flush=True)
     for line in sys.stdin:
         lengths, tokens, seed, together = json.loads(line)

@@ -55,17 +55,23 @@ def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any
     return {**arguments, **overrides}
 
 
+def start(arguments: Mapping[str, Any]) -> Any:
+    """``sgl.Engine``; the arguments may have the names of another release."""
+    import sglang
+    from _arguments import as_named_here
+
+    return sglang.Engine(**as_named_here(arguments))
+
+
 def serve(device: str, overrides: Mapping[str, Any]) -> None:
     """Read lines of [batch, tokens] from stdin, and answer each with a line with the seconds."""
     if device == "cpu":
         from g4debug import cpu
 
         cpu.prepare()
-    import sglang
-
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the server prints must not get between the answers
-    engine = sglang.Engine(**engine_arguments(device, overrides))
+    engine = start(engine_arguments(device, overrides))
     hello = {"hooks": tracer_sites(), "device": device_name()}
     print(json.dumps(hello), file=answers, flush=True)
     rng = random.Random(0)

@@ -7,12 +7,13 @@ trtllm_mha backend that decided once, from the dummy pool, that it has no SWA po
 to the sliding layers, whose pool is smaller. That is an illegal memory access.
 
 With the fix, inside of both views the two attributes are those of the pool that the view shows.
-They are put back afterwards, also after an exception. What the CUDA graphs use later (the SWA
-page-table buffer, and more in 0.5.13) is allocated as the *target's* pool needs it. The draft's
-graphs are captured and replayed inside the same views, so nothing more is needed for them.
+They are put back afterwards, also after an exception. So is the mapping from full to SWA slots,
+which the backend keeps for its graphs from 0.5.14 on. What the CUDA graphs use later (the SWA
+page-table buffer, and more from 0.5.13 on) is allocated as the *target's* pool needs it. The
+draft's graphs are captured and replayed inside the same views, so nothing more is needed for them.
 
-From seed PR #6; upstream sglang #26966 and #27491. 0.5.13 finds the right pool by itself; there the
-fix is for the demo's fault, which puts the old state back.
+From seed PR #6; upstream sglang #26966 and #27491. SGLang from 0.5.13 on finds the right pool by
+itself; there the fix is for the demo's fault, which puts the old state back.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def swa_state_of(backend: Any, pool: Any) -> Iterator[None]:
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     is_swa = isinstance(pool, SWAKVPool)
-    state = {"use_sliding_window_kv_pool": is_swa, "_swa_kv_pool": pool if is_swa else None}
+    state = {
+        "use_sliding_window_kv_pool": is_swa,
+        "_swa_kv_pool": pool if is_swa else None,
+        "_swa_full_to_swa_mapping": pool.full_to_swa_index_mapping if is_swa else None,
+    }
     saved = [
         (b, name, getattr(b, name))
         for b in backends_of(backend)
@@ -74,7 +79,7 @@ def swa_state_of(backend: Any, pool: Any) -> Iterator[None]:
 def around_view(
     call_next: Callable[..., Any], worker: Any, forward_batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Wraps ``FrozenKVMTPWorker._frozen_kv_target_view`` and ``._target_kv_pool_view``.
+    """Wraps ``_frozen_kv_target_view`` and ``_target_kv_pool_view`` of the draft's worker.
 
     Both return a context manager. Ours is entered inside of it.
     """
@@ -152,7 +157,7 @@ FIX = Fix(
     title="the SWA state of the draft's attention backend follows the pool that is really read",
     seed="PR #6",
     upstream="sglang #26966 (2026-06-02), made more general by #27491",
-    needs=">=0.5.12,<0.5.14",
+    needs=">=0.5.12",
     still_broken=still_broken,
     apply=apply,
     purpose="correctness",

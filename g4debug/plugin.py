@@ -157,15 +157,19 @@ def refuse_if_not_run(settings: Settings, tracers: Sequence[Tracer]) -> tuple[st
     Raises SettingsError if there are such, and one of their findings would do more than be
     reported. A false finding would stop a healthy server, which is worse than what is looked for.
     """
+    import torch
+
     from g4debug.hooking import targets
 
-    not_run = targets.not_run(tracer.id for tracer in tracers)
+    on_cpu = settings.cpu or not torch.cuda.is_available()
+    not_run = targets.not_run((tracer.id for tracer in tracers), on_cpu)
     if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
     text = (
-        f"SGLang {release} was never run with {', '.join(not_run)}, so a finding could be false, "
-        f"and G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
+        f"SGLang {release} was never run with {', '.join(not_run)} "
+        f"{'on the CPU engine' if on_cpu else 'on a GPU'}, so a finding could be false, and "
+        f"G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
         "G4DEBUG_MODE=log, which only reports findings; or with G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1, "
         "which takes that risk"
     )

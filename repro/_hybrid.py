@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import _workload
 from _workload import Workload
@@ -29,18 +28,7 @@ def cpu(requests: int | None) -> Workload:
 
 def cuda(requests: int | None) -> Workload:
     """As in _workload. The draft's first forward is the capture of its CUDA graphs, at start."""
-    workload = _workload.cuda(requests or 8)
-    return replace(workload, engine=known_here(workload.engine))
-
-
-def known_here(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by the names of this SGLang, without those that it does not have any more."""
-    from sglang.srt.server_args import ServerArgs
-
-    names = set(getattr(ServerArgs, "__struct_fields__", ()) or ServerArgs.__annotations__)
-    renamed = {"cuda_graph_max_bs": "cuda_graph_max_bs_decode"}
-    found = {n if n in names else renamed.get(n, n): v for n, v in arguments.items()}
-    return {name: value for name, value in found.items() if name in names}
+    return _workload.cuda(requests or 8)
 
 
 def without_mtp(workload: Workload) -> Workload:

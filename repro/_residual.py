@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from _arguments import as_named_here
 from _run import end_with_the_script
 
 TOKENS = 200
@@ -84,7 +85,9 @@ def load(device: str) -> tuple[Any, Any]:
             for name, value in _workload.cuda(4).engine.items()
             if not name.startswith("speculative_")
         } | {"disable_cuda_graph": True}
-    server_args = ServerArgs(**{**arguments, "skip_tokenizer_init": False, "log_level": "error"})
+    server_args = ServerArgs(
+        **{**as_named_here(arguments), "skip_tokenizer_init": False, "log_level": "error"}
+    )
     set_global_server_args_for_scheduler(server_args)
     runner, _ = bench_one_batch.load_model(server_args, PortArgs.init_new(server_args), 0, 0)
     runner = runner.torch_runner

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from _arguments import as_named_here
 from _run import end_with_the_script
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     import sglang
 
     begin = time.perf_counter()
-    engine = sglang.Engine(**workload.engine)
+    engine = sglang.Engine(**as_named_here(workload.engine))
     up = time.perf_counter()
     print("g4debug-repro: engine up", flush=True)
     try:

@@ -33,6 +33,8 @@ class Workload:
 
 def cpu(requests: int | None) -> Workload:
     """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
+    from _arguments import keeps_whole_prompts
+
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.server import engine_arguments
 
@@ -41,7 +43,7 @@ def cpu(requests: int | None) -> Workload:
         decode_log_interval=1,
         skip_tokenizer_init=True,
         max_total_tokens=5120,
-        swa_full_tokens_ratio=0.65,
+        swa_full_tokens_ratio=0.65 if keeps_whole_prompts() else 0.43,
         max_running_requests=requests or 10,
         chunked_prefill_size=512,
     )
@@ -63,6 +65,8 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     is followed by 8 MiB of nothing (pages 384 to 511). With a buffer of 481 pages, which
     fills its 32 MiB, the same bug reads a neighbour's memory and nobody notices.
     """
+    from _arguments import mtp_has_overlap
+
     from g4debug.cpu.models import E4B_256, write
     from g4debug.cpu.server import MTP
 
@@ -77,7 +81,7 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
         "prefill_attention_backend": "triton",
         "decode_attention_backend": "trtllm_mha",
         "page_size": 64,
-        "disable_overlap_schedule": True,
+        "disable_overlap_schedule": not mtp_has_overlap(),
         # A model with KV-shared layers does not start under piecewise CUDA graphs (seed PR #16).
         "disable_piecewise_cuda_graph": True,
         "cuda_graph_max_bs": count,

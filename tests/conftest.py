@@ -12,9 +12,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import releases
 import torch
 from hypothesis import HealthCheck, settings
 
+from g4debug import discovery
 from g4debug.hooking import targets
 
 if not torch.cuda.is_available():
@@ -47,6 +49,18 @@ def pytest_collection_modifyitems(items):
     """Files that start engines first: what is left for the end is short, for every worker."""
     long = {item.path for item in items if item.get_closest_marker("engine")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_runtest_setup(item):
+    """Skip what belongs to other releases of SGLang than the installed one."""
+    if targets.sglang_version() is None:
+        return
+    if item.get_closest_marker("v1_worker") and not releases.has_v1_worker():
+        pytest.skip("this SGLang has no worker of FROZEN_KV_MTP for speculative decoding v1")
+    for mark in item.iter_markers("written_for"):
+        fix = discovery.load("fix", mark.args[0])
+        if not targets.matches(fix.needs):
+            pytest.skip(f"{fix.id} is written for SGLang {fix.needs}")
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +117,9 @@ def _sglang_imported():
             patch.setenv(name, value)  # registers the old value, to be restored
         cpu.prepare()
         cpu.activate()
-        # All that the hook sites live in.
-        import sglang.srt.layers.attention.trtllm_mha_backend
-        import sglang.srt.managers.scheduler
         import sglang.srt.plugins.hook_registry
 
-        # 0.5.14 gave FROZEN_KV_MTP another worker, in another module.
-        importlib.import_module(str(targets.path("worker.forward")).rsplit(".", 2)[0])
+        list(_hooked())  # imports all that the hook sites of this release live in
 
     # For each hook SGLang looks through every module for names of what it hooks: 20 ms, three
     # quarters of the time of a test that arms. Here only where there can be one.
@@ -164,7 +174,8 @@ def sglang(_sglang_imported, monkeypatch):
     saved = list(_hooked())
     apply_hooks = HookRegistry.__dict__["apply_hooks"]
     HookRegistry.reset()
-    yield
+    with releases.configuration_kept():
+        yield
     HookRegistry.reset()
     HookRegistry.apply_hooks = apply_hooks
     for owner, attribute, original in saved:

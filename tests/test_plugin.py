@@ -277,7 +277,7 @@ def test_a_release_that_the_tracers_were_never_run_on_is_refused(outcomes):
     line = last_line(done)
     assert line.startswith(f"g4debug: SGLang {targets.sglang_version()} was never run with ")
     armed = "flight-recorder, page-table, pool-leak, spec-lifecycle, swa-allocator"
-    assert f"with {armed}, so a finding could be false" in line
+    assert f"with {armed} on the CPU engine, so a finding" in line
     assert "G4DEBUG_MODE=raise could harm" in line
     assert "G4DEBUG_MODE=log" in line
     assert "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1" in line
@@ -304,14 +304,16 @@ def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
     release = str(targets.sglang_version())
     there = {k: v for k, v in targets.RUN[release].items() if k != "pool-leak"}
     monkeypatch.setitem(targets.RUN, release, there)
-    settings = Settings(debug=True, mode="contain")  # which may free other pages than SGLang
+    settings = Settings(
+        debug=True, mode="contain", cpu=True
+    )  # which may free other pages than SGLang
     with pytest.raises(SettingsError) as error:
         plugin.refuse_if_not_run(settings, plugin.chosen(settings))
     text = str(error.value)
     assert "G4DEBUG_MODE=contain could harm" in text
-    assert "was never run with pool-leak, so" in text
+    assert "was never run with pool-leak on the CPU engine, so" in text
     assert "G4DEBUG_TRACE=flight-recorder,page-table,spec-lifecycle,swa-allocator" in text
-    settings = Settings(trace=("page-table", "swa-allocator"))
+    settings = Settings(trace=("page-table", "swa-allocator"), cpu=True)
     assert plugin.refuse_if_not_run(settings, plugin.chosen(settings)) == ()
 
 
@@ -319,9 +321,17 @@ def test_a_build_that_is_not_exactly_that_release_was_not_run(monkeypatch):
     release = next(iter(targets.RUN))
     for build, count in ((release, 0), (f"{release}+fork", 1), ("0.5.99", 1), ("0.5.24.dev3", 1)):
         monkeypatch.setattr(targets, "sglang_version", lambda build=build: Version(build))
-        assert len(targets.not_run(["page-table"])) == count, build
+        assert len(targets.not_run(["page-table"], cpu_engine=True)) == count, build
     monkeypatch.setattr(targets, "sglang_version", lambda: None)
-    assert targets.not_run(["page-table"]) == ("page-table",)
+    assert targets.not_run(["page-table"], cpu_engine=True) == ("page-table",)
+
+
+def test_what_was_run_on_the_cpu_engine_was_not_run_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "sglang_version", lambda: Version("0.5.99"))
+    there = {"page-table": (targets.CPU,), "pool-leak": (targets.CPU, targets.H200)}
+    monkeypatch.setitem(targets.RUN, "0.5.99", there)
+    assert targets.not_run(there, cpu_engine=True) == ()
+    assert targets.not_run(there, cpu_engine=False) == ("page-table",)
 
 
 def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):

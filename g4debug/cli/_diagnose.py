@@ -5,6 +5,7 @@ SGLang is imported only by the probe (``_probe.py``), which runs in a process of
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
 import json
 import os
@@ -71,7 +72,9 @@ def _release(d: Diagnosis, settings: Settings | None) -> None:
     """Was each tracer that the environment arms, or that would be armed, run on this SGLang?"""
     asked = settings is not None and bool(settings.tracers)
     armed = settings if settings is not None and asked else Settings(debug=True)
-    not_run = targets.not_run(_armed(armed))
+    # Doctor's own probe takes the CPU engine where there is no GPU.
+    armed = dataclasses.replace(armed, cpu=armed.cpu or not d.gpus)
+    not_run = targets.not_run(_armed(armed), armed.cpu)
     if not not_run:
         return
     try:

@@ -12,8 +12,8 @@ i = retrieve_index[b, t]:
 Shapes: predicts `[>= bs*d]` int32, accept_index `[bs, steps+1]` int32, accept_token_num `[bs]`
 int32, candidates / retrieve_* / target_predict `[bs, d]` int64. It is needed because SGLang's own
 wrapper (`eagle_utils.verify_tree_greedy_func`) has no CPU branch up to 0.5.15 and silently verifies
-nothing there; from 0.5.18 on its branch calls a kernel of sgl_kernel that is not installed. Source of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's
-trees.
+nothing there. From 0.5.18 on its branch calls a kernel of sgl_kernel that is not installed. Source
+of the idea: speculative decoding's greedy case, Leviathan et al. 2023; SpecInfer's trees.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from g4debug.findings.record import Pool, Step
 from g4debug.findings.status import Status
+from g4debug.hooking import req_kv
 
 
 class Ranks(NamedTuple):
@@ -84,9 +85,7 @@ class Recorder:
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
-        self._rids = {
-            int(r.req_pool_idx): str(r.rid) for r in batch.reqs if r.req_pool_idx is not None
-        }
+        self._rids = {row: str(r.rid) for r in batch.reqs if (row := req_kv.row(r)) >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
         used = {pool.name: pool.used_tokens for pool in self.pools()}
@@ -103,10 +102,10 @@ class Recorder:
                 swa_used=used.get("swa", -1),
                 time_ns=time.time_ns(),
                 waiting=-1 if waiting is None else len(waiting),
-                rows=tuple([-1 if r.req_pool_idx is None else int(r.req_pool_idx) for r in reqs]),
-                committed=_column(reqs, "kv_committed_len"),
-                allocated=_column(reqs, "kv_allocated_len"),
-                evicted=_column(reqs, "swa_evicted_seqlen"),
+                rows=tuple([req_kv.row(r) for r in reqs]),
+                committed=_column(reqs, req_kv.committed),
+                allocated=_column(reqs, req_kv.allocated),
+                evicted=_column(reqs, req_kv.evicted),
             )
         )
 
@@ -174,9 +173,9 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - int(available))
 
 
-def _column(reqs: Sequence[Any], name: str) -> tuple[int, ...]:
+def _column(reqs: Sequence[Any], read: Callable[[Any], int]) -> tuple[int, ...]:
     """One number for each request. () if the requests of this SGLang do not have it."""
     try:
-        return tuple([getattr(r, name) for r in reqs])
+        return tuple([read(r) for r in reqs])
     except AttributeError:
         return ()

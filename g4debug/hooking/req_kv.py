@@ -21,12 +21,14 @@ def holder(request: Any, name: str) -> Any:
 
 
 def column(requests: Sequence[Any], name: str) -> list[int]:
-    """The field ``name`` of each request. -1 for a row, and 0 for a length, that it has not got."""
+    """The field ``name`` of each request. -1 for a row, and 0 for a length, that it has not got.
+
+    For what is read in each step: it takes a third of the time of a call for each request.
+    """
     if not requests:
         return []
     path = name if holder(requests[0], name) is requests[0] else f"kv.{name}"
     try:
-        # In each step, for each request: this is three times as fast as a call for each.
         found = list(map(attrgetter(path), requests))
     except AttributeError:
         found = [getattr(holder(r, name), name, None) for r in requests]
@@ -38,14 +40,32 @@ def column(requests: Sequence[Any], name: str) -> list[int]:
 
 def committed(request: Any) -> int:
     """How many tokens of the request have KV that counts."""
-    return column((request,), COMMITTED)[0]
+    return int(holder(request, "kv_committed_len").kv_committed_len)
 
 
 def allocated(request: Any) -> int:
     """For how many tokens of the request there is room in the KV pool. 0 after its release."""
-    return column((request,), ALLOCATED)[0]
+    return int(getattr(holder(request, "kv_allocated_len"), "kv_allocated_len", 0))
 
 
 def row(request: Any) -> int:
     """The request's row of ``req_to_token``, -1 if it has none."""
-    return column((request,), ROW)[0]
+    found = holder(request, "req_pool_idx").req_pool_idx
+    return -1 if found is None else int(found)
+
+
+def protected(request: Any) -> int | None:
+    """How many of the request's first tokens are the prefix cache's. None: SGLang does not say."""
+    found = getattr(holder(request, "cache_protected_len"), "cache_protected_len", None)
+    return found if isinstance(found, int) else None
+
+
+def evicted(request: Any) -> int:
+    """Up to which token the request has given back its SWA pages.
+
+    Raises AttributeError if this SGLang keeps that elsewhere.
+    """
+    record = getattr(request, "kv", None)
+    if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
+        return int(record.max_evicted_seqlen)
+    return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)

@@ -160,15 +160,24 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "pool.free.token": _allocator("token", f"{_TOKEN}.free"),
     "pool.clear": _allocator("paged", f"{_PAGED}.clear"),
     "pool.clear.token": _allocator("token", f"{_TOKEN}.clear"),
-    "pool.backup_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.backup_state")),
-    "pool.restore_state": ((">=0.5.23", None), *_allocator("base", f"{_BASE}.restore_state")),
+    # Where all pages that are freed enter the free list. Before, "pool.free" put them there.
+    "pool.release": (("<0.5.18", None), *_allocator("paged", f"{_PAGED}._release_page_ids")),
+    "pool.backup_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.backup_state")),
+    "pool.restore_state": ((">=0.5.18", None), *_allocator("base", f"{_BASE}.restore_state")),
     # The SWA allocator, which uses two of these allocators, one for each pool.
     "swa.init": _allocator("swa", f"{_SWA}.__init__"),
     "swa.alloc": _allocator("swa", f"{_SWA}.alloc"),
     "swa.alloc_extend": _allocator("swa", f"{_SWA}.alloc_extend"),
     "swa.alloc_decode": _allocator("swa", f"{_SWA}.alloc_decode"),
     "swa.set_mapping": _allocator("swa", f"{_SWA}.set_full_to_swa_mapping"),
+    # From 0.5.21 on, SWA pages may be moved from one full page to another.
+    "swa.clear_mapping": (
+        ("<0.5.21", None),
+        *_allocator("swa", f"{_SWA}.clear_full_to_swa_mapping"),
+    ),
     "swa.free": _allocator("swa", f"{_SWA}.free"),
+    "swa.free_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_segment")),
+    "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
     "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
@@ -180,7 +189,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
     "tree.swa_insert": (
-        ("<0.5.23", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
+        ("<0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
         (_ANY, None),
     ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
@@ -193,6 +202,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    # Not hooked: where there is such a barrier, a forward's tables are built before they change.
+    "scheduler.war_barrier": _from_0_5_14(f"{_SCHEDULER}._apply_war_barrier"),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
     # Called in every round of every kind of event loop. 0.5.13 moved it.
@@ -229,6 +240,22 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "0.5.13.post1": {
         "flight-recorder": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+    "0.5.15.post1": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
+        "page-table": (CPU,),
+        "pool-leak": (CPU,),
+        "spec-lifecycle": (CPU,),
+        "swa-allocator": (CPU,),
+    },
+    "0.5.23": {
+        "flight-recorder": (CPU,),
+        "kv-integrity": (CPU,),
         "page-table": (CPU,),
         "pool-leak": (CPU,),
         "spec-lifecycle": (CPU,),
@@ -300,14 +327,19 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     return SpecifierSet(specifier).contains(found, prereleases=True)
 
 
-def not_run(tracers: Iterable[str]) -> tuple[str, ...]:
+def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:
     """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
 
-    A build that is not exactly a release of ``RUN`` (a development version, or one with a local
-    label such as ``+fork``) was not run.
+    cpu_engine: SGLang runs on the CPU engine. Elsewhere a tracer must have been run on a GPU. A
+    build that is not exactly a release of ``RUN`` (a development version, or one with a local label
+    such as ``+fork``) was not run.
     """
     known = RUN.get(str(sglang_version()), {})
-    return tuple(name for name in tracers if name not in known)
+    return tuple(
+        name
+        for name in tracers
+        if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
+    )
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

@@ -10,17 +10,18 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.feed import Feed, TrapsLast, caller
-from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
 from g4debug.ledger.shadow import HELD
 from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows
@@ -98,8 +99,8 @@ def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
     begins, stand = lengths - 1 if prefix is None else prefix, at.numpy()
     if lengths is not at and not any(np.array_equal(n.numpy(), stand) for n in (lengths, begins)):
         return []
-    rows: list[Any] = [getattr(request, "req_pool_idx", None) for request in requests]
-    return [] if None in rows else [int(row) for row in rows]
+    rows = [req_kv.row(request) for request in requests]
+    return [] if -1 in rows else rows
 
 
 class HandOuts:
@@ -114,6 +115,7 @@ class HandOuts:
         # Pages of the full pool that wait for their SWA pages: new ones, and those continued in.
         self._full: tuple[Pages, Pages] | None = None
         self._tokens: dict[str, Pages] = {}  # the last tokens that were entered, by pool
+        self._inside = 0  # above 0 while the SWA allocator allocates in both pools
         self.kind: Kind | None = None  # what ``ledger.allocating`` allocates for, if it is known
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
@@ -149,14 +151,16 @@ class HandOuts:
         elif not len(found.going_on) or self._may_skip(pool, out, found):
             return
         rids = self._rids(len(lengths), found)
+        begins = lengths.numpy() - 1 if prefix is None else prefix.numpy()
+        requests = self._requests(len(lengths))
         where = caller() if len(found.new) else ""
-        tails = self._going_on(found) if self._is_far(out) and not len(found.new) else []
+        tails = self._going_on(found) if self.ledger.is_far(out) and not len(found.new) else []
         step = found
 
         def enter(tokens: Pages) -> None:
             going_on = tokens[step.going_on] // pool.page_size
             pages = tokens[step.new] // pool.page_size
-            with TrapsLast() as attempt:
+            with self._growing(requests, begins), TrapsLast() as attempt:
                 if len(pool.not_held(going_on)):
                     attempt(self._use, pool, kind, going_on, step)
                 for row, first, end in step.groups:
@@ -176,10 +180,18 @@ class HandOuts:
 
         self.ledger.post(out, self.feed.isolate(enter))
 
-    @staticmethod
-    def _is_far(indices: torch.Tensor) -> bool:
-        """True if reading these indices needs a copy from a device."""
-        return bool(indices.is_cuda)
+    @contextmanager
+    def _growing(self, requests: Sequence[Any], begins: Any) -> Iterator[None]:
+        """Let the holders know that these rows are not written yet, beyond ``begins`` tokens."""
+        holders = self.ledger.holders
+        if holders is None or self.ledger.late or not requests:
+            yield
+            return
+        holders.growing = requests, begins
+        try:
+            yield
+        finally:
+            holders.growing = (), _NONE
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -187,7 +199,7 @@ class HandOuts:
             self._turn += 1
             full, swa = pool, self.ledger.pools.get("swa")
             self._skips = (
-                self._is_far(out)
+                self.ledger.is_far(out)
                 and self._turn % LOOK != 0
                 and all(
                     known.held[known.tails.get(rid, 0)]
@@ -301,6 +313,14 @@ class HandOuts:
             if wrong.any():
                 self._mismatch(full, before[wrong], known[wrong], going_on[wrong])
 
+    def around_swa_alloc(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """From 0.5.14 on, an allocation writes the mapping by ``set_full_to_swa_mapping``."""
+        self._inside += 1
+        try:
+            return call_next(*args, **kwargs)
+        finally:
+            self._inside -= 1
+
     def after_swa_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, ..., seq_lens_cpu, last_loc, ...)``."""
         self.after_swa_alloc(out, allocator, argument(args, kwargs, 4, "last_loc"))
@@ -346,17 +366,25 @@ class HandOuts:
         self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.isolate(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
-        """Pair pages that were allocated one by one (HiCache's load-back). 0 means no SWA page."""
+        """Pair pages that were allocated one by one, or that go over. 0 means no SWA page."""
         pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
+        if self._inside or full.numel() == 0:
+            return
         if self.ledger.shadow is not None:
             shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
-        self.ledger.settle(wait=True)
-        pages, first = np.unique(on_host(full) // pool.page_size, return_index=True)
-        partner = on_host(swa)[first] // pool.page_size
-        pool.partner[pool.inside(pages)] = 0
-        pool.pair(pages, swa_pool, partner)
-        self.ledger.enter(pool, "map", pages, holds=None, caller=caller())
-        self.ledger.enter(swa_pool, "map", partner, holds=None, caller=caller())
+        where = caller()
+
+        def enter(words: Pages) -> None:
+            tokens, theirs = words.reshape(2, -1)
+            pages, first = np.unique(tokens // pool.page_size, return_index=True)
+            partner = theirs[first] // pool.page_size
+            pool.partner[pool.inside(pages)] = 0
+            pool.pair(pages, swa_pool, partner)
+            self.ledger.enter(pool, "map", pages, holds=None, caller=where)
+            self.ledger.enter(swa_pool, "map", partner, holds=None, caller=where)
+
+        both = torch.cat((full.to(torch.int64), swa.to(torch.int64)))
+        self.ledger.post(both, self.feed.isolate(enter))
 
     def _mismatch(
         self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"

@@ -19,13 +19,15 @@ Everything here waits for the device. It is called for a census, or when there i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from g4debug.hooking import req_kv
+from g4debug.ledger.free_group import in_free_group
 from g4debug.ledger.host import Pages, on_host
 
 NODES = 256  # nodes of the prefix cache that are read between two pauses of a look
@@ -56,6 +58,9 @@ class Holders:
     def __init__(self, allocator: Any) -> None:
         self.allocator = allocator
         self.scheduler: Any = None
+        # While pages are handed out: the requests that get them, and how much each had before.
+        # SGLang may have set their lengths already, and writes their rows later.
+        self.growing: tuple[Sequence[Any], Pages] = ((), _NONE)
 
     @property
     def page_size(self) -> int:
@@ -79,20 +84,31 @@ class Holders:
 
     @staticmethod
     def _lists(allocator: Any) -> list[torch.Tensor]:
-        lists = (allocator.free_pages, getattr(allocator, "release_pages", None))
+        # From 0.5.21 on, pages of the paged allocator that wait to be sorted are "staged".
+        staged = getattr(allocator, "staged_pages", None) or ()
+        lists = (allocator.free_pages, getattr(allocator, "release_pages", None), *staged)
         return [pages for pages in lists if pages is not None]
 
     def is_free(self, name: str, pages: Pages) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each of ``pages``, whether it is in the free list of its pool."""
         return np.isin(pages, self.free(name))
 
-    def deferred(self) -> Pages:
-        """Full pages that were freed inside a free group and are not in the free list yet."""
-        allocators = {id(a): a for a in (self.allocator, self.pool("full"))}.values()
-        # Outside of a free group, the list still has what the last group gave back.
-        inside = [a for a in allocators if not getattr(a, "is_not_in_free_group", True)]
-        waiting = [t for a in inside for t in a.free_group]
-        return self._pages_of([on_host(tokens) for tokens in waiting])
+    def deferred(self, name: str = "full") -> Pages:
+        """Pages of a pool that were freed inside a free group and are not in the free list yet."""
+        outer, inner = self.allocator, self.pool(name)
+        # Outside of a free group, the lists still have what the last group gave back.
+        inside = [a for a in {id(a): a for a in (outer, inner)}.values() if in_free_group(a)]
+        tokens, pages = [], []
+        for allocator in inside:
+            if name == "full":
+                tokens += allocator.free_group or []
+                tokens += getattr(allocator, "free_page_reps_group", [])  # first tokens, 0.5.18
+                pages += getattr(allocator, "free_page_ids_group", [])
+            elif hasattr(allocator, "swa_page_ids_group"):  # from 0.5.21 on, see taken_back.py
+                tokens += allocator.swa_free_group
+                pages += allocator.swa_page_ids_group
+        found = [self._pages_of([on_host(t) for t in tokens]), *map(on_host, pages)]
+        return np.unique(np.concatenate(found))
 
     def mapped(self, full: Pages) -> Pages:
         """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page."""
@@ -110,17 +126,27 @@ class Holders:
         free = set(pool.free_slots)
         found = {row: -1 for row in range(len(pool.req_to_token)) if row not in free}
         claims: dict[int, Any] = {}
+        had = {id(r): int(n) for r, n in zip(*self.growing, strict=True)}
         for request in (*requests, *self._running()):
-            row = request.req_pool_idx
-            if row is None or int(row) not in found:
+            row = req_kv.row(request)
+            if row not in found:
                 continue
-            other = claims.setdefault(int(row), request)
+            other = claims.setdefault(row, request)
+            length = req_kv.allocated(request)
             # If two requests say that a row is theirs, it is not known whose length counts.
-            found[int(row)] = int(request.kv_allocated_len) if other is request else -1
-        for slot in getattr(self.scheduler.tree_cache, "slots", {}).values():
-            if slot.req_pool_idx is not None and found.get(int(slot.req_pool_idx), 0) < 0:
-                found[int(slot.req_pool_idx)] = int(slot.kv_allocated_len)
+            found[row] = min(length, had.get(id(request), length)) if other is request else -1
+        for slot in self._slots():
+            row = req_kv.row(slot)
+            if found.get(row, 0) < 0:
+                found[row] = req_kv.allocated(slot)
         return found
+
+    def _slots(self) -> Iterable[Any]:
+        """What streaming sessions keep between their turns: each has a row and a length."""
+        tree = self.scheduler.tree_cache
+        # A StreamingSession is wrapped around the cache, or is a part of it (from 0.5.18 on).
+        for holder in (tree, getattr(tree, "session", None)):
+            yield from getattr(holder, "slots", {}).values()
 
     def in_rows(self, rows: dict[int, int]) -> tuple[Pages, Pages]:
         """The full pages of rows whose length is known, and those that the other rows name."""
@@ -152,6 +178,12 @@ class Holders:
         """The same, with a pause after every ``NODES`` nodes. A chunk cache holds none."""
         tree = self.scheduler.tree_cache
         tree = getattr(tree, "inner", tree)  # a StreamingSession is wrapped around the cache
+        if hasattr(tree, "tree_components"):
+            # The unified cache, whose tree may be in Rust. It lists the values of its full pages;
+            # of a tombstone, too. That is one call without a pause.
+            flat = on_host(tree.all_values_flatten())
+            yield
+            return self._pages_of([flat])
         root = getattr(tree, "root_node", None)
         found, values = [], []
         stack = list(root.children.values()) if root is not None else []
@@ -197,14 +229,13 @@ class Holders:
             return True
         lost = given[given > 0]
         lost = lost[~np.isin(lost, mapped) & ~np.isin(lost, self.mapped(maybe))]
+        lost = lost[~np.isin(lost, self.deferred("swa"))]
         return bool((~self.is_free("swa", lost)).any())
 
     def is_served(self, row: int, requests: Iterable[Any]) -> bool:
         """True if a request that is not finished holds this row of ``req_to_token``."""
-        return any(
-            r.req_pool_idx is not None and int(r.req_pool_idx) == row and not r.finished()
-            for r in (*requests, *self._running())
-        )
+        known = (*requests, *self._running())
+        return any(req_kv.row(r) == row and not r.finished() for r in known)
 
     def look(self, requests: Iterable[Any]) -> Generator[None, None, list[PoolView]]:
         """Look at all pools. It pauses often, so that a server need not wait for its end.
@@ -217,7 +248,8 @@ class Holders:
         yield
         if pool is not self.allocator:
             swa = self.pool("swa")
-            views.append(self._view("swa", swa, self.mapped(owned), self.mapped(maybe)))
+            mapped = np.concatenate([self.mapped(owned), self.deferred("swa")])
+            views.append(self._view("swa", swa, mapped, self.mapped(maybe)))
         return views
 
     def _view(self, name: str, allocator: Any, owned: Pages, maybe: Pages) -> PoolView:

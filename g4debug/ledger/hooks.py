@@ -54,6 +54,7 @@ class LedgerHooks:
             "swa.alloc_decode": out.after_swa_decode,
             "swa.alloc": out.after_swa_alloc,
             "swa.set_mapping": out.after_set_mapping,
+            "swa.clear_mapping": back.after_clear_mapping,
         }
         for site, hook in after.items():
             self._put(hooks.after, site, self.feed.isolate_result(hook))
@@ -66,9 +67,16 @@ class LedgerHooks:
             self._put(hooks.around, site, self._during(before.get(site), place, kind))
         self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
         self._put(hooks.after, "scheduler.init", self.feed.isolate_result(self.after_scheduler))
-        self._put(hooks.around, "pool.free", back.around_free)
-        self._put(hooks.around, "swa.free", back.around_swa_free)
-        self._put(hooks.around, "swa.free_swa", back.around_free_swa)
+        # Where all frees end in one place, that place, and not also what leads to it.
+        every = targets.path("pool.release") is not None
+        self._put(hooks.around, "pool.release", back.around_release)
+        self._put(hooks.around, "pool.free.token" if every else "pool.free", back.around_free)
+        for site in ("swa.free", "swa.free_segment"):
+            self._put(hooks.around, site, back.around_swa_free)
+        for site in ("swa.free_swa", "swa.free_swa_segment"):
+            self._put(hooks.around, site, back.around_free_swa)
+        for site in ("swa.alloc", "swa.alloc_extend", "swa.alloc_decode"):
+            self._put(hooks.around, site, out.around_swa_alloc)
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own

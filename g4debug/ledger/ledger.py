@@ -101,6 +101,11 @@ class PoolLedger:
         sound = (full > 0) & (full < self.pages) & (swa > 0) & (swa < swa_pool.pages)
         if not sound.all():
             full, swa = full[sound], swa[sound]
+        before = swa_pool.partner[swa]  # a SWA page that goes over to another full page
+        moved = (before > 0) & (before != full)
+        if moved.any():
+            left = before[moved]
+            self.partner[left[self.partner[left] == swa[moved]]] = 0
         self.partner[full] = swa
         swa_pool.partner[swa] = full
 
@@ -141,6 +146,8 @@ class Ledger:
     requests: rid -> SGLang's Req.
     losing_swa: while SWA pages are being freed, the full pages that they belong to.
     expected_swa: the SWA pages that those full pages had by the ledger, sorted.
+    parted: SWA page -> (the full page that it belonged to, whether it is freed alone), from the
+        moment in which it is taken out of the mapping until it is free.
     mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
     serial: the number of the next event.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
@@ -157,7 +164,9 @@ class Ledger:
         self.requests: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.losing_swa: Pages | None = None
         self.expected_swa: Pages | None = None
+        self.parted: dict[int, tuple[int, bool]] = {}
         self.mapped: dict[int, tuple[int, int]] = {}
+        self.judges_first = False  # frees are judged before they happen, even if that has to wait
         self.broken = ""
         self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
@@ -285,14 +294,26 @@ class Ledger:
 
     # --- indices on their way to the host --------------------------------------------------
 
+    @staticmethod
+    def is_far(indices: torch.Tensor) -> bool:
+        """True if reading these indices needs a copy from a device."""
+        return bool(indices.is_cuda)
+
+    @property
+    def late(self) -> bool:
+        """True while something is entered that happened some time ago."""
+        return self._step is not None
+
     def post(self, indices: torch.Tensor, enter: Callable[[Pages], None]) -> None:
         """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU."""
-        if not indices.is_cuda:
+        if not self.is_far(indices):
             enter(indices.detach().to(torch.int64).numpy())
             return
         count = indices.numel()
         if self._staging is None:
-            self._staging = torch.empty(STAGING, dtype=torch.int64, pin_memory=True)
+            self._staging = torch.empty(
+                STAGING, dtype=torch.int64, pin_memory=torch.cuda.is_available()
+            )
         if count > STAGING:
             self.settle(wait=True)
             enter(indices.to(device="cpu", dtype=torch.int64).numpy())
@@ -304,9 +325,14 @@ class Ledger:
         self._used += count
         words.fill_(NOT_YET)
         words.copy_(indices, non_blocking=True)
-        arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        self._pending.append(_Pending(words, arrived, enter, self.recorder.event_step))
+        self._pending.append(_Pending(words, self._sent(), enter, self.recorder.event_step))
+
+    @staticmethod
+    def _sent() -> Any:
+        """An event that says when all copies of now have arrived."""
+        sent: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        sent.record()
+        return sent
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""

@@ -25,6 +25,8 @@ import torch
 import triton
 import triton.language as tl
 
+from g4debug.hooking import req_kv
+
 logger = logging.getLogger("g4debug")
 EVERYTHING = 2**31 - 1
 DOUBTS = 8  # after so many suspicions that were wrong, owners are given up
@@ -100,12 +102,12 @@ class Owners:
             return
         known, changed = self._known, {}
         for request in requests:
-            row = getattr(request, "req_pool_idx", None)
-            if row is None or not 0 < row < len(known):
+            row = req_kv.row(request)
+            if not 0 < row < len(known):
                 continue
             begin = cached_tokens(request)
             if known[row] != begin:
-                known[row] = changed[int(row)] = begin
+                known[row] = changed[row] = begin
         if changed:
             at = torch.tensor([list(changed), list(changed.values())], dtype=torch.int64)
             at = at.to(self.protected.device, non_blocking=True)
@@ -137,5 +139,5 @@ def cached_tokens(request: Any) -> int:
     """How many of a request's first tokens may lie in other requests' pages."""
     if getattr(request, "session", None) is not None:
         return EVERYTHING
-    known = getattr(request, "cache_protected_len", None)
-    return known if isinstance(known, int) else EVERYTHING
+    known = req_kv.protected(request)
+    return EVERYTHING if known is None else known

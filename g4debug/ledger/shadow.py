@@ -7,7 +7,8 @@ page p = t // page_size, if 0 < p < pages::
     shadow[p] = swa[i] // page_size           the SWA page that belongs to it
 
 With ``begins``, this is done only if t is the first token of its page. So a page that was freed
-does not look held because a sequence continues in it.
+does not look held because a sequence continues in it. With ``unless_free``, it is not done for a
+page that is free.
 
 ``shadow`` is int32 [pages + 1]. Its last word is 1 while the ledger is sound. If it is 0, a reader
 must conclude nothing. Index tensors may come from a broken allocator: an index outside the pool is
@@ -35,6 +36,7 @@ def _mark_kernel(
     value,
     HAS_SWA: tl.constexpr,
     BEGINS: tl.constexpr,
+    UNLESS_FREE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -43,10 +45,13 @@ def _mark_kernel(
     page = token // page_size
     if BEGINS:
         inside = inside & (token == page * page_size)
+    inside = inside & (page > 0) & (page < pages)
+    if UNLESS_FREE:
+        inside = inside & (tl.load(shadow + page, mask=inside, other=-1) != -1)
     word = tl.zeros([BLOCK], tl.int32) + value
     if HAS_SWA:
         word = (tl.load(swa + i, mask=inside, other=0).to(tl.int64) // page_size).to(tl.int32)
-    tl.store(shadow + page, word, mask=inside & (page > 0) & (page < pages))
+    tl.store(shadow + page, word, mask=inside)
 
 
 def new(pages: int, device: torch.device | str) -> torch.Tensor:
@@ -63,6 +68,7 @@ def mark(
     value: int = HELD,
     swa: torch.Tensor | None = None,
     begins: bool = False,
+    unless_free: bool = False,
 ) -> None:
     """Set the words of the pages of ``indices`` on the current stream. Never waits.
 
@@ -70,12 +76,13 @@ def mark(
     value: FREE or HELD.
     swa: int32/int64 [n], the token indices of the SWA pool that belong to them.
     begins: only set pages whose first token is among the indices.
+    unless_free: only set pages that are not free.
     """
     count, pages = indices.numel(), shadow.numel() - 1
     if count == 0:
         return
     if not shadow.is_cuda:
-        reference(shadow, indices, page_size, value, swa, begins)
+        reference(shadow, indices, page_size, value, swa, begins, unless_free)
         return
     _mark_kernel[(triton.cdiv(count, BLOCK),)](
         shadow,
@@ -87,6 +94,7 @@ def mark(
         value,
         HAS_SWA=swa is not None,
         BEGINS=begins,
+        UNLESS_FREE=unless_free,
         BLOCK=BLOCK,
     )
 
@@ -98,6 +106,7 @@ def reference(
     value: int = HELD,
     swa: torch.Tensor | None = None,
     begins: bool = False,
+    unless_free: bool = False,
 ) -> None:
     """The same as :func:`mark`, in torch."""
     page = indices.to(torch.int64) // page_size
@@ -105,4 +114,6 @@ def reference(
     inside = (page > 0) & (page < shadow.numel() - 1)
     if begins:
         inside &= indices == page * page_size
+    if unless_free:
+        inside &= shadow[torch.where(inside, page, 0)] != FREE
     shadow[page[inside]] = word[inside].to(torch.int32)

@@ -1,4 +1,13 @@
-"""Tells the ledger which pages the allocators' ``free``, ``free_swa`` and ``clear`` take back.
+"""Tells the ledger which pages the allocators take back, and which full page loses its SWA page.
+
+Where pages enter the free list differs between releases. From 0.5.18 on it is one place for all
+kinds of frees (site ``pool.release``); before, it is ``free`` outside of a free group. So a free
+that SGLang defers to the end of a group is entered when it really happens.
+
+In which order SGLang frees the two pages of a token differs, too. Up to 0.5.18, ``free_swa`` looks
+up the SWA pages and frees them in the same call; a deferred one is called again at the end of the
+group. From 0.5.21 on it takes them out of the mapping at once, and frees them at the end of the
+group. Then an event of its own ("unmap") says which SWA pages lost their full pages.
 
 In contain mode a listener may correct what is about to be freed. Then the allocator gets the
 corrected indices, and so does the ``free_swa`` that belongs to a free of full pages.
@@ -14,66 +23,146 @@ import torch
 
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.feed import Feed, caller
+from g4debug.ledger.free_group import in_free_group
 from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.ledger.shadow import FREE, HELD
 
 
 class TakeBacks:
-    """Hooks on ``free``, ``free_swa``, ``clear``, ``backup_state`` and ``restore_state``."""
+    """Hooks on where pages come back, on the mapping, ``clear`` and saved states."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed, self.ledger = feed, feed.ledger
-        self._freeing = 0  # above 0 while SWATokenToKVPoolAllocator.free runs
-        self._corrected: torch.Tensor | None = (
-            None  # full-pool indices for the free_swa that follows
-        )
+        self._freeing = 0  # above 0 while the SWA allocator frees full pages with their SWA pages
+        self._unmapping = 0  # above 0 while SWA pages are taken out of the mapping to be freed
+        self._kept: Pages | None = None  # full pages of a free that was corrected
         self._entered_free = feed.isolate(self._enter_free)
+        self._entered_release = feed.isolate(self._enter_release)
         self._entered_swa = feed.isolate(self._enter_free_swa)
         self._left_swa = feed.isolate(self._leave_free_swa)
+        self._entered_unmap = feed.isolate(self._enter_unmap)
 
     # --- one pool ------------------------------------------------------------------------
 
     def around_free(
         self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor
     ) -> Any:
+        """``free`` puts pages into the free list itself, outside of a free group."""
         corrected = self._entered_free(allocator, free_index)
         return call_next(allocator, free_index if corrected is None else corrected)
+
+    def around_release(
+        self, call_next: Callable[..., Any], allocator: Any, *page_ids: torch.Tensor
+    ) -> Any:
+        """``_release_page_ids`` puts pages into the free list, whoever freed them."""
+        corrected = self._entered_release(allocator, page_ids)
+        return call_next(allocator, *(page_ids if corrected is None else (corrected,)))
 
     def _enter_free(self, allocator: Any, free_index: torch.Tensor) -> torch.Tensor | None:
         """Enter a free. Returns the indices to free instead, or None to free those given."""
         pool = self.feed.pools.get(id(allocator))
-        if pool is None or not allocator.is_not_in_free_group:
+        if pool is None or in_free_group(allocator) or self._is_nothing(pool, free_index):
             return None
-        expected = self.ledger.expected_swa if pool.name == "swa" else None
-        if free_index.numel() == 0 and (expected is None or not len(expected)):
+        size = pool.page_size
+        if size == 1 and self._may_wait(free_index):
+            self._enter_later(pool, free_index)
             return None
         self.ledger.settle(wait=True)
         tokens = on_host(free_index)
         # If a page is one token, SGLang puts an index that is given twice into its free list twice.
-        pages = np.unique(tokens // pool.page_size) if pool.page_size > 1 else np.sort(tokens)
-        alone = pool.name == "swa" and not self._freeing
-        owners = set(pool.owner[pool.inside(pages)])
-        freed = self.ledger.enter(
-            pool,
-            "evict" if alone else "free",
-            pages,
-            holds=False,
-            request=f"{len(owners)} requests" if len(owners) > 1 else "".join(owners),
-            caller=caller(),
-        )
+        pages = np.unique(tokens // size) if size > 1 else np.sort(tokens)
+        freed = self._enter(pool, pages, caller())
         corrected = None
         if freed is not pages:
-            begins = torch.from_numpy(freed * pool.page_size)
+            begins = torch.from_numpy(freed * size)
             corrected = begins.to(device=free_index.device, dtype=free_index.dtype)
-        if pool.name == "full":
-            self._corrected = _only(free_index, tokens, freed, pool) if freed is not pages else None
-            if self.ledger.shadow is not None:
-                marked = free_index if corrected is None else corrected
-                shadows.mark(self.ledger.shadow, marked.contiguous(), pool.page_size, FREE)
-        else:
-            pool.partner[pool.inside(freed)] = 0
+        self._mark_free(pool, free_index if corrected is None else corrected)
         return corrected
+
+    def _enter_release(
+        self, allocator: Any, page_ids: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor | None:
+        """Enter a release. Returns the pages to release instead, or None to release these."""
+        pool = self.feed.pools.get(id(allocator))
+        if pool is None:
+            return None
+        given = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
+        if self._is_nothing(pool, given):
+            return None
+        if self._may_wait(given):
+            self._enter_later(pool, given)
+            return None
+        self.ledger.settle(wait=True)
+        pages = np.sort(on_host(given))
+        freed = self._enter(pool, pages, caller())
+        corrected = None
+        if freed is not pages:
+            corrected = torch.from_numpy(freed).to(device=given.device, dtype=given.dtype)
+        self._mark_free(pool, (given if corrected is None else corrected) * pool.page_size)
+        return corrected
+
+    def _is_nothing(self, pool: PoolLedger, given: torch.Tensor) -> bool:
+        """True if nothing is freed, and nothing was expected to be."""
+        expected = self.ledger.expected_swa if pool.name == "swa" else None
+        return given.numel() == 0 and (expected is None or not len(expected))
+
+    def _may_wait(self, given: torch.Tensor) -> bool:
+        """True if a free may be entered when its indices have reached the host.
+
+        SGLang itself does not wait for the device here. What is freed is then judged after it
+        happened, but before anything of this step leaves the process.
+        """
+        ledger = self.ledger
+        return ledger.is_far(given) and ledger.expected_swa is None and not ledger.judges_first
+
+    def _enter_later(self, pool: PoolLedger, given: torch.Tensor) -> None:
+        self._mark_free(pool, given * pool.page_size)
+        where = caller()
+
+        def enter(pages: Pages) -> None:
+            self._enter(pool, np.sort(pages), where)
+
+        self.ledger.post(given, self.feed.isolate(enter))
+
+    def _enter(self, pool: PoolLedger, pages: Pages, where: str) -> Pages:
+        """Enter that these pages come back. Returns those that a listener lets through."""
+        found = pages
+        for kind, part in self._kinds(pool, pages):
+            owners = set(pool.owner[pool.inside(part)])
+            freed = self.ledger.enter(
+                pool,
+                kind,
+                part,
+                holds=False,
+                request=f"{len(owners)} requests" if len(owners) > 1 else "".join(owners),
+                caller=where,
+            )
+            if freed is not part:
+                found = np.sort(np.concatenate((np.setdiff1d(found, part), freed)))
+        if pool.name == "swa":
+            pool.partner[pool.inside(found)] = 0
+            for page in pages.tolist() if self.ledger.parted else ():
+                self.ledger.parted.pop(page, None)
+        else:
+            self._kept = found if found is not pages else None
+        return found
+
+    def _kinds(self, pool: PoolLedger, pages: Pages) -> list[tuple[str, Pages]]:
+        """The pages by the kind of their event: "evict" if a SWA page is freed alone."""
+        parted = self.ledger.parted
+        if pool.name != "swa":
+            return [("free", pages)]
+        if not parted:
+            return [("free" if self._freeing else "evict", pages)]
+        together = [p in parted and not parted[p][1] for p in pages.tolist()]
+        with_full = np.array(together, dtype=np.bool_)
+        parts = [("free", pages[with_full]), ("evict", pages[~with_full])]
+        return [(kind, part) for kind, part in parts if len(part)]
+
+    def _mark_free(self, pool: PoolLedger, tokens: torch.Tensor) -> None:
+        if pool.name == "full" and self.ledger.shadow is not None:
+            shadows.mark(self.ledger.shadow, tokens.contiguous(), pool.page_size, FREE)
 
     # --- full pages and their SWA pages -----------------------------------------------------
 
@@ -83,17 +172,28 @@ class TakeBacks:
             return call_next(*args, **kwargs)
         finally:
             self._freeing -= 1
-            self._corrected = None
+            self._kept = None
 
     def around_free_swa(
-        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor
+        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
     ) -> Any:
         """Free the SWA pages of these full pages. If this is an eviction, the full pages stay."""
-        if self._freeing and self._corrected is not None:
-            free_index = self._corrected
+        if hasattr(allocator, "swa_page_ids_group"):
+            self._entered_unmap(allocator, free_index, "start_pos" in kwargs)
+            self._unmapping += 1
+            try:
+                return call_next(allocator, free_index, **kwargs)
+            finally:
+                self._unmapping -= 1
+        if hasattr(allocator, "swa_free_group") and in_free_group(allocator):
+            return call_next(allocator, free_index, **kwargs)  # it is called again for all of them
+        if self._freeing and self._kept is not None:
+            size = self.ledger.pools["full"].page_size
+            keep = torch.from_numpy(np.isin(on_host(free_index) // size, self._kept))
+            free_index = free_index[keep.to(free_index.device)]
         self._entered_swa(free_index)
         try:
-            return call_next(allocator, free_index)
+            return call_next(allocator, free_index, **kwargs)
         finally:
             self._left_swa()
 
@@ -106,14 +206,96 @@ class TakeBacks:
         losing = self.ledger.losing_swa = pool.inside(pages)
         partners = pool.partner[losing]
         self.ledger.expected_swa = np.sort(partners[partners != 0])
-        if self.ledger.shadow is not None:
-            value = FREE if self._freeing else HELD
-            shadows.mark(self.ledger.shadow, free_index.contiguous(), pool.page_size, value)
+        self._mark_parted(pool, free_index)
 
     def _leave_free_swa(self) -> None:
         if self.ledger.losing_swa is not None:
             self.ledger.pools["full"].partner[self.ledger.losing_swa] = 0
             self.ledger.losing_swa = self.ledger.expected_swa = None
+
+    def _mark_parted(self, pool: PoolLedger, tokens: torch.Tensor) -> None:
+        """These full pages have no SWA page any more. Those that were freed stay free."""
+        if self.ledger.shadow is not None:
+            shadows.mark(
+                self.ledger.shadow, tokens.contiguous(), pool.page_size, HELD, unless_free=True
+            )
+
+    def _enter_unmap(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> None:
+        """Enter that full pages lose their SWA pages, which are freed now or at a group's end.
+
+        segment: the indices are consecutive tokens of a request, from the beginning of a page on.
+        """
+        if free_index.numel() == 0:
+            return
+        pool, mapping = self.ledger.pools["full"], allocator.full_to_swa_index_mapping
+        tokens = (free_index[:: pool.page_size] if segment else free_index).to(torch.int64)
+        mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
+        alone, where = not self._freeing, caller()
+        self._mark_parted(pool, tokens)
+
+        def enter(words: Pages) -> None:
+            mended = self._unmap(*words.reshape(2, -1), alone, where)
+            if mended is not None and not self.ledger.late:
+                self._mend(mapping, alone, *mended)
+
+        both = torch.cat((tokens, mapped))
+        if self._may_wait(both):
+            self.ledger.post(both, self.feed.isolate(enter))
+        else:
+            self.ledger.settle(wait=True)
+            enter(on_host(both))
+
+    def _unmap(
+        self, tokens: Pages, mapped: Pages, alone: bool, where: str
+    ) -> tuple[Pages, Pages] | None:
+        """``mapped[i]`` is what the mapping says about ``tokens[i]``.
+
+        Returns what it should say of which full pages, if a listener wants it to be mended.
+        """
+        pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
+        size = pool.page_size
+        theirs = mapped > 0
+        pairs = np.unique(np.stack((tokens[theirs], mapped[theirs])) // size, axis=1)
+        losing = pool.inside(np.unique(tokens // size))
+        partners = pool.partner[losing]
+        self.ledger.losing_swa = losing
+        self.ledger.expected_swa = np.sort(partners[partners != 0])
+        found = np.unique(pairs[1])
+        try:
+            kept = self.ledger.enter(swa, "unmap", found, holds=None, caller=where)
+        finally:
+            self.ledger.losing_swa = self.ledger.expected_swa = None
+            pool.partner[losing] = 0
+            swa.partner[swa.inside(found)] = 0
+            for full, page in pairs.T.tolist():
+                self.ledger.parted[page] = (full, alone)
+        return None if kept is found else (losing, np.where(np.isin(partners, kept), partners, 0))
+
+    def _mend(self, mapping: torch.Tensor, alone: bool, full: Pages, swa: Pages) -> None:
+        """Let SGLang's mapping say that ``swa[i]`` is the SWA page of the full page ``full[i]``."""
+        size = self.ledger.pools["full"].page_size
+        for page, partner in zip(full.tolist(), swa.tolist(), strict=True):
+            tokens = torch.arange(size) + partner * size if partner else torch.zeros(size)
+            mapping[page * size : (page + 1) * size] = tokens.to(mapping)
+            if partner:
+                self.ledger.parted[partner] = (page, alone)
+
+    def after_clear_mapping(self, result: Any, allocator: Any, full: torch.Tensor) -> None:
+        """The SWA pages of these full pages were given to others, or there are none."""
+        if self._unmapping or full.numel() == 0:
+            return
+        pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
+        self._mark_parted(pool, full)
+
+        def enter(tokens: Pages) -> None:
+            pages = pool.inside(np.unique(tokens // pool.page_size))
+            partners = pool.partner[pages]
+            theirs = partners > 0
+            mine = partners[theirs]
+            swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
+            pool.partner[pages] = 0
+
+        self.ledger.post(full, self.feed.isolate(enter))
 
     # --- everything at once -------------------------------------------------------------------
 
@@ -125,6 +307,7 @@ class TakeBacks:
         pages = pool.held.nonzero()[0]
         self.ledger.enter(pool, "clear", pages, holds=False, caller=caller())
         pool.forget()
+        self.ledger.parted.clear()
         if pool.name == "full" and self.ledger.shadow is not None:
             self.ledger.shadow[:-1].fill_(FREE)
 
@@ -137,9 +320,3 @@ class TakeBacks:
         pool = self.feed.pools.get(id(allocator))
         if pool is not None:
             self.ledger.restore(pool)
-
-
-def _only(indices: torch.Tensor, tokens: Pages, pages: Pages, pool: PoolLedger) -> torch.Tensor:
-    """Those ``indices`` that are in ``pages``. ``tokens`` are the same indices on the host."""
-    keep = np.isin(tokens // pool.page_size, pages)
-    return indices[torch.from_numpy(keep).to(indices.device)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from g4debug import cpu
-from g4debug.cpu import attach, server
+from g4debug.cpu import server
 
 python = [sys.executable, "-m", "g4debug.cpu"]
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA")
@@ -61,12 +61,6 @@ def test_prepare_too_late_is_refused(monkeypatch):
         cpu.prepare()
 
 
-def test_an_unknown_sglang_is_refused():
-    gone = attach.StandIn("os.path", "no_such_kernel", print, "test")
-    with pytest.raises(cpu.CpuEngineError, match=r"has no os\.path:no_such_kernel"):
-        attach._attach(gone)
-
-
 @no_cuda
 def test_sgl_kernel_is_strict_and_torchvision_imports():
     code = (
@@ -80,7 +74,7 @@ def test_sgl_kernel_is_strict_and_torchvision_imports():
     status, out, err = run("-c", code)
     assert status == 0, err
     first, second, third = out.splitlines()
-    assert first.startswith("sgl_kernel.rmsnorm is a CUDA kernel")
+    assert first.startswith("sgl_kernel.rmsnorm is a kernel of a wheel for CUDA")
     assert second.startswith("sgl_kernel.kvcacheio.transfer_kv_direct needs CUDA")
     assert third == "imported"
 

@@ -90,5 +90,8 @@ def test_the_stand_in_is_the_experts_formula(sglang):
 def test_both_names_of_sglangs_method_are_replaced(sglang):
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod as Method
 
+    ours = [s for s in attach.for_this_release() if s.replacement is experts.forward_cpu]
+    if not ours:
+        pytest.skip("this SGLang's own method takes Gemma-4's experts")
+    assert len(ours) == 2
     assert Method.forward_cpu is Method.forward_native is experts.forward_cpu
-    assert sum(s.replacement is experts.forward_cpu for s in attach.TABLE) == 2

@@ -109,12 +109,53 @@ def test_out_dtype_is_honoured():
     assert out.dtype is torch.float32
 
 
-def test_sinks_are_refused_by_name():
+def test_out_is_written_and_returned():
+    _, cache, table, generator = paged_case(0, [5, 9], 2, 1, dim=4)
+    q = torch.randn(2, 2, 4, generator=generator)
+    lengths, cum = torch.tensor([5, 9]), torch.tensor([0, 1, 2])
+    decode = (q, cache, torch.empty(0), table, lengths, 64)
+    context = (*decode, 64, 1.0, 1.0, 2, cum, cum)
+    for kernel, arguments in (
+        (paged_attention.trtllm_batch_decode_with_kv_cache, decode),
+        (paged_attention.trtllm_batch_context_with_kv_cache, context),
+    ):
+        want, out = kernel(*arguments), torch.full_like(q, 7.0)
+        assert kernel(*arguments, out=out) is out
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(
+    ("out", "dtype"), [(torch.zeros(1, 8), None), (torch.zeros(1, 2, 4), torch.bfloat16)]
+)
+def test_another_out_is_refused(out, dtype):
     _, cache, table, _ = paged_case(0, [5], 2, 1, dim=4)
-    with pytest.raises(NotImplementedError, match="sinks"):
+    with pytest.raises(ValueError, match="got out of shape"):
         paged_attention.trtllm_batch_decode_with_kv_cache(
             torch.zeros(1, 2, 4), cache, torch.empty(0), table, torch.tensor([5]), 64,
-            sinks=torch.zeros(2),
+            out=out, out_dtype=dtype,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sinks", "kv_cache_sf", "mask", "cum_seq_lens_q", "skip_softmax_threshold_scale_factor"],
+)
+def test_what_gemma_does_not_use_is_refused_by_name(name):
+    _, cache, table, _ = paged_case(0, [5], 2, 1, dim=4)
+    with pytest.raises(NotImplementedError, match=name.removesuffix("_threshold_scale_factor")):
+        paged_attention.trtllm_batch_decode_with_kv_cache(
+            torch.zeros(1, 2, 4), cache, torch.empty(0), table, torch.tensor([5]), 64,
+            **{name: torch.zeros(2)},
+        )  # fmt: skip
+
+
+def test_a_prefill_that_is_not_causal_is_refused():
+    _, cache, table, _ = paged_case(0, [5], 2, 1, dim=4)
+    cum = torch.tensor([0, 1])
+    with pytest.raises(NotImplementedError, match="causal=False"):
+        paged_attention.trtllm_batch_context_with_kv_cache(
+            torch.zeros(1, 2, 4), cache, torch.empty(0), table, torch.tensor([5]), 64, 64, 1.0,
+            1.0, 1, cum, cum, causal=False,
         )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ from g4debug.cpu.models import tiny_models, write
 from g4debug.cpu.server import server_arguments
 from g4debug.fixes.force_eagle import FIX, SWITCH, limits, still_broken
 
+pytestmark = pytest.mark.written_for("force-eagle")
+
 ON = {SWITCH: "1"}
 
 

@@ -13,6 +13,8 @@ from sglang_of import sglang_of
 from g4debug.fixes.idle_draft_input import still_broken
 from g4debug.hooking import targets
 
+pytestmark = pytest.mark.written_for("idle-draft-input")
+
 OFF = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 ALONE = {"G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 

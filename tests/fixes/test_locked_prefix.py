@@ -9,6 +9,7 @@ import torch
 from real_backend import PAGE, WINDOW, Rig
 
 pytestmark = [
+    pytest.mark.written_for("locked-prefix"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]

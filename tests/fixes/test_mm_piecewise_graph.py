@@ -19,6 +19,8 @@ from g4debug.cpu.server import server_arguments
 from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, limits, still_broken
 from g4debug.hooking import targets
 
+pytestmark = pytest.mark.written_for("mm-piecewise-graph")
+
 ON = {SWITCH: "1"}
 KV_OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}
 PLE = {"hidden_size_per_layer_input": 256}

@@ -15,14 +15,10 @@ from real_backend import Rig
 
 from g4debug.fixes import optional_kv
 from g4debug.fixes.optional_kv import OP, still_broken
-from g4debug.hooking import targets
 
 OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}
 PADDED = 32  # tokens of the graph; the batch has 20
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.13"),
-    reason="SGLang has it from 0.5.13 on",
-)
+pytestmark = pytest.mark.written_for("optional-kv")
 
 
 @pytest.fixture(scope="module")

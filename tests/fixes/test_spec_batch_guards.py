@@ -11,6 +11,8 @@ from spec_batch import batch, draft_input, request
 
 from g4debug.fixes import spec_batch_guards
 
+pytestmark = pytest.mark.written_for("spec-batch-guards")
+
 ALONE = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0"}
 OFF = {**ALONE, "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
 

@@ -15,6 +15,8 @@ from g4debug.cpu.server import server_arguments
 from g4debug.fixes import source, swa_ratio
 from g4debug.hooking import targets
 
+pytestmark = pytest.mark.written_for("swa-ratio")
+
 SWITCH = "G4DEBUG_FIX_SWA_RATIO"
 ON = {SWITCH: "1"}
 

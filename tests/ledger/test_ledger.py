@@ -310,9 +310,10 @@ def test_history_is_bounded():
     assert ledger.history("full", 1) == ledger.history("full", 2) == ()  # forgotten, not wrong
 
 
+@pytest.mark.parametrize("unless_free", [False, True])
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("with_swa", [False, True])
-def test_the_shadows_kernel_and_its_reference_agree(with_swa, begins):
+def test_the_shadows_kernel_and_its_reference_agree(with_swa, begins, unless_free):
     """Indices outside the pool, page 0 and negative ones are skipped, never written."""
     generator = torch.Generator().manual_seed(3)
     indices = torch.randint(-40, 40 * PAGE, (2500,), generator=generator)
@@ -320,16 +321,25 @@ def test_the_shadows_kernel_and_its_reference_agree(with_swa, begins):
     if swa is not None:  # one SWA page for each page, as allocators have it
         swa = (indices // PAGE) * 7 % 9 * PAGE
     one, two = shadows.new(30, "cpu"), shadows.new(30, "cpu")
-    shadows.reference(one, indices, PAGE, shadows.HELD, swa, begins)
+    held = set(range(1, 30))
+    if unless_free:
+        held = set(range(1, 30, 2))
+        one[1:-1:2] = two[1:-1:2] = 3
+    shadows.reference(one, indices, PAGE, shadows.HELD, swa, begins, unless_free)
     shadows._mark_kernel[(3,)](
         two, indices, indices if swa is None else swa, len(indices), PAGE, 30, shadows.HELD,
-        HAS_SWA=swa is not None, BEGINS=begins, BLOCK=shadows.BLOCK,
+        HAS_SWA=swa is not None, BEGINS=begins, UNLESS_FREE=unless_free,
+        BLOCK=shadows.BLOCK,
     )  # fmt: skip
     assert torch.equal(one, two)
     assert (one[1:-1] != shadows.FREE).any()
-    if begins:
+    marked = {p for p in range(1, 30) if int(one[p]) != shadows.FREE}
+    if unless_free:
+        assert marked == held
+        assert any(int(one[p]) != 3 for p in held)
+    elif begins:
         first = {t // PAGE for t in indices.tolist() if t % PAGE == 0}
-        assert {p for p in range(1, 30) if int(one[p]) != shadows.FREE} == first & {*range(1, 30)}
+        assert marked == first & held
     assert int(one[0]) == shadows.FREE
     assert int(one[-1]) == 1
     shadows.mark(one, indices[:0], PAGE)
@@ -339,13 +349,14 @@ def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monke
     """As on CUDA: one look in LOOK steps, and at once where the last page known is not held."""
     from types import SimpleNamespace
 
-    from g4debug.ledger.handed_out import LOOK, HandOuts
+    from g4debug.ledger.handed_out import LOOK
 
     rig, ledger = armed
-    monkeypatch.setattr(HandOuts, "_is_far", staticmethod(lambda indices: True))
+    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
     posted = []
-    post = ledger.post
-    monkeypatch.setattr(ledger, "post", lambda i, enter: (posted.append(1), post(i, enter)))
+    monkeypatch.setattr(
+        ledger, "post", lambda i, enter: (posted.append(1), enter(i.to(torch.int64).numpy()))
+    )
     ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
     request = rig.admit("a", 1)
     row = rig.req_to_token.req_to_token[request.req_pool_idx]

@@ -94,9 +94,10 @@ def judge(case: Case, row: int, column: int, value: int, tokens: int) -> tuple[i
     if truth is None or tokens <= truth.padding:
         return 0, -1, 0
     slot, at = int(truth.req_pool_indices[row]), column * case.page_size
-    if not 0 < slot < len(truth.req_to_token) or at >= truth.req_to_token.shape[1]:
+    word = column if truth.step is not None else at
+    if not 0 < slot < len(truth.req_to_token) or word >= truth.req_to_token.shape[1]:
         return 0, -1, 0
-    token = int(truth.req_to_token[slot, at])
+    token = int(truth.req_to_token[slot, word])
     full = token // case.page_size if token >= 0 else -1
     state = "no shadow"
     if truth.shadow is not None:
@@ -140,6 +141,15 @@ def someone_elses(truth: Truth, slot: int, page: int, at: int) -> bool:
     if truth.owners is None or at < int(truth.protected[slot]):
         return False
     return int(truth.owners[page]) not in (0, slot)
+
+
+def launched(case: Case, step: int = 7) -> Case:
+    """The same, compared with a copy that was made when its forward was launched."""
+    first = case.truth.req_to_token[:, :: case.page_size].contiguous()
+    truth = dataclasses.replace(
+        case.truth, req_to_token=first, apart=1, step=torch.tensor([step]), mapping=None
+    )
+    return dataclasses.replace(case, truth=truth)
 
 
 LAYOUTS = ("contiguous", "strided", "transposed", "offset")

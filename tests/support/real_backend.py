@@ -14,12 +14,19 @@ import pkgutil
 from types import SimpleNamespace
 from typing import Any
 
+import releases
 import torch
 
 PAGE, FULL, SWA, WINDOW = 16, 640, 320, 40  # tokens
 CONTEXT = 256
 LAYERS = {0: True, 1: True, 2: False, 3: True, 4: False}  # layer id -> sliding?
 HEADS, DIM = 2, 8
+SPECULATIVE = {
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "speculative_attention_mode": "prefill",
+    "speculative_algorithm": "FROZEN_KV_MTP",
+}
 
 
 def allocator_class(site: str) -> Any:
@@ -39,6 +46,7 @@ class Rig:
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
         torch.manual_seed(0)
+        releases.configure(**SPECULATIVE, page_size=PAGE)
         self.req_to_token = ReqToTokenPool(12, CONTEXT, "cpu", False)
         self.pool, self.allocator = self.pools()
         self.layers = [
@@ -61,7 +69,7 @@ class Rig:
 
     def admit(self, rid: str, tokens: int) -> Any:
         """A request with KV for ``tokens`` tokens, allocated by SGLang's allocator."""
-        request = SimpleNamespace(rid=rid, req_pool_idx=None, tokens=tokens)
+        request = SimpleNamespace(rid=rid, req_pool_idx=None, tokens=tokens, **releases.no_kv())
         (request.req_pool_idx,) = self.req_to_token.alloc([request])
         begin = 0
         while begin < tokens:  # in chunks that fit into the SWA pool
@@ -75,6 +83,8 @@ class Rig:
             row[at] = found.to(torch.int32)
             if tokens > CONTEXT and any(self.sliding.values()):  # keeps none of its SWA pages
                 self.allocator.free_swa(found)
+            # From 0.5.23 on a row without allocated KV counts as not taken.
+            releases.kv_of(request).kv_allocated_len = end
             begin = end
         self.requests.append(request)
         return request
@@ -89,24 +99,47 @@ class Rig:
 
     def runner(self, draft: bool = False) -> Any:
         """What a backend's constructor reads from its ModelRunner."""
+        pool = dummy_pool() if draft else self.pool
         return SimpleNamespace(
-            model_config=SimpleNamespace(context_len=CONTEXT, hidden_size=HEADS * DIM),
+            model_config=SimpleNamespace(
+                context_len=CONTEXT,
+                hidden_size=HEADS * DIM,
+                num_attention_heads=HEADS,
+                head_dim=DIM,
+            ),
+            model=torch.nn.Module(),
+            max_running_requests=12,
+            prefill_attention_backend_str="trtllm_mha",
+            decode_attention_backend_str="trtllm_mha",
+            kv_index_translator=self.translator(pool, draft),
             kv_cache_dtype=torch.float32,
             dtype=torch.float32,
             page_size=PAGE,
             device="cpu",
             is_draft_worker=draft,
             req_to_token_pool=self.req_to_token,
-            token_to_kv_pool=dummy_pool() if draft else self.pool,
+            token_to_kv_pool=pool,
             token_to_kv_pool_allocator=self.allocator,  # the target's, for a draft, too
             spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
             server_args=SimpleNamespace(
-                speculative_eagle_topk=1,
-                speculative_num_draft_tokens=4,
-                speculative_attention_mode="prefill",
-                speculative_algorithm="FROZEN_KV_MTP",
+                **SPECULATIVE,
                 disable_overlap_schedule=True,  # as SGLang sets it for FROZEN_KV_MTP
             ),
+        )
+
+    def translator(self, pool: Any, draft: bool = False) -> Any:
+        """What names a batch's slots in each pool, from 0.5.21 on; None before."""
+        if not releases.has("sglang.srt.mem_cache.kv_index_translator"):
+            return None
+        from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator
+
+        return KVIndexTranslator(
+            req_to_token=self.req_to_token.req_to_token,
+            token_to_kv_pool_allocator=self.allocator,
+            token_to_kv_pool=pool,
+            page_size=PAGE,
+            device="cpu",
+            is_draft_worker=draft,
         )
 
     def backend(self, draft: bool = False) -> Any:
@@ -134,7 +167,7 @@ class Rig:
             "token_to_kv_pool": pool or self.pool,
             "attn_backend": backend,
         }
-        return ForwardBatch(
+        made = ForwardBatch(
             **{name: value for name, value in at_backend.items() if name in known},
             forward_mode=ForwardMode[mode.upper()],
             batch_size=len(requests),
@@ -148,6 +181,10 @@ class Rig:
             extend_seq_lens_cpu=[new] * len(requests),
             extend_prefix_lens_cpu=[int(n) - new for n in lengths],
         )
+        if "kv_loc_plan" in known:
+            translator = getattr(backend, "kv_index_translator", None) or self.translator(self.pool)
+            translator.own_plan(made).bind(made, translator)
+        return made
 
     def forward(
         self, backend: Any, batch: Any, layers: list[Any] | None = None, save: bool = True
@@ -215,21 +252,18 @@ def dummy_pool() -> Any:
 
 
 def swa_pool(full: int, swa: int) -> Any:
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-
-    return SWAKVPool(
-        full, swa, PAGE, torch.float32, 1, DIM,
-        [i for i, s in LAYERS.items() if s], [i for i, s in LAYERS.items() if not s],
-        False, "cpu",
-    )  # fmt: skip
+    sliding = [i for i, s in LAYERS.items() if s]
+    return releases.swa_pool(full, swa, PAGE, DIM, sliding, [i for i in LAYERS if i not in sliding])
 
 
 def draft_worker(rig: Rig, backend: Any) -> Any:
-    """A FrozenKVMTPWorker that has what its two views and its graph metadata use."""
+    """The draft's worker, with what its two views and its graph metadata use."""
     from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPContext
-    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 
-    worker = FrozenKVMTPWorker.__new__(FrozenKVMTPWorker)
+    from g4debug.hooking import targets
+
+    kind = pkgutil.resolve_name(targets.path("worker.pool_view").rpartition(".")[0])
+    worker = kind.__new__(kind)
     worker.kv_context = FrozenKVMTPContext(rig.pool, {0: 3, 1: 4})
     worker.draft_attn_backend = backend
     return worker

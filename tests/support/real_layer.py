@@ -6,7 +6,6 @@ the backend of the batch, and :class:`Backend` answers with q, so that no KV poo
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,6 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import releases
 import torch
 
 TOKENS = 5
@@ -56,34 +56,33 @@ def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
     from sglang.srt import server_args as module
     from sglang.srt.distributed import parallel_state
 
-    before = module._global_server_args
     args = module.ServerArgs(
         model_path=model_path,
         device=device,
         skip_tokenizer_init=True,
         attention_backend="triton",  # for a CPU SGLang chooses one that 0.5.13 refuses
     )
-    module.set_global_server_args_for_scheduler(args)
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    parallel_state.init_distributed_environment(
-        world_size=1, rank=0, local_rank=0, backend="gloo",
-        distributed_init_method=f"tcp://127.0.0.1:{port}",
-    )  # fmt: skip
-    try:
-        parallel_state.initialize_model_parallel()
-        with forward_context():
-            yield
-    finally:
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
-        module._global_server_args = before
+    with releases.configuration_kept():
+        module.set_global_server_args_for_scheduler(args)
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, backend="gloo",
+            distributed_init_method=f"tcp://127.0.0.1:{port}",
+        )  # fmt: skip
+        try:
+            parallel_state.initialize_model_parallel()
+            with forward_context():
+                yield
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
 
 
 def forward_context() -> AbstractContextManager[Any]:
     """From 0.5.13 on RadixAttention asks the forward's context for the backend, not the batch."""
-    if importlib.util.find_spec("sglang.srt.model_executor.forward_context") is None:
+    if not releases.has("sglang.srt.model_executor.forward_context"):
         return nullcontext()
     from sglang.srt.model_executor import forward_context as module
 

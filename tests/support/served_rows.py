@@ -32,13 +32,16 @@ class Serving:
 
     def __init__(self, cached=0):
         self.ledger = plugin.in_force.ledger
-        self.rig = Rig()
+        self.rig = self.new_rig()
         self.backend = self.rig.backend()  # before requests come, as in a server
         self.requests = {}
         for rid, tokens in TOKENS.items():
             self.admit(rid, tokens, cached)
         plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in self.requests.values()}
         self.protect()
+
+    def new_rig(self):
+        return Rig()
 
     def admit(self, rid, tokens, cached):
         request = Request(

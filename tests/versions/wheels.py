@@ -1,4 +1,4 @@
-"""SGLang's released wheels, unpacked for reading: downloaded once, kept outside the repository."""
+"""SGLang's released wheels, unpacked: downloaded once, kept outside the repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-RELEASES = ("0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.23")
+RELEASES = (
+    "0.5.12.post1",
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15.post1",
+    "0.5.18",
+    "0.5.21",
+    "0.5.23",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -19,11 +27,11 @@ class NoWheel(Exception):
 
 def cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "g4debug" / "sglang-wheels"
+    return Path(base) / "g4debug" / "sglang-wheels-whole"
 
 
 def unpacked(release: str) -> Path:
-    """The folder with ``sglang/`` (its Python files) and its metadata. Raises NoWheel."""
+    """The folder with ``sglang/`` and its metadata, for reading and importing. Raises NoWheel."""
     target = cache() / release
     if target.is_dir():
         return target
@@ -33,8 +41,7 @@ def unpacked(release: str) -> Path:
         wheel = _download(release, Path(folder))
         tree = Path(folder) / "tree"
         with zipfile.ZipFile(wheel) as archive:
-            names = [n for n in archive.namelist() if n.endswith(".py") or ".dist-info/" in n]
-            archive.extractall(tree, names)
+            archive.extractall(tree)
         try:
             tree.rename(target)
         except OSError:

@@ -52,6 +52,10 @@ class Truth:
         a shadow, and only beyond ``protected``.
     rows_of: integer [>= rows], the numbers of the rows' requests as ``owners`` knows them, if they
         are not ``req_pool_indices``.
+    apart: words of req_to_token between the first tokens of two pages. 0 means the page size, as in
+        SGLang's own table; 1 if only the first token of each page is there, as in the copy that is
+        made when a forward is launched (:mod:`g4debug.tracers.page_table.as_of_launch`).
+    step: int64 [1], the step of that copy. None for SGLang's own tables.
     padding: rows of at most this many tokens are not judged. The padding rows of a CUDA graph keep
         the requests of an earlier batch, so only their length tells that they are padding.
     """
@@ -64,6 +68,8 @@ class Truth:
     owners: torch.Tensor | None = None
     protected: torch.Tensor | None = None
     rows_of: torch.Tensor | None = None
+    apart: int = 0
+    step: torch.Tensor | None = None
     padding: int = 0
 
 
@@ -129,7 +135,7 @@ def check_page_table(
     repaired = torch.zeros_like(values)
     if truth is not None and rows and columns:
         judged = live & (lengths > truth.padding)[:, None]
-        kind, expected, held = _disagreements(values, judged, page_size, truth)
+        kind, expected, held = disagreements(values, judged, page_size, truth)
         repaired = torch.where(held & (expected > 0) & (expected < pages), expected, repaired)
     outside = (values < 0) | (values >= pages)
     kind[values < 0] = int(Kind.NEGATIVE)
@@ -149,16 +155,17 @@ def check_page_table(
     )
 
 
-def _disagreements(
+def disagreements(
     values: torch.Tensor, judged: torch.Tensor, page_size: int, truth: Truth
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each cell: its Kind or 0, the page that belongs there, and whether that page is held."""
     rows, columns = values.shape
-    requests, tokens = truth.req_to_token.shape
+    requests, words = truth.req_to_token.shape
     request = truth.req_pool_indices[:rows].to(torch.int64)
-    at = torch.arange(columns, device=values.device) * page_size
-    judged = judged & ((request > 0) & (request < requests))[:, None] & (at < tokens)
-    token = truth.req_to_token[request.clamp(0, requests - 1)][:, at.clamp(max=tokens - 1)]
+    column = torch.arange(columns, device=values.device)
+    at, cell = column * page_size, column * (truth.apart or page_size)
+    judged = judged & ((request > 0) & (request < requests))[:, None] & (cell < words)
+    token = truth.req_to_token[request.clamp(0, requests - 1)][:, cell.clamp(max=words - 1)]
     full = torch.where(token < 0, UNKNOWN, token.to(torch.int64) // page_size)
     freed, foreign = torch.zeros_like(judged), torch.zeros_like(judged)
     word = torch.zeros_like(full)

@@ -31,8 +31,8 @@ def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:
 def has_ended(launch: Launch, cell: Cell, ledger: Ledger) -> bool:
     """True if no request holds the row of ``req_to_token`` of this cell any more."""
     holders = ledger.holders
-    if launch.truth is None or holders is None or holders.scheduler is None:
-        return False
+    if cell.step >= 0 or launch.truth is None or holders is None or holders.scheduler is None:
+        return False  # of a launch's copy it is known who had left, see as_of_launch.py
     row = int(launch.truth.req_pool_indices[cell.row])
     return not holders.is_served(row, ledger.requests.values())
 
@@ -47,16 +47,35 @@ def _rests_on(launch: Launch, cell: Cell) -> bool:
 
 def _confirmed(launch: Launch, cell: Cell, ledger: Ledger, holders: Holders) -> bool:
     assert launch.truth is not None
-    row = int(launch.truth.req_pool_indices[cell.row])
-    token = int(launch.truth.req_to_token[row, cell.column * holders.page_size])
-    full = np.array([token // holders.page_size], dtype=np.int64)
+    if cell.step >= 0:
+        full = np.array([cell.full], dtype=np.int64)
+    else:
+        row = int(launch.truth.req_pool_indices[cell.row])
+        token = int(launch.truth.req_to_token[row, cell.column * holders.page_size])
+        full = np.array([token // holders.page_size], dtype=np.int64)
     if has_ended(launch, cell, ledger):
         return False  # it ended since then, so that its pages are free now by right
     if cell.kind is Kind.FREED:
-        return bool(holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any())
-    if int(holders.mapped(full)[0]) != cell.value:
+        if holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any():
+            return True
+        return cell.step >= 0 and _is_named_twice(holders, ledger, int(full[0]))
+    mapped = int(holders.mapped(full)[0])
+    if cell.kind is Kind.EVICTED:
+        # SGLang's own mapping has no SWA page for it either, although the window needs one. Since a
+        # launch, the page may have left the window by right: there the table tells what was then.
+        return (mapped if cell.step < 0 else cell.value) == 0
+    # Since the launch, the page may have left the window, and then it has no SWA page any more.
+    if mapped != cell.value and (mapped > 0 or cell.step < 0):
         return True  # the table is not what SGLang's own mapping says
     if holders.scheduler is None:
         return True
     given = np.array([cell.expected], dtype=np.int64)
     return holders.mapping_contradicts(full, given, ledger.requests.values())
+
+
+def _is_named_twice(holders: Holders, ledger: Ledger, page: int) -> bool:
+    """Two rows name a page that was free when the forward was launched: it has a new owner."""
+    if holders.scheduler is None:
+        return True
+    cells, maybe = holders.in_rows(holders.rows(ledger.requests.values()))
+    return int((cells == page).sum()) + int((maybe == page).sum()) > 1

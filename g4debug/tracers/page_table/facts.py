@@ -62,13 +62,19 @@ class Facts:
         self.request_row = self.full_page = self.swa_page = -1
         self.token: int | None = None  # what req_to_token has for the cell
         try:
-            self.request_row = int(launch.batch.req_pool_indices[cell.row])
-            table = launch.backend.req_to_token
-            self.token = int(table[self.request_row, cell.column * self.page_size])
-            self.full_page = self.token // self.page_size
+            if cell.step >= 0:  # as it was then; the live row may be another request's by now
+                self.request_row, self.full_page = cell.request, cell.full
+                self.token = cell.full * self.page_size if cell.full >= 0 else None
+            else:
+                self.request_row = int(launch.batch.req_pool_indices[cell.row])
+                table = launch.backend.req_to_token
+                self.token = int(table[self.request_row, cell.column * self.page_size])
+                self.full_page = self.token // self.page_size
             mapping = target_pool(launch.backend, launch.batch).full_to_swa_index_mapping
-            if 0 <= self.token < len(mapping):
+            if self.token is not None and 0 <= self.token < len(mapping):
                 self.swa_page = int(mapping[self.token]) // self.page_size
+                if cell.step >= 0 and self.swa_page == 0:
+                    self.swa_page = -1  # the page may have been evicted since then
         except (AttributeError, IndexError, RuntimeError):
             pass
         self.right = cell.expected

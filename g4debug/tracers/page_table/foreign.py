@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import cached_tokens
-from g4debug.tracers.page_table.launch import Cell, Launch
+from g4debug.tracers.page_table.launch import Cell, Launch, rid_at
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,15 @@ def confirm(
         return None, "the page ledger was given up"
     size = int(launch.backend.page_size)
     table, at = launch.backend.req_to_token, cell.column * size
-    row = int(launch.batch.req_pool_indices[cell.row])
-    page = int(table[row, at]) // size
-    if not 0 < page < pool.pages:
+    if cell.step >= 0:
+        row, page, rid = cell.request, cell.full, rid_at(recorder, cell)
+    else:
+        row = int(launch.batch.req_pool_indices[cell.row])
+        page = int(table[row, at]) // size
+        rid = recorder.requests_by_pool_index().get(row, "")
+    if not 0 < page < pool.pages or int(table[row, at]) // size != page:
         return None, f"row {row} of req_to_token does not name it any more"
     ledger.settle(wait=True)
-    rid = recorder.requests_by_pool_index().get(row, "")
     request = ledger.requests.get(rid)
     if request is None:
         return None, f"the request of row {row} is not known"

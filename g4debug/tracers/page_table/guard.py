@@ -26,13 +26,15 @@ synchronises twice for each layer and cannot see into CUDA graphs).
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 import triton.language as tl
 
 from g4debug.tracers.page_table import trap_buffer
-from g4debug.tracers.page_table.check import Kind, Truth, check_page_table
-from g4debug.tracers.page_table.trap_buffer import FIELDS, TrapBuffer
+from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
+from g4debug.tracers.page_table.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
 
 BLOCK = 256
 _NEGATIVE = tl.constexpr(int(Kind.NEGATIVE))
@@ -54,6 +56,9 @@ _AT_SEQ_LEN = tl.constexpr(trap_buffer.SEQ_LEN)
 _AT_COUNT = tl.constexpr(trap_buffer.COUNT)
 _AT_KIND = tl.constexpr(trap_buffer.KIND)
 _AT_EXPECTED = tl.constexpr(trap_buffer.EXPECTED)
+_AT_STEP = tl.constexpr(trap_buffer.STEP)
+_AT_REQUEST = tl.constexpr(trap_buffer.REQUEST)
+_AT_FULL = tl.constexpr(trap_buffer.FULL)
 _AT_SUMMARY = tl.constexpr(trap_buffer.SUMMARY)
 
 
@@ -72,8 +77,8 @@ def _fence_system(anything):
 
 @triton.jit(
     do_not_specialize=[
-        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "tokens", "known",
-        "padding",
+        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "words", "apart",
+        "known", "padding",
     ]
 )  # fmt: skip
 def _page_guard_kernel(
@@ -90,6 +95,8 @@ def _page_guard_kernel(
     book,  # the shadow, or where there is none the full-to-SWA mapping
     owners,
     protected,
+    step,  # of the copy that req_to_token is, if HAS_STEP
+    kept,  # the cells of bad rows, in host memory
     pages,
     page_size,
     window,
@@ -97,7 +104,8 @@ def _page_guard_kernel(
     slot,
     slots,
     requests,
-    tokens,
+    words,
+    apart,
     known,  # words of the book: full pages, or tokens of the mapping
     padding,
     stride_row,
@@ -108,10 +116,12 @@ def _page_guard_kernel(
     HAS_TRUTH: tl.constexpr,
     HAS_SHADOW: tl.constexpr,
     HAS_OWNERS: tl.constexpr,
+    HAS_STEP: tl.constexpr,
     SWA: tl.constexpr,
     REPAIR: tl.constexpr,
     FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
     N_FIELDS: tl.constexpr,
+    N_CELLS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -135,14 +145,17 @@ def _page_guard_kernel(
         kind = tl.zeros([BLOCK], tl.int32)
         expected = tl.zeros([BLOCK], tl.int64) - 1
         repaired = tl.zeros([BLOCK], tl.int64)
+        full = tl.zeros([BLOCK], tl.int64) - 1
+        request = n * 0 - 1
         if HAS_TRUTH:
             request = tl.load(req_pool_indices + row).to(tl.int64)
             at = column.to(tl.int64) * page_size
             theirs = (request > 0) & (request < requests) & (n > padding)  # some request's row
-            judged = live & (column < tl.where(theirs, used, 0)) & (at < tokens)
-            token = tl.load(req_to_token + request * stride_request + at, mask=judged, other=0)
+            cell = column.to(tl.int64) * apart
+            judged = live & (column < tl.where(theirs, used, 0)) & (cell < words)
+            token = tl.load(req_to_token + request * stride_request + cell, mask=judged, other=0)
             token = token.to(tl.int64)
-            full = tl.where(token < 0, -1, token // page_size)
+            full = tl.where(judged & (token >= 0), token // page_size, -1)
             freed = judged & (column < 0)
             foreign = judged & (column < 0)
             word = tl.zeros([BLOCK], tl.int64)
@@ -207,6 +220,21 @@ def _page_guard_kernel(
                 what = tl.sum(tl.where(here, value, 0), axis=0)
                 why = tl.sum(tl.where(here, kind, 0), axis=0)
                 belongs = tl.sum(tl.where(here, expected, 0), axis=0)
+                if HAS_STEP:
+                    # The next forward may overwrite the table before the host looks at this.
+                    origin = tl.where(short, 0, where) // N_CELLS * N_CELLS
+                    near = inside & (column >= origin) & (column < origin + N_CELLS)
+                    to = kept + mine * (2 * N_CELLS) + (column - origin)
+                    tl.store(to, value.to(tl.int32), mask=near)
+                    tl.store(to + N_CELLS, expected.to(tl.int32), mask=near)
+                    named = tl.sum(tl.where(here, full, 0), axis=0)
+                    tl.store(at_host + _AT_STEP, tl.load(step))
+                    tl.store(at_host + _AT_REQUEST, request)
+                    tl.store(at_host + _AT_FULL, tl.where(short, -1, named))
+                else:
+                    tl.store(at_host + _AT_STEP, n * 0 - 1)
+                    tl.store(at_host + _AT_REQUEST, n * 0 - 1)
+                    tl.store(at_host + _AT_FULL, n * 0 - 1)
                 tl.store(at_host + _AT_ROW, row)
                 tl.store(at_host + _AT_COLUMN, tl.where(short, columns, where).to(tl.int64))
                 tl.store(at_host + _AT_VALUE, tl.where(short, needed, what))
@@ -248,9 +276,9 @@ def launch(
     rows, columns = table.shape
     if rows == 0 or columns == 0:
         return
-    book, requests, tokens, known, stride_request, padding = seq_lens, 0, 0, 0, 0, 0
+    book, requests, words, known, stride_request, padding = seq_lens, 0, 0, 0, 0, 0
     if truth is not None:
-        requests, tokens = truth.req_to_token.shape
+        requests, words = truth.req_to_token.shape
         stride_request, padding = truth.req_to_token.stride(0), truth.padding
         if truth.shadow is not None:
             book, known = truth.shadow, truth.shadow.numel() - 1
@@ -271,6 +299,8 @@ def launch(
         book,
         seq_lens if truth is None or truth.owners is None else truth.owners,
         seq_lens if truth is None or truth.protected is None else truth.protected,
+        seq_lens if truth is None or truth.step is None else truth.step,
+        trap.cells,
         pages,
         page_size,
         window,
@@ -278,7 +308,8 @@ def launch(
         slot,
         trap.slots,
         requests,
-        tokens,
+        words,
+        page_size if truth is None else truth.apart or page_size,
         known,
         padding,
         table.stride(0),
@@ -292,10 +323,12 @@ def launch(
         and truth.shadow is not None
         and truth.owners is not None
         and truth.protected is not None,
+        HAS_STEP=truth is not None and truth.step is not None,
         SWA=truth is not None and truth.swa,
         REPAIR=repair,
         FENCE=table.is_cuda,
         N_FIELDS=FIELDS,
+        N_CELLS=CELLS,
         BLOCK=BLOCK,
         num_warps=4,
     )
@@ -326,6 +359,34 @@ def reference(
         sure.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
     for part, suspicion in ((sure, False), (suspicions, True)):
         if part:
-            row, column, value, kind, expected = min(part, key=lambda cell: cell[:2])
-            words = [row, column, value, int(seq_lens[row]), len(part), kind, expected]
-            trap.leave(slot, words, suspicion)
+            row, column, value, kind, right = min(part, key=lambda cell: cell[:2])
+            words = [row, column, value, int(seq_lens[row]), len(part), kind, right]
+            short = kind == Kind.SHORT
+            at = (row, 0 if short else column, int(seq_lens[row]))
+            (step, request, full), kept = _as_of_launch(table, *at, page_size, truth)
+            words += [step, request, -1 if short else full]
+            trap.leave(slot, words, suspicion, kept)
+
+
+def _as_of_launch(
+    table: torch.Tensor, row: int, column: int, length: int, page_size: int, truth: Truth | None
+) -> tuple[list[int], Cells]:
+    """The words step, request and full of a record, and the cells of the row around a column."""
+    if truth is None or truth.step is None:
+        return [-1, -1, -1], NO_CELLS
+    origin = column // CELLS * CELLS
+    values = table[row : row + 1, origin : origin + CELLS].to(torch.int64)
+    request = int(truth.req_pool_indices[row])
+    part = dataclasses.replace(
+        truth,
+        req_to_token=truth.req_to_token[:, origin:],
+        req_pool_indices=truth.req_pool_indices[row : row + 1],
+    )
+    judged = torch.full_like(values, length > truth.padding, dtype=torch.bool)
+    _, right, _ = disagreements(values, judged, page_size, part)
+    full, rows = -1, truth.req_to_token
+    if 0 < request < rows.shape[0] and column < rows.shape[1] and length > truth.padding:
+        token = int(rows[request, column])
+        full = token // page_size if token >= 0 else -1
+    cells = torch.cat([values, right]).to(torch.int32).numpy()
+    return [int(truth.step), request, full], cells

@@ -11,6 +11,7 @@ import torch
 from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
+from g4debug.tracers.page_table.trap_buffer import CELLS, Left
 
 # Kinds that depend on what is held. Until the report is made, a request may have ended.
 _PASSING = (Kind.FREED, Kind.EVICTED)
@@ -44,6 +45,16 @@ class Cell:
     value: int
     kind: Kind
     expected: int  # the page that belongs there, -1 if not known
+    # If it was compared with the copy of a launch: its step, the request's row of req_to_token, and
+    # the full page that this row had for the cell. -1 if it was compared with the live tables.
+    step: int = -1
+    request: int = -1
+    full: int = -1
+
+    @property
+    def place(self) -> tuple[int, int, int, Kind, int]:
+        """What can be found again in the table."""
+        return self.row, self.column, self.value, self.kind, self.expected
 
 
 def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tuple[Table, Cell]:
@@ -62,7 +73,7 @@ def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tu
     cells = [c for c in _cells(checked) if c.kind == seen.kind or c.kind not in _PASSING]
     if seen.kind is Kind.SHORT:
         cell = seen
-    elif seen in cells:
+    elif seen.place in [c.place for c in cells]:
         cell = next(c for c in cells if c.kind == seen.kind)
     else:
         cells = [seen, *(c for c in cells if (c.row, c.column) != (seen.row, seen.column))]
@@ -98,7 +109,46 @@ def cell_of(fields: dict[str, int]) -> Cell:
     """The cell that the guard left in a slot of the trap buffer, whatever is in there."""
     known = fields["kind"] in {int(kind) for kind in Kind}
     kind = Kind(fields["kind"]) if known else Kind.UNREADABLE
-    return Cell(fields["row"], fields["column"], fields["value"], kind, fields["expected"])
+    words = ("row", "column", "value")
+    row, column, value = (fields[word] for word in words)
+    as_of = (fields["step"], fields["request"], fields["full"])
+    return Cell(row, column, value, kind, fields["expected"], *as_of)
+
+
+def rid_at(recorder: Recorder, cell: Cell) -> str:
+    """The request that had the cell's row of ``req_to_token`` in its step. '' if not known."""
+    for step in reversed(recorder.steps):
+        if step.step == cell.step and cell.request in step.rows:
+            return step.rids[step.rows.index(cell.request)]
+    return ""
+
+
+def kept_table(launch: Launch, pool: Pool, seen: Cell, left: Left, rid: str) -> tuple[Table, Cell]:
+    """The part of the bad row that the guard kept. The table itself may be overwritten by now."""
+    origin = 0 if seen.kind is Kind.SHORT else seen.column // CELLS * CELLS
+    length = left.fields["seq_len"]
+    used = min(-(-length // pool.page_size), launch.table.shape[1])
+    values = torch.from_numpy(left.cells[:1, : max(used - origin, 0)].astype("int64"))
+    queries = 1
+    if launch.cu_q is not None and launch.captured:
+        queries = int(launch.cu_q[1])  # the same in each row of a captured graph
+    first = max(length - queries - launch.window, 0) // pool.page_size if launch.window >= 0 else 0
+    bad = [] if seen.kind is Kind.SHORT else [[seen.row, seen.column, seen.value]]
+    table = Table(
+        values=values,
+        seq_lens=torch.tensor([length]),
+        first_live=torch.tensor([first]),
+        bad=torch.tensor(bad, dtype=torch.int64).reshape(-1, 3),
+        pool=pool,
+        window=launch.window,
+        q_len=queries,
+        row0=seen.row,
+        column0=origin,
+        rows_total=launch.table.shape[0],
+        columns_total=launch.table.shape[1],
+        rids=(rid,),
+    )
+    return table, seen
 
 
 def _on_host(launch: Launch) -> Truth | None:

@@ -17,7 +17,15 @@ from g4debug.tracers.page_table.causes import cause
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
 from g4debug.tracers.page_table.foreign import Foreign, confirm
-from g4debug.tracers.page_table.launch import Cell, Launch, cell_of, read_table
+from g4debug.tracers.page_table.launch import (
+    Cell,
+    Launch,
+    cell_of,
+    kept_table,
+    read_table,
+    rid_at,
+)
+from g4debug.tracers.page_table.trap_buffer import Left
 
 logger = logging.getLogger("g4debug")
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
@@ -51,7 +59,7 @@ class Unconfirmed(Exception):
 
 def describe(
     launch: Launch | None,
-    fields: dict[str, int],
+    left: Left,
     recorder: Recorder,
     draft: bool,
     ledger: Ledger | None,
@@ -60,6 +68,7 @@ def describe(
 
     Raises Unconfirmed for a suspicion that SGLang's own tables do not confirm.
     """
+    fields = left.fields
     if launch is None or cell_of(fields).kind is Kind.UNREADABLE:
         return _bare(fields, recorder), None, ()
     page_size = int(launch.backend.page_size)
@@ -70,13 +79,17 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell, foreign = None, cell_of(fields), None
+    table, cell, foreign, rid = None, cell_of(fields), None, ""
     if cell.kind is Kind.FOREIGN:
         foreign = _confirmed(launch, cell, recorder, ledger)
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
-        table, cell = read_table(launch, pool, recorder, cell)
+        if cell.step >= 0:
+            rid = rid_at(recorder, cell)
+            table, cell = kept_table(launch, pool, cell, left, rid)
+        else:
+            table, cell = read_table(launch, pool, recorder, cell)
+            rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
     _settle(ledger)
-    rid = table.rids[cell.row] if table is not None and cell.row < len(table.rids) else ""
     facts = Words(launch, cell, rid, ledger, foreign)
     events = facts.events()
     layer = int(launch.layer.layer_id)
@@ -96,7 +109,7 @@ def describe(
             process="scheduler",
             pid=os.getpid(),
             rank=recorder.rank,
-            step=recorder.step,
+            step=cell.step if cell.step >= 0 else recorder.step,
             forward_mode=mode,
             runner=who,
             layer=layer,

@@ -10,10 +10,12 @@ On a GPU the check is a kernel, the guard (:mod:`g4debug.tracers.page_table.guar
 into SGLang's CUDA graphs together with the attention. After each step the host looks at what the
 guard has left in pinned memory.
 
-A cell is compared with ``req_to_token`` and with the shadow of the page ledger. If pages change
-hands while a forward reads them, for instance with overlap scheduling, only ranges are checked
-(:func:`g4debug.tracers.limits.moving_pages`). If the class of the allocator is not SGLang's own, it
-is not known which pages are free (:mod:`g4debug.ledger.feed`).
+A cell is compared with ``req_to_token`` and with the shadow of the page ledger. With overlap
+scheduling it is compared with a copy of these, made when the forward was launched
+(:mod:`g4debug.tracers.page_table.as_of_launch`). If pages change hands while a forward reads them,
+for any other reason, only ranges are checked (:func:`g4debug.tracers.limits.moving_pages`). If the
+class of the allocator is not SGLang's own, it is not known which pages are free
+(:mod:`g4debug.ledger.feed`).
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.as_of_launch import IN_FLIGHT, Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.confirm import has_ended, is_real
 from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
-from g4debug.tracers.page_table.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table.trap_buffer import Left, TrapBuffer
 from g4debug.tracers.page_table.truth import Books
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
@@ -50,7 +54,10 @@ class PageTableTracer:
         self.lost = False  # after an error of the device nothing more can be read or checked
         self.backends = 0  # trtllm_mha backends built in this process
         self.drafts: set[int] = set()  # id() of backends of draft runners
-        self.books = Books(context.ledger)
+        self.in_flight = Launches()
+        self.books = Books(context.ledger, self.in_flight)
+        # By slot and step: a slot's next launch may be made before this one's findings are read.
+        self._eager: dict[tuple[int, int], Launch] = {}
         self._spoilt: set[int] = set()  # slots of the trap buffer that were reported as such
         self._said = 10  # from how many merged cells on the next line about them is logged
         self._latest: dict[tuple[int, str], Launch] = {}
@@ -60,7 +67,10 @@ class PageTableTracer:
     def install(self) -> None:
         self.context.after(trtllm_mha.BUILT, self.after_backend_init)
         self.context.after(trtllm_mha.HANDED_OVER, self.after_page_table)
+        self.context.before("scheduler.run_batch", self.before_run_batch)
+        self.context.before("forward_batch.init_new", self.before_forward)
         self.context.after("scheduler.run_batch", self.after_run_batch)
+        self.context.before("scheduler.process_result", self.before_process_result)
         self.context.before("scheduler.stream_output", self.before_stream_output)
         # In log mode the kernel gets the bad page, and the CUDA context may be dead by now. What
         # the guard saw is still in host memory.
@@ -122,11 +132,15 @@ class PageTableTracer:
             pool_name=name,
             pages=pages_of(pool, layer, backend.page_size),
             window=trtllm_mha.window(layer, name),
-            truth=self.books.truth(backend, batch, name, rows, captured),
+            truth=self._truth(backend, batch, name, rows, captured),
             slot=slot,
             captured=captured,
         )
         self.launches[slot] = launch
+        if not captured and self.in_flight.copy is not None:
+            self._eager[slot, self.in_flight.step] = launch
+            while len(self._eager) > 4 * IN_FLIGHT:
+                del self._eager[next(iter(self._eager))]
         guard = page_guard.launch if table.is_cuda else page_guard.reference
         guard(
             table,
@@ -146,6 +160,14 @@ class PageTableTracer:
             self.poll()
         return launch
 
+    def _truth(
+        self, backend: Any, batch: Any, name: str, rows: int, captured: bool
+    ) -> Truth | None:
+        by_copy = self.in_flight.copy is not None and not captured
+        if by_copy and self.in_flight.step != self.context.recorder.step:
+            return None  # this forward was not launched by the scheduler
+        return self.books.truth(backend, batch, name, rows, captured)
+
     def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
         """Contiguous int32 memory of the table's shape, for the safe table.
 
@@ -160,7 +182,20 @@ class PageTableTracer:
             kept.append(torch.zeros(cells, dtype=torch.int32, device=table.device))
         return kept[-1][: rows * columns].view(rows, columns)
 
-    def after_run_batch(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+    def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
+        self.in_flight.begin()
+
+    def before_forward(self, *args: Any, **kwargs: Any) -> None:
+        """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
+        batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
+        self.in_flight.forward(batch, self.context.recorder.step)
+
+    def before_process_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if self.in_flight.copy is not None:
+            self.in_flight.processing(batch)
+
+    def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self.in_flight.launched(scheduler)
         self.poll()
         if self.trap is not None and not self.lost:
             self.context.checked(1, "steps")
@@ -177,12 +212,12 @@ class PageTableTracer:
             return
         recorder, ledger, found = self.context.recorder, self.context.ledger, []
         for left in self.trap.take():
-            launch = self.launches.get(left.slot)
+            launch = self._launch_of(left)
             draft = launch is not None and id(launch.backend) in self.drafts
-            if not self._is_real(launch, left.fields):
+            if not self._is_real(launch, left):
                 continue
             try:
-                found.append(describe(launch, left.fields, recorder, draft, ledger))
+                found.append(describe(launch, left, recorder, draft, ledger))
             except Unconfirmed as e:
                 assert ledger is not None
                 assert ledger.owners is not None
@@ -190,15 +225,29 @@ class PageTableTracer:
             except Exception:
                 # A bug of ours must not hide the finding: the kernel's table was safe, not right.
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
-                bare, _, _ = describe(None, left.fields, recorder, draft, None)
+                bare, _, _ = describe(None, left, recorder, draft, None)
                 found.append((bare, None, ()))
         self._account()
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
-    def _is_real(self, launch: Launch | None, fields: dict[str, int]) -> bool:
+    def _launch_of(self, left: Left) -> Launch | None:
+        launch = self.launches.get(left.slot)
+        return self._eager.get((left.slot, left.fields["step"]), launch)
+
+    def _is_real(self, launch: Launch | None, left: Left) -> bool:
         """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""
-        ledger, cell = self.context.ledger, cell_of(fields)
+        ledger, cell = self.context.ledger, cell_of(left.fields)
+        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of a page table"
+        left_early = cell.step >= 0 and self.in_flight.is_void(cell.step, cell.request)
+        if left_early and cell.kind not in (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE):
+            logger.info(
+                "g4debug: page-table: nothing is reported of %s, because its request had ended "
+                "before the result of step %d was looked at",
+                what,
+                cell.step,
+            )
+            return False
         try:
             if is_real(launch, cell, ledger):
                 return True
@@ -209,7 +258,6 @@ class PageTableTracer:
                 ledger.give_up(why)
             return False
         assert ledger is not None, "without a ledger nothing needs to be confirmed"
-        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of a page table"
         if launch is not None and has_ended(launch, cell, ledger):
             logger.warning(
                 "g4debug: page-table: nothing is reported of %s, because its request has ended "
@@ -255,7 +303,9 @@ TRACER = Tracer(
     sites=(
         trtllm_mha.BUILT,
         trtllm_mha.HANDED_OVER,
+        "forward_batch.init_new",
         "scheduler.init",
+        "scheduler.process_result",
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",

@@ -5,7 +5,10 @@ word has one writer:
 
 * ``claims`` (device): the number of the last record that a program of the guard took upon itself.
 * ``host`` (host memory, written by the guard): the record of each slot. Its words are written
-  first, then there is a fence for the whole system, then its number (``SEQ``).
+  first, and the cells of the row, then there is a fence for the whole system, and then its number
+  (``SEQ``) is written.
+* ``cells`` (host memory, written by the guard): a part of the bad row, in the same way. The next
+  forward may be launched before this one's findings are read, and uses the same table.
 * ``acks`` (host memory, written by the host): the number of the last record that the host has
   read. Only then may the guard write the next one over it.
 * ``total`` (device): how many bad cells the guard has seen in all.
@@ -20,11 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
-FIELDS = 8  # int64 words in each slot
-SEQ, ROW, COLUMN, VALUE, SEQ_LEN, COUNT, KIND, EXPECTED = range(8)
+FIELDS = 11  # int64 words in each slot
+SEQ, ROW, COLUMN, VALUE, SEQ_LEN, COUNT, KIND, EXPECTED, STEP, REQUEST, FULL = range(FIELDS)
+CELLS = 64  # cells of the bad row that are kept with a record, and what belongs in each
 SUMMARY = 0  # first word of the buffer, in slot 0: the total
 NAMES = {
     "row": ROW,
@@ -34,7 +40,14 @@ NAMES = {
     "count": COUNT,
     "kind": KIND,
     "expected": EXPECTED,
+    "step": STEP,
+    "request": REQUEST,
+    "full": FULL,
 }
+
+
+Cells = np.ndarray[Any, np.dtype[np.int32]]
+NO_CELLS: Cells = np.empty((2, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -43,15 +56,22 @@ class Left:
 
     suspicion: it is about a cell that must be confirmed first.
     number: of this record in its slot, counted from 1.
-    fields: row, column, value, seq_len, count, kind, expected. If the row is too short, column is
-        how many columns it has, and value how many it needs. count: bad cells that the program of
-        the guard saw, which looks at a part of one row.
+    fields: row, column, value, seq_len, count, kind, expected, step, request, full. If the row is
+        too short, column is how many columns it has, and value how many it needs. count: bad cells
+        that the program of the guard saw, which looks at a part of one row. step: in which the
+        forward was launched; request: the row of ``req_to_token``; full: the full page that it had
+        for the cell then. These three are -1 where the guard compared with SGLang's live tables.
+    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known.
+        The first column is ``column // CELLS * CELLS`` (0 if the row is too short). What lies
+        behind the row's length says nothing. [2, 0] with the live tables, which can be read
+        instead.
     """
 
     slot: int
     suspicion: bool
     number: int
     fields: dict[str, int]
+    cells: Cells
 
 
 class TrapBuffer:
@@ -67,6 +87,7 @@ class TrapBuffer:
         places = 2 * slots
         self.host = torch.zeros(places * FIELDS, dtype=torch.int64, pin_memory=pinned)
         self.acks = torch.zeros(places, dtype=torch.int64, pin_memory=pinned)
+        self.cells = torch.zeros(places * 2 * CELLS, dtype=torch.int32, pin_memory=pinned)
         self.claims = torch.zeros(places, dtype=torch.int64, device=device)
         self.total = torch.zeros(1, dtype=torch.int64, device=device)
         self.slots = slots
@@ -75,6 +96,7 @@ class TrapBuffer:
         self._used = 1
         self._words = self.host.numpy().reshape(places, FIELDS)
         self._acks = self.acks.numpy()
+        self._cells = self.cells.numpy().reshape(places, 2, CELLS)
         self._summary = 0
 
     def new_slot(self) -> int:
@@ -108,9 +130,10 @@ class TrapBuffer:
                 self.spoilt.add(slot)
                 continue
             words = self._words[slot].tolist()
+            cells = self._cells[slot].copy() if words[STEP] >= 0 else NO_CELLS
             self._acks[slot] = number  # from here on the guard may write over it
             fields = {name: words[i] for name, i in NAMES.items()}
-            found.append(Left(slot % self.slots, slot >= self.slots, number, fields))
+            found.append(Left(slot % self.slots, slot >= self.slots, number, fields, cells))
             self.told += words[COUNT]
         self._summary = summary
         return found
@@ -124,12 +147,14 @@ class TrapBuffer:
 
     # --- the guard's side --------------------------------------------------------------------
 
-    def leave(self, slot: int, words: list[int], suspicion: bool = False) -> None:
-        """What the guard's kernel does with the words 1..7 of a record; for CPU tensors."""
-        for _ in self.leaving(slot + self.slots * suspicion, words):
+    def leave(
+        self, slot: int, words: list[int], suspicion: bool = False, cells: Cells = NO_CELLS
+    ) -> None:
+        """What the guard's kernel does with the words 1.. of a record; for CPU tensors."""
+        for _ in self.leaving(slot + self.slots * suspicion, words, cells):
             pass
 
-    def leaving(self, slot: int, words: list[int]) -> Iterator[None]:
+    def leaving(self, slot: int, words: list[int], cells: Cells = NO_CELLS) -> Iterator[None]:
         """The same step by step; others may act between two steps."""
         at, count = slot * FIELDS, words[COUNT - 1]
         acked = int(self.acks[slot])
@@ -140,6 +165,8 @@ class TrapBuffer:
             for i, word in enumerate(words, ROW):
                 self.host[at + i] = word
                 yield
+            self._cells[slot, :, : cells.shape[1]] = cells
+            yield
             self.host[at + SEQ] = acked + 1
             yield
         self.total += count

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.tracers.limits import moving_pages
+from g4debug.tracers.limits import moving_pages, overlaps
+from g4debug.tracers.page_table.as_of_launch import Copy, Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Truth
 
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
 class Books:
     """Knows what the tables of each backend must agree with."""
 
-    def __init__(self, ledger: Ledger | None) -> None:
+    def __init__(self, ledger: Ledger | None, launches: Launches) -> None:
         self.ledger = ledger
+        self.launches = launches  # whose copy is compared with, if the server overlaps
         self.limits: set[str] = set()
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
         self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
@@ -25,7 +28,10 @@ class Books:
     def learn(self, backend: Any, model_runner: Any) -> None:
         """Learn a backend that was built for this ModelRunner."""
         args = model_runner.server_args
-        found = moving_pages(args)
+        # Without SGLang's barrier, a table may be built from rows that have changed since.
+        overlap = overlaps(args)
+        by_copy = overlap and targets.path("scheduler.war_barrier") is not None
+        found = moving_pages(args, by_copy)
         self.limits.update(found)
         if found:
             return
@@ -38,6 +44,9 @@ class Books:
         self._with_shadow[id(backend)] = frozen or not draft
         if self.ledger is not None and self.ledger.owners is not None:
             self.ledger.owners.prepare(backend.req_to_token.shape[0])
+        copy = self.launches.copy
+        if overlap and (copy is None or copy.source is not backend.req_to_token):
+            self.launches.copy = Copy(backend.req_to_token, int(backend.page_size), self.ledger)
 
     def truth(
         self, backend: Any, batch: Any, pool_name: str, rows: int, captured: bool
@@ -49,6 +58,11 @@ class Books:
         indices = batch.req_pool_indices
         if indices is None or indices.shape[0] < rows:
             return None
+        padding = 0
+        if captured:
+            padding = trtllm_mha.padding(backend, batch, id(backend) in self._frozen)
+        if self.launches.copy is not None:
+            return self._as_of_launch(self.launches.copy, backend, indices, pool_name, padding)
         ledger = self.ledger
         swa = pool_name == "swa"
         shadow = mapping = owners = protected = None
@@ -60,9 +74,6 @@ class Books:
             mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
             if mapping is None:
                 return None
-        padding = 0
-        if captured:
-            padding = trtllm_mha.padding(backend, batch, id(backend) in self._frozen)
         return Truth(
             req_to_token=backend.req_to_token,
             req_pool_indices=indices,
@@ -71,5 +82,27 @@ class Books:
             mapping=mapping,
             owners=owners,
             protected=protected,
+            padding=padding,
+        )
+
+    def _as_of_launch(
+        self, copy: Copy, backend: Any, indices: Any, pool_name: str, padding: int
+    ) -> Truth | None:
+        """The truth from the copy that was made when the forward was launched."""
+        if backend.req_to_token is not copy.source:
+            return None
+        shadow = copy.shadow if self._with_shadow[id(backend)] else None
+        swa = pool_name == "swa"
+        if swa and shadow is None:  # there is no copy of SGLang's mapping
+            return None
+        return Truth(
+            req_to_token=copy.first_tokens,
+            req_pool_indices=indices,
+            swa=swa,
+            shadow=shadow,
+            owners=copy.owners if shadow is not None else None,
+            protected=copy.protected if shadow is not None else None,
+            apart=1,
+            step=copy.step,
             padding=padding,
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
+from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.pool_leak.causes import cause, cause_of_row
 from g4debug.tracers.pool_leak.check import Census, Pages
@@ -75,11 +76,11 @@ def describe_rows(
     holdings = tuple(
         Holding(
             pool="req_to_token",
-            pages=(int(r.req_pool_idx),),
+            pages=(req_kv.row(r),),
             count=1,
             state="leaked",
             owner=str(r.rid),
-            last=f"{r.kv_allocated_len} tokens allocated, finished: {r.finished()}",
+            last=f"{req_kv.allocated(r)} tokens allocated, finished: {r.finished()}",
             due=_due(str(r.rid), set(), released),
         )
         for r in live

@@ -23,6 +23,7 @@ from collections.abc import Generator
 from typing import Any
 
 from g4debug.findings.record import Evidence
+from g4debug.hooking import req_kv
 from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.idle import IdleWork, State
@@ -30,7 +31,7 @@ from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
-CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache")
+CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
 REMEMBERED = 4096  # requests whose release is remembered
 SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
 OFTEN = 256  # below so many steps, every count that was asked for is made
@@ -134,7 +135,7 @@ class PoolLeakTracer:
     def live_requests(self) -> list[Any]:
         """The requests that hold a row of req_to_token. Of a session, that is the one that runs."""
         known = list(self.ledger.requests.values())
-        return [r for r in known if r.req_pool_idx is not None]
+        return [r for r in known if req_kv.row(r) >= 0]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
         named = (census.leaked, census.double, census.repeated, census.outside)
@@ -147,7 +148,7 @@ class PoolLeakTracer:
 
     def _report_rows(self, live: list[Any]) -> None:
         """On an idle server no request may hold a row: its pages look owned, but are lost."""
-        rows = {("row", int(r.req_pool_idx)) for r in live}
+        rows = {("row", req_kv.row(r)) for r in live}
         if rows <= self._told:
             return
         self._told |= rows

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from g4debug.findings.record import PageEvent
+from g4debug.hooking import req_kv
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger, PoolLedger
 from g4debug.tracers.swa_allocator.check import Pages, Violation
@@ -32,6 +33,8 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
         return True  # a sequence goes on in page 0: the mapping has no SWA page for it
     if violation.kind in ("double-free", "free-unallocated", "use-after-free"):
         twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
+        if ledger.late and event.kind in ("free", "evict"):
+            return _is_given_back_twice(ledger, holders, pool, pages)
         return twice_at_once or _is_given_back(holders, pool, pages)
     if violation.kind == "double-alloc":
         return _is_held_by_another(ledger, holders, pool, event, pages)
@@ -46,7 +49,20 @@ def _is_given_back(holders: Holders, pool: PoolLedger, pages: Pages) -> bool:
     """One of the pages is in the free list, or waits to be put there."""
     if holders.is_free(pool.name, pages).any():
         return True
-    return pool.name == "full" and bool(np.isin(pages, holders.deferred()).any())
+    return bool(np.isin(pages, holders.deferred(pool.name)).any())
+
+
+def _is_given_back_twice(ledger: Ledger, holders: Holders, pool: PoolLedger, pages: Pages) -> bool:
+    """One of the pages, which were just freed, is twice free, or is free and still used."""
+    free = holders.free(pool.name)
+    listed = free[np.isin(free, pages)]
+    if len(np.unique(listed)) < len(listed):
+        return True
+    if holders.scheduler is None:
+        return True
+    owned, _ = holders.owned(ledger.requests.values())
+    owned = owned if pool.name == "full" else holders.mapped(owned)
+    return bool(np.isin(listed, owned).any())
 
 
 def _is_held_by_another(
@@ -62,18 +78,14 @@ def _is_held_by_another(
         return True
     cells, _ = holders.in_rows(holders.rows(requests))
     request = ledger.requests.get(event.request)
-    row = getattr(request, "req_pool_idx", None)
-    own = (
-        holders.row(int(row), int(request.kv_allocated_len))
-        if request is not None and row is not None
-        else None
-    )
+    row = -1 if request is None else req_kv.row(request)
+    own = holders.row(row, req_kv.allocated(request)) if row >= 0 else None
     if pool.name == "swa":
         # Several rows may share a full page. Its SWA page has one holder all the same.
         cells = holders.mapped(np.unique(np.concatenate([cells, holders.cached()])))
         own = None if own is None else holders.mapped(own)
-    # On a GPU the event is entered late, when the new holder's row may name the page already.
-    late = getattr(holders.pool(pool.name).free_pages, "is_cuda", False)
+    # What is entered late may be in the new holder's row already.
+    late = ledger.late
     for page in np.unique(pages):
         named = int((cells == page).sum())
         by_new_holder = late and (own is None or bool((own == page).any()))

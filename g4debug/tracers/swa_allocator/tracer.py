@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import Evidence, PageEvent
+from g4debug.hooking import req_kv
 from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import PoolLedger
 from g4debug.ledger.owners import cached_tokens
@@ -50,7 +51,7 @@ CORRECTED = ("out-of-range", "page-zero", "double-free", "free-unallocated", "ma
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
     **dict.fromkeys(("free", "evict"), "frees"),
-    "map": "mappings",
+    **dict.fromkeys(("map", "unmap"), "mappings"),
 }
 KNOWN = 4096  # about so many requests that have run are remembered
 
@@ -60,20 +61,18 @@ class SwaAllocatorTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.contain = context.settings.mode == "contain"
+        self.ledger.judges_first |= self.contain  # it corrects what is about to be freed
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
         # rid and row of the request that release_kv_cache was called for
         self._releasing: tuple[str, int | None] | None = None
-        self._evicting: tuple[str, int] = (
-            "",
-            -1,
-        )  # the rid and the length that _evict_swa was given
+        # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
+        self._evicting: dict[str, tuple[int, int]] = {}
 
     def install(self) -> None:
         self.ledger.listeners.append(self.listen)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("batch.evict_swa", self.before_evict_swa)
-        self.context.after("batch.evict_swa", self.after_evict_swa)
         self.context.before("cache.release", self.before_release)
         self.context.after("cache.release", self.after_release)
         # Judge what was handed out in this step before the step's tokens leave the server.
@@ -87,19 +86,18 @@ class SwaAllocatorTracer:
         if len(self._ran) > KNOWN:
             self._ran = {r: ran for r, ran in self._ran.items() if r in self.ledger.requests}
         for request in batch.reqs:
-            if request.req_pool_idx is not None:
-                self._ran[str(request.rid)] = (int(request.req_pool_idx), _retractions(request))
+            if (row := req_kv.row(request)) >= 0:
+                self._ran[str(request.rid)] = (row, _retractions(request))
 
-    def before_evict_swa(self, batch: Any, request: Any, pre_len: int) -> None:
-        self._evicting = (str(request.rid), int(pre_len))
-
-    def after_evict_swa(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self._evicting = ("", -1)
-        return result
+    def before_evict_swa(self, batch: Any, request: Any, pre_len: int, **kwargs: Any) -> None:
+        step = self.context.recorder.event_step
+        self._evicting = {r: at for r, at in self._evicting.items() if at[0] >= step - 1}
+        self._evicting[str(request.rid)] = (step, int(pre_len))
 
     def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
         # Its row is given back in the release, so it is noted now.
-        self._releasing = (str(request.rid), request.req_pool_idx)
+        row = req_kv.row(request)
+        self._releasing = (str(request.rid), row if row >= 0 else None)
 
     def after_release(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._releasing = None
@@ -120,6 +118,8 @@ class SwaAllocatorTracer:
                 self._report(pool, event, violation)
         elif event.kind in ("free", "evict"):
             return self._freed(pool, event, pages)
+        elif event.kind == "unmap":
+            return self._unmapped(pool, event, pages)
         elif event.kind == "use":
             self._report(pool, event, Violation("use-after-free", pages))
         elif event.kind in ("mismatch", "miswritten"):
@@ -134,18 +134,27 @@ class SwaAllocatorTracer:
                 self._report(pool, event, Violation("maps-freed", loose))
         return None
 
+    def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
+        """Judge what the mapping says of full pages that lose their SWA pages ``pages``."""
+        expected = self.ledger.expected_swa if pool.name == "swa" else None
+        if expected is None:
+            return None
+        foreign, lost = check_partners(pages, expected)
+        if not (len(foreign) or len(lost)):
+            return None
+        note = f"the full pages have the SWA pages {_list(expected)}, but the mapping says "
+        note += _list(pages)
+        bad = foreign if len(foreign) else lost
+        self._report(pool, event, Violation("mapping-mismatch", bad), note)
+        if self.ledger.broken or not self.contain:
+            return pages
+        return expected[pool.held[expected]]
+
     def _freed(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         expected = self.ledger.expected_swa if pool.name == "swa" else None
-        if expected is not None:
-            foreign, lost = check_partners(pages, expected)
-            if len(foreign) or len(lost):
-                note = f"the full pages have the SWA pages {_list(expected)}, but the mapping says "
-                note += _list(pages)
-                bad = foreign if len(foreign) else lost
-                self._report(pool, event, Violation("mapping-mismatch", bad), note)
-                if self.ledger.broken:
-                    return None
-                return expected[pool.held[expected]] if self.contain else None
+        instead = self._unmapped(pool, event, pages)
+        if instead is not None:
+            return None if instead is pages else instead
         violations = check_freed(pages, pool.held, pool.ever)
         for violation in violations:
             self._report(pool, event, violation)
@@ -217,9 +226,10 @@ class SwaAllocatorTracer:
             request = self.ledger.requests.get(rid)
             if request is None or not self._runs(rid, request):
                 continue
-            query = int(request.kv_committed_len)
-            if self._evicting[0] == rid:
-                query = min(query, self._evicting[1])
+            query = req_kv.committed(request)
+            step, length = self._evicting.get(rid, (-1, -1))
+            if step == event.step:
+                query = min(query, length)
             mine = pages[pool.owner[pages] == rid]
             mine = mine[in_window(pool.position[mine], pool.page_size, query, window)]
             mine = self._in_row(pool, mine, request, batch)
@@ -232,9 +242,10 @@ class SwaAllocatorTracer:
 
     def _runs(self, rid: str, request: Any) -> bool:
         """True if the request has run in the row that it has now, and is not finished."""
-        if request.req_pool_idx is None or request.finished():
+        row = req_kv.row(request)
+        if row < 0 or request.finished():
             return False
-        return self._ran.get(rid) == (int(request.req_pool_idx), _retractions(request))
+        return self._ran.get(rid) == (row, _retractions(request))
 
     def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
         """Those of ``pages`` that the request's row and the mapping really lead to.
@@ -244,13 +255,18 @@ class SwaAllocatorTracer:
         """
         full = _full_pages(pool, pages, request, batch)
         assert self.ledger.holders is not None, "known since the allocator was made"
+        parted = self.ledger.parted
+        if parted:  # the mapping was cleared already
+            before = np.array([parted.get(p, (-1, True))[0] for p in pages.tolist()])
+            return pages[before == full]
         found: Pages = pages[self.ledger.holders.mapped(full) == pages]
         return found
 
     def _stops(self, pool: PoolLedger, event: PageEvent, violation: Violation) -> bool:
         """True if the allocator does not get back the page that the finding is about."""
         mode = self.context.settings.mode
-        if event.kind not in ("free", "evict") or mode == "log":
+        stops = event.kind in ("free", "evict", "unmap") and not self.ledger.late
+        if not stops or mode == "log":
             return False
         # Of a page that is held and given twice in one call, contain mode frees one.
         once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])
@@ -280,7 +296,7 @@ class SwaAllocatorTracer:
 
 def _full_pages(pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
     """The full page that the request's row names at the position of each of ``pages``. Waits."""
-    row = batch.req_to_token_pool.req_to_token[int(request.req_pool_idx)]
+    row = batch.req_to_token_pool.req_to_token[req_kv.row(request)]
     tokens = row[torch.from_numpy(pool.position[pages]).to(row.device)]
     return on_host(tokens) // pool.page_size
 

@@ -16,13 +16,9 @@ from g4debug.cpu.geometry import TINY
 from g4debug.fixes.paths.mm_batched_encoder import batches as mm_batches
 from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
 from g4debug.fixes.paths.mm_batched_encoder.batches import Entry
-from g4debug.hooking import targets
 
 PATCH = 3 * 4**2  # numbers in a patch
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.14"),
-    reason="written for 0.5.12 and 0.5.13",
-)
+pytestmark = pytest.mark.written_for("mm-batched-encoder")
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -7,16 +7,11 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE, drive, side_by_side
 
-from g4debug.hooking import targets
-
 DRIVER = Path(__file__).with_name("drive_mm.py")
 SAID = "mm-batched-encoder: on: "
 pytestmark = [
     *ENGINE,
-    pytest.mark.skipif(
-        targets.sglang_version() is not None and not targets.matches("<0.5.14"),
-        reason="written for 0.5.12 and 0.5.13",
-    ),
+    pytest.mark.written_for("mm-batched-encoder"),
 ]
 
 

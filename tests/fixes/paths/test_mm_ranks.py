@@ -16,14 +16,9 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE
 
-from g4debug.hooking import targets
-
 pytestmark = [
     *ENGINE,
-    pytest.mark.skipif(
-        targets.sglang_version() is not None and not targets.matches("<0.5.14"),
-        reason="written for 0.5.12 and 0.5.13",
-    ),
+    pytest.mark.written_for("mm-batched-encoder"),
 ]
 DRIVER = Path(__file__).with_name("drive_tp_mm.py")
 PLENTY, ONE = 65_536, 100  # KB: a pass takes 89 for each image

@@ -20,12 +20,8 @@ from g4debug.fixes.paths import base
 from g4debug.fixes.paths.mm_batched_encoder import batches as mm_batches
 from g4debug.fixes.paths.vision_layer import fix as vision_layer
 from g4debug.fixes.paths.vision_layer import layer as vision_layers
-from g4debug.hooking import targets
 
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.14"),
-    reason="written for 0.5.12 and 0.5.13",
-)
+pytestmark = pytest.mark.written_for("vision-layer")
 SWITCH = "G4DEBUG_FIX_VISION_LAYER"
 LAYERS, PATCH = 2, 3 * 4**2
 VISION = {

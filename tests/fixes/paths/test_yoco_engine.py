@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE, drive, side_by_side
 
-from g4debug.hooking import targets
-
 DRIVER = Path(__file__).with_name("drive_yoco.py")
 pytestmark = [
     *ENGINE,
-    pytest.mark.skipif(
-        targets.sglang_version() is not None and not targets.matches("<0.5.13"),
-        reason="written for 0.5.12",
-    ),
+    pytest.mark.written_for("yoco-fast-prefill"),
 ]
 
 

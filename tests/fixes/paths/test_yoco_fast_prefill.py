@@ -13,17 +13,13 @@ from g4debug.cpu.geometry import TINY
 from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
 from g4debug.fixes.paths.yoco_fast_prefill import fix as yoco_fast_prefill
 from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
-from g4debug.hooking import targets
 
 SWITCH = "SGLANG_GEMMA4_YOCO"
 FIRST = TINY.layers - TINY.kv_shared
 # float32, logprobs: a product of one row adds in another order than one of many, and the toy
 # model's attention (logits of standard deviation 16) makes more of it.
 CLOSE = {"rtol": 0, "atol": 1e-4}
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.13"),
-    reason="written for 0.5.12",
-)
+pytestmark = pytest.mark.written_for("yoco-fast-prefill")
 
 
 @pytest.fixture(scope="module")

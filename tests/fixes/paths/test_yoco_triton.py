@@ -9,13 +9,9 @@ from test_yoco_fast_prefill import FIRST, cut_rows, plain, rows, same, tokens
 
 from g4debug.cpu.geometry import TINY
 from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
-from g4debug.hooking import targets
 
 __all__ = ["rows"]  # a fixture
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.13"),
-    reason="written for 0.5.12",
-)
+pytestmark = pytest.mark.written_for("yoco-fast-prefill")
 
 
 @pytest.fixture(scope="module")

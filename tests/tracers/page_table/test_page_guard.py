@@ -9,13 +9,23 @@ import random
 
 import pytest
 import torch
-from guard_cases import LAYOUTS, POISON, Case, expected, lay_out, random_case, truthful
+from guard_cases import (
+    LAYOUTS,
+    POISON,
+    Case,
+    expected,
+    launched,
+    lay_out,
+    random_case,
+    truthful,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import TrapBuffer
+from g4debug.tracers.page_table.trap_buffer import CELLS, Left
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
@@ -68,8 +78,56 @@ def agrees(case: Case) -> None:
             found = tuple(x.fields[f] for f in ("row", "column", "value", "kind", "expected"))
             assert found in (seen - sure if x.suspicion else sure)
             assert x.fields["seq_len"] == int(case.seq_lens[x.fields["row"]])
+            kept_as_of_launch(case, x)
         assert trap.merged() == len(seen) - sum(x.fields["count"] for x in left)
         assert torch.equal(case.table, before)
+
+
+def kept_as_of_launch(case: Case, left: Left) -> None:
+    """What the record says of the launch, and the cells of the row that are kept with it."""
+    row, short = left.fields["row"], left.fields["kind"] == Kind.SHORT
+    words = [left.fields[name] for name in ("step", "request", "full")]
+    if case.truth is None or case.truth.step is None:
+        assert words == [-1, -1, -1]
+        assert left.cells.size == 0
+        return
+    column, slot = left.fields["column"], int(case.truth.req_pool_indices[row])
+    full = -1 if short else page_then(case, row, column)
+    assert words == [int(case.truth.step), slot, full]
+    origin = 0 if short else column // CELLS * CELLS
+    used = min(-(-int(case.seq_lens[row]) // case.page_size), case.table.shape[1])
+    values = case.table[row, origin : min(used, origin + CELLS)].to(torch.int32).tolist()
+    assert left.cells[0, : len(values)].tolist() == values
+    if not short and left.fields["expected"] >= 0:
+        assert int(left.cells[1, column - origin]) == left.fields["expected"]
+
+
+def page_then(case: Case, row: int, column: int) -> int:
+    """The full page that the copy has for a cell, -1 for none."""
+    slot, rows = int(case.truth.req_pool_indices[row]), case.truth.req_to_token
+    there = 0 < slot < rows.shape[0] and column < rows.shape[1]
+    if not there or int(case.seq_lens[row]) <= case.truth.padding:
+        return -1
+    token = int(rows[slot, column])
+    return token // case.page_size if token >= 0 else -1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 9))
+def test_any_table_with_the_truth_of_its_launch(seed, rows, columns):
+    """The copy says the same as the live tables would have said then."""
+    case = truthful(random.Random(seed), rows, columns)
+    if case.truth.swa and case.truth.shadow is None:
+        return  # there is no copy of the mapping
+    agrees(launched(case))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_wide_tables_with_the_truth_of_their_launch(seed):
+    for rng in (random.Random(seed + 10 * n) for n in range(4)):
+        case = truthful(rng, 2, 300, bad=0.01)
+        if not case.truth.swa or case.truth.shadow is not None:
+            agrees(launched(case))
 
 
 @settings(max_examples=120, deadline=None)

@@ -10,6 +10,7 @@ from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.limits import moving_pages
+from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.truth import Books
 
 
@@ -49,7 +50,7 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     runner.server_args.speculative_algorithm = algorithm
     rig.runner = lambda draft=False: runner
     backend = rig.backend(draft)
-    books = Books(None)
+    books = Books(None, Launches())
     books.learn(backend, runner)
     batch = rig.batch(mode, [rig.requests[-1]], backend)
     batch.spec_info = object() if spec else None

@@ -6,6 +6,7 @@ same with real kernels, streams and CUDA graphs: tests/gpu/test_trap_buffer_gpu.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.tracer import PageTableTracer
-from g4debug.tracers.page_table.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table.trap_buffer import Left, TrapBuffer
 
 CPU = torch.device("cpu")
 SLOTS = 3
@@ -25,13 +26,28 @@ SLOTS = 3
 
 def record(number: int) -> list[int]:
     """Words of a record that belong together: a mixture of two of them shows."""
-    return [number, 2 * number, 3 * number, 5 * number, 1 + number % 3, 7 * number, 11 * number]
+    times = (1, 2, 3, 5, 0, 7, 11, 13, 17, 19)
+    return [t * number if t else 1 + number % 3 for t in times]
 
 
-def whole(fields: dict[str, int]) -> int:
-    """The number of the record that the fields are of."""
-    assert list(fields.values()) == record(fields["row"])
-    return fields["row"]
+def cells_of(number: int) -> np.ndarray:
+    """The cells of the row that belong to it."""
+    return np.full((2, trap_buffer.CELLS), number, dtype=np.int32)
+
+
+def whole(left: Left) -> int:
+    """The number of the record that the fields and the cells are of."""
+    number = left.fields["row"]
+    assert list(left.fields.values()) == record(number)
+    assert (left.cells == cells_of(number)).all()
+    return number
+
+
+def test_with_live_tables_there_are_no_cells():
+    trap = TrapBuffer(CPU, slots=SLOTS)
+    trap.leave(1, [*record(1)[:-3], -1, -1, -1])
+    (left,) = trap.take()
+    assert left.cells.shape == (2, 0)
 
 
 @settings(max_examples=400)
@@ -44,7 +60,7 @@ def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
 
     def look():
         if trap.tripped:
-            seen.extend(whole(left.fields) for left in trap.take())
+            seen.extend(whole(left) for left in trap.take())
 
     for who, host in order:
         if host:
@@ -54,7 +70,9 @@ def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
             written += 1
             cells += record(written)[4]
             # Half of them are suspicions, which have a place of their own.
-            writers[who] = trap.leaving(1 + who % 2 + SLOTS * (who % 4 > 1), record(written))
+            writers[who] = trap.leaving(
+                1 + who % 2 + SLOTS * (who % 4 > 1), record(written), cells_of(written)
+            )
         if next(writers[who], "done") == "done":
             del writers[who]
     for writer in writers.values():
@@ -70,13 +88,13 @@ def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
     assert bool(seen) == bool(written)  # and where there was something, there is a record
     assert not trap.spoilt
     for slot in (1, 2):  # and the next one has a place again
-        trap.leave(slot, record(1000 + slot))
-    assert [whole(left.fields) for left in trap.take()] == [1001, 1002]
+        trap.leave(slot, record(1000 + slot), cells=cells_of(1000 + slot))
+    assert [whole(left) for left in trap.take()] == [1001, 1002]
 
 
 def test_a_writer_that_has_not_finished_is_waited_for():
     trap = TrapBuffer(CPU, slots=SLOTS)
-    slow = trap.leaving(1, record(1))
+    slow = trap.leaving(1, record(1), cells_of(1))
     for _ in range(5):  # it has claimed its place and written some words
         next(slow)
     trap.leave(1, record(2))  # another one finds it taken
@@ -85,7 +103,7 @@ def test_a_writer_that_has_not_finished_is_waited_for():
     for _ in slow:
         pass
     assert trap.tripped
-    assert [whole(left.fields) for left in trap.take()] == [1]
+    assert [whole(left) for left in trap.take()] == [1]
     assert trap.merged() == record(2)[4]
 
 
@@ -107,7 +125,8 @@ GARBAGE = (0, -1, 5, 8, 9, 10**6, -(2**63), 2**63 - 1)
 def test_the_fallback_survives_any_words(kind, other):
     names = (*trap_buffer.NAMES,)
     fields = {**dict.fromkeys(names, other), "kind": kind}
-    finding, table, events = describe(None, fields, Recorder(4), False, None)
+    left = Left(1, False, 1, fields, trap_buffer.NO_CELLS)
+    finding, table, events = describe(None, left, Recorder(4), False, None)
     assert (table, events) == (None, ())
     assert finding.headline.startswith("g4debug: page-table")
     readable = kind in {int(k) for k in Kind if k is not Kind.UNREADABLE}
@@ -130,7 +149,7 @@ def test_a_record_that_makes_no_sense_does_not_end_the_poll(arm, monkeypatch, ca
     requests = [rig.admit("a", 50)]
     rig.step(backend, "decode", requests)
     (tracer,) = tracers
-    tracer.trap.leave(1, [0, 0, 0, 0, 1, 0, 0])
+    tracer.trap.leave(1, [0, 0, 0, 0, 1, 0, 0, -1, -1, -1])
     tracer.poll()
     assert any("cannot be read (kind 0, row 0, column 0)" in m for m in caplog.messages)
     batch = rig.batch("decode", requests, backend)

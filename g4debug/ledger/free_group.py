@@ -1,0 +1,13 @@
+"""Free groups: what SGLang frees inside of one reaches the free lists at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def in_free_group(allocator: Any) -> bool:
+    """True if what is freed now waits for the end of a free group."""
+    outside = getattr(allocator, "is_not_in_free_group", None)
+    if outside is not None:
+        return not outside
+    return getattr(allocator, "free_group", None) is not None  # from 0.5.21 on

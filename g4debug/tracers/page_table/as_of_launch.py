@@ -1,0 +1,170 @@
+"""What the tables of a forward must agree with, as it was when the forward was launched.
+
+With overlap scheduling the host is ahead of the device. While a forward runs, the scheduler frees
+the pages of requests that have ended, gives their rows to others, and allocates for the next batch.
+So SGLang's live tables say what will be true next, and not what is true for this forward. Here a
+copy is made of all that the guard compares with. It is made on the stream of the forward, before
+the forward's first kernel, and SGLang's scheduling stream is made to wait for it:
+
+    scheduling stream:  ... allocate N, write its rows | (wait for copy N) | free, allocate N+1 ...
+    forward stream:     (wait for the scheduling stream) | copy N | tables N, attention N ...
+
+The copy is static, so that a captured CUDA graph compares with it, too: the forward that is
+replayed is always the one whose copy was made last on that stream.
+
+The second wait that is needed is SGLang's own: its tables are built from its live rows, and must
+be built before these change. From 0.5.18 on SGLang waits for that right after the launch. Releases
+before wait for it later, after they have processed the last result. There this calls SGLang's own
+barrier right after the launch, too. The idea of a launch-time view, instead of a lock, is that of
+read-copy-update.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.hooking import req_kv
+
+if TYPE_CHECKING:
+    from g4debug.ledger.ledger import Ledger
+
+IN_FLIGHT = 8  # launches that are remembered; SGLang has two in flight at most
+
+
+class Copy:
+    """The copy of one forward. All tensors are static.
+
+    first_tokens: int32 [rows of ``req_to_token``, pages], the token index at which each page of a
+        row begins. Only the rows of the batch are up to date.
+    shadow, owners, protected: as in :mod:`g4debug.ledger`; None if there is no ledger.
+    step: int64 [1], the step that the forward belongs to.
+    """
+
+    def __init__(self, req_to_token: torch.Tensor, page_size: int, ledger: Ledger | None) -> None:
+        rows, tokens = req_to_token.shape
+        device = req_to_token.device
+        self.source, self.page_size, self.ledger = req_to_token, page_size, ledger
+        self.first_tokens = torch.zeros(
+            (rows, -(-tokens // page_size)), dtype=torch.int32, device=device
+        )
+        self.step = torch.full((1,), -1, dtype=torch.int64, device=device)
+        self.shadow = self.owners = self.protected = None
+        if ledger is not None and ledger.shadow is not None:
+            self.shadow = torch.zeros_like(ledger.shadow)
+            if ledger.owners is not None and ledger.owners.protected is not None:
+                self.owners = torch.zeros_like(ledger.owners.pages)
+                self.protected = torch.zeros_like(ledger.owners.protected)
+
+    def make(self, rows: torch.Tensor, step: int) -> None:
+        """Copy what is true now for these rows of ``req_to_token``. Never waits for the device.
+
+        rows: integer [n], on the device of ``req_to_token``.
+        """
+        rows = rows.to(torch.int64)
+        self.first_tokens[rows] = self.source[:, :: self.page_size][rows].to(torch.int32)
+        self.step.fill_(step)
+        ledger = self.ledger
+        if ledger is None or self.shadow is None:
+            return
+        if ledger.shadow is None or ledger.shadow.shape != self.shadow.shape:
+            self.shadow[-1:].fill_(0)  # nothing can be concluded from it
+            return
+        self.shadow.copy_(ledger.shadow)
+        owners = ledger.owners
+        if self.owners is None or self.protected is None:
+            return
+        if owners is None or owners.protected is None:
+            self.owners.fill_(0)
+        else:
+            self.owners.copy_(owners.pages)
+            self.protected.copy_(owners.protected)
+
+
+class Launches:
+    """Makes the copy of each forward in time, and remembers who was in the last forwards."""
+
+    def __init__(self) -> None:
+        self.copy: Copy | None = None
+        self.step = -1  # of the copy that was made last
+        self._due = False  # run_batch has begun, and the copy of its forward is not made yet
+        self._event: Any = None
+        # step -> row of req_to_token -> the request, for the launches that may still be in flight
+        self._requests: dict[int, dict[int, Any]] = {}
+        self._steps: dict[int, int] = {}  # SGLang's number of a launch -> step
+        self._void: dict[int, set[int]] = {}  # step -> rows whose request had ended before it
+
+    def begin(self) -> None:
+        """``Scheduler.run_batch`` is about to run."""
+        self._due = self.copy is not None
+
+    def forward(self, batch: Any, step: int) -> None:
+        """The first forward of a ``ScheduleBatch`` is about to begin, on the current stream."""
+        if not self._due or self.copy is None:
+            return
+        self._due = False
+        rows = batch.req_pool_indices
+        if rows is None or not rows.numel():
+            return
+        self.copy.make(rows, step)
+        self.step = step
+        if rows.is_cuda:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        self._requests[step] = {req_kv.row(request): request for request in batch.reqs}
+        self._steps[batch.forward_iter] = step
+        for known in (self._requests, self._steps, self._void):
+            while len(known) > IN_FLIGHT:
+                del known[next(iter(known))]
+
+    def launched(self, scheduler: Any) -> None:
+        """``run_batch`` has returned: let the scheduling stream wait for what the forward reads."""
+        self._due = False
+        if self._event is None:
+            return
+        torch.cuda.current_stream().wait_event(self._event)
+        self._event = None
+        wait_for_tables(scheduler)
+
+    def processing(self, batch: Any) -> None:
+        """The result of this batch is about to be processed: see :meth:`is_void`."""
+        step = self._steps.get(getattr(batch, "forward_iter", None) or -1)
+        if step is not None and step not in self._void:
+            requests = self._requests.get(step, {})
+            self._void[step] = {row for row, request in requests.items() if _gone(request, row)}
+
+    def request(self, step: int, row: int) -> Any:
+        """The request that had this row of ``req_to_token`` in the forward of a step, or None."""
+        return self._requests.get(step, {}).get(row)
+
+    def is_void(self, step: int, row: int) -> bool:
+        """True if the request of this row had left before that forward's result was processed.
+
+        It ended in an earlier forward, or was retracted. SGLang may have given its pages and its
+        row to others while this forward ran, and throws away what the forward computed for it.
+        """
+        request = self.request(step, row)
+        if request is None:
+            return True  # so long ago, or never there: whose row it was is not known
+        void = self._void.get(step)
+        return row in void if void is not None else _gone(request, row)
+
+
+def _gone(request: Any, row: int) -> bool:
+    return bool(request.finished()) or req_kv.row(request) != row
+
+
+def wait_for_tables(scheduler: Any) -> None:
+    """Let the scheduling stream wait until the forward has read SGLang's live tables.
+
+    This is SGLang's own barrier, for the releases that come to it too late: they keep the event of
+    the forward in a ``war_fastpath_runner``. The barrier takes the event away, and the one at
+    SGLang's own place would then wait for the whole forward. So it is put back.
+    """
+    runner = getattr(scheduler.model_worker, "war_fastpath_runner", None)
+    if runner is None:
+        return
+    event = runner.war_fastpath_read_done_event
+    scheduler._apply_war_barrier()
+    runner.war_fastpath_read_done_event = event

@@ -1,0 +1,128 @@
+"""The stand-ins that are a few lines each, against what SGLang's kernels do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from g4debug.cpu import bonus_tokens, cache_locs, kv_copy, sm100, streams, verify_greedy
+
+WIDTH = 12
+spans = st.lists(
+    st.tuples(st.integers(0, WIDTH), st.integers(0, WIDTH)).map(sorted), min_size=1, max_size=5
+)
+
+
+@given(spans=spans, seed=st.integers(0, 999))
+def test_slots_are_read_and_written_request_by_request(spans, seed):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randint(0, 10_000, (8, WIDTH), generator=generator, dtype=torch.int32)
+    rows = torch.randperm(8, generator=generator)[: len(spans)]
+    start, end = torch.tensor(spans).T
+    count = int((end - start).sum())
+    want = [
+        int(table[row, i])
+        for row, (a, b) in zip(rows.tolist(), spans, strict=True)
+        for i in range(a, b)
+    ]
+    slots = torch.full((count,), -1)
+    cache_locs.read(rows, table, start, end, slots, WIDTH)
+    assert slots.tolist() == want
+
+    blank = torch.zeros_like(table)
+    cache_locs.write(rows, blank, start, end, slots, WIDTH)
+    inside = torch.zeros_like(table, dtype=torch.bool)
+    for row, (a, b) in zip(rows.tolist(), spans, strict=True):
+        inside[row, a:b] = True
+    assert torch.equal(blank, torch.where(inside, table, 0))
+
+
+def test_the_slots_after_each_length():
+    table = torch.arange(3 * WIDTH, dtype=torch.int32).view(3, WIDTH)
+    lengths = torch.tensor([4, 7])
+    slots = cache_locs.extend(torch.tensor([2, 0]), table, lengths, lengths + 3, 2, 3, "cpu")
+    assert slots.dtype is torch.int64
+    assert slots.tolist() == [28, 29, 30, 7, 8, 9]
+
+
+def test_a_width_of_another_table_is_refused():
+    one = torch.tensor([0])
+    for call in (cache_locs.read, cache_locs.write):
+        with pytest.raises(ValueError, match="rows of 12 slots and a width of 64"):
+            call(one, torch.zeros(1, WIDTH), one, one, one, 64)
+
+
+def test_the_bonus_token_is_the_last_accepted_one():
+    accepted = torch.tensor([[11, 12, 0], [21, 0, 0], [31, 32, 33]], dtype=torch.int32)
+    bonus = torch.zeros(3, dtype=torch.int64)
+    bonus_tokens.fill(accepted, torch.tensor([2, 1, 3], dtype=torch.int32), bonus, 3)
+    assert bonus.tolist() == [12, 21, 33]
+
+
+def test_kv_rows_are_read_before_any_is_written():
+    buffers = [torch.arange(12.0).view(6, 2), torch.arange(18, dtype=torch.int16).view(6, 3)]
+    want = [b.clone() for b in buffers]
+    targets, sources = torch.tensor([1, 2, 5]), torch.tensor([2, 1, 0])
+    for b in want:
+        b[targets] = b[sources]
+    pointers = torch.tensor([b.data_ptr() for b in buffers], dtype=torch.uint64)
+    strides = torch.tensor([b[0].nbytes for b in buffers])
+    kv_copy.copy(pointers, strides, targets, sources)
+    assert all(torch.equal(a, b) for a, b in zip(buffers, want, strict=True))
+    with pytest.raises(ValueError, match="zip"):
+        kv_copy.copy(pointers, strides, targets, sources[:2])
+
+
+def test_record_stream_is_nothing_on_a_cpu_and_torchs_own_elsewhere(monkeypatch):
+    called = []
+    monkeypatch.setattr(streams, "_REAL", lambda tensor, stream: called.append(stream))
+    streams.record_stream(torch.zeros(1), "stream")
+    assert called == []
+    streams.record_stream(torch.zeros(1, device="meta"), "stream")
+    assert called == ["stream"]
+
+
+def test_the_platform_is_an_sm100_and_else_the_truth(sglang):
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:
+        pytest.skip("this SGLang asks is_sm100_supported() and has no runtime_context")
+    if not hasattr(runtime_context, "get_platform"):
+        pytest.skip("this SGLang's runtime_context knows no platform")
+    platform, real = sm100.get_platform(), runtime_context.get_platform()
+    assert platform.is_sm100
+    assert not real.is_sm100
+    for name in ("is_sm90", "is_sm120", "is_cuda", "is_hip"):
+        assert getattr(platform, name) == getattr(real, name)
+    with pytest.raises(AttributeError, match="no_such_fact"):
+        _ = platform.no_such_fact
+
+
+def test_verify_takes_the_names_of_sgl_kernel():
+    chain = torch.tensor([[0, 1, 2]])
+    given = {
+        "candidates": torch.tensor([[5, 6, 7]]),
+        "target_predict": torch.tensor([[6, 9, 1]]),
+    }
+
+    def outputs():
+        return {
+            "predicts": torch.zeros(3, dtype=torch.int32),
+            "accept_index": torch.full((1, 3), -1, dtype=torch.int32),
+            "accept_token_num": torch.zeros(1, dtype=torch.int32),
+        }
+
+    next_token, next_sibling = torch.tensor([[1, 2, -1]]), torch.tensor([[-1, -1, -1]])
+    one, other = outputs(), outputs()
+    verify_greedy.verify_tree_greedy(
+        **one, **given, retrieve_index=chain, retrieve_next_token=next_token,
+        retrieve_next_sibling=next_sibling,
+    )  # fmt: skip
+    verify_greedy.verify_tree_greedy_cpu(
+        **other, **given, retrive_index=chain, retrive_next_token=next_token,
+        retrive_next_sibling=next_sibling,
+    )  # fmt: skip
+    assert one["accept_index"].tolist() == [[0, 1, -1]]
+    assert all(torch.equal(one[name], other[name]) for name in one)
