@@ -145,7 +145,7 @@ class SpecLifecycleV2:
         if violation is None:
             violation = check_rows(rows_of(spec, "future_indices"), {"future_indices": requests})
         if violation is None and self.judging:
-            violation = self.rows.check(LENGTHS, _rows(batch), batch.reqs)
+            violation = self._check_read(LENGTHS, batch)
         self.log.judge("future.resolve_lens", batch, violation)
 
     def before_gather(self, future_map: Any, batch: Any) -> None:
@@ -153,7 +153,7 @@ class SpecLifecycleV2:
             return
         violation = None
         if self.judging:
-            violation = self.rows.check(SEED, _rows(batch), batch.reqs)
+            violation = self._check_read(SEED, batch)
             if violation is None and self._relayed is not None:
                 violation = Custody.check_relayed(self._relayed, _relayed(future_map))
         self.log.judge("future.gather", batch, violation)
@@ -163,6 +163,11 @@ class SpecLifecycleV2:
             self.custody.hold(batch.spec_info)
             self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
         return result
+
+    def _check_read(self, what: str, batch: Any) -> Violation | None:
+        live, requests = _running(batch)
+        rows = req_kv.column(requests, req_kv.ROW)
+        return at_rows(self.rows.check(what, rows, requests), live)
 
     # The worker's step.
 
@@ -181,7 +186,7 @@ class SpecLifecycleV2:
             decode=decode,
             overlap=on_publish is not None,
             requests=tuple(batch.reqs),
-            rows=_rows(batch),
+            rows=req_kv.column(batch.reqs, req_kv.ROW),
             indices=batch.req_pool_indices,
             lens=None if lens is None else lens.tolist(),
             allocated=req_kv.column(batch.reqs, req_kv.ALLOCATED),
@@ -193,9 +198,9 @@ class SpecLifecycleV2:
             self.committing.forget(batch.reqs)
             launch.lengths = weakref.ref(batch.seq_lens)
         if self.judging:
-            self.log.judge(
-                "worker.forward", batch, self.rows.run(launch.written, launch.rows, launch.requests)
-            )
+            live, requests = _running(batch)
+            violation = self.rows.run(launch.written, req_kv.column(requests, req_kv.ROW), requests)
+            self.log.judge("worker.forward", batch, at_rows(violation, live))
 
     def before_draft(self, worker: Any, batch: Any) -> None:
         launch = self._now
@@ -479,8 +484,14 @@ def _decodes(batch: Any) -> bool:
     return bool(is_ours(batch) and batch.reqs and batch.forward_mode.is_decode())
 
 
-def _rows(batch: Any) -> list[int]:
-    return req_kv.column(batch.reqs, req_kv.ROW)
+def _running(batch: Any) -> tuple[list[int], list[Any]]:
+    """The positions in the batch of the requests that go on, and these requests.
+
+    A request may have ended after its batch was formed: with a grammar, SGLang processes the last
+    result between the two. Then it runs once more, without a row.
+    """
+    live = live_rows(batch.reqs)
+    return live, [batch.reqs[i] for i in live]
 
 
 def _relayed(future_map: Any) -> Any:
