@@ -184,14 +184,9 @@ def _row(violation: Violation, at: HandOver) -> str:
         )
     if violation.got == "never written":
         return f"nothing wrote the {violation.what} of this request: its last step left that out"
-    if violation.got.startswith("written for request"):
-        return (
-            "the row was written for another request in between: its owner gave it back too early, "
-            "or kept running without it; which of the two is not known" + then
-        )
     return (
-        f"the last step of this request did not write the {violation.what}: what is read is that "
-        "of an earlier step"
+        "the row was written for another request in between: its owner gave it back too early, or "
+        "kept running without it; which of the two is not known" + then
     )
 
 

@@ -6,48 +6,71 @@ request, nothing may change, unless the request is retracted or prefilled meanwh
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
+from operator import add, attrgetter
 from typing import Any
 
 from g4debug.hooking import req_kv
-from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_advance, check_counts
-from g4debug.tracers.spec_lifecycle.future_rows import goes_on
+from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_counts
+from g4debug.tracers.spec_lifecycle.future_rows import goes_on, live_rows
 
-OUTPUT, COMMITTED, VERIFIES = "output_ids", "kv_committed_len", "spec_verify_ct"
-Counts = tuple[int, int, int]
-_NAMES = (OUTPUT, COMMITTED, VERIFIES)
+OUTPUT, VERIFIES = "output_ids", "spec_verify_ct"
+_NAMES = (OUTPUT, req_kv.COMMITTED, VERIFIES)
+_outputs, _verifies = attrgetter("output_ids"), attrgetter("spec_verify_ct")
+Columns = list[list[int]]  # one list for each of _NAMES, with a number for each request
 
 
-def counts_of(request: Any) -> Counts:
-    return len(request.output_ids), req_kv.committed(request), request.spec_verify_ct
+def columns_of(requests: Sequence[Any]) -> Columns:
+    return [
+        list(map(len, map(_outputs, requests))),
+        req_kv.column(requests, req_kv.COMMITTED),
+        list(map(_verifies, requests)),
+    ]
+
+
+def _compare(expected: Columns, got: Columns) -> Violation | None:
+    if expected == got:
+        return None
+    for name, want, have in zip(_NAMES, expected, got, strict=True):
+        violation = check_counts("bookkeeping", name, want, have)
+        if violation is not None:
+            return violation
+    return None
 
 
 class Committing:
+    """Of the last result that was processed, and of the one that is."""
+
     def __init__(self) -> None:
-        # What a request was left with.
-        self._known: weakref.WeakKeyDictionary[Any, Counts] = weakref.WeakKeyDictionary()
-        self._live: list[int] = []  # rows of the requests that the current result is for
-        self._before: list[Counts] = []
+        self._live: list[int] = []  # positions in the batch of the requests that it counts for
+        self._requests: list[Any] = []  # these requests
+        self._known: Columns = [[], [], []]  # what they are left with
+        self._forgotten: set[int] = set()  # by id(): they were prefilled since
 
     def forget(self, requests: Sequence[Any]) -> None:
         """These are prefilled, which counts in another way."""
-        for request in requests:
-            self._known.pop(request, None)
+        self._forgotten.update(map(id, requests))
 
     def begin(self, requests: Sequence[Any]) -> Violation | None:
         """A result is about to be processed: nothing was counted since the one before."""
-        self._live = [i for i, r in enumerate(requests) if goes_on(r)]
-        live = [requests[i] for i in self._live]
-        self._before = [counts_of(r) for r in live]
-        known = [self._known.get(r, now) for r, now in zip(live, self._before, strict=True)]
-        for i, name in enumerate(_NAMES):
-            violation = check_counts(
-                "bookkeeping", name, [c[i] for c in known], [c[i] for c in self._before]
-            )
-            if violation is not None:
-                return at_rows(violation, self._live)
-        return None
+        live = live_rows(requests)
+        now = list(requests) if len(live) == len(requests) else [requests[i] for i in live]
+        columns = columns_of(now)
+        expected = self._known
+        if self._forgotten or now != self._requests:
+            expected = self._expected(now, columns)
+        self._live, self._requests, self._known = live, now, columns
+        self._forgotten.clear()
+        return at_rows(_compare(expected, columns), live)
+
+    def _expected(self, requests: Sequence[Any], now: Columns) -> Columns:
+        """What each request must have: what it was left with, or what it has, if that is new."""
+        left = {id(r): i for i, r in enumerate(self._requests) if id(r) not in self._forgotten}
+        at = [left.get(id(r), -1) for r in requests]
+        return [
+            [known[i] if i >= 0 else has for i, has in zip(at, column, strict=True)]
+            for known, column in zip(self._known, now, strict=True)
+        ]
 
     def check(
         self, requests: Sequence[Any], accepted: Sequence[int], kept: Sequence[Sequence[int]]
@@ -57,53 +80,50 @@ class Committing:
         accepted: the accept length of each request. kept: the tokens that each request is given,
         which are fewer if its grammar ended.
         """
-        live = [requests[i] for i in self._live]
-        now = [counts_of(r) for r in live]
-        given = [len(kept[i]) for i in self._live]
-        free = [i for i in self._live if requests[i].grammar is None]
-        violation = at_rows(
-            check_counts(
-                "accept-length",
-                "accepted tokens",
-                [accepted[i] for i in free],
-                [len(kept[i]) for i in free],
-            ),
-            free,
-        )
-        if violation is not None:
-            return violation
-        by = {OUTPUT: [0] * len(live), COMMITTED: given, VERIFIES: [1] * len(live)}
-        for i, name in enumerate(_NAMES):
-            violation = check_advance(
-                "bookkeeping", name, [c[i] for c in self._before], [c[i] for c in now], by[name]
-            )
+        live = self._live
+        given = [len(kept[i]) for i in live]
+        taken = [accepted[i] for i in live]
+        if given != taken:
+            free = [
+                n if r.grammar is None else m
+                for r, n, m in zip(self._requests, taken, given, strict=True)
+            ]
+            violation = check_counts("accept-length", "accepted tokens", free, given)
             if violation is not None:
-                return at_rows(violation, self._live)
-        for request, counts, more in zip(live, now, given, strict=True):
-            self._known[request] = (counts[0] + more, counts[1], counts[2])
-        return None
+                return at_rows(violation, live)
+        outputs, committed, verifies = self._known
+        committed, verifies = list(map(add, committed, given)), [n + 1 for n in verifies]
+        violation = _compare([outputs, committed, verifies], columns_of(self._requests))
+        self._known = [list(map(add, outputs, given)), committed, verifies]
+        return at_rows(violation, live)
 
     def check_sent(self, requests: Sequence[Any]) -> Violation | None:
         """The tokens of these requests are about to leave: each was put out once.
 
         A request that finished has given its KV back, so its ``kv_committed_len`` is not looked at.
+        One that was prefilled since then is not looked at, and those that ended are let go.
         """
-        for row, request in enumerate(requests):
-            known = self._known.get(request)
-            if known is None:
-                continue
-            if request.is_retracted:
-                del self._known[request]
-                continue
-            now = counts_of(request)
-            if request.finished():
-                del self._known[request]
-                now = (now[0], known[1], now[2])
-            if getattr(request, "return_sampling_mask", False) and request.finished():
-                continue  # SGLang may put out nothing and end it
-            for i, name in enumerate(_NAMES):
-                if now[i] != known[i]:
-                    off = now[i] - known[i]
-                    got = f"{name} = {now[i]} ({off:+d})"
-                    return Violation("bookkeeping", f"{name} = {known[i]}", got, row, name, off)
+        if not self._requests:
+            return None
+        known = self._known
+        now = columns_of(self._requests)
+        if now != known:
+            given = set(map(id, requests))
+            for i, request in enumerate(self._requests):
+                unknown = request.is_retracted or id(request) in self._forgotten
+                # SGLang may put out nothing and end it if it was to return a sampling mask.
+                masked = getattr(request, "return_sampling_mask", False) and request.finished()
+                if unknown or masked or id(request) not in given:
+                    for column, have in zip(known, now, strict=True):
+                        column[i] = have[i]
+                elif request.finished():
+                    known[1][i] = now[1][i]
+            violation = _compare(known, now)
+            if violation is not None:
+                where = {id(r): i for i, r in enumerate(requests)}
+                return at_rows(violation, [where[id(r)] for r in self._requests])
+        if not all(map(goes_on, self._requests)):
+            on = live_rows(self._requests)
+            self._requests = [self._requests[i] for i in on]
+            self._known = [[column[i] for i in on] for column in known]
         return None

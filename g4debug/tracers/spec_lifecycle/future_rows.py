@@ -19,32 +19,51 @@ LENGTHS, SEED = "lengths", "bonus token and hidden state"
 
 def goes_on(request: Any) -> bool:
     """False for a request that finished or was retracted: overlap may still run it once more."""
-    return not (request.finished() or request.is_retracted)
+    return request.finished_reason is None and not request.is_retracted
+
+
+def live_rows(requests: Sequence[Any]) -> list[int]:
+    """The positions in the batch of the requests that go on."""
+    return [i for i, r in enumerate(requests) if r.finished_reason is None and not r.is_retracted]
+
+
+@dataclass
+class Written:
+    """What one step wrote so far, into the rows of all its requests."""
+
+    step: int
+    published: bool = False
+    stashed: bool = False
 
 
 @dataclass
 class _Row:
     request: weakref.ref[Any]
     rid: str
-    published: int = 0  # the step, 0 for never
-    stashed: int = 0
+    by: Written  # the last step of the request
 
 
 class FutureRows:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
-        self._ran: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def run(self, step: int, rows: Sequence[int], requests: Sequence[Any]) -> Violation | None:
-        """These requests run in this step, so it will write their rows."""
-        rids = [str(r.rid) for r in requests]
-        owners = [self._owner(row, r) for row, r in zip(rows, requests, strict=True)]
-        violation = check_owners(rows, rids, owners)
-        for row, request, rid in zip(rows, requests, rids, strict=True):
-            entry = self._rows.get(row)
-            if entry is None or entry.request() is not request:
-                entry = self._rows[row] = _Row(weakref.ref(request), rid)
-            self._ran[request] = step
+    def run(
+        self, written: Written, rows: Sequence[int], requests: Sequence[Any]
+    ) -> Violation | None:
+        """These requests run in this step, which will write their rows."""
+        violation = None
+        entries = [self._rows.get(row) for row in rows]
+        same = all(
+            e is not None and e.request() is r for e, r in zip(entries, requests, strict=True)
+        )
+        if not same or len(set(rows)) < len(rows):
+            owners = [self._owner(row, r) for row, r in zip(rows, requests, strict=True)]
+            violation = check_owners(rows, [str(r.rid) for r in requests], owners)
+        for entry, row, request in zip(entries, rows, requests, strict=True):
+            if entry is not None and entry.request() is request:
+                entry.by = written
+            else:
+                self._rows[row] = _Row(weakref.ref(request), str(request.rid), written)
         return violation
 
     def _owner(self, row: int, request: Any) -> str | None:
@@ -56,30 +75,22 @@ class FutureRows:
         lives = goes_on(owner) and req_kv.row(owner) == row
         return str(owner.rid) if lives else None
 
-    def publish(self, step: int, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._rows[row].published = step
-
-    def stash(self, step: int, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._rows[row].stashed = step
-
     def check(self, what: str, rows: Sequence[int], requests: Sequence[Any]) -> Violation | None:
         """These requests read ``what`` (LENGTHS or SEED) from these rows now.
 
-        A row of a request that was never seen to run is not judged.
+        It must have been written in the last step that ran the request. A row into which nobody was
+        seen to write is not judged.
         """
-        last: list[int] = []
-        written: list[tuple[str, int] | None] = []
-        for row, request in zip(rows, requests, strict=True):
+        wrong = []
+        for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
             entry = self._rows.get(row)
-            step = 0
-            if entry is not None:
-                step = entry.published if what == LENGTHS else entry.stashed
-            if entry is None or (entry.request() is not request and request not in self._ran):
-                last.append(0)
-                written.append((str(request.rid), 0))
+            if entry is None:
                 continue
-            last.append(self._ran[request])
-            written.append((entry.rid, step) if step else None)
-        return check_written(what, rows, [str(r.rid) for r in requests], last, written)
+            there = entry.by.published if what == LENGTHS else entry.by.stashed
+            if not there or entry.request() is not request:
+                wrong.append((i, entry if there else None))
+        if not wrong:
+            return None
+        i, entry = wrong[0]
+        by = None if entry is None else (entry.rid, entry.by.step)
+        return check_written(what, rows[i], str(requests[i].rid), by, i)

@@ -9,8 +9,8 @@ its tokens leaves.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from g4debug.hooking import req_kv
@@ -25,8 +25,9 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_same_rows,
 )
 from g4debug.tracers.spec_lifecycle.copies import MOST, Copies
-from g4debug.tracers.spec_lifecycle.future_rows import goes_on
+from g4debug.tracers.spec_lifecycle.future_rows import Written, live_rows
 
+Some = Callable[[Sequence[Any]], Sequence[Any]]  # takes the requests that go on
 INDICES, LENS, BONUS, NEW_LENS = "indices", "lens", "bonus", "new lens"  # what is copied
 
 
@@ -55,15 +56,13 @@ class Launch:
     verified: bool = False
     published: int = 0
     stashed: int = 0
-    rids: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        self.rids = tuple(str(r.rid) for r in self.requests)
+        self.written = Written(self.step)
 
     @property
-    def live(self) -> list[int]:
-        """The rows of the batch whose requests have not finished, and were not retracted."""
-        return [i for i, r in enumerate(self.requests) if goes_on(r)]
+    def rids(self) -> list[str]:
+        return [str(r.rid) for r in self.requests]
 
     def check_result(self, accepted: Sequence[int]) -> Violation | None:
         """Hold the step against SGLang's books, which are as of its beginning.
@@ -76,67 +75,72 @@ class Launch:
             values = {}
         if len(accepted) != len(self.requests):
             return check_accepted([n - 1 for n in accepted], len(self.requests), self.depth - 1)
-        live = self.live
-        requests = [self.requests[i] for i in live]
+        violation = self._check_shapes(values)
+        if violation is not None:
+            return violation
+        live = live_rows(self.requests)
+        every = len(live) == len(self.requests)
 
-        def some(numbers: Sequence[int]) -> list[int]:
-            return [numbers[i] for i in live]
+        def some(numbers: Sequence[Any]) -> Sequence[Any]:
+            return numbers if every else [numbers[i] for i in live]
 
+        requests = some(self.requests)
         return at_rows(
-            self._check_inputs(values, live, requests)
-            or check_accepted([accepted[i] - 1 for i in live], len(live), self.depth - 1)
-            or self._check_new(values, some(accepted), live),
+            self._check_inputs({k: some(v) for k, v in values.items()}, some, requests)
+            or check_accepted([n - 1 for n in some(accepted)], len(live), self.depth - 1)
+            or self._check_new(values, some, accepted),
             live,
         )
 
-    def _check_inputs(
-        self, values: dict[str, list[int]], live: list[int], requests: list[Any]
-    ) -> Violation | None:
-        """What the step began with."""
+    def _check_shapes(self, values: dict[str, list[int]]) -> Violation | None:
+        """What was copied must have one number for each request."""
         count = len(self.requests)
         for name, numbers in values.items():
-            if len(numbers) != count and name != INDICES:
+            if len(numbers) != count:
+                if name == INDICES:
+                    return check_same_rows(self.rows, numbers)
                 return check_counts("seq-len", _NAMES[name], [0] * count, numbers)
+        return None
+
+    def _check_inputs(
+        self, values: dict[str, Sequence[int]], some: Some, requests: Sequence[Any]
+    ) -> Violation | None:
+        """What the step began with, of the requests that go on."""
         indices, lens, bonus = values.get(INDICES), values.get(LENS), values.get(BONUS)
         violation = None
         if indices is not None:
-            violation = (
-                check_same_rows(self.rows, indices)
-                if len(indices) != count
-                else check_same_rows([self.rows[i] for i in live], [indices[i] for i in live])
-            )
+            violation = check_same_rows(some(self.rows), indices)
         if violation is None and lens is not None:
-            on_device = [lens[i] for i in live]
             if self.lens is not None:
-                expected = [self.lens[i] for i in live]
-                violation = check_counts("seq-len", _NAMES[LENS], expected, on_device)
-            committed = [req_kv.committed(r) for r in requests]
-            violation = violation or check_counts("seq-len", "seq_lens", committed, on_device)
+                violation = check_counts("seq-len", _NAMES[LENS], some(self.lens), lens)
+            committed = req_kv.column(requests, req_kv.COMMITTED)
+            violation = violation or check_counts("seq-len", "seq_lens", committed, lens)
         if violation is None and bonus is not None:
-            outputs = [r.output_ids for r in requests]
-            violation = check_bonus(
-                [self.rids[i] for i in live],
-                [int(o[-1]) for o in outputs],
-                [bonus[i] for i in live],
-                [list(o[-1 - 2 * self.depth : -1]) for o in outputs],
-            )
+            last = [r.output_ids[-1] for r in requests]
+            if last != bonus:
+                reach = 2 * self.depth  # as many tokens as two verifies can accept
+                violation = check_bonus(
+                    [str(r.rid) for r in requests],
+                    last,
+                    bonus,
+                    lambda i: requests[i].output_ids[-1 - reach : -1],
+                )
         if violation is None and lens is not None:
             violation = check_allocated(
-                [lens[i] + self.width for i in live],
-                [self.allocated[i] for i in live],
+                [n + self.width for n in lens],
+                some(self.allocated),
                 f"for the {self.width} tokens that the verify writes",
             )
         return violation
 
     def _check_new(
-        self, values: dict[str, list[int]], accepted: list[int], live: list[int]
+        self, values: dict[str, list[int]], some: Some, accepted: Sequence[int]
     ) -> Violation | None:
         """The lengths that were published for the next step."""
         lens, new = values.get(LENS), values.get(NEW_LENS)
         if lens is None or new is None:
             return None
-        before, after = [lens[i] for i in live], [new[i] for i in live]
-        return check_advance("seq-len", "new_seq_lens", before, after, accepted)
+        return check_advance("seq-len", "new_seq_lens", some(lens), some(new), some(accepted))
 
 
 _NAMES = {LENS: "seq_lens on the device", BONUS: "bonus_tokens", NEW_LENS: "new_seq_lens"}

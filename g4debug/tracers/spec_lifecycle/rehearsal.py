@@ -148,7 +148,8 @@ class Rehearsal:
         self.site("scheduler.stream_output", lambda *a, **k: None)(None, batch.reqs, False)
 
     def finish(self, request: Any) -> None:
-        """The request has all its tokens."""
+        """The request has all its tokens, and gives its row back."""
+        req_kv.holder(request, req_kv.ROW).req_pool_idx = None
         finish = importlib.import_module("sglang.srt.managers.schedule_batch").FINISH_LENGTH
         request.finished_reason = finish(1)
 

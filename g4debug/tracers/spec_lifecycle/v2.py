@@ -30,7 +30,7 @@ from g4debug.tracers.spec_lifecycle.check import (
 )
 from g4debug.tracers.spec_lifecycle.committing import Committing
 from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
-from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, goes_on
+from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
 from g4debug.tracers.spec_lifecycle.launches import (
     BONUS,
@@ -145,7 +145,7 @@ class SpecLifecycleV2:
         if violation is None:
             violation = check_rows(rows_of(spec, "future_indices"), {"future_indices": requests})
         if violation is None and self.judging:
-            violation = self.rows.check(LENGTHS, _rows(batch), batch.reqs)
+            violation = self._check_read(LENGTHS, batch)
         self.log.judge("future.resolve_lens", batch, violation)
 
     def before_gather(self, future_map: Any, batch: Any) -> None:
@@ -153,7 +153,7 @@ class SpecLifecycleV2:
             return
         violation = None
         if self.judging:
-            violation = self.rows.check(SEED, _rows(batch), batch.reqs)
+            violation = self._check_read(SEED, batch)
             if violation is None and self._relayed is not None:
                 violation = Custody.check_relayed(self._relayed, _relayed(future_map))
         self.log.judge("future.gather", batch, violation)
@@ -163,6 +163,11 @@ class SpecLifecycleV2:
             self.custody.hold(batch.spec_info)
             self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
         return result
+
+    def _check_read(self, what: str, batch: Any) -> Violation | None:
+        live, requests = _running(batch)
+        rows = req_kv.column(requests, req_kv.ROW)
+        return at_rows(self.rows.check(what, rows, requests), live)
 
     # The worker's step.
 
@@ -181,10 +186,10 @@ class SpecLifecycleV2:
             decode=decode,
             overlap=on_publish is not None,
             requests=tuple(batch.reqs),
-            rows=_rows(batch),
+            rows=req_kv.column(batch.reqs, req_kv.ROW),
             indices=batch.req_pool_indices,
             lens=None if lens is None else lens.tolist(),
-            allocated=[req_kv.allocated(r) for r in batch.reqs],
+            allocated=req_kv.column(batch.reqs, req_kv.ALLOCATED),
             depth=depth,
             width=width,
             copies=Copies(self.pool),
@@ -193,9 +198,9 @@ class SpecLifecycleV2:
             self.committing.forget(batch.reqs)
             launch.lengths = weakref.ref(batch.seq_lens)
         if self.judging:
-            self.log.judge(
-                "worker.forward", batch, self.rows.run(launch.step, launch.rows, launch.requests)
-            )
+            live, requests = _running(batch)
+            violation = self.rows.run(launch.written, req_kv.column(requests, req_kv.ROW), requests)
+            self.log.judge("worker.forward", batch, at_rows(violation, live))
 
     def before_draft(self, worker: Any, batch: Any) -> None:
         launch = self._now
@@ -275,8 +280,7 @@ class SpecLifecycleV2:
             launch.indices is future_indices,
         )
         launch.published += 1
-        if self.judging:
-            self.rows.publish(launch.step, launch.rows)
+        launch.written.published = True
         self._judge_launch("future.publish", launch, violation)
 
     def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
@@ -350,8 +354,7 @@ class SpecLifecycleV2:
                     Mark.of(spec.hidden_states), getattr(payload, "hidden_states", None)
                 )
         launch.stashed += 1
-        if self.judging:
-            self.rows.stash(launch.step, launch.rows)
+        launch.written.stashed = True
         self._judge_launch("future.stash", launch, violation)
 
     def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
@@ -440,21 +443,27 @@ class SpecLifecycleV2:
         depth, width = self._ahead
         # With overlap, one verify is under way of which the host does not know the accept lengths.
         ahead = width + depth if batch.enable_overlap else width
-        live = [i for i, r in enumerate(batch.reqs) if goes_on(r)]
+        live = live_rows(batch.reqs)
         reqs = [batch.reqs[i] for i in live]
         violation = check_allocated(
-            [req_kv.committed(r) + ahead for r in reqs],
-            [req_kv.allocated(r) for r in reqs],
+            [n + ahead for n in req_kv.column(reqs, req_kv.COMMITTED)],
+            req_kv.column(reqs, req_kv.ALLOCATED),
             f"{ahead} more than is committed",
         )
-        self.log.judge("batch.prepare_for_decode", batch, at_rows(violation, live))
+        self.log.judge(
+            "batch.prepare_for_decode",
+            batch,
+            at_rows(violation, live),
+            step=self.context.recorder.event_step,
+        )
         return result
 
     def _judge_launch(
         self, site: str, launch: Launch, violation: Violation | None, batch: Any = None
     ) -> None:
         """``launch``'s step is the one that the violation belongs to."""
-        self.log.judge(site, batch, violation, list(launch.rids), step=launch.step)
+        rids = launch.rids if violation is not None else None
+        self.log.judge(site, batch, violation, rids, step=launch.step)
 
 
 def unknown(server_args: Any) -> list[str]:
@@ -475,8 +484,14 @@ def _decodes(batch: Any) -> bool:
     return bool(is_ours(batch) and batch.reqs and batch.forward_mode.is_decode())
 
 
-def _rows(batch: Any) -> list[int]:
-    return [req_kv.row(r) for r in batch.reqs]
+def _running(batch: Any) -> tuple[list[int], list[Any]]:
+    """The positions in the batch of the requests that go on, and these requests.
+
+    A request may have ended after its batch was formed: with a grammar, SGLang processes the last
+    result between the two. Then it runs once more, without a row.
+    """
+    live = live_rows(batch.reqs)
+    return live, [batch.reqs[i] for i in live]
 
 
 def _relayed(future_map: Any) -> Any:

@@ -122,6 +122,23 @@ def test_merges_filters_and_a_finish_inside_a_verify_are_silent(sglang):
     assert all(t.ok for t in server.findings())
 
 
+def test_requests_that_end_after_their_batch_was_formed_are_silent(sglang):
+    """A grammar lets SGLang 0.5.15 process the last result between the two."""
+    server = Server()
+    server.step()
+    _, b, c = server.batch.reqs
+    server.rehearsal.process(*server.waiting.pop(), finished=[b, c])
+    server.step((1, 2, 3))  # with b and c, which have no rows any more
+    server.drain()
+    server.filter()
+    server.join("d", 1, 20)  # b's row
+    server.step((4, 2))
+    server.step((1, 2))
+    server.drain()
+    assert [r.rid for r in server.batch.reqs] == ["a", "d"]
+    assert all(t.ok for t in server.findings())
+
+
 def test_a_retracted_request_comes_back_in_another_row(sglang):
     server = Server()
     server.step()
