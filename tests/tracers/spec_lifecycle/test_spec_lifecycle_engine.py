@@ -11,7 +11,7 @@ from real_engine import ENGINE, drive, side_by_side
 from g4debug.hooking import targets
 
 pytestmark = [
-    ENGINE,
+    *ENGINE,
     pytest.mark.skipif(
         targets.path("worker.seed_step") is None,
         reason="the v1 worker only: SGLang before 0.5.14",

@@ -10,7 +10,7 @@ from real_engine import ENGINE, drive, side_by_side
 from g4debug.hooking import targets
 
 pytestmark = [
-    ENGINE,
+    *ENGINE,
     pytest.mark.skipif(
         targets.path("worker.seed_step") is not None,
         reason="speculative decoding v2 only: SGLang 0.5.14 and later",
