@@ -21,13 +21,14 @@ ARMED = {"G4DEBUG_TRACE": "spec-lifecycle", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "
 # These break nothing.
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"
 # None of these ends the server by itself: one run in log mode shows them all.
+# One finding is made for each result, so the one before must not go on: bonus-token comes first.
 QUIET = {
+    "bonus-token": "1*on@at=2",
     "accept-length": "1*zero@at=4",
     "seq-len-off-by-one": "1*device@at=12",
     "stale-hidden-state": "1*on@at=6->1*draft",
     "double-bookkeeping": "1*verify-ct@at=9",
     "publish-order": "1*twice@at=15",
-    "bonus-token": "1*on@at=18",
 }
 
 
