@@ -55,8 +55,10 @@ def mtp(runs):
 def test_a_warm_process_is_what_a_cold_one_is(mtp, runs):
     """When SGLang loads its plugins. ``mtp`` was forked with its imports, ``plain`` was not."""
     warm, cold = mtp[2], runs["plain"][2]
-    assert set(cold) == {"MainProcess", "Process-1"}  # and the scheduler
-    for name, process in cold.items():
+    both = ("MainProcess", "Process-1")  # and the scheduler
+    assert set(both) <= set(cold)  # 0.5.23's detokenizer loads plugins, too
+    for name in both:
+        process = cold[name]
         assert "sglang.srt.managers.scheduler" in process["modules"]
         assert warm[name] == process
 

@@ -10,6 +10,7 @@ import importlib.util
 from collections import Counter
 
 import pytest
+import releases
 import torch
 from allocator_model import BYTES, FULL, SWA, Kernel, Model, decode, extend
 from hypothesis import HealthCheck, settings
@@ -40,11 +41,7 @@ FAR = 10_000_000
 
 
 def kv_pool(size):
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
-
-    return SWAKVPool(
-        FULL * size, SWA * size, size, torch.float32, 1, 1, [0], [1], False, "cpu"
-    )  # fmt: skip
+    return releases.swa_pool(FULL * size, SWA * size, size, 1, [0], [1])
 
 
 class Machine(RuleBasedStateMachine):
@@ -202,7 +199,7 @@ def defects(size, swa):
 
 @pytest.fixture
 def watched(arm, monkeypatch):
-    from sglang.srt.mem_cache import allocator
+    allocator = releases.paged_module()
 
     monkeypatch.setattr(allocator, "alloc_extend_kernel", Kernel(extend))
     monkeypatch.setattr(allocator, "alloc_decode_kernel", Kernel(decode))
@@ -238,7 +235,7 @@ def test_no_false_alarm_and_no_miss(watched, caplog, size, swa):
 
 
 def test_the_stand_ins_do_what_the_kernels_do(sglang):
-    from sglang.srt.mem_cache import allocator
+    allocator = releases.paged_module()
 
     generator = torch.Generator().manual_seed(11)
     for size in (16, 64):

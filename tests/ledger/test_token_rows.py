@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import releases
 import torch
 
 from g4debug.ledger.token_rows import TokenRows
@@ -71,15 +72,13 @@ def test_where_the_numbers_do_not_add_up_nothing_is_concluded(rows, tokens):
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
 def test_the_ledger_knows_the_owners_in_both_pools(arm):
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool, SWATokenToKVPoolAllocator
-
     from g4debug import plugin
 
     arm(G4DEBUG_TRACE="swa-allocator")
     ledger, hooks = plugin.in_force.ledger, plugin.in_force.hooks
     assert "ledger" in hooks.owners("worker.verify")
-    pool = SWAKVPool(40, 28, 1, torch.float32, 1, 1, [0], [1], False, "cpu")
-    allocator = SWATokenToKVPoolAllocator(40, 28, 1, torch.float32, "cpu", pool, False)
+    pool = releases.swa_pool(40, 28, 1, 1, [0], [1])
+    allocator = releases.allocator_class("swa.init")(40, 28, 1, torch.float32, "cpu", pool, False)
 
     def ask(kind, count, **fields):
         """Allocate from inside the site, as SGLang's batch does there."""

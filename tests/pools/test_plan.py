@@ -6,6 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
+import releases
 from published import A4B_26B, DENSE_31B
 
 from g4debug.pools import config
@@ -32,12 +33,11 @@ class Tree:
         import torch
         from sglang.srt.mem_cache.cache_init_params import CacheInitParams
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-        from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool, SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 
         self.page, self.torch = page, torch
-        pool = SWAKVPool(tokens, tokens, page, torch.float32, 1, 4, [0], [1], False, "cpu")
-        self.allocator = SWATokenToKVPoolAllocator(
+        pool = releases.swa_pool(tokens, tokens, page, 4, [0], [1])
+        self.allocator = releases.allocator_class("swa.init")(
             tokens, tokens, page, torch.float32, "cpu", pool, False
         )
         self.requests = ReqToTokenPool(32, tokens, "cpu", False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from releases import allocator_class
 
 FULL, SWA = 40, 28  # pages
 LONGEST = 4  # pages of one request at first
@@ -61,22 +62,17 @@ class Model:
 
     def __init__(self, page_size: int, kv_pool: Any) -> None:
         """``kv_pool``: a SWAKVPool for the SWA allocator, None for the plain one."""
-        from sglang.srt.mem_cache import allocator as plain
-        from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
-
         self.size = page_size
         self.swa = kv_pool is not None
         full, dtype = FULL * page_size, torch.float32
         if self.swa:
-            self.real: Any = SWATokenToKVPoolAllocator(
+            self.real: Any = allocator_class("swa.init")(
                 full, SWA * page_size, page_size, dtype, "cpu", kv_pool, False
             )
         elif page_size == 1:
-            self.real = plain.TokenToKVPoolAllocator(full, dtype, "cpu", None, False)
+            self.real = allocator_class("pool.init.token")(full, dtype, "cpu", None, False)
         else:
-            self.real = plain.PagedTokenToKVPoolAllocator(
-                full, page_size, dtype, "cpu", None, False
-            )
+            self.real = allocator_class("pool.init")(full, page_size, dtype, "cpu", None, False)
         self.ever: set[int] = set()  # full pages that were handed out once
         self.operations = 0  # that did something
         self.forget()

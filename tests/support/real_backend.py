@@ -16,6 +16,7 @@ from typing import Any
 
 import releases
 import torch
+from releases import allocator_class
 
 PAGE, FULL, SWA, WINDOW = 16, 640, 320, 40  # tokens
 CONTEXT = 256
@@ -27,13 +28,6 @@ SPECULATIVE = {
     "speculative_attention_mode": "prefill",
     "speculative_algorithm": "FROZEN_KV_MTP",
 }
-
-
-def allocator_class(site: str) -> Any:
-    """0.5.13 moved the allocators; the table of hook sites knows where to."""
-    from g4debug.hooking import targets
-
-    return pkgutil.resolve_name(targets.path(site).rpartition(".")[0])
 
 
 class Rig:
