@@ -32,19 +32,21 @@ MISSING = "ModuleNotFoundError"
 def kinds_of(name: str) -> tuple[str, ...]:
     """The kinds of servers that a release is driven as."""
     version = Version(name)
-    if version < Version("0.5.13"):  # its chunk cache is driven in tests/ledger
-        return PLAIN[:1]
+    if version < Version("0.5.13"):
+        return ()
     found = PLAIN if version < Version("0.5.15") else (*PLAIN, *V2)
     return (*found, *CORES) if version >= Version("0.5.21") else found
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "as on a GPU"])
 def test_the_ledgers_held_pages_are_the_allocators_own(release, late):  # noqa: F811
+    kinds = kinds_of(release)
+    if not kinds:
+        pytest.skip("tests/ledger drives the installed 0.5.12, in engines and without")
     root = wheels.unpacked(release)
     paths = [root, ROOT, HERE]
     environ = {n: v for n, v in os.environ.items() if not n.startswith(("G4DEBUG_", "SGLANG_"))}
     environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    kinds = kinds_of(release)
     command = [sys.executable, str(HERE / "drive_ledger.py"), "--rounds", str(ROUNDS)]
     command += ["--kinds", ",".join(kinds), *(["--late"] if late else [])]
     done = subprocess.run(
