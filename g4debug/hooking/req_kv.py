@@ -65,7 +65,7 @@ def evicted(request: Any) -> int:
 
     Raises AttributeError if this SGLang keeps that elsewhere.
     """
-    record = getattr(request, "kv", None)
+    record: Any = getattr(request, "kv", None)
     if hasattr(record, "component_evicted_seqlens"):  # from 0.5.21 on, for each kind of layer
         return int(record.max_evicted_seqlen)
     return int(holder(request, "swa_evicted_seqlen").swa_evicted_seqlen)

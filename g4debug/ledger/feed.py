@@ -18,6 +18,7 @@ from g4debug.trapping.trap import TrapError
 _OURS = str(Path(__file__).resolve().parents[1])
 _SKIPPED = (
     "mem_cache/allocator",
+    "mem_cache/allocation",
     "mem_cache/swa_memory_pool",
     "mem_cache/common",
     "plugins/hook_registry",

@@ -98,7 +98,8 @@ class Holders:
         outer, inner = self.allocator, self.pool(name)
         # Outside of a free group, the lists still have what the last group gave back.
         inside = [a for a in {id(a): a for a in (outer, inner)}.values() if in_free_group(a)]
-        tokens, pages = [], []
+        tokens: list[torch.Tensor] = []
+        pages: list[torch.Tensor] = []
         for allocator in inside:
             if name == "full":
                 tokens += allocator.free_group or []

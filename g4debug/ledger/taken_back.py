@@ -234,7 +234,8 @@ class TakeBacks:
         self._mark_parted(pool, tokens)
 
         def enter(words: Pages) -> None:
-            mended = self._unmap(*words.reshape(2, -1), alone, where)
+            theirs, says = words.reshape(2, -1)
+            mended = self._unmap(theirs, says, alone, where)
             if mended is not None and not self.ledger.late:
                 self._mend(mapping, alone, *mended)
 

@@ -43,10 +43,12 @@ class Arrival:
 class Books:
     """The ledger, and the tracers that rest on it, in ``raise`` mode."""
 
-    def __init__(self, folder: Path, late: random.Random | None) -> None:
+    def __init__(self, folder: Path, late: random.Random | None, fault: str) -> None:
         """late: draws when indices reach the host, as they do on a GPU. None: at once."""
         from sglang.srt.plugins.hook_registry import HookRegistry
 
+        from g4debug.faults import base as faults
+        from g4debug.faults.grammar import parse
         from g4debug.findings.steps import Recorder
         from g4debug.fixes import base as fixes
         from g4debug.hooking import targets
@@ -61,6 +63,7 @@ class Books:
         from g4debug.trapping.trap import Trap
 
         hooks, self.recorder = Hooks(), Recorder(16)
+        self.fired: tuple[int, str] | None = None  # the step of the fault, and what it did
         settings = Settings(debug=True, debug_dir=folder)
         self.ledger = Ledger(self.recorder)
         self.hooks = LedgerHooks(self.ledger)
@@ -74,13 +77,21 @@ class Books:
         self.leak = PoolLeakTracer(context("pool-leak"))
         self.swa.install()
         self.leak.install()
+        for injection in faults.install_all(parse(fault), hooks):
+            log = injection.log
+
+            def fired(what: str, log: Any = log) -> None:
+                self.fired = self.fired or (self.recorder.event_step, what)
+                log(what)
+
+            injection.log = fired  # type: ignore[method-assign]
         fixes.apply_all(hooks, {}, {})  # what this release has wrong is not what we look for
         for site in hooks.sites:  # there is no scheduler and no model here, and they take long
             if not str(targets.path(site)).startswith(DRIVEN):
                 hooks._entries.pop(site)
         hooks.install()
         HookRegistry.apply_hooks()
-        self.late = late
+        self.late, self.fault = late, fault
         if late is not None:
             self.ledger.is_far = lambda indices: True  # type: ignore[method-assign]
             self.ledger._sent = lambda: Arrival(late)  # type: ignore[method-assign]
@@ -102,7 +113,7 @@ class Books:
                     result = method(*args, **kwargs)
                 finally:
                     deep -= 1
-                if deep == 0 and self.server is not None and self.late is None:
+                if deep == 0 and self.server is not None and not (self.late or self.fault):
                     self.calls[name] += 1
                     self.compare(name)
                 return result
@@ -228,7 +239,7 @@ def run(books: Books, spec: bool, radix: bool, overlap: bool, core: str, rounds:
         if rng.random() < 0.05 and server.running is not None and server.running.reqs:
             server.aborted.add(rng.choice(server.running.reqs).rid)
         seen[server.round(lambda: rng.randint(1, served.DRAFT))] += 1
-        if books.late is None or turn % CENSUS == 0:
+        if (books.late is None or turn % CENSUS == 0) and not books.fault:
             books.compare("a round")
             books.owners()
         if turn % CENSUS == 0:
@@ -251,6 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault", default="", help="as G4DEBUG_FAULTS; it must be found")
     parser.add_argument("--late", action="store_true", help="as on a GPU")
     parser.add_argument("--kinds", default="plain,plain-off", help="plain|spec[-off][-sync][-core]")
     args = parser.parse_args()
@@ -258,17 +270,25 @@ def main() -> None:
     served.without_kernels()
     served.fast_kernels()
     from g4debug.hooking import targets
+    from g4debug.trapping.trap import TrapError
 
     with tempfile.TemporaryDirectory() as folder:
-        books = Books(Path(folder), random.Random(args.seed) if args.late else None)
+        books = Books(Path(folder), random.Random(args.seed) if args.late else None, args.fault)
         found = {}
         for kind in args.kinds.split(","):
             parts = kind.split("-")
             core = next((p for p in parts if p in ("python", "rust")), "")
-            found[kind] = run(
-                books, parts[0] == "spec", "off" not in parts, "sync" not in parts, core,
-                args.rounds, args.seed,
-            )  # fmt: skip
+            try:
+                found[kind] = run(
+                    books, parts[0] == "spec", "off" not in parts, "sync" not in parts, core,
+                    args.rounds, args.seed,
+                )  # fmt: skip
+            except TrapError as e:
+                if not args.fault:
+                    raise
+                where = e.finding.location.step
+                found[kind] = {"kind": e.finding.kind, "step": where, "fired": books.fired}
+                break
     result = {
         "release": str(targets.sglang_version()),
         "kinds": found,

@@ -161,8 +161,16 @@ class PoolLeakTracer:
             cache = scheduler.tree_cache
             name = type(getattr(cache, "inner", cache)).__name__  # inside of a StreamingSession
             topk = scheduler.server_args.speculative_eagle_topk or 1
-            self._usable = name in CACHES and topk == 1
-            if not self._usable:
+            inner = getattr(cache, "inner", cache)
+            # The unified cache can have a second level, in host memory or elsewhere.
+            second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
+            self._usable = name in CACHES and topk == 1 and not second
+            if second:
+                self.context.off(
+                    f"it cannot check this server, whose prefix cache {name} keeps pages in a "
+                    f"second level, too (its {' and '.join(second)})"
+                )
+            elif not self._usable:
                 self.context.off(
                     f"it cannot check this server, whose prefix cache is {name} (known: "
                     f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"

@@ -88,7 +88,7 @@ def describe(
     events = (*ledger.history(pool.name, page), _about(event, page))
     words = WORDS[violation.kind]
     request = rid or event.request
-    verb = "freed" if event.kind in ("free", "evict") else "handed out"
+    verb = "freed" if event.kind in ("free", "evict", "unmap") else "handed out"
     facts = {"last": pool.pages - 1, "pool": pool.name, "verb": verb, "request": request}
     if violation.kind == "foreign-free":
         facts["owner"] = str(pool.owner[page])
@@ -152,7 +152,7 @@ def _owner(pool: PoolLedger, page: int, request: str) -> str:
 
 def _site(event: PageEvent, pool: PoolLedger) -> str:
     """The hook site of the call that did it."""
-    if event.kind == "evict":
+    if event.kind in ("evict", "unmap"):
         return "swa.free_swa"
     if event.kind == "map":
         return "swa.set_mapping"

@@ -259,7 +259,8 @@ class SwaAllocatorTracer:
         parted = self.ledger.parted
         if parted:  # the mapping was cleared already
             before = np.array([parted.get(p, (-1, True))[0] for p in pages.tolist()])
-            return pages[before == full]
+            named: Pages = pages[before == full]
+            return named
         found: Pages = pages[self.ledger.holders.mapped(full) == pages]
         return found
 
