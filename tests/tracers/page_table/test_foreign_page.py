@@ -9,6 +9,7 @@ from served_rows import ARMED, Serving, it_row, release, running
 
 from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.hooking import targets
 from g4debug.ledger.owners import DOUBTS, EVERYTHING
 from g4debug.trapping.trap import TrapError
 
@@ -244,11 +245,13 @@ def test_contain_keeps_the_owners_page(serving):
     it.write("b", 5, page)
     release(it, "b")
     assert [reading.read(p).finding.kind for p in folder.glob("*.pt")] == ["foreign-free"]
-    for name, number in (("full", page), ("swa", swa)):
+    # From 0.5.21 on the SWA page is freed before it is known that the full page is another's.
+    swa_first = targets.matches(">=0.5.21")
+    for name, number in (("full", page), ("swa", swa))[: 1 if swa_first else 2]:
         free = getattr(it.rig.allocator, f"{name}_attn_allocator").free_pages.tolist()
         assert number not in free
         assert it.ledger.pools[name].held[number]
-    assert it.rig.page("a", 1, "swa") == swa  # and its mapping is left
+    assert (it.rig.page("a", 1, "swa") == swa) is not swa_first  # and its mapping is left
 
 
 def finished(it):
