@@ -147,14 +147,14 @@ class HookWatch:
             self.look()
         if finding.kind in self._sure.get(finding.check, ()):
             return ""
-        part = self.recorder.status.parts.get(finding.check)
-        if part is not None and part.is_off:
-            return "this tracer is off"
         owners = {finding.check, STEPS}
         if finding.check in self._needs_ledger:
             owners.add(LEDGER)
         sites = [site for site, theirs in self.lost.items() if owners & set(theirs)]
-        return f"hooks that it stands on were gone: {', '.join(sites)}" if sites else ""
+        if sites:
+            return f"hooks that it stands on were gone: {', '.join(sites)}"
+        part = self.recorder.status.parts.get(finding.check)
+        return "this tracer is off" if part is not None and part.is_off else ""
 
     def _tell(self, gone: tuple[Gone, ...]) -> None:
         """One line for all that is new."""

@@ -374,7 +374,7 @@ def test_every_site_is_in_the_installed_sglang(sglang):
         ("0.5.13.post1", "attn.metadata_replay", "out_graph"),
         ("0.5.13.dev1+g123", "attn.metadata_replay", "out_graph"),
         ("0.5.14", "worker.frozen_view", "FrozenKVMTPDraftWorker._frozen_kv_target_view"),
-        ("0.5.14", "worker.draft", None),
+        ("0.5.14", "worker.seed_step", None),
         ("0.6.0rc1", "attn.layer_page_table", "_get_layer_page_table"),
     ],
 )
