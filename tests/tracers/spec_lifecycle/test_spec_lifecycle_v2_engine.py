@@ -20,15 +20,15 @@ DRIVER = Path(__file__).with_name("drive_spec.py")
 ARMED = {"G4DEBUG_TRACE": "spec-lifecycle", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 # These break nothing.
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"
-# None of these ends the server by itself: one run in log mode shows them all.
-# One finding is made for each result, so the one before must not go on: bonus-token comes first.
-QUIET = {
-    "bonus-token": "1*on@at=2",
-    "accept-length": "1*zero@at=4",
-    "seq-len-off-by-one": "1*device@at=12",
-    "stale-hidden-state": "1*on@at=6->1*draft",
-    "double-bookkeeping": "1*verify-ct@at=9",
-    "publish-order": "1*twice@at=15",
+# Kind -> a fault that shows it. A bonus token may strike a request that has ended, which nobody
+# minds, so it strikes several times.
+FAULTS = {
+    "bonus-token": "bonus-token=30%6*on",
+    "seq-len": "seq-len-off-by-one=1*device",
+    "stale-hidden-state": "stale-hidden-state=1*on",
+    "bookkeeping": "double-bookkeeping=1*verify-ct",
+    "publish-order": "publish-order=1*twice",
+    "accept-length": "accept-length=1*zero",
 }
 
 
@@ -51,25 +51,17 @@ def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
     assert {k: armed.result[k] for k in both} == {k: plain.result[k] for k in both}
 
 
-def test_faults_that_end_no_server_are_found_in_one_run(tmp_path):
-    faults = ";".join(f"{name}={chain}" for name, chain in QUIET.items())
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_found_on_a_real_engine(tmp_path, kind):
     run = drive(
         tmp_path / "run",
         str(DRIVER),
         "mixed",
         **ARMED,
         G4DEBUG_MODE="log",
-        G4DEBUG_FAULTS=f"seed=3;{faults}",
+        G4DEBUG_FAULTS=f"seed=3;{FAULTS[kind]}",
     )
-    kinds = {r.finding.kind for r in run.dumps}
-    assert kinds >= {
-        "accept-length",
-        "seq-len",
-        "stale-hidden-state",
-        "bookkeeping",
-        "publish-order",
-        "bonus-token",
-    }
+    assert kind in {r.finding.kind for r in run.dumps}
     for record in run.dumps:
         assert record.finding.reference
         assert not record.transitions[-1].ok
