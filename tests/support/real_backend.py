@@ -102,7 +102,7 @@ class Rig:
     def runner(self, draft: bool = False) -> Any:
         """What a backend's constructor reads from its ModelRunner."""
         pool = dummy_pool() if draft else self.pool
-        return SimpleNamespace(
+        made = SimpleNamespace(
             model_config=SimpleNamespace(
                 context_len=CONTEXT,
                 hidden_size=HEADS * DIM,
@@ -122,12 +122,15 @@ class Rig:
             req_to_token_pool=self.req_to_token,
             token_to_kv_pool=pool,
             token_to_kv_pool_allocator=self.allocator,  # the target's, for a draft, too
-            spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
             server_args=SimpleNamespace(
                 **SPECULATIVE,
                 disable_overlap_schedule=True,  # as SGLang sets it for FROZEN_KV_MTP
             ),
         )
+        made.spec_algorithm = SimpleNamespace(
+            is_frozen_kv_mtp=lambda: made.server_args.speculative_algorithm == "FROZEN_KV_MTP"
+        )
+        return made
 
     def translator(self, pool: Any, draft: bool = False) -> Any:
         """What names a batch's slots in each pool, from 0.5.21 on; None before."""

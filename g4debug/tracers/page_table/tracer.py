@@ -93,6 +93,8 @@ class PageTableTracer:
             )
         for why in sorted(self.books.limits):
             self.context.limit("ranges only", why)
+        if self.books.partial is not None:
+            self.context.limit(*self.books.partial)
         return result
 
     def after_page_table(

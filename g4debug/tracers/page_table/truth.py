@@ -22,6 +22,7 @@ class Books:
         self.ledger = ledger
         self.launches = launches  # whose copy is compared with, if the server overlaps
         self.limits: set[str] = set()
+        self.partial: tuple[str, str] | None = None  # what is limited for some tables only, and why
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
         self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
 
@@ -36,7 +37,8 @@ class Books:
         if found:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
-        frozen = getattr(args, "speculative_algorithm", None) == "FROZEN_KV_MTP"
+        # Not the server's arguments: in 0.5.23 these stay as they were typed (NEXTN).
+        frozen = bool(model_runner.spec_algorithm.is_frozen_kv_mtp())
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a
@@ -47,6 +49,12 @@ class Books:
         copy = self.launches.copy
         if overlap and (copy is None or copy.source is not backend.req_to_token):
             self.launches.copy = Copy(backend.req_to_token, int(backend.page_size), self.ledger)
+        if overlap and not self._with_shadow[id(backend)]:
+            self.partial = (
+                "in the draft's sliding layers only ranges",
+                "this kind of draft writes into pages that it has given back, so with overlap "
+                "scheduling it is not known which SWA page belongs where",
+            )
 
     def truth(
         self, backend: Any, batch: Any, pool_name: str, rows: int, captured: bool

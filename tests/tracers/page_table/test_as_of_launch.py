@@ -278,3 +278,25 @@ def test_sglangs_barrier_is_called_early_and_keeps_its_event():
     assert runner.war_fastpath_read_done_event == "event"
     # A release that has its barrier right behind the launch needs no help.
     wait_for_tables(SimpleNamespace(model_worker=SimpleNamespace()))
+
+
+@pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "EAGLE"])
+def test_the_tables_of_a_draft(ahead, algorithm):
+    """FROZEN_KV_MTP's is judged like the target's. Of another one it is said what is not."""
+    it = ahead()
+    runner = it.rig.runner
+    draft = runner(True)
+    draft.is_draft_worker = True
+    draft.server_args.speculative_algorithm = algorithm
+    draft.server_args.disable_overlap_schedule = False
+    it.rig.runner = lambda draft_worker=False: draft
+    backend = it.rig.backend(True)
+    books, batch = it.tracer.books, it.rig.batch("decode", it.rig.requests[1:], backend)
+    frozen = algorithm == "FROZEN_KV_MTP"
+    for pool in ("full", "swa"):
+        truth = books.truth(backend, batch, pool, 3, captured=False)
+        assert (truth is not None and truth.shadow is not None) is frozen
+        assert (truth is not None) is (frozen or pool == "full")
+    assert (books.partial is None) is frozen
+    if not frozen:
+        assert "in the draft's sliding layers only ranges" in books.partial
