@@ -38,7 +38,8 @@ class Books:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
         # Not the server's arguments: in 0.5.23 these stay as they were typed (NEXTN).
-        frozen = bool(model_runner.spec_algorithm.is_frozen_kv_mtp())
+        algorithm = getattr(model_runner, "spec_algorithm", None)
+        frozen = algorithm is not None and bool(algorithm.is_frozen_kv_mtp())
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a
