@@ -22,7 +22,6 @@ from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from g4debug.findings.record import TracerStatus
     from g4debug.findings.steps import Recorder
     from g4debug.findings.teller import Teller
     from g4debug.hooking.hooks import Hooks
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("g4debug")
 NOT_RUN = "it was never run on this release of SGLang"
-SHARED = ("ledger", "step-recorder")  # what tracers have in common, and what has hooks of its own
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,7 @@ class InForce:
     ledger: Ledger | None  # None: no armed tracer needs it
     watch: HookWatch | None  # looks at our hooks while the server runs; None: no tracer is armed
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
+    not_run: tuple[str, ...] = ()  # armed tracers that were never run on this SGLang
     teller: Teller | None = None  # shows the status to others; None: no tracer is armed
 
     @property
@@ -100,7 +99,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     from g4debug.trapping.trap import Trap
 
     tracers = chosen(settings)
-    not_run = refuse_if_not_run(settings, tracers)
+    not_run = refuse_if_not_run(settings, tracers, on_cpu(settings)) if tracers else ()
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
@@ -133,7 +132,7 @@ def _register(settings: Settings, plan: Plan) -> None:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites))
+    in_force = InForce(hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites), not_run)
     line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
@@ -151,24 +150,30 @@ def chosen(settings: Settings) -> list[Tracer]:
     return [tracer for tracer in loaded if settings.trace or not tracer.opt_in]
 
 
-def refuse_if_not_run(settings: Settings, tracers: Sequence[Tracer]) -> tuple[str, ...]:
+def on_cpu(settings: Settings) -> bool:
+    """True if SGLang runs without a GPU here."""
+    import torch
+
+    return settings.cpu or not torch.cuda.is_available()
+
+
+def refuse_if_not_run(
+    settings: Settings, tracers: Sequence[Tracer], cpu_engine: bool
+) -> tuple[str, ...]:
     """The names of the tracers that were not run on the installed SGLang.
 
     Raises SettingsError if there are such, and one of their findings would do more than be
     reported. A false finding would stop a healthy server, which is worse than what is looked for.
     """
-    import torch
-
     from g4debug.hooking import targets
 
-    on_cpu = settings.cpu or not torch.cuda.is_available()
-    not_run = targets.not_run((tracer.id for tracer in tracers), on_cpu)
+    not_run = targets.not_run((tracer.id for tracer in tracers), cpu_engine)
     if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
     text = (
         f"SGLang {release} was never run with {', '.join(not_run)} "
-        f"{'on the CPU engine' if on_cpu else 'on a GPU'}, so a finding could be false, and "
+        f"{'on the CPU engine' if cpu_engine else 'on a GPU'}, so a finding could be false, and "
         f"G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
         "G4DEBUG_MODE=log, which only reports findings; or with G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1, "
         "which takes that risk"
@@ -300,6 +305,8 @@ def _after_apply(
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
+    from g4debug.findings.status import LEDGER, STEPS
+
     apply_hooks = HookRegistry.apply_hooks
 
     def apply_and_audit() -> None:
@@ -307,7 +314,7 @@ def _after_apply(
         apply_hooks()
         missing = hooks.missing()
         if missing and watch is not None and settings.mode == "log":
-            partly = [s for s in missing if set(s.owners) <= {*not_run, *SHARED}]
+            partly = [s for s in missing if set(s.owners) <= {*not_run, LEDGER, STEPS}]
             watch.never(partly)
             missing = tuple(s for s in missing if s not in partly)
         if not missing:
@@ -328,20 +335,15 @@ def _after_apply(
     HookRegistry.apply_hooks = apply_and_audit
 
 
-def _was_never_run(tracer: TracerStatus) -> bool:
-    return any(limit.why == NOT_RUN for limit in tracer.limits)
-
-
 def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
     """Says in one line what is armed, fixed and injected, and where dumps go.
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
     armed = ", ".join(state.tracers) or "none"
-    not_run = [t.name for t in state.recorder.status.records() if t.mode and _was_never_run(t)]
     return (
         f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); "
-        f"{'never run on this SGLang: ' + ', '.join(not_run) + '; ' if not_run else ''}"
+        f"{'never run on this SGLang: ' + ', '.join(state.not_run) + '; ' if state.not_run else ''}"
         f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"

@@ -319,13 +319,13 @@ def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
         debug=True, mode="contain", cpu=True
     )  # which may free other pages than SGLang
     with pytest.raises(SettingsError) as error:
-        plugin.refuse_if_not_run(settings, plugin.chosen(settings))
+        plugin.refuse_if_not_run(settings, plugin.chosen(settings), cpu_engine=True)
     text = str(error.value)
     assert "G4DEBUG_MODE=contain could harm" in text
     assert "was never run with pool-leak on the CPU engine, so" in text
     assert "G4DEBUG_TRACE=flight-recorder,page-table,spec-lifecycle,swa-allocator" in text
     settings = Settings(trace=("page-table", "swa-allocator"), cpu=True)
-    assert plugin.refuse_if_not_run(settings, plugin.chosen(settings)) == ()
+    assert plugin.refuse_if_not_run(settings, plugin.chosen(settings), cpu_engine=True) == ()
 
 
 def test_a_build_that_is_not_exactly_that_release_was_not_run(monkeypatch):

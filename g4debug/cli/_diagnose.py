@@ -5,7 +5,6 @@ SGLang is imported only by the probe (``_probe.py``), which runs in a process of
 
 from __future__ import annotations
 
-import dataclasses
 import getpass
 import json
 import os
@@ -72,16 +71,14 @@ def _release(d: Diagnosis, settings: Settings | None) -> None:
     """Was each tracer that the environment arms, or that would be armed, run on this SGLang?"""
     asked = settings is not None and bool(settings.tracers)
     armed = settings if settings is not None and asked else Settings(debug=True)
-    # Doctor's own probe takes the CPU engine where there is no GPU.
-    armed = dataclasses.replace(armed, cpu=armed.cpu or not d.gpus)
-    not_run = targets.not_run(_armed(armed), armed.cpu)
-    if not not_run:
-        return
     try:
-        plugin.refuse_if_not_run(armed, plugin.chosen(armed))
+        # Doctor's own probe takes the CPU engine where there is no GPU.
+        cpu_engine = armed.cpu or not d.gpus
+        not_run = plugin.refuse_if_not_run(armed, plugin.chosen(armed), cpu_engine)
     except SettingsError as e:
         (d.problems if asked else d.notes).append(str(e))
-    else:
+        return
+    if not_run:
         d.notes.append(
             f"SGLang {targets.sglang_version()} was never run with {', '.join(not_run)}; "
             f"releases that were: {', '.join(targets.RUN)}"

@@ -11,6 +11,8 @@ because from 0.5.18 on its branch calls kernels of sgl_kernel that are not insta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 
@@ -24,11 +26,8 @@ def write(
 ) -> None:
     """Write `slots` into the rows (`sgl_kernel.assign_req_to_token_pool_cpu`)."""
     _check_width(req_to_token, width)
-    taken = 0
-    for row, first, last in _spans(rows, start, end):
-        part = slots[taken : taken + last - first]
-        req_to_token[row, first:last] = part.to(req_to_token)
-        taken += last - first
+    for row, positions, at in _spans(rows, start, end):
+        req_to_token[row, positions] = slots[at].to(req_to_token)
 
 
 def read(
@@ -41,10 +40,8 @@ def read(
 ) -> None:
     """Read the rows into `slots` (`sgl_kernel.assign_extend_cache_locs_cpu`)."""
     _check_width(req_to_token, width)
-    taken = 0
-    for row, first, last in _spans(rows, start, end):
-        slots[taken : taken + last - first] = req_to_token[row, first:last].to(slots)
-        taken += last - first
+    for row, positions, at in _spans(rows, start, end):
+        slots[at] = req_to_token[row, positions].to(slots)
 
 
 def extend(
@@ -67,8 +64,14 @@ def extend(
     return slots
 
 
-def _spans(rows: torch.Tensor, start: torch.Tensor, end: torch.Tensor) -> zip[tuple[int, int, int]]:
-    return zip(rows.tolist(), start.tolist(), end.tolist(), strict=True)
+def _spans(
+    rows: torch.Tensor, start: torch.Tensor, end: torch.Tensor
+) -> Iterator[tuple[int, slice, slice]]:
+    """For each request its row, its positions in the row, and where their slots stand."""
+    taken = 0
+    for row, first, last in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        yield row, slice(first, last), slice(taken, taken + last - first)
+        taken += last - first
 
 
 def _check_width(req_to_token: torch.Tensor, width: int) -> None:

@@ -21,6 +21,7 @@ read-copy-update.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +83,19 @@ class Copy:
             self.protected.copy_(owners.protected)
 
 
+@dataclass
+class Launched:
+    """One launch that may still be in flight.
+
+    number: SGLang's own of it. requests: the request of each row of ``req_to_token``. void: the
+    rows whose request had left before the result was processed; None as long as it is not.
+    """
+
+    number: int
+    requests: dict[int, Any]
+    void: set[int] | None = None
+
+
 class Launches:
     """Makes the copy of each forward in time, and remembers who was in the last forwards."""
 
@@ -90,10 +104,7 @@ class Launches:
         self.step = -1  # of the copy that was made last
         self._due = False  # run_batch has begun, and the copy of its forward is not made yet
         self._event: Any = None
-        # step -> row of req_to_token -> the request, for the launches that may still be in flight
-        self._requests: dict[int, dict[int, Any]] = {}
-        self._steps: dict[int, int] = {}  # SGLang's number of a launch -> step
-        self._void: dict[int, set[int]] = {}  # step -> rows whose request had ended before it
+        self._launched: dict[int, Launched] = {}  # by step
 
     def begin(self) -> None:
         """``Scheduler.run_batch`` is about to run."""
@@ -112,11 +123,10 @@ class Launches:
         if rows.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        self._requests[step] = {req_kv.row(request): request for request in batch.reqs}
-        self._steps[batch.forward_iter] = step
-        for known in (self._requests, self._steps, self._void):
-            while len(known) > IN_FLIGHT:
-                del known[next(iter(known))]
+        requests = dict(zip(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs, strict=True))
+        self._launched[step] = Launched(batch.forward_iter, requests)
+        while len(self._launched) > IN_FLIGHT:
+            del self._launched[next(iter(self._launched))]
 
     def launched(self, scheduler: Any) -> None:
         """``run_batch`` has returned: let the scheduling stream wait for what the forward reads."""
@@ -129,14 +139,16 @@ class Launches:
 
     def processing(self, batch: Any) -> None:
         """The result of this batch is about to be processed: see :meth:`is_void`."""
-        step = self._steps.get(getattr(batch, "forward_iter", None) or -1)
-        if step is not None and step not in self._void:
-            requests = self._requests.get(step, {})
-            self._void[step] = {row for row, request in requests.items() if _gone(request, row)}
+        number = getattr(batch, "forward_iter", None)
+        for launched in self._launched.values():
+            if launched.number == number and launched.void is None:
+                requests = launched.requests.items()
+                launched.void = {row for row, request in requests if _gone(request, row)}
 
     def request(self, step: int, row: int) -> Any:
         """The request that had this row of ``req_to_token`` in the forward of a step, or None."""
-        return self._requests.get(step, {}).get(row)
+        launched = self._launched.get(step)
+        return None if launched is None else launched.requests.get(row)
 
     def is_void(self, step: int, row: int) -> bool:
         """True if the request of this row had left before that forward's result was processed.
@@ -147,7 +159,7 @@ class Launches:
         request = self.request(step, row)
         if request is None:
             return True  # so long ago, or never there: whose row it was is not known
-        void = self._void.get(step)
+        void = self._launched[step].void
         return row in void if void is not None else _gone(request, row)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from g4debug.hooking import req_kv
 from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
 from g4debug.tracers.page_table.backends import trtllm_mha
 
@@ -94,7 +95,8 @@ def _untranslated(facts: Facts) -> str:
 
 def _too_short(facts: Facts) -> str:
     needed, columns, size = facts.value, facts.cell.column, facts.page_size
-    allocated = getattr(facts.request, "kv_allocated_len", None)
+    kept = req_kv.holder(facts.request, req_kv.ALLOCATED)
+    allocated = getattr(kept, req_kv.ALLOCATED, None)
     reads_on = "; the kernel reads on into the next row"
     if not isinstance(allocated, int):
         return (

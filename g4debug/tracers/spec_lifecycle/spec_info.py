@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
-from g4debug.tracers.spec_lifecycle.check import DRAFT, EXTEND, IDLE, VERIFY, Violation, check_rows
+from g4debug.tracers.spec_lifecycle.check import (
+    DRAFT,
+    EXTEND,
+    IDLE,
+    VERIFY,
+    Violation,
+    check_rows,
+    check_state,
+)
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 
 DRAFT_FIELDS = ("bonus_tokens", "topk_p", "topk_index")
@@ -41,3 +50,20 @@ def is_ours(holder: Any) -> bool:
     """True for a scheduler or a batch of FROZEN_KV_MTP."""
     algorithm = getattr(holder, "spec_algorithm", None)
     return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())
+
+
+def check_verify_input(
+    spec: Any, requests: int, drafted: weakref.ref[Any] | None
+) -> Violation | None:
+    """What a verify gets: the verify input that this step's draft made, with all of its rows.
+
+    drafted: the draft's result, None if no draft was seen.
+    """
+    violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
+    if violation is not None:
+        return violation
+    if drafted is not None and drafted() is not spec:
+        return Violation("wrong-type", "the verify-input of this step's draft", "another object")
+    nodes = requests * spec.draft_token_num
+    wanted = {"draft_token": nodes, "positions": nodes, "retrieve_index": requests}
+    return check_rows(rows_of(spec, *wanted), wanted)

@@ -35,6 +35,7 @@ from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
+    check_verify_input,
     is_ours,
     rows_of,
     state_of,
@@ -141,17 +142,7 @@ class SpecLifecycleTracer:
         self.counting.cancel()
         if _idle(batch):
             return
-        spec, requests = batch.spec_info, len(batch.reqs)
-        violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
-        if violation is None and self._drafted is not None and self._drafted() is not spec:
-            violation = Violation(
-                "wrong-type", "the verify-input of this step's draft", "another object"
-            )
-        if violation is None:
-            nodes = requests * spec.draft_token_num
-            fields = ("draft_token", "positions", "retrieve_index")
-            wanted = dict(zip(fields, (nodes, nodes, requests), strict=True))
-            violation = check_rows(rows_of(spec, *fields), wanted)
+        violation = check_verify_input(batch.spec_info, len(batch.reqs), self._drafted)
         self.log.judge("worker.verify", batch, violation)
         self.counting.begin(batch)
 

@@ -41,7 +41,12 @@ from g4debug.tracers.spec_lifecycle.launches import (
     Launches,
 )
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.spec_info import is_ours, rows_of, state_of
+from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_verify_input,
+    is_ours,
+    rows_of,
+    state_of,
+)
 
 SITES = (
     "future.resolve_lens",
@@ -234,16 +239,7 @@ class SpecLifecycleV2:
         launch = self._now
         if launch is None or not launch.decode:
             return
-        spec, requests = batch.spec_info, len(batch.reqs)
-        violation = check_state(state_of(spec), type(spec).__name__, (VERIFY,))
-        if violation is None and launch.drafted is not None and launch.drafted() is not spec:
-            violation = Violation(
-                "wrong-type", "the verify-input of this step's draft", "another object"
-            )
-        if violation is None:
-            nodes = requests * spec.draft_token_num
-            wanted = {"draft_token": nodes, "positions": nodes, "retrieve_index": requests}
-            violation = check_rows(rows_of(spec, *wanted), wanted)
+        violation = check_verify_input(batch.spec_info, len(batch.reqs), launch.drafted)
         self.log.judge("worker.verify", batch, violation)
 
     def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
