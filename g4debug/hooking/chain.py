@@ -74,8 +74,13 @@ def way(function: Any, arrived: Callable[[Any], bool]) -> list[Any] | None:
 
 
 def describe(function: Any) -> str:
-    """What a person needs to find it: name, file and line. ``meddle (meddler.py:48)``."""
+    """What a person needs to find it: name, file and line. ``meddle (meddler.py:48)``.
+
+    Of what SGLang decorates (run_batch, for a profiler), it is the function inside that counts.
+    """
     function = getattr(function, "__func__", function)
+    while is_host(function) and not is_registry(function) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
     if isinstance(function, functools.partial):
         return f"a partial of {describe(function.func)}"
     code = getattr(function, "__code__", None)

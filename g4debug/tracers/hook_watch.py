@@ -164,7 +164,7 @@ class HookWatch:
         self._gone = now
         if new:
             self.lost |= {g.site: g.owners for g in new}
-            sites = "; ".join(f"{g.site}: {g.why}, so {_names(g)} see nothing there" for g in new)
+            sites = "; ".join(f"{g.site}: {g.why}, so {_blind(g)} nothing there" for g in new)
             count = f"{len(now)} of {len(self.hooks.installed)}"
             logger.warning("g4debug: hooks do not run any more (%s): %s", count, sites)
         if back:
@@ -188,5 +188,7 @@ class HookWatch:
                         part.limit(BEHIND, f"{n.who} wraps it at {n.site}")
 
 
-def _names(gone: Gone) -> str:
-    return ", ".join(dict.fromkeys(gone.owners))
+def _blind(gone: Gone) -> str:
+    """``page-table sees``; ``page-table, pool-leak see``."""
+    owners = list(dict.fromkeys(gone.owners))
+    return f"{', '.join(owners)} {'sees' if len(owners) == 1 else 'see'}"

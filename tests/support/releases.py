@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -58,6 +59,69 @@ def no_kv() -> dict[str, Any]:
 def kv_of(request: Any) -> Any:
     """The object that has a request's row and its KV lengths: the request itself up to 0.5.21."""
     return getattr(request, "kv", request)
+
+
+class Request(SimpleNamespace):
+    """What the ledger and the tracers read of SGLang's Req, each field where this release has it."""
+
+    def __init__(self, rid: str, **fields: Any) -> None:
+        super().__init__(rid=rid, **no_kv())
+        self.put(**{"req_pool_idx": None, **fields})
+
+    __hash__ = object.__hash__
+
+    def finished(self) -> bool:
+        return False
+
+    def put(self, **fields: Any) -> None:
+        """Set these fields of a Req."""
+        kv = kv_of(self)
+        for name, value in fields.items():
+            if name == "swa_evicted_seqlen" and hasattr(kv, "set_evicted_seqlen"):
+                kv.set_evicted_seqlen(swa_component(), value)
+            else:
+                setattr(kv if hasattr(kv, name) else self, name, value)
+
+
+def evicted(request: Any) -> int:
+    """Up to which token a request has given back its SWA pages."""
+    kv = kv_of(request)
+    if hasattr(kv, "get_evicted_seqlen"):
+        return int(kv.get_evicted_seqlen(swa_component()))
+    return int(kv.swa_evicted_seqlen)
+
+
+def swa_component() -> Any:
+    """The name of the SWA pool in a prefix cache of components; None before there was one."""
+    for module in ("unified_cache.component_type", "unified_cache_components"):
+        if has(f"sglang.srt.mem_cache.{module}"):
+            return importlib.import_module(f"sglang.srt.mem_cache.{module}").ComponentType.SWA
+    return None
+
+
+def prefix_cache(rows: Any, allocator: Any, page: int, window: int, **given: Any) -> Any:
+    """The prefix cache that a hybrid model gets by default, on these pools.
+
+    rows: the ReqToTokenPool; page, window: in tokens; given: more of its parameters, of which those
+    that this release has count. disable=True: without a radix tree.
+    """
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+    swa = swa_component()
+    fields = accepted(
+        CacheInitParams, **{"disable": False, **given}, req_to_token_pool=rows,
+        token_to_kv_pool_allocator=allocator, page_size=page, sliding_window_size=window,
+        tree_components=None if swa is None else (type(swa).FULL, swa),
+    )  # fmt: skip
+    return prefix_cache_class(not fields["disable"])(CacheInitParams(**fields))
+
+
+def prefix_cache_class(radix: bool) -> Any:
+    """As mem_cache/registry.py chooses it for a hybrid model; radix: with a radix tree."""
+    base = "sglang.srt.mem_cache"
+    old = f"{base}.swa_radix_cache.SWARadixCache" if radix else f"{base}.chunk_cache.SWAChunkCache"
+    there = targets.matches("<0.5.18") if radix else has(old.rpartition(".")[0])
+    return pkgutil.resolve_name(old if there else f"{base}.unified_radix_cache.UnifiedRadixCache")
 
 
 def swa_pool(full: int, swa: int, page: int, dim: int, sliding: list[int], whole: list[int]) -> Any:
