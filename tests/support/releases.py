@@ -91,6 +91,19 @@ def evicted(request: Any) -> int:
     return int(kv.swa_evicted_seqlen)
 
 
+def kept_behind(query: int, window: int, page: int) -> int:
+    """The first token whose SWA page a request with a radix tree keeps at position ``query``.
+
+    It keeps one page more than the window up to 0.5.14, then only the window, and from 0.5.23 on the
+    window in whole pages.
+    """
+    if targets.matches("<0.5.15"):
+        return query - window - page
+    if targets.matches("<0.5.22"):
+        return query - max(window, page)
+    return query - -(-max(window, page) // page) * page
+
+
 def swa_component() -> Any:
     """The name of the SWA pool in a prefix cache of components; None before there was one."""
     for module in ("unified_cache.component_type", "unified_cache_components"):
@@ -133,6 +146,19 @@ def swa_pool(full: int, swa: int, page: int, dim: int, sliding: list[int], whole
         swa_attention_layer_ids=sliding, full_attention_layer_ids=whole, device="cpu",
         **accepted(SWAKVPool, enable_kvcache_transpose=False),
     )  # fmt: skip
+
+
+def write_kv(pool: Any, layer: Any, tokens: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Write the KV of these tokens of the full pool, as a backend does; pool: a SWAKVPool."""
+    from sglang.srt.mem_cache import memory_pool
+
+    swa = pool.translate_loc_from_full_to_swa(tokens)
+    if "swa_loc" in inspect.signature(type(pool).set_kv_buffer).parameters:
+        pool.set_kv_buffer(layer, tokens, k, v, swa_loc=swa)  # 0.5.13: the caller translates
+    elif hasattr(memory_pool, "KVWriteLoc"):
+        pool.set_kv_buffer(layer, memory_pool.KVWriteLoc(tokens, swa), k, v)
+    else:
+        pool.set_kv_buffer(layer, tokens, k, v)
 
 
 def configure(**fields: Any) -> None:

@@ -6,12 +6,13 @@ KV is written by the pool's own ``set_kv_buffer``; only the batch is a plain nam
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from types import SimpleNamespace
 
 import pytest
+import releases
 import torch
 from real_backend import DIM, LAYERS, PAGE, Rig
+from releases import Request, allocator_class, kv_of
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -31,10 +32,6 @@ def check_all(it) -> None:
         pass
 
 
-class Request(SimpleNamespace):
-    """What the tracer and the ledger read of SGLang's Req."""
-
-
 class Serving:
     """Requests on a rig: prefill, decode, release, with KV written as a forward does."""
 
@@ -48,30 +45,28 @@ class Serving:
 
     def tokens(self, rid):
         request = self.requests[rid]
-        row = self.rig.req_to_token.req_to_token[request.req_pool_idx]
-        return row[: request.kv_allocated_len].long()
+        row = self.rig.req_to_token.req_to_token[kv_of(request).req_pool_idx]
+        return row[: kv_of(request).kv_allocated_len].long()
 
     def page(self, rid, column, pool="full"):
         return self.rig.page(rid, column, pool)
 
     def write(self, tokens, value=None):
         """One forward's KV of these tokens, in every layer."""
-        pool, swa = self.rig.pool, {}
-        if "swa_loc" in inspect.signature(type(pool).set_kv_buffer).parameters:
-            swa["swa_loc"] = pool.translate_loc_from_full_to_swa(tokens)  # 0.5.13: the caller's
         for layer in self.rig.layers:
             k, v = (torch.randn(len(tokens), 1, DIM) for _ in "kv")
             if value is not None:
                 k.fill_(value)
-            pool.set_kv_buffer(layer, tokens, k, v, **swa)
+            releases.write_kv(self.rig.pool, layer, tokens, k, v)
 
     def admit(self, rid, tokens=TOKENS, value=None):
         self.recorder.step += 1
         request = Request(rid=rid)
         self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
         admitted = self.rig.admit(rid, tokens)
-        request.req_pool_idx = admitted.req_pool_idx
-        request.kv_committed_len = request.kv_allocated_len = tokens
+        request.put(
+            req_pool_idx=admitted.req_pool_idx, kv_committed_len=tokens, kv_allocated_len=tokens
+        )
         self.requests[rid] = self.ledger.requests[rid] = request
         self.write(self.tokens(rid), value)
         self.run(rid)
@@ -79,17 +74,17 @@ class Serving:
 
     def decode(self, rid, count=1, value=None):
         """Token by token."""
-        request = self.requests[rid]
-        row = self.rig.req_to_token.req_to_token[request.req_pool_idx]
+        request, kv = self.requests[rid], kv_of(self.requests[rid])
+        row = self.rig.req_to_token.req_to_token[kv.req_pool_idx]
         for _ in range(count):
             self.recorder.step += 1
             self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
-            length = torch.tensor([request.kv_allocated_len + 1])
-            last = row[request.kv_allocated_len - 1 : request.kv_allocated_len].long()
+            length = torch.tensor([kv.kv_allocated_len + 1])
+            last = row[kv.kv_allocated_len - 1 : kv.kv_allocated_len].long()
             token = self.rig.allocator.alloc_decode(length, length, last)
-            row[request.kv_allocated_len] = int(token)
-            request.kv_allocated_len += 1
-            request.kv_committed_len += 1
+            row[kv.kv_allocated_len] = int(token)
+            kv.kv_allocated_len += 1
+            kv.kv_committed_len += 1
             self.write(token, value)
             self.run(rid)
 
@@ -377,7 +372,6 @@ def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):
 
 
 def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
-    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     seen = []
@@ -394,7 +388,8 @@ def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
 
     def allocate(pool):
         seen.clear()
-        allocator = PagedTokenToKVPoolAllocator(8 * PAGE, PAGE, torch.float32, "cpu", pool, False)
+        new = allocator_class("pool.init")
+        allocator = new(8 * PAGE, PAGE, torch.float32, "cpu", pool, False)
         allocator.free(allocator.alloc(2 * PAGE))
         assert seen == ["after_alloc", "after_free"]
         return [dict(tracer.pools), list(tracer.limits)]

@@ -7,8 +7,10 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+import releases
 import torch
 from real_backend import FULL, PAGE, SWA, WINDOW, Rig
+from releases import allocator_class, kv_of
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -34,7 +36,7 @@ def armed(arm):
 
 
 def tokens_of(rig, request, begin=0, end=None):
-    row = rig.req_to_token.req_to_token[request.req_pool_idx]
+    row = rig.req_to_token.req_to_token[kv_of(request).req_pool_idx]
     return row[begin : request.tokens if end is None else end].to(torch.int64)
 
 
@@ -264,15 +266,13 @@ def test_a_mapping_to_a_freed_swa_page(armed):
 # --- eviction ----------------------------------------------------------------------------
 
 
-class Request(SimpleNamespace):
-    __hash__ = object.__hash__
-
+class Request(releases.Request):
     def finished(self):
         return self.done
 
 
 class Serving:
-    """A real ScheduleBatch's ``_evict_swa`` on the rig; the cache is only its three numbers."""
+    """A real ScheduleBatch's ``_evict_swa`` on the rig, with a real prefix cache."""
 
     def __init__(self, rig, ledger, tokens):
         from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -287,12 +287,13 @@ class Serving:
         self.batch.forward_mode = SimpleNamespace(name="EXTEND", is_extend=lambda: True)
         self.batch.req_to_token_pool = rig.req_to_token
         self.batch.token_to_kv_pool_allocator = rig.allocator
-        self.batch.tree_cache = SimpleNamespace(
-            sliding_window_size=WINDOW, page_size=PAGE, supports_swa=lambda: True
+        self.batch.tree_cache = releases.prefix_cache(
+            rig.req_to_token, rig.allocator, PAGE, WINDOW
         )
         ledger.batch = ledger.allocating = self.batch
         ledger.requests["a"] = self.request
-        self.request.req_pool_idx = rig.admit("a", tokens).req_pool_idx
+        admitted = rig.admit("a", tokens)
+        self.request.put(req_pool_idx=admitted.req_pool_idx, kv_allocated_len=tokens)
 
     def run(self):
         from sglang.srt.managers.scheduler import Scheduler
@@ -323,9 +324,10 @@ TOKENS = 7 * PAGE + 5
 @pytest.mark.parametrize("query", range(TOKENS - 2 * PAGE, TOKENS + 1))
 def test_sglangs_own_eviction_is_silent(serving, query):
     it, folder = serving(TOKENS)
-    it.request.kv_committed_len = query
+    it.request.put(kv_committed_len=query)
     it.batch._evict_swa(it.request, query)
-    assert it.request.swa_evicted_seqlen == max(0, (query - WINDOW - PAGE) // PAGE * PAGE)
+    kept = releases.kept_behind(query, WINDOW, PAGE)
+    assert releases.evicted(it.request) == max(0, kept // PAGE * PAGE)
     assert not findings(folder)
 
 
@@ -333,7 +335,7 @@ def test_sglangs_own_eviction_is_silent(serving, query):
 def test_the_last_page_that_may_go_and_the_first_that_may_not(serving, query):
     """Token by token: a query at q attends to q - window..q."""
     it, folder = serving(TOKENS)
-    it.request.kv_committed_len = query
+    it.request.put(kv_committed_len=query)
     keep = (query - WINDOW) // PAGE  # the page of the oldest token that is attended to
     tokens = tokens_of(it.rig, it.request)
     it.rig.allocator.free_swa(tokens[: keep * PAGE])
@@ -351,7 +353,7 @@ def finished(it):
 
 
 def gone(it):
-    it.request.req_pool_idx = None
+    it.request.put(req_pool_idx=None)
 
 
 def retracted_and_back(it):
@@ -362,7 +364,9 @@ def retracted_and_back(it):
 def another_page_in_its_row(it):
     """The prefix cache holds what the request had; its row points elsewhere by now."""
     it.run()
-    it.rig.req_to_token.req_to_token[it.request.req_pool_idx, : it.request.tokens] = 5 * PAGE
+    it.rig.req_to_token.req_to_token[
+        kv_of(it.request).req_pool_idx, : it.request.tokens
+    ] = 5 * PAGE
 
 
 @pytest.mark.parametrize("happens", [finished, gone, retracted_and_back, another_page_in_its_row])
@@ -385,10 +389,8 @@ def test_an_eviction_cannot_be_contained(serving):
 
 
 def test_a_plain_paged_allocator(arm):
-    from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
-
     folder = arm(G4DEBUG_TRACE="swa-allocator", G4DEBUG_MODE="contain")
-    allocator = PagedTokenToKVPoolAllocator(FULL, PAGE, torch.float32, "cpu", None, False)
+    allocator = allocator_class("pool.init")(FULL, PAGE, torch.float32, "cpu", None, False)
     found = allocator.alloc(3 * PAGE)
     allocator.free(found)
     assert not findings(folder)
@@ -399,10 +401,8 @@ def test_a_plain_paged_allocator(arm):
 
 def test_pages_of_one_token(arm):
     """There, SGLang takes the same index twice even in one free."""
-    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-
     folder = arm(G4DEBUG_TRACE="swa-allocator", G4DEBUG_MODE="contain")
-    allocator = TokenToKVPoolAllocator(SWA, torch.float32, "cpu", None, False)
+    allocator = allocator_class("pool.init.token")(SWA, torch.float32, "cpu", None, False)
     found = allocator.alloc(5)
     allocator.free(torch.cat((found, found[1:3])))
     assert [f.kind for f in findings(folder)] == ["double-free"]
@@ -437,7 +437,7 @@ def test_a_free_that_did_not_happen_is_told_apart(armed, mode, stopped):
 
 def test_an_eviction_that_contain_mode_lets_happen_is_not_called_stopped(serving):
     it, folder = serving(TOKENS, "contain")
-    it.request.kv_committed_len = TOKENS
+    it.request.put(kv_committed_len=TOKENS)
     it.rig.allocator.free_swa(tokens_of(it.rig, it.request, TOKENS - PAGE))
     (record,) = [reading.read(p) for p in folder.glob("*.pt")]
     assert record.finding.kind == "evicted-in-window"
