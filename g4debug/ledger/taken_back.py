@@ -231,7 +231,6 @@ class TakeBacks:
         tokens = (free_index[:: pool.page_size] if segment else free_index).to(torch.int64)
         mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
         alone, where = not self._freeing, caller()
-        self._mark_parted(pool, tokens)
 
         def enter(words: Pages) -> None:
             theirs, says = words.reshape(2, -1)
@@ -241,10 +240,12 @@ class TakeBacks:
 
         both = torch.cat((tokens, mapped))
         if self._may_wait(both):
+            self._mark_parted(pool, tokens)
             self.ledger.post(both, self.feed.isolate(enter))
         else:
             self.ledger.settle(wait=True)
-            enter(on_host(both))
+            enter(on_host(both))  # raises if a finding stops it: then it will not happen
+            self._mark_parted(pool, tokens)
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
@@ -261,15 +262,17 @@ class TakeBacks:
         partners = pool.partner[losing]
         self.ledger.losing_swa = losing
         self.ledger.expected_swa = np.sort(partners[partners != 0])
-        found = np.unique(pairs[1])
+        found, happened = np.unique(pairs[1]), self.ledger.late
         try:
             kept = self.ledger.enter(swa, "unmap", found, holds=None, caller=where)
+            happened = True
         finally:
             self.ledger.losing_swa = self.ledger.expected_swa = None
-            pool.partner[losing] = 0
-            swa.partner[swa.inside(found)] = 0
-            for full, page in pairs.T.tolist():
-                self.ledger.parted[page] = (full, alone)
+            if happened:
+                pool.partner[losing] = 0
+                swa.partner[swa.inside(found)] = 0
+                for full, page in pairs.T.tolist():
+                    self.ledger.parted[page] = (full, alone)
         return None if kept is found else (losing, np.where(np.isin(partners, kept), partners, 0))
 
     def _mend(self, mapping: torch.Tensor, alone: bool, full: Pages, swa: Pages) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from served_rows import Request
+from releases import Request
 
 from g4debug.ledger import shadow as shadows
 from g4debug.tracers.page_table import guard as page_guard

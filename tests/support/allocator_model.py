@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import releases
 import torch
 from releases import allocator_class
 
@@ -138,9 +139,20 @@ class Model:
 
     def give(self, tokens: list[int]) -> None:
         if tokens:
-            self.real.free(torch.tensor(tokens))
+            self.free(tokens)
             for page in self.pages(tokens):
                 del self.held[page]
+
+    def free(self, tokens: list[int]) -> None:
+        """From 0.5.23 on a caller says which of its tokens have no SWA page any more."""
+        gone = []
+        if hasattr(self.real, "free_full"):
+            gone = [t for t in tokens if not self.held[t // self.size]]
+        rest = [t for t in tokens if t not in gone]
+        if gone:
+            self.real.free_full(torch.tensor(gone))
+        if rest:
+            self.real.free(torch.tensor(rest))
 
     def nothing(self, whom: int, much: int) -> bool:
         """The last bytes that shrinking leaves."""
@@ -191,7 +203,7 @@ class Model:
         leaving = [self.requests.pop() for _ in range(min(1 + much % 3, len(self.requests)))]
         self.real.free_group_begin()
         for tokens in leaving:
-            self.real.free(torch.tensor(tokens))
+            self.free(tokens)
         self.real.free_group_end()
         for tokens in leaving:
             for page in self.pages(tokens):
@@ -205,13 +217,21 @@ class Model:
         tokens = self.requests[whom % len(self.requests)]
         pages = (len(tokens) - 1) // self.size
         front = tokens[: much % (pages + 1) * self.size]
+        if hasattr(self.real, "free_full"):  # see free(): not those that were given back before
+            front = [t for t in front if self.held[t // self.size]]
         self.real.free_swa(torch.tensor(front, dtype=torch.int64))
         for page in self.pages(front):
             self.held[page] = 0
         return bool(front)
 
     def undo(self, whom: int, much: int) -> bool:
-        """What a draft tree takes is given back by going back to the saved state."""
+        """What a draft tree takes is given back by going back to the saved state.
+
+        Only the workers of v1 do so. Their mapping keeps what was taken back, and the allocator of
+        later releases would free that together with the page.
+        """
+        if not releases.has_v1_worker():
+            return self.verify(whom, much)
         state = self.real.backup_state()
         held, requests = dict(self.held), [list(t) for t in self.requests]
         self.come(whom, much)

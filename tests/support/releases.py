@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ def has(module: str) -> bool:
 
 def has_v1_worker() -> bool:
     """True if FROZEN_KV_MTP is the worker of speculative decoding v1, which 0.5.14 dropped."""
-    return targets.path("worker.draft") is not None
+    return targets.path("worker.seed_step") is not None
 
 
 def accepted(function: Callable[..., Any], **given: Any) -> dict[str, Any]:
@@ -48,6 +49,25 @@ def paged_module() -> Any:
     return importlib.import_module(allocator_class("pool.init").__module__)
 
 
+def free_list(allocator: Any) -> list[int]:
+    """The pages that the allocator of one pool has to give, sorted: one that is there twice shows.
+
+    Those that were freed last wait in a list of their own, or from 0.5.23 on in several.
+    """
+    staged = getattr(allocator, "staged_pages", None) or []
+    lists = (allocator.free_pages, getattr(allocator, "release_pages", None), *staged)
+    return sorted(page for pages in lists if pages is not None for page in pages.tolist())
+
+
+def story(events: Iterable[Any]) -> list[str]:
+    """The kinds of what happened to pages.
+
+    From 0.5.21 on a SWA page is taken out of the mapping by a call of its own before it is free.
+    That event is left out here.
+    """
+    return [e.kind for e in events if e.kind != "unmap"]
+
+
 def no_kv() -> dict[str, Any]:
     """What a request without KV has in addition: from 0.5.23 on, an object for what it holds."""
     from sglang.srt.managers import schedule_batch
@@ -62,7 +82,7 @@ def kv_of(request: Any) -> Any:
 
 
 class Request(SimpleNamespace):
-    """What the ledger and the tracers read of SGLang's Req, each field where this release has it."""
+    """What the ledger and the tracers read of a Req, each field where this release has it."""
 
     def __init__(self, rid: str, **fields: Any) -> None:
         super().__init__(rid=rid, **no_kv())
@@ -94,7 +114,7 @@ def evicted(request: Any) -> int:
 def kept_behind(query: int, window: int, page: int) -> int:
     """The first token whose SWA page a request with a radix tree keeps at position ``query``.
 
-    It keeps one page more than the window up to 0.5.14, then only the window, and from 0.5.23 on the
+    It keeps one page more than the window up to 0.5.14, then only the window, and in 0.5.23 the
     window in whole pages.
     """
     if targets.matches("<0.5.15"):
@@ -127,6 +147,26 @@ def prefix_cache(rows: Any, allocator: Any, page: int, window: int, **given: Any
         tree_components=None if swa is None else (type(swa).FULL, swa),
     )  # fmt: skip
     return prefix_cache_class(not fields["disable"])(CacheInitParams(**fields))
+
+
+def token_ids(ids: Iterable[int]) -> Any:
+    """The tokens of a request or of a key of the prefix cache, in the release's own type."""
+    from sglang.srt.managers import schedule_batch
+
+    return array("q", ids) if hasattr(schedule_batch, "array") else list(ids)
+
+
+def insert(tree: Any, ids: Iterable[int], slots: torch.Tensor, swa_evicted: int = 0) -> Any:
+    """Put ``slots`` of these tokens into a prefix cache; the first ``swa_evicted`` have no SWA."""
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    evicted = accepted(
+        InsertParams,
+        swa_evicted_seqlen=swa_evicted,
+        component_evicted_seqlens={swa_component(): swa_evicted},
+    )
+    return tree.insert(InsertParams(key=RadixKey(token_ids(ids)), value=slots, **evicted))
 
 
 def prefix_cache_class(radix: bool) -> Any:

@@ -1,7 +1,7 @@
 """Requests that were admitted through the hooks, as a scheduler's batch has them.
 
 The pools, the allocator, the request table and the backend are SGLang's own (real_backend.py); the
-requests are plain namespaces that have what the ledger and the tracers read of SGLang's.
+requests are namespaces that have what the ledger and the tracers read of SGLang's (releases.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from real_backend import PAGE, Rig
+from releases import Request, kv_of
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -18,13 +19,6 @@ from g4debug.trapping.trap import TrapError
 
 TOKENS = {"a": 50, "b": 100, "c": 61}
 ARMED = {"G4DEBUG_TRACE": "page-table,swa-allocator"}
-
-
-class Request(SimpleNamespace):
-    __hash__ = object.__hash__
-
-    def finished(self):
-        return False
 
 
 class Serving:
@@ -37,19 +31,23 @@ class Serving:
         self.requests = {}
         for rid, tokens in TOKENS.items():
             self.admit(rid, tokens, cached)
-        plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in self.requests.values()}
+        self.name_rows()
         self.protect()
+
+    def name_rows(self):
+        """The recorder knows whose row is whose."""
+        plugin.in_force.recorder._rids = {row_of(r): r.rid for r in self.requests.values()}
 
     def new_rig(self):
         return Rig()
 
     def admit(self, rid, tokens, cached):
         request = Request(
-            rid=rid, req_pool_idx=None, session=None, cache_protected_len=cached,
+            rid=rid, session=None, cache_protected_len=cached,
             kv_committed_len=tokens, kv_allocated_len=tokens, retraction_count=0,
         )  # fmt: skip
         row = self.rig.next_row()
-        request.req_pool_idx = row
+        request.put(req_pool_idx=row)
         self.ledger.allocating = self.ledger.batch = SimpleNamespace(
             reqs=[request], seq_lens_cpu=torch.tensor([tokens]),
             req_to_token_pool=self.rig.req_to_token,
@@ -61,7 +59,7 @@ class Serving:
         self.ledger.owners.protect(list(self.requests.values()))
 
     def row(self, rid):
-        return self.rig.req_to_token.req_to_token[self.requests[rid].req_pool_idx]
+        return self.rig.req_to_token.req_to_token[row_of(self.requests[rid])]
 
     def write(self, victim, column, page):
         """Let the victim's row name a page."""
@@ -79,8 +77,12 @@ class Serving:
         return error.value.finding, reading.read(error.value.path)
 
 
+def row_of(request):
+    return kv_of(request).req_pool_idx
+
+
 def it_row(it, request, tokens):
-    return it.rig.req_to_token.req_to_token[request.req_pool_idx, :tokens].to(torch.int64)
+    return it.rig.req_to_token.req_to_token[row_of(request), :tokens].to(torch.int64)
 
 
 def release(it, rid, tokens=None):
@@ -88,7 +90,7 @@ def release(it, rid, tokens=None):
     request = it.requests[rid]
 
     def free(request, tree_cache):
-        n = request.kv_committed_len
+        n = kv_of(request).kv_committed_len
         it.rig.allocator.free(it_row(it, request, n) if tokens is None else tokens)
 
     call = free
@@ -100,4 +102,4 @@ def release(it, rid, tokens=None):
 def running(it):
     tracer = next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
     for rid, request in it.requests.items():
-        tracer._ran[rid] = (request.req_pool_idx, 0)
+        tracer._ran[rid] = (row_of(request), 0)

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 from real_backend import LAYERS, PAGE, allocator_class, draft_worker, dummy_pool
-from served_rows import Request, Serving, it_row, release, running
+from releases import Request, kv_of
+from served_rows import Serving, it_row, release, row_of, running
 
 from g4debug import discovery, plugin
 from g4debug.dumps import reading
@@ -152,14 +153,14 @@ def a_narrow_table(arm):
 @scenario("page-table: row-too-short", "the length is wrong")
 def a_length_that_nobody_allocated(arm):
     it = table(arm)
-    it.requests["b"].kv_allocated_len = 90
+    it.requests["b"].put(kv_allocated_len=90)
     return seen(it, narrow, full=True)
 
 
 @scenario("page-table: row-too-short", "which of the two is not known")
 def a_request_that_is_not_known(arm):
     it = table(arm)
-    del it.requests["b"].kv_allocated_len
+    it.requests["b"].put(kv_allocated_len=None)
     return seen(it, narrow, full=True)
 
 
@@ -246,7 +247,7 @@ def a_row_names_a_page_that_another_one_lost(arm):
     page = it.rig.page("a", 1)
     it.rig.allocator.free(it_row(it, it.requests["a"], 2 * PAGE)[PAGE:])
     it.rig.requests.pop(1)  # a does not run
-    plugin.in_force.recorder._rids.pop(it.requests["a"].req_pool_idx)
+    plugin.in_force.recorder._rids.pop(row_of(it.requests["a"]))
     it.write("b", 6, page)
     batch = it.rig.batch("decode", it.rig.requests[1:], it.backend)
     it.backend.init_forward_metadata(batch)
@@ -491,12 +492,12 @@ def a_wrong_page_among_right_ones_is_freed(arm):
 def grow(it: Any, rid: str, by: int = 1) -> None:
     """One more token of a request, as SGLang asks for it."""
     request = it.requests[rid]
-    length = request.kv_committed_len
+    length = kv_of(request).kv_committed_len
     after = torch.tensor([length + by])
     it.ledger.allocating = SimpleNamespace(reqs=[request], seq_lens_cpu=torch.tensor([length]))
     found = it.rig.allocator.alloc_decode(after, after, it.row(rid)[length - 1 : length].long())
     it.row(rid)[length] = int(found)
-    request.kv_committed_len += by
+    kv_of(request).kv_committed_len += by
 
 
 @scenario("swa-allocator: use-after-free", "while the sequence still uses it")

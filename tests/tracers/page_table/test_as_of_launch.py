@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from real_backend import PAGE
-from served_rows import ARMED, Request, Serving, release
+from releases import Request
+from served_rows import ARMED, Serving, release, row_of
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -63,14 +64,14 @@ class Ahead(Serving):
 
     def finish(self, rid):
         """The request has ended: its pages and its row are given back, as SGLang does it."""
-        request, row = self.requests[rid], self.requests[rid].req_pool_idx
+        request, row = self.requests[rid], row_of(self.requests[rid])
         release(self, rid)
         pool = self.rig.req_to_token
         pool.free_slots = [row, *pool.free_slots]
         if self.rig.next_row() != row:  # this release begins at the other end
             pool.free_slots = [*pool.free_slots[1:], row]
         request.finished = lambda: True
-        request.req_pool_idx = None
+        request.put(req_pool_idx=None)
         self.rig.requests = [r for r in self.rig.requests if r.rid != rid]
         return row
 
@@ -102,7 +103,7 @@ def test_what_happens_after_the_launch_does_not_matter(ahead):
     launched = it.launch()
     row = it.finish("a")
     it.admit("d", 50, 0)
-    assert it.requests["d"].req_pool_idx == row  # the row and the pages are another request's
+    assert row_of(it.requests["d"]) == row  # the row and the pages are another request's
     it.run(launched)
     it.run(it.launch())  # and the next forward sees what is true for it
     part = plugin.in_force.recorder.status.parts["page-table"]
@@ -123,7 +124,7 @@ def test_the_live_tables_would_have_accused_it(ahead):
 def test_a_wrong_cell_is_found_although_everything_has_moved_on(ahead, mode):
     it = ahead()
     launched = it.launch(mode)
-    right, row = it.rig.page("b", 2), it.requests["b"].req_pool_idx
+    right, row = it.rig.page("b", 2), row_of(it.requests["b"])
     it.backend.forward_metadata.page_table[1, 2] = right + 1
     it.finish("a")
     it.admit("d", 50, 0)
@@ -249,7 +250,7 @@ def test_launches_are_remembered_as_long_as_they_may_be_in_flight():
     batches[last].reqs[0].finished = lambda: True
     assert not launches.is_void(100 + last, 3)  # it ended in that forward
     assert launches.is_void(99 + last, 3) is False
-    batches[last - 1].reqs[0].req_pool_idx = None  # retracted meanwhile
+    batches[last - 1].reqs[0].put(req_pool_idx=None)  # retracted meanwhile
     assert launches.is_void(99 + last, 3)
     launches.processing(SimpleNamespace(forward_iter=None))  # SGLang has batches without a number
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from real_backend import PAGE
-from served_rows import ARMED, Serving, it_row, release, running
+from served_rows import ARMED, Serving, it_row, release, row_of, running
 
-from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.ledger.owners import DOUBTS, EVERYTHING
@@ -32,7 +31,7 @@ def test_it_is_told_in_that_forward_and_the_right_one_is_blamed(serving, mode):
     finding, record = it.found(mode)
     assert finding.kind == "foreign-page"
     assert (finding.location.request, finding.location.column) == ("b", 5)
-    row, owner_row = it.requests["b"].req_pool_idx, it.requests["a"].req_pool_idx
+    row, owner_row = row_of(it.requests["b"]), row_of(it.requests["a"])
     assert f"page {theirs}" in finding.headline
     assert f"of request a for tokens {5 * PAGE}..{6 * PAGE - 1}" in finding.headline
     assert f"because row {row} of req_to_token names it" in finding.headline
@@ -77,7 +76,7 @@ def test_the_kernels_table_is_not_changed_for_it(serving):
 def shared_prefix(it):
     """The prefix cache lent the page to both."""
     it.write("b", 0, it.rig.page("a", 0))
-    it.requests["b"].cache_protected_len = PAGE
+    it.requests["b"].put(cache_protected_len=PAGE)
 
 
 def of_a_session(it):
@@ -94,7 +93,7 @@ def an_unknown_hand_out(it):
 
 def another_sglang(it):
     """One whose requests do not say how much of them is the prefix cache's."""
-    del it.requests["b"].cache_protected_len
+    it.requests["b"].put(cache_protected_len=None)
     it.write("b", 5, it.rig.page("a", 1))
 
 
@@ -118,20 +117,20 @@ def test_where_the_owner_is_not_certain_it_is_not_judged(serving, happens):
 def stale_length(it):
     """SGLang moved pages into the prefix cache after the batch was looked at."""
     it.write("b", 0, it.rig.page("a", 0))
-    it.requests["b"].cache_protected_len = PAGE  # and protect() is not called
+    it.requests["b"].put(cache_protected_len=PAGE)  # and protect() is not called
 
 
 def not_in_the_owners_row(it):
     """Our books say a's, SGLang's rows do not: our books are wrong."""
     page = it.rig.page("b", 5)
-    it.ledger.owners.pages[page] = it.requests["a"].req_pool_idx
+    it.ledger.owners.pages[page] = row_of(it.requests["a"])
     it.ledger.pools["full"].owner[page] = "a"
 
 
 def its_own_of_an_earlier_row(it):
     """It came back in another row and kept its pages."""
     page = it.rig.page("b", 5)
-    it.ledger.owners.pages[page] = it.requests["a"].req_pool_idx
+    it.ledger.owners.pages[page] = row_of(it.requests["a"])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_who_is_wrong_too_often_is_given_up(serving, caplog):
     it, folder = serving()
     owners = it.ledger.owners
     for _ in range(DOUBTS):
-        owners.pages[it.rig.page("b", 5)] = it.requests["a"].req_pool_idx
+        owners.pages[it.rig.page("b", 5)] = row_of(it.requests["a"])
         it.forward()
     assert "were not confirmed" in owners.given_up
     assert any("not whose page a row of req_to_token names" in m for m in caplog.messages)
@@ -169,7 +168,7 @@ def test_who_is_wrong_too_often_is_given_up(serving, caplog):
 def test_a_suspicion_does_not_hide_what_is_certain(serving):
     """Both are in one table, and the suspicion is the first of them and not confirmed."""
     it, _ = serving()
-    it.ledger.owners.pages[it.rig.page("b", 4)] = it.requests["a"].req_pool_idx
+    it.ledger.owners.pages[it.rig.page("b", 4)] = row_of(it.requests["a"])
     batch = it.rig.batch("decode", it.rig.requests[1:], it.backend)
     it.backend.init_forward_metadata(batch)
     it.backend.forward_metadata.swa_page_table[1, 6] = 10**6
@@ -186,10 +185,10 @@ def test_a_new_owner_in_the_same_row(serving):
     old = next(r for r in rig.requests if r.rid == "b")
     rig.allocator.free(it_tokens := it_row(it, b, old.tokens))
     assert len(it_tokens) == old.tokens
-    rig.req_to_token.free_slots.insert(0, b.req_pool_idx)
+    rig.req_to_token.free_slots.insert(0, row_of(b))
     rig.requests.remove(old)
     it.admit("d", 90, 0)
-    plugin.in_force.recorder._rids = {r.req_pool_idx: r.rid for r in it.requests.values()}
+    it.name_rows()
     it.protect()
     it.forward()
     assert not list(folder.glob("*.pt"))
@@ -202,7 +201,7 @@ def test_a_new_owner_in_the_same_row(serving):
 def test_rows_that_never_ran_are_not_judged(serving):
     it, _ = serving()
     owners = it.ledger.owners
-    known = {r.req_pool_idx for r in it.requests.values()}
+    known = {row_of(r) for r in it.requests.values()}
     rest = [int(n) for i, n in enumerate(owners.protected) if i not in known]
     assert set(rest) == {EVERYTHING}
 
@@ -215,7 +214,7 @@ def test_a_release_frees_no_page_of_a_request_that_runs(serving):
     running(it)
     page = it.rig.page("a", 1)
     it.write("b", 5, page)
-    row = it.requests["b"].req_pool_idx
+    row = row_of(it.requests["b"])
     with pytest.raises(TrapError) as error:
         release(it, "b")
     finding = error.value.finding
@@ -259,7 +258,7 @@ def finished(it):
 
 
 def lent(it):
-    it.requests["a"].cache_protected_len = 2 * PAGE
+    it.requests["a"].put(cache_protected_len=2 * PAGE)
 
 
 def moved(it):

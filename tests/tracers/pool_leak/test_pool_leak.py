@@ -10,8 +10,10 @@ import importlib.util
 from types import SimpleNamespace
 
 import pytest
+import releases
 import torch
 from real_backend import PAGE, WINDOW, Rig
+from releases import kv_of, story
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -25,26 +27,17 @@ pytestmark = [
 
 
 class Server:
-    """A rig with a real SWARadixCache, seen as a scheduler."""
+    """A rig with a real prefix cache, seen as a scheduler."""
 
     def __init__(self, context) -> None:
-        from sglang.srt.mem_cache.cache_init_params import CacheInitParams
-        from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
-
         self.rig = Rig()
         self.ledger = context.ledger
         self.tracer = PoolLeakTracer(context)
         self.scheduler = SimpleNamespace(
             token_to_kv_pool_allocator=self.rig.allocator,
             req_to_token_pool=self.rig.req_to_token,
-            tree_cache=SWARadixCache(
-                CacheInitParams(
-                    disable=False,
-                    req_to_token_pool=self.rig.req_to_token,
-                    token_to_kv_pool_allocator=self.rig.allocator,
-                    page_size=PAGE,
-                    sliding_window_size=WINDOW,
-                )
+            tree_cache=releases.prefix_cache(
+                self.rig.req_to_token, self.rig.allocator, PAGE, WINDOW
             ),
             server_args=SimpleNamespace(speculative_eagle_topk=1),
             is_fully_idle=lambda: True,
@@ -60,13 +53,14 @@ class Server:
     def admit(self, rid: str, tokens: int, session: object = None):
         request = Request(rid, tokens, session)
         self.ledger.batch = self.ledger.allocating = SimpleNamespace(reqs=[request])
-        request.req_pool_idx = self.rig.admit(rid, tokens).req_pool_idx
+        request.put(req_pool_idx=self.rig.admit(rid, tokens).req_pool_idx)
         self.ledger.requests[rid] = request
         return request
 
     def tokens(self, request) -> torch.Tensor:
         table = self.rig.req_to_token.req_to_token
-        return table[request.req_pool_idx, : request.kv_allocated_len].to(torch.int64)
+        kv = kv_of(request)
+        return table[kv.req_pool_idx, : kv.kv_allocated_len].to(torch.int64)
 
     def release(self, request) -> None:
         self.rig.req_to_token.free(request)
@@ -75,12 +69,12 @@ class Server:
         self.tracer.check(self.scheduler, idle)
 
 
-class Request(SimpleNamespace):  # a plain namespace has no weak references to give
+class Request(releases.Request):
     def __init__(self, rid: str, tokens: int, session: object) -> None:
-        super().__init__(rid=rid, kv_allocated_len=tokens, req_pool_idx=None, session=session)
-        self.finished = lambda: True
+        super().__init__(rid, kv_allocated_len=tokens, session=session)
 
-    __hash__ = object.__hash__
+    def finished(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -109,19 +103,14 @@ def found(server, **kwargs) -> TrapError:
 
 
 def test_a_life_without_a_leak(server):
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
     server.check()
     one = server.admit("one", 5 * PAGE + 3)
     server.check(idle=False)
     tokens = server.tokens(one)
     server.rig.allocator.free_swa(tokens[: 2 * PAGE])  # behind its window
     server.check(idle=False)
-    key = RadixKey(list(range(5 * PAGE)), None)
-    server.scheduler.tree_cache.insert(
-        InsertParams(key=key, value=tokens[: 5 * PAGE], swa_evicted_seqlen=2 * PAGE)
-    )
+    tree = server.scheduler.tree_cache
+    releases.insert(tree, range(5 * PAGE), tokens[: 5 * PAGE], swa_evicted=2 * PAGE)
     server.check(idle=False)  # cached and owned at once
     server.rig.allocator.free(tokens[5 * PAGE :])
     server.release(one)
@@ -151,7 +140,7 @@ def test_a_lost_free_names_pages_owner_and_what_was_due(server):
     (holding,) = record.holdings
     assert (holding.owner, holding.count, holding.pages) == ("one", 3, tuple(sorted(pages)))
     assert "release_kv_cache in step 0" in holding.due
-    assert [e.kind for e in record.events] == ["extend", "free", "extend"][-len(record.events) :]
+    assert story(record.events) == ["extend", "free", "extend"][-len(story(record.events)) :]
     # The SWA pool next, then nothing that was told already.
     assert "of the swa pool" in str(found(server, idle=False))
     server.check(idle=False)
@@ -186,7 +175,7 @@ def test_the_pages_of_a_session_are_its_running_requests(server):
     one = server.admit("one", 3 * PAGE, session=SimpleNamespace(streaming=False))
     server.check(idle=False)
     server.rig.allocator.free(server.tokens(one)[PAGE:])
-    one.kv_allocated_len = PAGE
+    one.put(kv_allocated_len=PAGE)
     server.check(idle=False)
     lost = int(server.tokens(one)[0]) // PAGE
     server.release(one)
@@ -252,18 +241,9 @@ def test_who_asks_for_often_gets_it(server, clock):
 
 
 def fill_the_cache(server, nodes):
-    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
-    from sglang.srt.mem_cache.radix_cache import RadixKey
-
     for n in range(nodes):
         request = server.admit(f"r{n}", PAGE)
-        server.scheduler.tree_cache.insert(
-            InsertParams(
-                key=RadixKey([n + 1] * PAGE, None),
-                value=server.tokens(request),
-                swa_evicted_seqlen=0,
-            )
-        )
+        releases.insert(server.scheduler.tree_cache, [n + 1] * PAGE, server.tokens(request))
         server.release(request)
 
 
@@ -279,7 +259,8 @@ def test_a_count_on_an_idle_server_goes_on_in_slices(server, clock, monkeypatch)
     while not server.tracer.censuses:
         server.tracer.before_idle(server.scheduler)
         calls += 1
-    assert calls > 5
+    # The unified cache lists all of its pages in one call, without a pause.
+    assert calls > (1 if hasattr(server.scheduler.tree_cache, "tree_components") else 5)
     server.tracer.before_idle(server.scheduler)
     assert server.tracer.censuses == 1
 
@@ -330,7 +311,7 @@ def test_a_request_that_nobody_has_shown_us_and_the_scheduler_runs(server):
     server.ledger.requests.clear()
     server.scheduler.running_batch = SimpleNamespace(reqs=[request])
     server.check(idle=False)
-    request.kv_allocated_len = PAGE
+    request.put(kv_allocated_len=PAGE)
     assert found(server, idle=False).finding.kind == "leaked"
 
 
@@ -338,7 +319,7 @@ def test_two_requests_that_claim_one_row(server):
     """It is not known whose length counts, so nothing is called lost."""
     server.admit("one", 3 * PAGE)
     other = Request("other", PAGE, None)
-    other.req_pool_idx = server.ledger.requests["one"].req_pool_idx
+    other.put(req_pool_idx=kv_of(server.ledger.requests["one"]).req_pool_idx)
     server.ledger.requests["other"] = other
     server.check(idle=False)
 

@@ -10,7 +10,7 @@ import pytest
 import releases
 import torch
 from real_backend import FULL, PAGE, SWA, WINDOW, Rig
-from releases import allocator_class, kv_of
+from releases import allocator_class, free_list, kv_of
 
 from g4debug import plugin
 from g4debug.dumps import reading
@@ -44,16 +44,11 @@ def findings(folder):
     return [reading.read(p).finding for p in sorted(folder.glob("*.pt"))]
 
 
-def lists(allocator):
-    """Every page of the free lists, sorted: a page that is there twice shows."""
-    return sorted(torch.cat((allocator.free_pages, allocator.release_pages)).tolist())
-
-
 def sound(rig, ledger):
     """No page is in a free list twice, and the ledger agrees with the lists."""
     for name in ("full", "swa"):
         allocator = getattr(rig.allocator, f"{name}_attn_allocator")
-        free = lists(allocator)
+        free = free_list(allocator)
         assert len(free) == len(set(free))
         held = set(range(1, allocator.num_pages + 1)) - set(free)
         assert set(ledger.pools[name].held.nonzero()[0].tolist()) == held
@@ -137,7 +132,7 @@ def test_log_only_reports(armed, kind):
     a = rig.admit("a", 3 * PAGE)
     FREES[kind](rig, a)
     assert [f.kind for f in findings(folder)] == [kind]
-    free = lists(rig.allocator.full_attn_allocator)
+    free = free_list(rig.allocator.full_attn_allocator)
     assert len(free) > len(set(free))  # as without us
 
 
@@ -287,9 +282,7 @@ class Serving:
         self.batch.forward_mode = SimpleNamespace(name="EXTEND", is_extend=lambda: True)
         self.batch.req_to_token_pool = rig.req_to_token
         self.batch.token_to_kv_pool_allocator = rig.allocator
-        self.batch.tree_cache = releases.prefix_cache(
-            rig.req_to_token, rig.allocator, PAGE, WINDOW
-        )
+        self.batch.tree_cache = releases.prefix_cache(rig.req_to_token, rig.allocator, PAGE, WINDOW)
         ledger.batch = ledger.allocating = self.batch
         ledger.requests["a"] = self.request
         admitted = rig.admit("a", tokens)
@@ -364,9 +357,7 @@ def retracted_and_back(it):
 def another_page_in_its_row(it):
     """The prefix cache holds what the request had; its row points elsewhere by now."""
     it.run()
-    it.rig.req_to_token.req_to_token[
-        kv_of(it.request).req_pool_idx, : it.request.tokens
-    ] = 5 * PAGE
+    it.rig.req_to_token.req_to_token[kv_of(it.request).req_pool_idx, : it.request.tokens] = 5 * PAGE
 
 
 @pytest.mark.parametrize("happens", [finished, gone, retracted_and_back, another_page_in_its_row])
@@ -396,7 +387,7 @@ def test_a_plain_paged_allocator(arm):
     assert not findings(folder)
     allocator.free(found[:1])
     assert [f.kind for f in findings(folder)] == ["double-free"]
-    assert len(lists(allocator)) == FULL // PAGE
+    assert len(free_list(allocator)) == FULL // PAGE
 
 
 def test_pages_of_one_token(arm):
@@ -406,7 +397,7 @@ def test_pages_of_one_token(arm):
     found = allocator.alloc(5)
     allocator.free(torch.cat((found, found[1:3])))
     assert [f.kind for f in findings(folder)] == ["double-free"]
-    assert lists(allocator) == list(range(1, SWA + 1))
+    assert free_list(allocator) == list(range(1, SWA + 1))
     poison(allocator, 0)
     allocator.alloc(1)
     assert [f.kind for f in findings(folder)] == ["double-free", "page-zero"]
