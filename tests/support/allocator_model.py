@@ -145,14 +145,13 @@ class Model:
 
     def free(self, tokens: list[int]) -> None:
         """From 0.5.23 on a caller says which of its tokens have no SWA page any more."""
-        gone = []
-        if hasattr(self.real, "free_full"):
-            gone = [t for t in tokens if not self.held[t // self.size]]
-        rest = [t for t in tokens if t not in gone]
-        if gone:
-            self.real.free_full(torch.tensor(gone))
-        if rest:
-            self.real.free(torch.tensor(rest))
+        if not hasattr(self.real, "free_full"):
+            self.real.free(torch.tensor(tokens))
+            return
+        for free, with_swa in ((self.real.free_full, False), (self.real.free, True)):
+            theirs = [t for t in tokens if bool(self.held[t // self.size]) == with_swa]
+            if theirs:
+                free(torch.tensor(theirs))
 
     def nothing(self, whom: int, much: int) -> bool:
         """The last bytes that shrinking leaves."""
@@ -215,10 +214,10 @@ class Model:
         if not self.requests or not self.swa:
             return False
         tokens = self.requests[whom % len(self.requests)]
+        if hasattr(self.real, "free_full"):  # see free(): not those that were given back before
+            tokens = [t for t in tokens if self.held[t // self.size]]
         pages = (len(tokens) - 1) // self.size
         front = tokens[: much % (pages + 1) * self.size]
-        if hasattr(self.real, "free_full"):  # see free(): not those that were given back before
-            front = [t for t in front if self.held[t // self.size]]
         self.real.free_swa(torch.tensor(front, dtype=torch.int64))
         for page in self.pages(front):
             self.held[page] = 0
@@ -228,10 +227,15 @@ class Model:
         """What a draft tree takes is given back by going back to the saved state.
 
         Only the workers of v1 do so. Their mapping keeps what was taken back, and the allocator of
-        later releases would free that together with the page.
+        later releases would free that together with the page. There, requests come and are aborted.
         """
         if not releases.has_v1_worker():
-            return self.verify(whom, much)
+            before = len(self.requests)
+            self.come(whom, much)
+            for tokens in self.requests[before:]:
+                self.give(tokens)
+            del self.requests[before:]
+            return True
         state = self.real.backup_state()
         held, requests = dict(self.held), [list(t) for t in self.requests]
         self.come(whom, much)
