@@ -293,7 +293,7 @@ def test_what_the_device_has_not_reached_is_no_sealed_page(ahead):
 
 
 def a_request_that_had_ended_is_launched(it):
-    """SGLang processed the last result after it had prepared the batch (a grammar, for instance)."""
+    """SGLang processed the last result after it had prepared the batch, as with a grammar."""
     it.allocate("a", TOKENS)
     it.allocate("b", TOKENS)
     both = [it.row(r)[:TOKENS].long() for r in "ab"]
