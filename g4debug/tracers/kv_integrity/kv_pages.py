@@ -72,11 +72,18 @@ class KvPages:
 
     def stamp(self, pages: torch.Tensor) -> None:
         """Write the stamp into freed pages."""
+        self._write_stamp(pages)
+        self.stamped.index_fill_(0, pages, True)
+
+    def stamp_again(self, pages: torch.Tensor) -> None:
+        """Write the stamp anew into those of these pages that have it, or had it."""
+        self._write_stamp(torch.where(self.stamped[pages], pages, 0))  # nobody reads page 0
+
+    def _write_stamp(self, pages: torch.Tensor) -> None:
         for rows in self._rows:
             rows[:, :, :WORDS].index_fill_(
                 0, pages, STAMP
             )  # an assignment would wait for the device
-        self.stamped.index_fill_(0, pages, True)
 
     def written(self, pages: torch.Tensor) -> torch.Tensor:
         """Codes of the places [buffer, row] where the stamp of a stamped page is gone."""
@@ -86,6 +93,10 @@ class KvPages:
     def unstamp(self, pages: torch.Tensor) -> None:
         """Forget the stamps of these pages, which somebody holds now."""
         self.stamped.index_fill_(0, pages, False)
+
+    def forget(self) -> None:
+        """Forget all stamps."""
+        self.stamped.zero_()
 
     def seal(self, pages: torch.Tensor) -> None:
         """Remember the checksums of these pages."""
