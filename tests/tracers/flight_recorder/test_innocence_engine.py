@@ -9,9 +9,18 @@ import installed_plugin
 import pytest
 from real_engine import ENGINE, Run, drive, side_by_side
 
+from g4debug.hooking import targets
+
 pytestmark = ENGINE
 HERE = Path(__file__).parent
 DIE_AT = 9
+
+
+def free() -> tuple[str, str, str]:
+    """Where this release's pages come back: the site, the method and its file."""
+    site = "pool.free" if targets.path("pool.release") is None else "pool.release"
+    module, _, name = targets.path(site).rsplit(".", 2)
+    return site, name, f"{module.rpartition('.')[2]}.py"
 
 
 def dying(folder: Path, mode: str, **environ: str) -> Run:
@@ -37,7 +46,7 @@ def runs(tmp_path_factory):
         some=lambda: dying(folder / "some", "mtp", G4DEBUG_TRACE="page-table,flight-recorder"),
         alone=lambda: dying(folder / "alone", "mtp", G4DEBUG_TRACE="flight-recorder"),
         lost=lambda: dying(
-            folder / "lost", "mtp", **armed, PUT_BACK="PagedTokenToKVPoolAllocator.free"
+            folder / "lost", "mtp", **armed, PUT_BACK=f"PagedTokenToKVPoolAllocator.{free()[1]}"
         ),
         wrapped=lambda: dying(
             folder / "wrapped", "mtp", **armed, WRAP="PagedTokenToKVPoolAllocator.alloc_decode"
@@ -121,10 +130,12 @@ def test_a_hook_that_was_lost_takes_the_innocence_with_it(runs):
     record, _, _ = death(runs["lost"])
     assert "innocent" not in record.finding.cause
     ledger = next(t for t in record.tracers if t.name == "ledger")
-    assert ledger.dead[0].startswith("pool.free: PagedTokenToKVPoolAllocator.free (allocator.py:")
+    site, name, file = free()
+    gone = f"{site}: PagedTokenToKVPoolAllocator.{name} ({file}:"
+    assert ledger.dead[0].startswith(gone)
     told = [x for x in runs["lost"].log.splitlines() if "hooks do not run any more" in x]
     assert len(told) == 1
-    assert "pool.free: PagedTokenToKVPoolAllocator.free (allocator.py:" in told[0]
+    assert gone in told[0]
     states = {t.name: t.state for t in record.tracers}
     assert states["swa-allocator"].startswith("off since step ")
     assert [r.finding.check for r in runs["lost"].dumps] == ["flight-recorder"]
