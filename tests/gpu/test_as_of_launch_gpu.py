@@ -14,9 +14,10 @@ from releases import Request
 
 from g4debug.ledger import shadow as shadows
 from g4debug.tracers.page_table import guard as page_guard
-from g4debug.tracers.page_table.as_of_launch import Copy, Launches
+from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.guard import TrapBuffer
+from g4debug.tracers.page_table.launch_copy import Copy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -29,58 +29,9 @@ import torch
 from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
-    from g4debug.ledger.ledger import Ledger
+    from g4debug.tracers.page_table.launch_copy import Copy
 
 IN_FLIGHT = 8  # launches that are remembered; SGLang has two in flight at most
-
-
-class Copy:
-    """The copy of one forward. All tensors are static.
-
-    first_tokens: int32 [rows of ``req_to_token``, pages], the token index at which each page of a
-        row begins. Only the rows of the batch are up to date.
-    shadow, owners, protected: as in :mod:`g4debug.ledger`; None if there is no ledger.
-    step: int64 [1], the step that the forward belongs to.
-    """
-
-    def __init__(self, req_to_token: torch.Tensor, page_size: int, ledger: Ledger | None) -> None:
-        rows, tokens = req_to_token.shape
-        device = req_to_token.device
-        self.source, self.page_size, self.ledger = req_to_token, page_size, ledger
-        self.first_tokens = torch.zeros(
-            (rows, -(-tokens // page_size)), dtype=torch.int32, device=device
-        )
-        self.step = torch.full((1,), -1, dtype=torch.int64, device=device)
-        self.shadow = self.owners = self.protected = None
-        if ledger is not None and ledger.shadow is not None:
-            self.shadow = torch.zeros_like(ledger.shadow)
-            if ledger.owners is not None and ledger.owners.protected is not None:
-                self.owners = torch.zeros_like(ledger.owners.pages)
-                self.protected = torch.zeros_like(ledger.owners.protected)
-
-    def make(self, rows: torch.Tensor, step: int) -> None:
-        """Copy what is true now for these rows of ``req_to_token``. Never waits for the device.
-
-        rows: integer [n], on the device of ``req_to_token``.
-        """
-        rows = rows.to(torch.int64)
-        self.first_tokens[rows] = self.source[:, :: self.page_size][rows].to(torch.int32)
-        self.step.fill_(step)
-        ledger = self.ledger
-        if ledger is None or self.shadow is None:
-            return
-        if ledger.shadow is None or ledger.shadow.shape != self.shadow.shape:
-            self.shadow[-1:].fill_(0)  # nothing can be concluded from it
-            return
-        self.shadow.copy_(ledger.shadow)
-        owners = ledger.owners
-        if self.owners is None or self.protected is None:
-            return
-        if owners is None or owners.protected is None:
-            self.owners.fill_(0)
-        else:
-            self.owners.copy_(owners.pages)
-            self.protected.copy_(owners.protected)
 
 
 @dataclass

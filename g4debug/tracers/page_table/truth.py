@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
-from g4debug.tracers.page_table.as_of_launch import Copy, Launches
+from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Truth
+from g4debug.tracers.page_table.launch_copy import Copy
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
