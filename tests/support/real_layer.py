@@ -66,7 +66,7 @@ def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     with releases.configuration_kept():
-        module.set_global_server_args_for_scheduler(args)
+        releases.publish(args)
         parallel_state.init_distributed_environment(
             world_size=1, rank=0, local_rank=0, backend="gloo",
             distributed_init_method=f"tcp://127.0.0.1:{port}",
@@ -90,6 +90,16 @@ def forward_context() -> AbstractContextManager[Any]:
     return context
 
 
+def layer_stack() -> AbstractContextManager[Any]:
+    """What layers are built in from 0.5.23 on: each is told which ones are before and after it."""
+    if not releases.has("sglang.srt.layers.layer_boundary"):
+        return nullcontext()
+    from sglang.srt.layers.layer_boundary import factories
+
+    stack: AbstractContextManager[Any] = factories.layer_stack()
+    return stack
+
+
 def config(geometry: Any, **other: Any) -> Any:
     """SGLang's config object of a toy geometry, some of whose fields are replaced."""
     from transformers import Gemma4TextConfig
@@ -101,7 +111,8 @@ def layer(geometry: Any, number: int = 0, **other: Any) -> Any:
     """Layer ``number`` in eval mode; call it inside of ``one_process``."""
     from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 
-    made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
+    with layer_stack():
+        made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(number)
     for _, p in made.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
