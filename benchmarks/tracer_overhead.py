@@ -149,7 +149,9 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 said = {"nodes": facts["nodes"], "sites": facts["sites"]}
                 written[1].add([{**at, "steps": steps_run, **said, "start_s": round(up, 1),
                                  "whole_s": seconds, "tracers": facts["tracers"]}])  # fmt: skip
-                said_of_it = f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
+                said_of_it = (
+                    f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
+                )
                 print(said_of_it, flush=True)
             except ServerDied as e:
                 died += 1

@@ -37,7 +37,9 @@ class Fix:
     """One fix or performance path, declared as ``FIX`` in its file.
 
     seed: the pull request that it implements. upstream: the thread in which SGLang fixed it. needs:
-    the SGLang versions that it was written for. still_broken: whether the code of this SGLang has
+    the SGLang versions that it was written for, as in ``targets.matches``. elsewhere: why it is not
+    for others, as pairs of such a specifier and the rest of "not on this release, because";
+    the first that matches counts. still_broken: whether the code of this SGLang has
     the bug. apply: puts the wrappers on the hooks. switch: the variable that the seed documents, or
     ''; it works beside ``G4DEBUG_FIX_<ID>``. eligible: where a performance path runs (elsewhere
     SGLang's own code does); '' for a fix.
@@ -58,6 +60,7 @@ class Fix:
     purpose: Purpose
     switch: str = ""
     eligible: str = ""
+    elsewhere: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,12 @@ def _apply(
     found = targets.sglang_version()
     if not targets.matches(fix.needs):
         text = f"written for SGLang {fix.needs}, found {found or 'none'}"
+        why = next((why for other, why in fix.elsewhere if targets.matches(other)), "")
         if forced:
-            raise SettingsError(f"{switch}=1: fix {fix.id} was {text}; unset {switch}")
-        return FixState(fix, "not-needed", text)
+            because = f": {why}" if why else ""
+            raise SettingsError(f"{switch}=1: fix {fix.id} was {text}{because}; unset {switch}")
+        said = f"not on this release, because {why}" if why else text
+        return FixState(fix, "not-needed", said)
     off = None if forced else _unwanted(fix, mode)
     if forced:
         why = f"{switch}=1" + (f"; runs {fix.eligible}" if fix.eligible else "")

@@ -173,6 +173,13 @@ FIX = Fix(
     seed="PR #22",
     upstream="none; from 0.5.14 on FROZEN_KV_MTP runs as spec v2",
     needs=">=0.5.12,<0.5.14",
+    elsewhere=(
+        (
+            ">=0.5.14",
+            "its FROZEN_KV_MTP, which is speculative decoding v2, keeps the state of its "
+            "drafts by request and not on the batch",
+        ),
+    ),
     still_broken=still_broken,
     apply=apply,
     purpose="correctness",

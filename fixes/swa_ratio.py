@@ -14,7 +14,8 @@ the same object as in the class, both with the command line (argparse passes its
 unconverted) and with ``Engine(**kwargs)``. What a user writes is another object of equal value. So
 the fix acts in the process that launches the server, before ``ServerArgs.check_server_args``. The
 ratio of a ``ServerArgs`` that was unpickled counts as the user's and is kept. Passing
-``ServerArgs.swa_full_tokens_ratio`` itself counts as the default.
+``ServerArgs.swa_full_tokens_ratio`` itself counts as the default. From 0.5.18 on the default is
+None, which stands for 0.8.
 
 From 0.5.14 on SGLang sizes the SWA pool by the number of requests and reads no ratio if the radix
 cache is off and ``max_running_requests`` is given (sglang #28755). The fix then changes nothing.
@@ -41,7 +42,11 @@ ARCHITECTURES = (
     "Gemma4ForConditionalGeneration",
     "Gemma4UnifiedForConditionalGeneration",
 )
-_REQUEST_CAP = "sglang.srt.model_executor.pool_configurator.SWAChunkCapPoolConfigurator"
+_CONFIGURATORS = "sglang.srt.model_executor.pool_configurator"
+_REQUEST_CAPS = (  # 0.5.21 renamed it
+    f"{_CONFIGURATORS}.SWAChunkCapPoolConfigurator",
+    f"{_CONFIGURATORS}.SWARequestCapPoolConfigurator",
+)
 _MODEL_DEFAULTS = "sglang.srt.server_args.ServerArgs._handle_model_specific_adjustments"
 _GEMMA4_DEFAULTS = (
     "sglang.srt.arg_groups.overrides._gemma4_overrides",
@@ -57,28 +62,55 @@ def before_check(server_args: Any, *args: Any, **kwargs: Any) -> None:
     if verdict is None:
         return
     ratio, why = verdict
-    if ratio != server_args.swa_full_tokens_ratio:
-        server_args.swa_full_tokens_ratio = ratio
+    if ratio != in_force(server_args, FIELD):
+        put(server_args, ratio)
         logger.info("g4debug: %s: setting %s to %s: %s", ID, FIELD, ratio, why)
     else:
         logger.info("g4debug: %s: keeping %s=%s: %s", ID, FIELD, ratio, why)
 
 
+def in_force(server_args: Any, name: str) -> Any:
+    """An argument as SGLang will read it. From 0.5.21 on ServerArgs stay as they were typed."""
+    try:
+        from sglang.srt.arg_groups.overrides import resolution_result
+    except ImportError:
+        return getattr(server_args, name)
+    return resolution_result(server_args, name)
+
+
+def put(server_args: Any, ratio: float) -> None:
+    """Let SGLang read this ratio."""
+    try:
+        from sglang.srt.arg_groups.overrides import declare_resolution
+    except ImportError:
+        setattr(server_args, FIELD, ratio)
+        return
+    declare_resolution(server_args, f"g4debug {ID}", **{FIELD: ratio})
+
+
+def _model_config(server_args: Any) -> Any:
+    if hasattr(server_args, "get_model_config"):
+        return server_args.get_model_config()
+    from sglang.srt.arg_groups.model_override_base import model_config_of
+
+    return model_config_of(server_args)
+
+
 def choose(server_args: Any) -> tuple[float, str] | None:
     """The ratio for these ServerArgs, and the reason. None for a model that is no Gemma-4.
 
-    It reads the model's config as SGLang does (``ServerArgs.get_model_config``).
+    It reads the model's config as SGLang does.
     """
-    config = server_args.get_model_config()
+    config = _model_config(server_args)
     if not set(config.hf_config.architectures or ()) & {*ARCHITECTURES}:
         return None
-    ratio: float = server_args.swa_full_tokens_ratio
+    ratio: float = in_force(server_args, FIELD)
     if not is_default(server_args):
         return ratio, "the user gave it"
     experts = getattr(config.hf_text_config, "num_experts", None) or 0
     if experts <= 0:
         return ratio, "this is a dense Gemma-4"
-    if server_args.disable_hybrid_swa_memory:
+    if in_force(server_args, "disable_hybrid_swa_memory"):
         return ratio, "there is no SWA pool (disable_hybrid_swa_memory)"
     if sized_by_requests(server_args):
         return ratio, "SGLang does not read it: it sizes the SWA pool by max_running_requests"
@@ -87,20 +119,21 @@ def choose(server_args: Any) -> tuple[float, str] | None:
 
 def is_default(server_args: Any) -> bool:
     """True if nobody gave a ratio: the value is the same object as in the class."""
+    typed = server_args.swa_full_tokens_ratio
     default: object = type(server_args).swa_full_tokens_ratio
-    return server_args.swa_full_tokens_ratio is default
+    return typed is None or typed is default
 
 
 def sized_by_requests(server_args: Any) -> bool:
     """True if SGLang (0.5.14 and later) sizes the SWA pool by the number of requests."""
     if (
-        not server_args.disable_radix_cache
-        or server_args.max_running_requests is None
-        or server_args.chunked_prefill_size is None
+        not in_force(server_args, "disable_radix_cache")
+        or in_force(server_args, "max_running_requests") is None
+        or in_force(server_args, "chunked_prefill_size") is None
     ):
         return False
     # The source is read: an import would load the pools into the process that launches the server.
-    return bool(exists(_REQUEST_CAP))
+    return any(exists(place) for place in _REQUEST_CAPS)
 
 
 def still_broken() -> bool:
@@ -142,7 +175,7 @@ FIX = Fix(
     title="a Gemma-4 with experts gets swa_full_tokens_ratio=0.15, unless you give a ratio",
     seed="PRs #2 and #7",
     upstream="none up to 0.5.23; #28755 sizes the SWA pool by requests if the radix cache is off",
-    needs=">=0.5.12,<0.5.16",
+    needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
     apply=apply,
     purpose="performance",

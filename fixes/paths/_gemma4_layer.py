@@ -32,6 +32,31 @@ def ple_forward(
     x = layer.post_attention_layernorm(x)
     x, residual = layer.pre_feedforward_layernorm(x, residual)
     x = layer.mlp(x)
+    return _ple_tail(layer, x, residual, per_layer_input), None
+
+
+def ple_stream(
+    layer: Any,
+    hidden_states: torch.Tensor,
+    residual: torch.Tensor,
+    per_layer_input: torch.Tensor,
+    forward_batch: Any,
+) -> torch.Tensor:
+    """The same from the MLP on, for releases whose layer has a method for that.
+
+    hidden_states [tokens, hidden], the input of the MLP; residual [tokens, hidden], what was added
+    up before it. Returns the next hidden_states.
+    """
+    from sglang.srt.layers.layer_boundary.layout import SumGroup
+
+    x = layer.ffn_boundary.sum_part(layer.mlp(hidden_states), forward_batch, SumGroup.TP)
+    return _ple_tail(layer, x, residual, per_layer_input)
+
+
+def _ple_tail(
+    layer: Any, x: torch.Tensor, residual: torch.Tensor, per_layer_input: torch.Tensor
+) -> torch.Tensor:
+    """What comes after the MLP's output ``x``, [tokens, hidden]."""
     compiling = torch.compiler.is_compiling()
     norm_add = rmsnorm_add.rmsnorm_add_op if compiling else rmsnorm_add.rmsnorm_add
     gated = gelu_mul.gelu_mul_op if compiling else gelu_mul.gelu_mul
@@ -41,7 +66,8 @@ def ple_forward(
     gate, _ = layer.per_layer_input_gate(x)
     share, _ = layer.per_layer_projection(gated(gate, per_layer_input))
     norm = layer.post_per_layer_input_norm
-    return norm_add(share, norm.weight, x, eps_of(norm), layer.layer_scalar), None
+    out: torch.Tensor = norm_add(share, norm.weight, x, eps_of(norm), layer.layer_scalar)
+    return out
 
 
 def moe_forward(

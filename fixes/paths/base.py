@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from g4debug.settings import Settings
 
 logger = logging.getLogger("g4debug")
 _said: set[tuple[str, str]] = set()
+
+
+def arguments() -> Any:
+    """The server arguments that are in force in this process.
+
+    From 0.5.23 on the ServerArgs stay as they were typed. What SGLang has made of an argument is
+    read through the object that is returned.
+    """
+    try:
+        from sglang.srt.arg_groups.overrides import resolution_result
+    except ImportError:
+        from sglang.srt.server_args import get_global_server_args
+
+        return get_global_server_args()
+    from sglang.srt.runtime_context import get_server_args
+
+    return _InForce(get_server_args(), resolution_result)
+
+
+class _InForce:
+    """Reads ServerArgs that stay as they were typed."""
+
+    def __init__(self, args: Any, read: Callable[[Any, str], Any]) -> None:
+        self._args, self._read = args, read
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(self._args, name):
+            raise AttributeError(f"this SGLang has no argument {name}")
+        return self._read(self._args, name)
 
 
 def server_limit(path: str) -> str:
@@ -18,9 +48,8 @@ def server_limit(path: str) -> str:
     interpreter then runs its kernels, slowly. Otherwise the CPU engine runs SGLang's own code.
     """
     import torch
-    from sglang.srt.server_args import get_global_server_args
 
-    args = get_global_server_args()
+    args = arguments()
     cuda = str(args.device).startswith("cuda") and torch.version.hip is None
     if not cuda and not (args.device == "cpu" and Settings.from_environ().switches.get(path)):
         kind = "ROCm" if torch.version.hip else args.device

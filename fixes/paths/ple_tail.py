@@ -7,6 +7,8 @@ times per step. Here they are three: norm + add, gelu x embedding, and norm + ad
 where SGLang rounds after every operation.
 
 The GEMMs stay SGLang's modules, also quantised or with LoRA, and so does all that comes before.
+From 0.5.23 on a layer has a method of its own for what comes after attention (``_next_stream``).
+There only that method is replaced, and the MLP's sum stays SGLang's, too.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 ID = "ple-tail"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
+AFTER_ATTENTION = "gemma4.next_stream"
 NORMS = ("post_feedforward_layernorm", "post_per_layer_input_norm")
 
 
 def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     """Runs after ``Gemma4DecoderLayer.__init__`` and decides for this layer."""
     from g4debug.fixes.paths import _gemma4_layer, base
+    from g4debug.hooking import targets
 
     layer.g4debug_ple_tail = None
     if not layer.has_ple:
@@ -36,7 +40,8 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
         return
     why_not = base.server_limit(ID) or limit(layer)
     if not why_not:
-        layer.g4debug_ple_tail = _gemma4_layer.ple_forward
+        whole = targets.path(AFTER_ATTENTION) is None
+        layer.g4debug_ple_tail = _gemma4_layer.ple_forward if whole else _gemma4_layer.ple_stream
     base.say(ID, f"layer {layer.layer_id}", why_not)
 
 
@@ -66,17 +71,38 @@ def around_forward(
     return ours(layer, positions, hidden_states, per_layer_input, forward_batch)
 
 
+def around_next_stream(
+    call_next: Callable[..., Any],
+    layer: Any,
+    hidden_states: Any,
+    residual: Any,
+    per_layer_input: Any,
+    forward_batch: Any,
+) -> Any:
+    """Wraps ``Gemma4DecoderLayer._next_stream``. dynamo traces through it."""
+    ours = getattr(layer, "g4debug_ple_tail", None)
+    if ours is None or per_layer_input is None or hidden_states.dim() != 2:
+        return call_next(layer, hidden_states, residual, per_layer_input, forward_batch)
+    return ours(layer, hidden_states, residual, per_layer_input, forward_batch)
+
+
 def still_broken() -> bool:
     """True if the layer runs gelu and the norm after it as operations of their own."""
-    text = source(f"{LAYER}.forward")
+    from g4debug.hooking import targets
+
+    text = source(targets.path(AFTER_ATTENTION) or f"{LAYER}.forward")
     return "gelu(gate" in text and "self.post_per_layer_input_norm(" in text
 
 
 def apply(hooks: Hooks) -> None:
+    from g4debug.hooking import targets
     from g4debug.hooking.hooks import Order
 
     hooks.after("gemma4.layer_init", Order.FIX, ID, after_init)
-    hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
+    if targets.path(AFTER_ATTENTION) is None:
+        hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
+    else:
+        hooks.around(AFTER_ATTENTION, Order.FIX, ID, around_next_stream)
 
 
 FIX = Fix(
@@ -84,7 +110,7 @@ FIX = Fix(
     title="the end of E2B's and E4B's layers in three launches around two GEMMs",
     seed="PR #16",
     upstream="none",
-    needs=">=0.5.12,<0.5.14",
+    needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
     apply=apply,
     purpose="performance",

@@ -202,6 +202,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "vision.positions": ((_ANY, f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings"),),
     "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
     "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
+    # What a layer does after attention.
+    "gemma4.next_stream": (
+        ("<0.5.23", None),
+        (_ANY, f"{_GEMMA4}.Gemma4DecoderLayer._next_stream"),
+    ),
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
@@ -321,13 +326,18 @@ def sglang_version() -> Version | None:
 
 
 def matches(specifier: str, installed: Version | None = None) -> bool:
-    """True if the version of SGLang matches ``specifier``. Development builds count, too."""
+    """True if the version of SGLang matches ``specifier``. Development builds count, too.
+
+    specifier: of packaging, or several of them with " or " between them.
+    """
     found = installed or sglang_version()
     if found is None:
         return False
     from packaging.specifiers import SpecifierSet
 
-    return SpecifierSet(specifier).contains(found, prereleases=True)
+    return any(
+        SpecifierSet(part).contains(found, prereleases=True) for part in specifier.split(" or ")
+    )
 
 
 def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:

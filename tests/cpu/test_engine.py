@@ -129,7 +129,7 @@ def test_server_answers_over_http(tmp_path):
 
 
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
-@pytest.mark.parametrize("when", ["starting", "serving"])
+@pytest.mark.parametrize("when", ["importing", "starting", "serving"])
 def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
     """SIGTERM to `g4debug cpu-server`, as `kill`, a service manager and CI send it."""
     log, port = tmp_path / "log", free_port()
@@ -160,6 +160,8 @@ def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
 
 
 def _is(when: str, pid: int, port: int) -> bool:
+    if when == "importing":  # the scheduler and the detokenizer, before they ask to end with it
+        return sum("--multiprocessing-fork" in name for name in in_session(pid)) == 2
     if when == "starting":
         return any("sglang::scheduler" in name for name in in_session(pid))
     with contextlib.suppress(OSError):

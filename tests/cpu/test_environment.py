@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -84,6 +85,26 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'here'")
     status, out, err = run("-c", "print(mine)", PYTHONPATH=str(tmp_path))
     assert (status, out) == (0, "here"), err
+
+
+@no_cuda
+@pytest.mark.parametrize("parent", ["there", "gone"])
+def test_a_spawned_process_whose_parent_was_gone_before_it_began_ends(parent):
+    read, write = os.pipe()  # multiprocessing's parent holds the other end as long as it lives
+    if parent == "gone":
+        os.close(write)
+    code = (f"print('began') # pipe_handle={read}", "--multiprocessing-fork")
+    done = subprocess.run(
+        [sys.executable, "-c", *code],
+        env=cpu.environment(os.environ),
+        pass_fds=[read],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    expected = (0, "began\n") if parent == "there" else (-signal.SIGKILL, "")
+    assert (done.returncode, done.stdout) == expected, done.stderr
 
 
 def test_the_users_flags_win(monkeypatch, tmp_path):

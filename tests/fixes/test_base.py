@@ -145,10 +145,12 @@ def test_every_fix_has_its_papers():
     for name in names:
         declared = discovery.load("fix", name)
         papers = dataclasses.asdict(declared)
-        del papers["switch"], papers["eligible"]  # may be ""
+        del papers["switch"], papers["eligible"], papers["elsewhere"]  # may be empty
         for value in papers.values():
             assert value
-        assert SpecifierSet(declared.needs)
+        for part in (*declared.needs.split(" or "), *(other for other, _ in declared.elsewhere)):
+            assert SpecifierSet(part)
+        assert all(why and not why.endswith(".") for _, why in declared.elsewhere)
 
 
 def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():

@@ -51,8 +51,15 @@ def cli_args(model, *given):
 
 def checked(server_args):
     """The ratio after ``check_server_args``, which the launching process calls."""
-    server_args.check_server_args()
-    return server_args.swa_full_tokens_ratio
+    resolved(server_args).check_server_args()
+    return swa_ratio.in_force(server_args, "swa_full_tokens_ratio")
+
+
+def resolved(server_args):
+    """From 0.5.21 on the launching process lets ServerArgs decide what was not given."""
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+    return server_args
 
 
 @pytest.mark.parametrize("make", [engine_args, cli_args], ids=["Engine", "command line"])
@@ -107,7 +114,9 @@ def test_server_args_that_were_built_before_the_plugin_are_changed_too(arm, mode
 def test_server_args_from_another_process_are_left_alone(arm, models):
     """Nothing tells a default from a user's value after pickling: it is kept."""
     arm(**ON)
-    assert checked(pickle.loads(pickle.dumps(engine_args(models["moe"])))) == 0.8
+    args = engine_args(models["moe"])
+    known = args.swa_full_tokens_ratio is None  # as in 0.5.23: nobody gives that
+    assert checked(pickle.loads(pickle.dumps(args))) == (0.15 if known else 0.8)
 
 
 def test_it_says_what_it_did(arm, models, caplog):
@@ -123,29 +132,30 @@ def test_it_says_what_it_did(arm, models, caplog):
 
 
 def test_no_swa_pool_no_change(sglang, models):
-    args = engine_args(models["moe"], disable_hybrid_swa_memory=True)
+    args = resolved(engine_args(models["moe"], disable_hybrid_swa_memory=True))
     assert swa_ratio.choose(args) == (0.8, "there is no SWA pool (disable_hybrid_swa_memory)")
 
 
 def test_another_model_is_none_of_its_business(sglang, models, monkeypatch):
-    args = engine_args(models["moe"])
-    monkeypatch.setattr(args.get_model_config().hf_config, "architectures", ["LlamaForCausalLM"])
+    args = resolved(engine_args(models["moe"]))
+    config = swa_ratio._model_config(args).hf_config
+    monkeypatch.setattr(config, "architectures", ["LlamaForCausalLM"])
     assert swa_ratio.choose(args) is None
 
 
 def test_where_sglang_sizes_by_requests_the_ratio_is_not_touched(sglang, models, monkeypatch):
     """0.5.14 and later; 12p1 has no such configurator, whatever the arguments are."""
-    args = engine_args(models["moe"], disable_radix_cache=True, max_running_requests=8)
-    assert swa_ratio.choose(args)[0] == 0.15
+    args = resolved(engine_args(models["moe"], disable_radix_cache=True, max_running_requests=8))
+    assert swa_ratio.choose(args)[0] == (0.15 if targets.matches("<0.5.14") else 0.8)
     real = source.exists
     monkeypatch.setattr(
-        swa_ratio, "exists", lambda path: path.endswith("SWAChunkCapPoolConfigurator") or real(path)
+        swa_ratio, "exists", lambda path: path.endswith("CapPoolConfigurator") or real(path)
     )
     assert swa_ratio.choose(args) == (
         0.8,
         "SGLang does not read it: it sizes the SWA pool by max_running_requests",
     )
-    assert swa_ratio.choose(engine_args(models["moe"]))[0] == 0.15  # the radix cache is on
+    assert swa_ratio.choose(resolved(engine_args(models["moe"])))[0] == 0.15  # with a radix cache
 
 
 def test_the_installed_sglang_needs_it(sglang):

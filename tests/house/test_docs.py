@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from g4debug import cli, discovery
+from g4debug.fixes import base
 from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks
 from g4debug.settings import DUMP_DIR, FIX_PREFIX, Settings, ours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,3 +186,29 @@ def test_the_picture_fetches_nothing() -> None:
     urls = set(re.findall(r"https?://[^\s\"'<>)]+", picture))
     assert urls <= {"http://www.w3.org/2000/svg", "https://www.textualize.io"}
     assert "g4debug:" in picture.replace("&#160;", " ")
+
+
+def cell(state: base.FixState) -> str:
+    """What docs/supported.md says of a fix in this state."""
+    if state.state == "applied":
+        return "run"
+    if state.state == "off":
+        return "by its switch"
+    reason = state.why.removeprefix("not on this release, because ")
+    return "not needed" if reason.startswith("the installed SGLang") else f"no: {reason}"
+
+
+def test_the_table_of_fixes_and_releases() -> None:
+    """The column of the installed release, with ``G4DEBUG_FIXES=all``; the others are theirs."""
+    page = TEXTS["docs/supported.md"]
+    table = page.split("<!-- fixes")[1].split("<!-- /fixes -->")[0]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in table.splitlines()[1:])
+    assert [row[0].strip("`") for row in rows] == sorted(discovery.names("fix"))
+    version = targets.sglang_version()
+    if version is None or str(version) not in head:
+        pytest.skip(f"the table is for {', '.join(head[1:])}")
+    states = {s.fix.id: s for s in base.apply_all(Hooks(), {}, {}, mode="all")}
+    column = head.index(str(version))
+    assert {row[0].strip("`"): row[column] for row in rows} == {
+        name: cell(state) for name, state in states.items()
+    }

@@ -33,6 +33,10 @@ class Batch:
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
         self.attn_backend, self.forward_mode = Backend(), ForwardMode.DECODE
+        if releases.has("sglang.srt.layers.layer_boundary"):  # the residual is the batch's there
+            from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
+
+            residual_batch.start(self)
 
 
 def count_launches(monkeypatch: Any, modules: Iterable[ModuleType]) -> dict[str, int]:
@@ -51,7 +55,7 @@ def count_launches(monkeypatch: Any, modules: Iterable[ModuleType]) -> dict[str,
 
 
 @contextmanager
-def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
+def one_process(model_path: str, device: str = "cpu", **arguments: Any) -> Iterator[None]:
     """Process groups of one process, and server arguments, as SGLang's layers ask for them."""
     from sglang.srt import server_args as module
     from sglang.srt.distributed import parallel_state
@@ -61,12 +65,13 @@ def one_process(model_path: str, device: str = "cpu") -> Iterator[None]:
         device=device,
         skip_tokenizer_init=True,
         attention_backend="triton",  # for a CPU SGLang chooses one that 0.5.13 refuses
+        **arguments,
     )
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     with releases.configuration_kept():
-        module.set_global_server_args_for_scheduler(args)
+        releases.publish(args)
         parallel_state.init_distributed_environment(
             world_size=1, rank=0, local_rank=0, backend="gloo",
             distributed_init_method=f"tcp://127.0.0.1:{port}",
@@ -90,6 +95,16 @@ def forward_context() -> AbstractContextManager[Any]:
     return context
 
 
+def layer_stack() -> AbstractContextManager[Any]:
+    """What layers are built in from 0.5.23 on: each is told which ones are before and after it."""
+    if not releases.has("sglang.srt.layers.layer_boundary"):
+        return nullcontext()
+    from sglang.srt.layers.layer_boundary import factories
+
+    stack: AbstractContextManager[Any] = factories.layer_stack()
+    return stack
+
+
 def config(geometry: Any, **other: Any) -> Any:
     """SGLang's config object of a toy geometry, some of whose fields are replaced."""
     from transformers import Gemma4TextConfig
@@ -101,7 +116,8 @@ def layer(geometry: Any, number: int = 0, **other: Any) -> Any:
     """Layer ``number`` in eval mode; call it inside of ``one_process``."""
     from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 
-    made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
+    with layer_stack():
+        made = Gemma4DecoderLayer(number, config(geometry, **other)).eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(number)
     for _, p in made.named_parameters():
         noise = torch.randn(p.shape, generator=generator)

@@ -11,9 +11,9 @@ import inspect
 import pkgutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -206,12 +206,33 @@ def configure(**fields: Any) -> None:
 
     The fixture ``sglang`` puts back what was in force before.
     """
+    override = configured(**fields)
+    if hasattr(override, "install"):
+        override.install()
+
+
+def configured(**fields: Any) -> AbstractContextManager[Any]:
+    """The same while the context is open."""
     if has("sglang.srt.runtime_context"):
         from sglang.srt import runtime_context
 
-        override = getattr(runtime_context.RuntimeContext, "override_server_args", None)
-        if override is not None:
-            override(runtime_context.get_context(), **fields).install()
+        if hasattr(runtime_context.RuntimeContext, "override_server_args"):
+            override = runtime_context.get_context().override_server_args(**fields)
+            return cast("AbstractContextManager[Any]", override)
+    return nullcontext()
+
+
+def publish(server_args: Any) -> None:
+    """Put a ServerArgs in force for this process, as the scheduler of a server of one rank does."""
+    if has("sglang.srt.runtime_context"):
+        context = importlib.import_module("sglang.srt.runtime_context")
+        if hasattr(context, "SpawnRanks"):  # from 0.5.23 on
+            ranks = context.SpawnRanks(world_rank=0)
+            context.publish(server_args, role="scheduler", ranks=ranks)
+            return
+    from sglang.srt.server_args import set_global_server_args_for_scheduler
+
+    set_global_server_args_for_scheduler(server_args)
 
 
 @contextmanager

@@ -29,18 +29,18 @@ STATES = {
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
     "locked-prefix":      (A, A, A, N, N, N, N),
-    "mm-batched-encoder": (A, A, N, N, N, N, N),  # from 0.5.14 on the tower is another
+    "mm-batched-encoder": (A, A, A, A, N, N, A),  # not run on 0.5.16 to 0.5.22
     "mm-piecewise-graph": (OFF, OFF, N, N, N, N, N),
     "optional-kv":        (A, N, N, N, N, N, N),  # 0.5.13 has it
     "page-clamp":         (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
     "residual-aliasing":  (A, A, A, A, A, A, N),  # 0.5.23 hands the residual over explicitly
-    "ple-tail":           (A, A, N, N, N, N, N),  # later layers were not run with it
+    "ple-tail":           (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "spec-batch-guards":  (A, A, N, N, N, N, N),  # from 0.5.14 on FROZEN_KV_MTP is spec v2
-    "swa-ratio":          (A, A, A, A, N, N, N),  # not written for 0.5.16 and later
+    "swa-ratio":          (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "swa-state-swap":     (N, N, N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
-    "triple-rmsnorm":     (A, A, N, N, N, N, N),  # not run with what is later
-    "vision-layer":       (A, A, N, N, N, N, N),  # as mm-batched-encoder
-    "yoco-fast-prefill":  (A, N, N, N, N, N, N),  # written for 0.5.12 only
+    "triple-rmsnorm":     (A, A, A, A, N, N, N),  # 0.5.23 norms at its stage boundaries
+    "vision-layer":       (A, A, A, A, N, N, A),  # as mm-batched-encoder
+    "yoco-fast-prefill":  (A, N, N, N, N, N, N),  # from 0.5.13 on a batch cannot be cut
 }  # fmt: skip
 
 

@@ -171,9 +171,7 @@ def budget(device: torch.device) -> int:
 
 def limit(model: Any) -> str:
     """Why SGLang's own code runs, image by image; '' if this path runs."""
-    from sglang.srt.server_args import get_global_server_args
-
-    why: str = base.numbers_limit(get_global_server_args())
+    why: str = base.numbers_limit(base.arguments())
     if why:
         return why
     layers = model.vision_tower.encoder.layers
@@ -207,7 +205,7 @@ FIX = Fix(
     title="images and frames go through the vision tower together, within a memory budget",
     seed="PR #9",
     upstream="none up to 0.5.23; vLLM #43169",
-    needs=">=0.5.12,<0.5.14",
+    needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
     apply=apply,
     purpose="performance",

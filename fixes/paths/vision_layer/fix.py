@@ -130,7 +130,7 @@ FIX = Fix(
     title="the vision tower's layers in four launches around their GEMMs and attention",
     seed="none; the measurements of mm-batched-encoder showed the need",
     upstream="none",
-    needs=">=0.5.12,<0.5.14",
+    needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
     apply=apply,
     purpose="performance",

@@ -225,6 +225,14 @@ FIX = Fix(
     seed="PR #14",
     upstream="none up to 0.5.23; vLLM #22628 and #38879",
     needs=">=0.5.12,<0.5.13",
+    elsewhere=(
+        (
+            ">=0.5.13",
+            "the attention backend and its metadata belong to the context of a forward "
+            "there and not to its batch, so that the batch cannot be cut in the middle of "
+            "a forward",
+        ),
+    ),
     still_broken=still_broken,
     apply=apply,
     purpose="performance",

@@ -1,7 +1,8 @@
 """Runs at the start of every Python process of the CPU engine: this folder is first in PYTHONPATH.
 
-It prepares torchvision's operators and lets the garbage collector run less often. Then it runs the
-`sitecustomize` that this one hides, if there is one.
+It lets no process of SGLang outlive its parent, prepares torchvision's operators and lets the
+garbage collector run less often. Then it runs the `sitecustomize` that this one hides, if there is
+one.
 """
 
 import gc
@@ -21,6 +22,7 @@ def _run_hidden() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+importlib.import_module("g4debug_parent").end_with_parent()
 importlib.import_module("g4debug_torchvision").declare_on_import()
 # Importing SGLang makes a million objects that stay. With Python's own (700, 10, 10) the collector
 # walks through all of them again and again, which takes one of the five seconds of each start.

@@ -9,8 +9,10 @@ import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
+import arguments
 import pytest
 import real_layer
+import releases
 import torch
 
 from g4debug import plugin
@@ -27,10 +29,8 @@ KERNELS = {
     "triple-rmsnorm": ("triple_rmsnorm",),
 }
 OFF = {f"G4DEBUG_FIX_{p.upper().replace('-', '_')}": "0" for p in PATHS}
-pytestmark = pytest.mark.skipif(
-    targets.sglang_version() is not None and not targets.matches("<0.5.16"),
-    reason="not written for this SGLang",
-)
+WRITTEN = {p: pytest.mark.written_for(p) for p in PATHS}
+EACH = [pytest.param(p, marks=mark) for p, mark in WRITTEN.items()]
 
 
 def on(*paths: str) -> dict[str, str]:
@@ -63,12 +63,18 @@ class Experts(torch.nn.Module):
 
 
 def run(geometry, tokens=real_layer.TOKENS, **other):
-    out, none = real_layer.layer(geometry, **other)(**real_layer.inputs(geometry, tokens))
-    assert none is None
+    return hidden(real_layer.layer(geometry, **other)(**real_layer.inputs(geometry, tokens)))
+
+
+def hidden(out):
+    """The hidden states that a layer returns; up to 0.5.21 there is a residual, which is None."""
+    if isinstance(out, tuple):
+        out, none = out
+        assert none is None
     return out
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EACH)
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_the_layer_computes_the_same(process, arm, launches, path, tokens):
     from sglang.srt.plugins.hook_registry import HookRegistry
@@ -84,6 +90,8 @@ def test_the_layer_computes_the_same(process, arm, launches, path, tokens):
     assert sum(launches.values()) == (3 if path == "ple-tail" else 1)
 
 
+@WRITTEN["fused-router"]
+@WRITTEN["triple-rmsnorm"]
 def test_both_paths_of_a_layer_with_experts(process, arm, launches):
     own = run(TINY_MOE)
     arm(**on("fused-router", "triple-rmsnorm"))
@@ -91,7 +99,7 @@ def test_both_paths_of_a_layer_with_experts(process, arm, launches):
     assert launches == {"fused_router": 1, "triple_rmsnorm": 1}
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EACH)
 def test_on_a_cpu_a_server_that_asked_for_all_is_sglangs_own(process, arm, launches, path):
     own = run(GEOMETRY[path])
     arm(G4DEBUG_FIXES="all")
@@ -99,10 +107,11 @@ def test_on_a_cpu_a_server_that_asked_for_all_is_sglangs_own(process, arm, launc
     assert not launches
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EACH)
 def test_the_kill_switch(process, arm, launches, path):
     assert path not in owners(arm, {})
-    assert path in owners(arm, {"G4DEBUG_FIXES": "all"})
+    needed = PATHS[path].FIX.still_broken()
+    assert (path in owners(arm, {"G4DEBUG_FIXES": "all"})) is needed
     assert path not in owners(arm, {"G4DEBUG_FIXES": "all", **OFF})
     run(GEOMETRY[path])
     assert not launches
@@ -118,7 +127,7 @@ def owners(arm, switches):
     return {owner for site in hooks.sites for owner in hooks.owners(site)}
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EACH)
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -129,11 +138,9 @@ def owners(arm, switches):
     ],
 )
 def test_servers_that_refuse(process, arm, launches, monkeypatch, caplog, path, argument, value):
-    from sglang.srt.server_args import get_global_server_args
-
     arm(**on(path))
     monkeypatch.setattr(base, "_said", set())
-    monkeypatch.setattr(get_global_server_args(), argument, value)
+    arguments.put(monkeypatch, argument, value)
     with caplog.at_level(logging.INFO, "g4debug"):
         layer = real_layer.layer(GEOMETRY[path])
         real_layer.layer(GEOMETRY[path], 1)
@@ -145,6 +152,8 @@ def test_servers_that_refuse(process, arm, launches, monkeypatch, caplog, path, 
     assert text.endswith("(first: layer 0)")
 
 
+@WRITTEN["ple-tail"]
+@WRITTEN["triple-rmsnorm"]
 def test_layers_that_are_not_theirs(process, arm, launches):
     """Experts and a per-layer embedding at once (no released Gemma-4): SGLang's way."""
     both = replace(TINY_MOE, ple=16)
@@ -158,7 +167,11 @@ def test_layers_that_are_not_theirs(process, arm, launches):
 
 
 @pytest.mark.parametrize(
-    ("path", "what"), [("ple-tail", "per-layer embedding"), ("triple-rmsnorm", "experts")]
+    ("path", "what"),
+    [
+        pytest.param("ple-tail", "per-layer embedding", marks=WRITTEN["ple-tail"]),
+        pytest.param("triple-rmsnorm", "experts", marks=WRITTEN["triple-rmsnorm"]),
+    ],
 )
 def test_a_model_that_has_nothing_for_a_path_says_so(process, arm, monkeypatch, caplog, path, what):
     arm(**on(path))
@@ -175,10 +188,11 @@ def test_a_model_that_has_nothing_for_a_path_says_so(process, arm, monkeypatch, 
         assert caplog.messages == [f"g4debug: {path}: {said}"]
 
 
+@WRITTEN["ple-tail"]
 def test_no_per_layer_input_is_sglangs_way(process, arm, launches):
     arm(**on("ple-tail"))
     layer = real_layer.layer(TINY)
-    out, _ = layer(**real_layer.inputs(TINY) | {"per_layer_input": None})
+    out = hidden(layer(**real_layer.inputs(TINY) | {"per_layer_input": None}))
     assert out.shape == (real_layer.TOKENS, TINY.hidden)
     assert not launches
 
@@ -207,6 +221,7 @@ def test_norms_that_the_tail_is_not(process):
     assert "post_per_layer_input_norm" in ple_tail.limit(layer)
 
 
+@WRITTEN["triple-rmsnorm"]
 def test_the_input_of_a_layer_with_experts_is_left_alone(process, arm):
     arm(**on("triple-rmsnorm"))
     given = real_layer.inputs(TINY_MOE)
@@ -239,11 +254,13 @@ def test_the_routers_scale_of_both_releases(newer):
     assert torch.equal(router_scale(router), scale)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EACH)
 def test_dynamo_traces_it_into_ops_that_it_does_not_look_into(process, arm, path):
     """As SGLang compiles a language model for piecewise CUDA graphs: one whole graph, and no guard
     on the number of tokens."""
-    arm(**on(*PATHS))
+    if path != "fused-router" and releases.has("sglang.srt.layers.layer_boundary"):
+        pytest.skip("dynamo cannot trace the layer of this SGLang, with the path or without")
+    arm(**on(path))
     geometry, graphs = GEOMETRY[path], []
     layer = real_layer.layer(geometry)
     layer(**real_layer.inputs(geometry))  # SGLang warms up, too, before it compiles
@@ -270,7 +287,9 @@ def test_dynamo_traces_it_into_ops_that_it_does_not_look_into(process, arm, path
         torch._dynamo.reset()
         compiled = torch.compile(part, fullgraph=True, backend=backend)
         for tokens in (5, 9):
-            got, right = compiled(**given(tokens))[0], part(**given(tokens))[0]
+            got, right = compiled(**given(tokens)), part(**given(tokens))
+            if isinstance(got, tuple):
+                got, right = got[0], right[0]
             torch.testing.assert_close(got, right, rtol=1e-6, atol=1e-6)
     (graph,) = graphs
     names = [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
@@ -283,5 +302,6 @@ def test_dynamo_traces_it_into_ops_that_it_does_not_look_into(process, arm, path
 def test_the_declaration(sglang, path):
     fix = PATHS[path].FIX
     assert isinstance(fix, Fix)
-    assert fix.still_broken() is targets.matches("<0.5.13" if path == "fused-router" else "<0.5.16")
+    has = {"fused-router": "<0.5.13", "ple-tail": ""}.get(path, "<0.5.16")
+    assert fix.still_broken() is targets.matches(has)
     assert "CUDA" in fix.eligible

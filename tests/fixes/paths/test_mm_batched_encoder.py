@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from types import SimpleNamespace
 
+import arguments
 import pytest
 import real_layer
 import torch
@@ -35,13 +36,11 @@ VISION = {
 @pytest.fixture(scope="module")
 def model(_sglang_imported, tmp_path_factory):
     from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
-    from sglang.srt.server_args import get_global_server_args
     from transformers import Gemma4Config, Gemma4VisionConfig
 
     from g4debug.cpu.models import tiny_models
 
-    with real_layer.one_process(str(tiny_models()[0])):
-        get_global_server_args().mm_attention_backend = "triton_attn"
+    with real_layer.one_process(str(tiny_models()[0]), mm_attention_backend="triton_attn"):
         config = Gemma4Config(
             text_config=real_layer.config(TINY, pad_token_id=0),
             vision_config=Gemma4VisionConfig(**VISION),
@@ -289,10 +288,8 @@ def test_sdpa_takes_one_image_at_a_time(model, calls, monkeypatch):
 def test_servers_whose_numbers_must_not_depend_on_the_batch(
     model, calls, monkeypatch, caplog, argument, value
 ):
-    from sglang.srt.server_args import get_global_server_args
-
     items = [image(4, 4, seed) for seed in range(3)]
-    monkeypatch.setattr(get_global_server_args(), argument, value)
+    arguments.put(monkeypatch, argument, value)
     assert torch.equal(batched(model, "image", items), alone(model, "image", items))
     assert calls.tower == [1] * 6
     assert f"not used: --{argument.replace('_', '-')}" in caplog.text

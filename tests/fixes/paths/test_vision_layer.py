@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from types import SimpleNamespace
 
+import arguments
 import pytest
 import real_layer
 import real_tower
@@ -40,13 +42,13 @@ KERNELS = {"vision_qkv": 1, "clipped_gelu_mul": 1, "clipped_norm_add": 2}  # of 
 
 @pytest.fixture(scope="module")
 def process(_sglang_imported, tmp_path_factory):
-    from sglang.srt.server_args import get_global_server_args
-
     from g4debug.cpu.models import write
 
     target, _ = write(TINY, tmp_path_factory.mktemp("models") / "tiny")
-    with real_layer.one_process(str(target)), torch.no_grad():
-        get_global_server_args().mm_attention_backend = "triton_attn"
+    with (
+        real_layer.one_process(str(target), mm_attention_backend="triton_attn"),
+        torch.no_grad(),
+    ):
         yield
 
 
@@ -173,12 +175,10 @@ def test_a_server_without_it_is_sglangs_own(process, arm, launches, environment)
     ],
 )
 def test_servers_that_refuse(process, arm, launches, monkeypatch, caplog, argument, value):
-    from sglang.srt.server_args import get_global_server_args
-
     own = tower()(*picture())
     arm(**{SWITCH: "1"})
     monkeypatch.setattr(base, "_said", set())
-    monkeypatch.setattr(get_global_server_args(), argument, value)
+    arguments.put(monkeypatch, argument, value)
     with caplog.at_level(logging.INFO, "g4debug"):
         made = tower()
     assert torch.equal(made(*picture())[0], own[0])
@@ -197,9 +197,13 @@ def test_it_says_that_it_is_active(process, arm, monkeypatch, caplog):
 
 def test_an_attention_that_reads_the_mask_is_sglangs(process, arm, launches, monkeypatch, caplog):
     """sdpa: padding patches are masked there, so that the numbers would be others."""
-    from sglang.srt.server_args import get_global_server_args
+    from sglang.srt.models import gemma4_vision
 
-    monkeypatch.setattr(get_global_server_args(), "mm_attention_backend", "sdpa")
+    if hasattr(gemma4_vision, "get_mm"):  # from 0.5.23 on
+        chosen = SimpleNamespace(mm_attention_backend="sdpa")
+        monkeypatch.setattr(gemma4_vision, "get_mm", lambda: chosen)
+    else:
+        arguments.put(monkeypatch, "mm_attention_backend", "sdpa")
     own = tower()(*picture(padded=4))
     arm(**{SWITCH: "1"})
     monkeypatch.setattr(base, "_said", set())
