@@ -89,6 +89,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 tree = {"tree": size.trunks, "pages": size.pages, "page_size": PAGE_SIZE}
                 server.put({**tree, "seed": 1, **shape})
                 facts = server.facts()
+                filled = time.monotonic() - begin
+                print(f"{number} {variant}: {facts['nodes']} nodes, {filled:.0f} s", flush=True)
                 tracer_overhead.check(variant, facts)
                 asked = {"edges": [*EDGE, LATER, LATER], "seed": number, "count": size.edges}
                 tokens = {"length": size.length, "tokens": 4}
@@ -97,7 +99,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 at = {"round": number, "variant": variant, "nodes": facts["nodes"]}
                 file.add([{**at, **row} for row in rows])
                 took = time.monotonic() - begin
-                print(f"{number} {variant}: {facts['nodes']} nodes, {took:.0f} s", flush=True)
+                print(f"{number} {variant}: {len(rows)} requests, {took:.0f} s", flush=True)
             except ServerDied as e:
                 died += 1
                 print(e, flush=True)

@@ -15,7 +15,8 @@ in the same round.
 After --seconds no server is started any more, and the last line says which round comes next.
 Rows are written as they come: requests.csv has one for each request, servers.csv one for each
 server. The first server of a call is there for compiling kernels, and is not written down. --merge
-puts the files of several calls, with different rounds or seeds, into one. --table prints the
+puts the files of several calls, with different rounds or seeds, into one. So several GPUs of one
+kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES and --first-round. --table prints the
 figures; --docs also writes them into a page, between the lines <!-- overhead --> and
 <!-- /overhead -->. FROZEN_KV_MTP is on, overlap scheduling is not, as
 this release needs it.
@@ -63,7 +64,7 @@ class Load:
 
 
 LOADS = {
-    ("cuda", False): Load((256, 4), ((1, 22), (8, 104), (64, 384))),
+    ("cuda", False): Load((160, 4), ((1, 16), (8, 72), (64, 256))),
     ("cuda", True): Load((128, 4), ((1, 4), (8, 16), (64, 128))),
     ("cpu", False): Load((24, 2), ((1, 6), (4, 16))),
     ("cpu", True): Load((8, 2), ((1, 2), (2, 4))),
@@ -134,7 +135,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 rows = ask(server, mine, seed)
                 facts = server.facts()
                 if not number:
-                    print(f"first server: up in {up:.0f} s, {time.monotonic() - begin:.0f} s")
+                    took = time.monotonic() - begin
+                    print(f"first server: up in {up:.0f} s, {took:.0f} s", flush=True)
                     continue
                 check(variant, facts)
                 if not written:
@@ -147,7 +149,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 said = {"nodes": facts["nodes"], "sites": facts["sites"]}
                 written[1].add([{**at, "steps": steps_run, **said, "start_s": round(up, 1),
                                  "whole_s": seconds, "tracers": facts["tracers"]}])  # fmt: skip
-                print(f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps")
+                said_of_it = f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
+                print(said_of_it, flush=True)
             except ServerDied as e:
                 died += 1
                 print(e, flush=True)

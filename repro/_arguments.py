@@ -28,7 +28,7 @@ def mtp_has_overlap() -> bool:
 
     SGLang 0.5.23 dies if overlap is switched off with it (upstream #40155).
     """
-    return targets.path("worker.draft") is None
+    return targets.path("worker.seed_step") is None
 
 
 def keeps_whole_prompts() -> bool:

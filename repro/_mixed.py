@@ -43,6 +43,17 @@ def requests(
     return found
 
 
+def on_gpu(**overrides: Any) -> dict[str, Any]:
+    """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on."""
+    from _arguments import as_named_here
+    from _workload import cuda
+
+    arguments = dict(cuda(int(overrides.get("max_running_requests", 12))).engine)
+    for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
+        arguments.pop(name)
+    return as_named_here(arguments | {"max_total_tokens": 4096, **overrides})
+
+
 def engine(**overrides: Any) -> dict[str, Any]:
     """Arguments of ``sgl.Engine``: pools that a full batch of long requests does not fit into."""
     from g4debug.cpu.server import engine_arguments

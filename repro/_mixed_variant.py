@@ -1,8 +1,9 @@
 """One run of the mixed workload, in a process of its own.
 
-``python repro/_mixed_variant.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON]``: WAVES times
-REQUESTS requests. Between two waves the server is idle. SHAPE_JSON: ``longest`` and ``output``
-of :func:`_mixed.requests`. It writes what came out of every request.
+``python repro/_mixed_variant.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON [DEVICE]]``:
+WAVES times REQUESTS requests. Between two waves the server is idle. SHAPE_JSON: ``longest`` and
+``output`` of :func:`_mixed.requests`. DEVICE: cpu (the default) or cuda. It writes what came out of
+every request.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _mixed import engine, requests
+from _mixed import engine, on_gpu, requests
 from _run import end_with_the_script
 
 IDLE_SECONDS = 0.5
@@ -24,12 +25,15 @@ def main() -> None:
     result, count, waves = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     overrides: dict[str, Any] = json.loads(sys.argv[4])
     shape: dict[str, Any] = json.loads(sys.argv[5]) if len(sys.argv) > 5 else {}
-    from g4debug import cpu
+    device = sys.argv[6] if len(sys.argv) > 6 else "cpu"
+    if device == "cpu":
+        from g4debug import cpu
 
-    cpu.prepare()
+        cpu.prepare()
     import sglang
 
-    server = sglang.Engine(**engine(**overrides))
+    arguments = engine if device == "cpu" else on_gpu
+    server = sglang.Engine(**arguments(**overrides))
     print("g4debug-repro: engine up", flush=True)
     found: dict[str, Any] = {}
     accepted = []

@@ -1,14 +1,15 @@
 """Looks for false findings: 2,000 requests in which nothing is wrong.
 
-    python repro/soak.py [--requests N] [--keep]
+    python repro/soak.py [--device cpu|cuda] [--requests N] [--keep]
 
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
-seed. The same schedule runs twice on the CPU engine: without tracers, and with every tracer in
-``raise`` mode, which stops at the first finding.
+seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which
+stops at the first finding. On a GPU the tokens of a request depend on what else is in its batch, so
+there it is only said how many requests got the same ones.
 
-The exit code is 0 if both runs complete with the same tokens and without a finding, 1 if not, and 2
-for wrong arguments.
+The exit code is 0 if both runs complete without a finding and, on the CPU engine, with the same
+tokens. It is 1 if not, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ from g4debug import discovery
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
-ENGINE = {"max_running_requests": 12, "max_total_tokens": 1024}
-SHAPE = {"longest": 160, "output": [2, 14]}
+ENGINE = {
+    "cpu": {"max_running_requests": 12, "max_total_tokens": 1024},
+    "cuda": {"max_running_requests": 12, "max_total_tokens": 4096},
+}
+SHAPE = {"cpu": {"longest": 160, "output": [2, 14]}, "cuda": {"longest": 900, "output": [2, 60]}}
 TIMEOUT = 3600.0  # seconds of one run
 
 
-def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> Outcome:
+def run(
+    name: str, armed: bool, count: int, folder: Path, console: Console, device: str = "cpu"
+) -> Outcome:
     env = {"G4DEBUG_FAULTS": STRESS}
     if armed:
         env |= {
@@ -44,10 +50,10 @@ def run(name: str, armed: bool, count: int, folder: Path, console: Console) -> O
         }
     result = folder / f"{name}.json"
     program = str(HERE / "_mixed_variant.py")
-    shapes = (json.dumps(ENGINE), json.dumps(SHAPE))
+    shapes = (json.dumps(ENGINE[device]), json.dumps(SHAPE[device]), device)
     command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
-        return run_command(name, command, result, env, folder, TIMEOUT)
+        return run_command(name, command, result, env, folder, TIMEOUT, on_cpu=device == "cpu")
 
 
 def counts(text: str) -> str:
@@ -64,6 +70,7 @@ def counts(text: str) -> str:
 
 def main() -> int:
     parser = _render.parser(__doc__ or "")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--requests",
         type=int,
@@ -79,21 +86,18 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="g4debug-soak-"))
     good = False
     try:
-        plain = run("plain", False, args.requests, folder, console)
+        plain = run("plain", False, args.requests, folder, console, args.device)
         _render.say(console, f"Without tracers: {_line(plain)}", hang=4)
-        armed = run("armed", True, args.requests, folder, console)
+        armed = run("armed", True, args.requests, folder, console, args.device)
         _render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         findings = sorted((folder / "dumps").glob("*.pt"))
-        same = (
-            plain.completed
-            and armed.completed
-            and (plain.result["outputs"] == armed.result["outputs"])
-        )
-        good = same and not findings
-        tokens = "the same" if same else "NOT the same"
+        both = plain.completed and armed.completed
+        alike, of = _alike(plain, armed) if both else (0, 0)
+        good = both and not findings and (alike == of or args.device == "cuda")
+        tokens = f"{alike} of {of} requests got the same tokens in both runs."
         _render.say(
             console,
-            f"There were {len(findings)} findings. The tokens of both runs are {tokens}.",
+            f"There were {len(findings)} findings. {tokens}",
             style="green" if good else "red",
         )
         if not good or args.keep:
@@ -102,6 +106,12 @@ def main() -> int:
     finally:
         if good and not args.keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _alike(plain: Outcome, armed: Outcome) -> tuple[int, int]:
+    """(how many requests got the same tokens in both runs, how many there are)."""
+    first, second = plain.result["outputs"], armed.result["outputs"]
+    return sum(second.get(rid) == out for rid, out in first.items()), len(first)
 
 
 def _line(run: Outcome) -> str:

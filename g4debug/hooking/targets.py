@@ -189,6 +189,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
     "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
+    # Decides in each step whether that is called: from 0.5.14 on, once in 128 steps or tokens.
+    "batch.maybe_evict_swa": _from_0_5_14(f"{_BATCH}.maybe_evict_swa"),
     # Called once by the process that launches a server or an Engine, before it starts the others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
     "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),

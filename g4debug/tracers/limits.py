@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.hooking import targets
+
 
 def overlaps(server_args: Any) -> bool:
     """True if the scheduler works on the next batch while a forward runs."""
     return not getattr(server_args, "disable_overlap_schedule", False)
 
 
-def moving_pages(server_args: Any, as_of_launch: bool = False) -> list[str]:
+def as_of_launch(server_args: Any) -> bool:
+    """True if on this server a forward can be judged by what was true when it was launched.
+
+    The scheduler overlaps, and SGLang has a barrier behind which it changes what a forward still
+    has to read. Without it a forward may translate its rows by a mapping that is another's already.
+    """
+    return overlaps(server_args) and targets.path("scheduler.war_barrier") is not None
+
+
+def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
     """Why it cannot be judged on this server which page belongs where; empty if it can.
 
-    as_of_launch: who asks compares with what was true when the forward was launched, so overlap
-    scheduling does not matter.
+    by_launch: who asks judges by what was true when the forward was launched, so overlap scheduling
+    does not matter.
 
     Pages change hands while a forward reads them. With overlap scheduling, for instance, a request
     that ended in the last step is still part of the forward that runs, while its pages and its row
     are given to another request.
     """
     found = []
-    if overlaps(server_args) and not as_of_launch:
+    if overlaps(server_args) and not by_launch:
         found.append(
             "with overlap scheduling, pages change hands while a forward reads them; start with "
             "--disable-overlap-schedule to have everything checked"

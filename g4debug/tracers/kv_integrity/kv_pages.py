@@ -1,8 +1,9 @@
 """Reads and writes the pages of one KV pool: stamps on freed pages, checksums of complete pages.
 
-These are torch operations on the current stream. None of them waits for the device. A KV pool has
-for each layer a K buffer and a V buffer ``[tokens, heads, dim]``. A page is ``page_size`` rows of
-each buffer. "Buffer" b is K (if b is even) or V (if b is odd) of the pool's layer b // 2.
+These are operations on the current stream, and none of them waits for the device: torch operations
+on a CPU, kernels (kernels.py) on a GPU. A KV pool has for each layer a K buffer and a V buffer
+``[tokens, heads, dim]``. A page is ``page_size`` rows of each buffer. "Buffer" b is K (if b is
+even) or V (if b is odd) of the pool's layer b // 2.
 
 A stamp is the value STAMP in the first WORDS int16 of every row of a page, in all buffers. Writing
 KV replaces whole rows, and so the stamp. As a number of any KV dtype the stamp is small and finite
@@ -22,6 +23,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from g4debug.tracers.kv_integrity.kernels import NOT_FINITE, Launcher
 
 STAMP = 0x2BAD
 WORDS = 4  # how many int16 words of a row are stamped: 8 bytes
@@ -67,19 +70,32 @@ class KvPages:
         ]
         self._words = [b[:tokens].view(-1).view(torch.int64).view(pages, -1) for b in self.buffers]
         self._weights: dict[int, torch.Tensor] = {}
+        self.kernels = Launcher(self.buffers, pages, page_size) if self.buffers[0].is_cuda else None
         self.stamped = torch.zeros(pages, dtype=torch.bool, device=self.device)
         self.digests = torch.zeros(len(self.buffers), pages, dtype=torch.int64, device=self.device)
 
     def stamp(self, pages: torch.Tensor) -> None:
         """Write the stamp into freed pages."""
+        self._write_stamp(pages)
+        self.stamped.index_fill_(0, pages, True)
+
+    def stamp_again(self, pages: torch.Tensor) -> None:
+        """Write the stamp anew into those of these pages that have it, or had it."""
+        self._write_stamp(torch.where(self.stamped[pages], pages, 0))  # nobody reads page 0
+
+    def _write_stamp(self, pages: torch.Tensor) -> None:
+        if self.kernels is not None:
+            self.kernels.stamp(pages)
+            return
         for rows in self._rows:
             rows[:, :, :WORDS].index_fill_(
                 0, pages, STAMP
             )  # an assignment would wait for the device
-        self.stamped.index_fill_(0, pages, True)
 
     def written(self, pages: torch.Tensor) -> torch.Tensor:
         """Codes of the places [buffer, row] where the stamp of a stamped page is gone."""
+        if self.kernels is not None:
+            return self.kernels.written(pages, self.stamped)
         bad = torch.stack([(rows[pages, :, :WORDS] != STAMP).any(-1) for rows in self._rows])
         return _codes(bad & self.stamped[pages, None])
 
@@ -87,16 +103,27 @@ class KvPages:
         """Forget the stamps of these pages, which somebody holds now."""
         self.stamped.index_fill_(0, pages, False)
 
+    def forget(self) -> None:
+        """Forget all stamps."""
+        self.stamped.zero_()
+
     def seal(self, pages: torch.Tensor) -> None:
         """Remember the checksums of these pages."""
-        self.digests[:, pages] = self._digest(pages)
+        if self.kernels is not None:
+            self.kernels.keep(pages, self.digests)
+        else:
+            self.digests[:, pages] = self._digest(pages)
 
     def changed(self, pages: torch.Tensor) -> torch.Tensor:
         """Codes of the buffers in which a page has changed since it was sealed."""
+        if self.kernels is not None:
+            return self.kernels.changed(pages, self.digests)
         return _codes((self._digest(pages) != self.digests[:, pages])[:, :, None])
 
     def not_finite(self, pages: torch.Tensor) -> torch.Tensor:
         """Codes of the places [buffer, row] that have NaN or Inf."""
+        if self.kernels is not None and self.dtype in NOT_FINITE:
+            return self.kernels.not_finite(pages, self.dtype)
         bad = [~torch.isfinite(self._values(b, pages)).all(-1) for b in range(len(self.buffers))]
         return _codes(torch.stack(bad))
 

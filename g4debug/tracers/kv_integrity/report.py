@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, Literal
+from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
@@ -28,9 +28,12 @@ REFERENCES: dict[Kind, str] = {
 
 
 def describe_written(
-    watched: Watched, ledger: Ledger, page: int, code: int, count: int, idle: bool
+    watched: Watched, ledger: Ledger, page: int, code: int, count: int, step: int, idle: bool
 ) -> Found:
-    """The finding that the stamp of a freed page is gone. code, count: of ``KvPages.written``."""
+    """The finding that the stamp of a freed page is gone.
+
+    code, count: of ``KvPages.written``. step: in which it was looked at.
+    """
     pool = watched.pool
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
@@ -51,7 +54,7 @@ def describe_written(
             f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
             f"freed ({where}); this was found {found}" + (f" to request {heir}" if heir else "")
         ),
-        location=_location(watched, ledger, layer, heir),
+        location=_location(watched, ledger, layer, heir, step),
         expected=f"the stamp that page {page} got when it was {when}",
         got=f"other data at {where}; {count} rows of the page's K and V buffers in all",
         owner=(
@@ -75,10 +78,12 @@ def describe_changed(
     count: int,
     owner: str,
     since: int,
+    step: int,
 ) -> Found:
     """The finding that a sealed page has another checksum.
 
-    code, count: of ``KvPages.changed``. since: the step in which the page was last seen unchanged.
+    code, count: of ``KvPages.changed``. since: the step in which the page was last seen
+    unchanged. step: the one in which it was seen to have changed.
     """
     pool = watched.pool
     layer, half = watched.buffer(code)
@@ -94,12 +99,12 @@ def describe_changed(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
             f"{page}, {half} of layer {layer}{others}, {_tokens(watched, page, owner)}"
         ),
-        location=_location(watched, ledger, layer, owner),
+        location=_location(watched, ledger, layer, owner, step),
         expected=(
             f"the KV that the page had when it became complete in step "
             f"{int(watched.sealed_at[page])}; it still had it in step {since}"
         ),
-        got=f"another checksum in step {ledger.recorder.step}" + (f"; {bad}" if bad else ""),
+        got=f"another checksum in step {step}" + (f"; {bad}" if bad else ""),
         owner=(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
@@ -113,9 +118,12 @@ def describe_changed(
 
 
 def describe_not_finite(
-    watched: Watched, ledger: Ledger, page: int, code: int, count: int
+    watched: Watched, ledger: Ledger, page: int, code: int, count: int, step: int
 ) -> Found:
-    """The finding that a new page has NaN or Inf. code, count: of ``KvPages.not_finite``."""
+    """The finding that a new page has NaN or Inf.
+
+    code, count: of ``KvPages.not_finite``. step: in which it was complete.
+    """
     pool = watched.pool
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
@@ -129,7 +137,7 @@ def describe_not_finite(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
             f"page {page}, KV slot {row}: token {position} of request {owner}"
         ),
-        location=_location(watched, ledger, layer, owner),
+        location=_location(watched, ledger, layer, owner, step),
         expected="finite KV in a page whose tokens are all committed",
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
@@ -197,16 +205,17 @@ def _tokens(watched: Watched, page: int, owner: str) -> str:
     return f"tokens {position}..{position + watched.pool.page_size - 1} of request {owner}"
 
 
-def _location(watched: Watched, ledger: Ledger, layer: int, request: str) -> Location:
+def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: int) -> Location:
     kind: LayerKind = "sliding" if watched.pool.name == "swa" else "full"
     recorder = ledger.recorder
-    current: Any = recorder.current
+    # With overlap scheduling the next step may have begun since.
+    mode = next((s.forward_mode for s in reversed(recorder.steps) if s.step == step), "")
     return Location(
         process="scheduler",
         pid=os.getpid(),
         rank=recorder.rank,
-        step=recorder.step,
-        forward_mode=current.forward_mode if current is not None else "",
+        step=step,
+        forward_mode=mode,
         layer=layer,
         layer_kind=kind,
         request=request,

@@ -10,15 +10,21 @@ The tracer is opt-in (``G4DEBUG_TRACE=kv-integrity``), because it reads and writ
   its checksum is kept on the device. The checksum is compared when the page is freed, when the
   server is idle, and in between in turns: SAMPLE tokens of each pool after each step.
 
-This is sound only if scheduler and forward run one after the other on one stream, and nobody else
-moves KV. If that is not so, ``limits`` says why, and the tracer checks nothing. Each check is
-queued on the stream behind what it looks at and before what may change it. The results come to the
-host like the indices of the page ledger, so that no step waits for them.
+Each check is queued on the stream of the forwards, behind what it looks at and before what may
+change it; :mod:`g4debug.tracers.kv_integrity.lane` does that, with overlap scheduling, too. The
+results come to the host without a step that waits for them. All this is sound only if nobody else
+moves KV. If somebody does, ``limits`` says who, and the tracer checks nothing.
+
+SGLang sometimes processes a result between the preparation of a batch and its launch (a grammar
+with speculative decoding, for instance). A request that ended in that result is launched once more,
+after its pages were freed, and a token is written into one of them. What it computes is thrown
+away. So after such a launch, the pages that were freed since the launch before get their stamps
+anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +40,9 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.idle import IdleWork
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
+from g4debug.tracers.kv_integrity.lane import Lane
 from g4debug.tracers.kv_integrity.watched import Watched, layers_of, to_device
-from g4debug.tracers.limits import moving_pages
+from g4debug.tracers.limits import as_of_launch, moving_pages
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step
@@ -51,6 +58,7 @@ class KvIntegrityTracer:
         self._names: dict[int, str] = {}  # by id() of the allocator of one pool
         self._committed: dict[str, int] = {}  # rid -> tokens whose KV will not be written again
         self.idle = IdleWork(self.check_all)
+        self.lane = Lane(self.ledger)
         self._arrived = context.isolate(lambda enter, words: enter(words))
 
     def install(self) -> None:
@@ -70,6 +78,7 @@ class KvIntegrityTracer:
         context.after("pool.alloc_extend", self.after_extend)
         context.after("pool.alloc_decode", self.after_decode)
         context.after("scheduler.run_batch", self.after_run_batch)
+        context.before("scheduler.process_result", self.before_result)
         context.before("scheduler.on_idle", self.before_idle)
 
     # --- which pools -----------------------------------------------------------------------
@@ -105,6 +114,9 @@ class KvIntegrityTracer:
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.limits += limits(scheduler.server_args)
+        if getattr(scheduler, "enable_overlap", False):
+            on_gpu = any(watched.kv.device.type == "cuda" for watched in self.pools.values())
+            self.lane.follow(scheduler.forward_stream if on_gpu else None)
         if not self.pools and not self.limits:
             self.limits.append("the server has no paged KV pool")
         if self.limits:
@@ -121,6 +133,8 @@ class KvIntegrityTracer:
         if watched is None or watched.pool is not pool:
             return
         watched.enter(event, pages)
+        if event.kind == "clear":
+            self.lane.queue(watched.kv.forget)
 
     def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
         if not in_free_group(allocator):
@@ -136,11 +150,16 @@ class KvIntegrityTracer:
         if watched is None:
             return
         gone, sealed = watched.gone()
-        compared = [self._compare(watched, part) for part in watched.chunks(sealed)]
-        if len(gone):
+        if not len(gone):
+            return
+        parts = list(watched.chunks(sealed))
+
+        def work() -> torch.Tensor | None:
+            codes = [watched.kv.changed(watched.on_device(part)) for part in parts]
             watched.kv.stamp(watched.on_device(gone))
-        for post in compared:
-            post()
+            return torch.cat(codes, dim=1) if codes else None
+
+        self._queue(work, self._comparing(watched, sealed))
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
@@ -173,12 +192,19 @@ class KvIntegrityTracer:
         pages = first.to(torch.int64) // watched.pool.page_size
         # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
-        count = watched.pages_of(HANDED_OUT)
+        # Where pages are now is known when the ledger knows it, not when the forward has run.
+        self.ledger.post(pages, lambda found: self._arrived(watched.handed_out, found))
+        step, count = self.context.recorder.event_step, watched.pages_of(HANDED_OUT)
         for begin in range(0, len(pages), count):
-            part = pages[begin : begin + count]
-            codes = watched.kv.written(part)
-            watched.kv.unstamp(part)
-            self._post_written(watched, codes, part, idle=False)
+            self._come(watched, pages[begin : begin + count], step)
+
+    def _come(self, watched: Watched, pages: torch.Tensor, step: int) -> None:
+        def work() -> torch.Tensor:
+            codes = watched.kv.written(pages)
+            watched.kv.unstamp(pages)
+            return torch.cat((codes, pages[None]))
+
+        self._written_in(watched, work, len(pages), step, idle=False, reads=(pages,))
 
     # --- pages that are there -----------------------------------------------------------------
 
@@ -187,13 +213,41 @@ class KvIntegrityTracer:
     ) -> Any:
         if self.pools and not self.ledger.broken:
             self.ledger.settle()
-            for request in batch.reqs:
-                # A session may go back to an earlier length and write its last tokens anew.
-                if getattr(request, "session", None) is None:
+            self.lane.settle()
+            for request in self._launched(batch):
+                # A session, and a group of beams, may go back and write its last tokens anew.
+                if not getattr(request, "session", None) and not getattr(
+                    request, "beam_group", None
+                ):
                     self._committed[str(request.rid)] = req_kv.committed(request)
             self.check_step()
             self.context.checked(1, "steps")
         return result
+
+    def _launched(self, batch: Any) -> Sequence[Any]:
+        """Note a launch. Returns the requests of the batch that still have a row.
+
+        Without overlap scheduling all of them have.
+        """
+        requests: Sequence[Any] = batch.reqs
+        fresh = [(watched, watched.launched()) for watched in self.pools.values()]
+        if not self.lane.overlaps:
+            return requests
+        self.lane.launched = getattr(batch, "forward_iter", None) or self.lane.launched
+        rows = req_kv.column(requests, req_kv.ROW)
+        if min(rows, default=0) >= 0:
+            return requests
+        for watched, pages in fresh:
+            if len(pages):
+                self._again(watched, pages)
+        return [r for r, row in zip(requests, rows, strict=True) if row >= 0]
+
+    def _again(self, watched: Watched, pages: Pages) -> None:
+        self._queue(lambda: watched.kv.stamp_again(watched.on_device(pages)))
+
+    def before_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """Whatever lies behind this batch's forward is found before its tokens are sent."""
+        self.lane.settle(launch=getattr(batch, "forward_iter", None))
 
     def check_step(self) -> None:
         """Seal the pages that the step completed, and compare those whose turn it is."""
@@ -201,7 +255,7 @@ class KvIntegrityTracer:
             for part in watched.chunks(watched.completed(self._committed)):
                 self._seal(watched, part)
             for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
-                self._compare(watched, part)()
+                self._compare(watched, part)
         if len(self._committed) > KNOWN:
             filling = {rid for w in self.pools.values() for rid in w.filling.values()}
             self._committed = {r: n for r, n in self._committed.items() if r in filling}
@@ -219,74 +273,105 @@ class KvIntegrityTracer:
         self.ledger.settle(wait=True)
         for watched in self.pools.values():
             for part in watched.chunks(watched.stamped.nonzero()[0]):
-                pages = watched.on_device(part)
-                self._post_written(watched, watched.kv.written(pages), pages, idle=True)
-                self.ledger.settle(wait=True)
+                self._look(watched, part)
+                self._settle_all()
                 yield
             for part in watched.chunks(watched.sealed.nonzero()[0]):
-                self._compare(watched, part)()
-                self.ledger.settle(wait=True)
+                self._compare(watched, part)
+                self._settle_all()
                 yield
+
+    def _settle_all(self) -> None:
+        self.ledger.settle(wait=True)
+        self.lane.settle(wait=True)
+
+    def _look(self, watched: Watched, pages: Pages) -> None:
+        """Look at the stamps of free pages."""
+
+        def work() -> torch.Tensor:
+            indices = watched.on_device(pages)
+            return torch.cat((watched.kv.written(indices), indices[None]))
+
+        self._written_in(watched, work, len(pages), self.context.recorder.step, idle=True)
 
     def _seal(self, watched: Watched, pages: Pages) -> None:
         step = self.context.recorder.step
-        indices = watched.on_device(pages)
-        watched.kv.seal(indices)
         watched.sealed[pages] = True
         watched.sealed_at[pages] = watched.checked_at[pages] = step
-        if watched.kv.has_floats:
-            self._post(
-                watched.kv.not_finite(indices), lambda c: self._not_finite(watched, pages, c)
-            )
 
-    def _compare(self, watched: Watched, pages: Pages) -> Callable[[], None]:
-        """Compare sealed pages now. The function that is returned fetches the result."""
-        codes = watched.kv.changed(watched.on_device(pages))
-        self.context.checked(len(pages), "checksums of pages")
-        since = watched.checked_at[pages]
-        watched.checked_at[pages] = self.context.recorder.step
-        owners, turn = watched.pool.owner[pages], watched.turn[pages]
-        return lambda: self._post(
-            codes, lambda c: self._changed(watched, pages, owners, since, turn, c)
+        def work() -> torch.Tensor | None:
+            indices = watched.on_device(pages)
+            watched.kv.seal(indices)
+            return watched.kv.not_finite(indices) if watched.kv.has_floats else None
+
+        self._queue(work, lambda c: self._not_finite(watched, pages, step, c))
+
+    def _compare(self, watched: Watched, pages: Pages) -> None:
+        """Compare sealed pages."""
+        self._queue(
+            lambda: watched.kv.changed(watched.on_device(pages)), self._comparing(watched, pages)
         )
 
-    def _post_written(
-        self, watched: Watched, codes: torch.Tensor, pages: torch.Tensor, idle: bool
+    def _comparing(self, watched: Watched, pages: Pages) -> Callable[[Pages], None]:
+        """Note that sealed pages are compared now. Returns what takes the codes of that."""
+        self.context.checked(len(pages), "checksums of pages")
+        since, step = watched.checked_at[pages], self.context.recorder.step
+        watched.checked_at[pages] = step
+        owners, turn = watched.pool.owner[pages], watched.turn[pages]
+        return lambda c: self._changed(watched, pages, owners, since, turn, step, c)
+
+    def _written_in(
+        self,
+        watched: Watched,
+        work: Callable[[], torch.Tensor],
+        pages: int,
+        step: int,
+        idle: bool,
+        reads: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.context.checked(len(pages), "stamps of pages")
-        words = torch.cat((codes, pages[None]))
-        self._post(words, lambda c: self._written(watched, c, idle))
+        self.context.checked(pages, "stamps of pages")
+        self._queue(work, lambda c: self._written(watched, step, idle, c), reads)
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def _post(self, words: torch.Tensor, enter: Callable[[Pages], None]) -> None:
-        """Call ``enter`` with ``words``, int64 [rows, n], as soon as they have reached the host."""
-        shape = tuple(words.shape)
-        self.ledger.post(words.reshape(-1), lambda flat: self._arrived(enter, flat.reshape(shape)))
+    def _queue(
+        self,
+        work: Callable[[], torch.Tensor | None],
+        enter: Callable[[Pages], None] | None = None,
+        reads: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Queue work on the device, and call ``enter`` with its words when they have arrived."""
+        entered = None if enter is None else (lambda words: self._arrived(enter, words))
+        self.lane.queue(work, entered, reads)
 
-    def _written(self, watched: Watched, codes: Pages, idle: bool) -> None:
-        if not idle:
-            watched.handed_out(codes[2])
+    def _written(self, watched: Watched, step: int, idle: bool, codes: Pages) -> None:
         for code, count, page in codes.T[codes[0] > 0].tolist():
             if idle:  # report it only once
                 watched.stamped[page] = False
-            self._report(report.describe_written, watched, page, code, count, idle)
+            self._report(report.describe_written, watched, page, code, count, step, idle)
 
     def _changed(
-        self, watched: Watched, pages: Pages, owners: Any, since: Pages, turn: Pages, codes: Pages
+        self,
+        watched: Watched,
+        pages: Pages,
+        owners: Any,
+        since: Pages,
+        turn: Pages,
+        step: int,
+        codes: Pages,
     ) -> None:
         for i in codes[0].nonzero()[0].tolist():
             page, (code, count) = int(pages[i]), codes[:, i].tolist()
             if watched.turn[page] != turn[i]:
                 continue  # it was handed out again before it was compared: that is its new KV
             watched.sealed[page] = False  # report it only once
-            before = int(since[i])
-            self._report(report.describe_changed, watched, page, code, count, owners[i], before)
+            steps = int(since[i]), step
+            self._report(report.describe_changed, watched, page, code, count, owners[i], *steps)
 
-    def _not_finite(self, watched: Watched, pages: Pages, codes: Pages) -> None:
+    def _not_finite(self, watched: Watched, pages: Pages, step: int, codes: Pages) -> None:
         for i in codes[0].nonzero()[0].tolist():
             code, count = codes[:, i].tolist()
-            self._report(report.describe_not_finite, watched, int(pages[i]), code, count)
+            self._report(report.describe_not_finite, watched, int(pages[i]), code, count, step)
 
     def _report(self, describe: Callable[..., report.Found], watched: Watched, *of: Any) -> None:
         finding, events = describe(watched, self.ledger, *of)
@@ -300,10 +385,14 @@ class KvIntegrityTracer:
 
 def limits(server_args: Any) -> list[str]:
     """Why KV cannot be judged on this server; empty if it can."""
-    found = moving_pages(server_args)
+    found = moving_pages(server_args, as_of_launch(server_args))
+    if (getattr(server_args, "pp_size", None) or 1) > 1:
+        found.append("with pipeline parallelism several batches run at once")
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
+        ("enable_lmcache", "LMCache copies KV on streams of its own"),
         ("enable_hisparse", "HiSparse exchanges the KV in a page"),
+        ("enable_unified_memory", "the unified memory pool moves KV from page to page"),
         ("dllm_algorithm", "a diffusion language model rewrites committed KV"),
     ):
         if getattr(server_args, name, None):
@@ -331,6 +420,7 @@ TRACER = Tracer(
         "pool.free.token",
         "pool.release",
         "scheduler.run_batch",
+        "scheduler.process_result",
         "scheduler.on_idle",
     ),
     install=install,

@@ -36,6 +36,7 @@ class Watched:
     filling: dict[int, str] = field(default_factory=dict)
     leaving: Pages = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     entered: set[int] = field(default_factory=set)  # the ledger told of their hand-out, not we yet
+    fresh: list[Pages] = field(default_factory=list)  # stamped since the last launch
     _cursor: int = 0
 
     def __post_init__(self) -> None:
@@ -76,6 +77,7 @@ class Watched:
         sealed = gone[self.sealed[gone]]
         self.sealed[gone] = False
         self.stamped[gone] = True
+        self.fresh.append(gone)
         for page in gone.tolist():
             self.filling.pop(page, None)
         return gone, sealed
@@ -85,7 +87,12 @@ class Watched:
         self.stamped[:] = self.sealed[:] = False
         self.filling.clear()
         self.entered.clear()
-        self.kv.stamped.zero_()
+        self.fresh.clear()
+
+    def launched(self) -> Pages:
+        """A forward was launched. Returns the pages that were stamped since the one before it."""
+        fresh, self.fresh = self.fresh, []
+        return np.concatenate(fresh) if fresh else np.empty(0, dtype=np.int64)
 
     def on_device(self, pages: Pages) -> torch.Tensor:
         """These page indices on the device of the pool."""

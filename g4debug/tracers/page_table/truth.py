@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.tracers.limits import moving_pages, overlaps
+from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
 from g4debug.tracers.page_table.as_of_launch import Copy, Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Truth
@@ -29,10 +28,8 @@ class Books:
     def learn(self, backend: Any, model_runner: Any) -> None:
         """Learn a backend that was built for this ModelRunner."""
         args = model_runner.server_args
-        # Without SGLang's barrier, a table may be built from rows that have changed since.
         overlap = overlaps(args)
-        by_copy = overlap and targets.path("scheduler.war_barrier") is not None
-        found = moving_pages(args, by_copy)
+        found = moving_pages(args, as_of_launch(args))
         self.limits.update(found)
         if found:
             return
