@@ -2,7 +2,8 @@
 
 They act when the metadata of a forward is ready (``init_forward_metadata``, and its variant for the
 replay of CUDA graphs), on the device tensor that the kernel will read. Under CUDA graphs the fault
-appears only at replay, where no Python hook of the attention layer runs. Row and table (full or
+appears only at replay, where no Python hook of the attention layer runs; a graph that fills in the
+tables itself overwrites them again (``_in_graph.py``). Row and table (full or
 SWA) are drawn at random. The column is that of the newest page: it is inside every window, so it is
 live in both kinds of layers. Padding rows stay as they are.
 """
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from g4debug.faults._in_graph import Overwritten
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
+from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +33,21 @@ class Tables:
     """The page tables of one forward.
 
     tables: "full", and "swa" if there is such a table. rows: the rows that belong to requests.
-    columns: how many live columns each row has.
+    columns: how many live columns each row has. again: of tables that a graph fills in itself, what
+    it puts into them afterwards.
     """
 
     backend: Any
     tables: dict[str, torch.Tensor]
     rows: list[int]
     columns: list[int]
+    again: Overwritten | None = None
+
+    def write(self, name: str, row: int, column: int, value: int) -> None:
+        table = self.tables[name]
+        table[row, column] = value
+        if self.again is not None:
+            self.again.of(table)[row, column] = value
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
         value = fault.wrong(cell, injection.random)
         if value is None:  # no value fits any more, because another cell was corrupted before
             continue
-        of.tables[cell.name][cell.row, cell.column] = value
+        of.write(cell.name, cell.row, cell.column, value)
         at = f"{cell.name} table row {cell.row} column {cell.column}"
         injection.log(f"{runner} {mode}: {at} = {value}")
 
@@ -125,6 +136,7 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     for action in injection.chain.actions:
         cells_of(injection.fault.id, action)  # an unusable argument is an error at start
     draft_backends: set[int] = set()
+    again = Overwritten() if targets.path("attn.metadata_in_graph") is not None else None
 
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
         if getattr(model_runner, "is_draft_worker", False):
@@ -142,18 +154,27 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
         return result
 
     def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        of = replayed(backend, args, kwargs)
+        of = replayed(backend, args, kwargs, again)
         if of is not None:
             act(of, "replay")
+        return result
+
+    def after_in_graph(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        assert again is not None
+        again.fill_in(backend)
         return result
 
     owner = injection.fault.id
     hooks.after("attn.init", Order.FAULT, owner, after_init)
     hooks.after("attn.metadata", Order.FAULT, owner, after_metadata)
     hooks.after("attn.metadata_replay", Order.FAULT, owner, after_replay)
+    if again is not None:
+        hooks.after("attn.metadata_in_graph", Order.FAULT, owner, after_in_graph)
 
 
-def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tables | None:
+def replayed(
+    backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: Overwritten | None
+) -> Tables | None:
     """The static tables of a graph that is about to be replayed; None if it is being captured.
 
     Up to 0.5.12 the arguments are ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
@@ -163,13 +184,17 @@ def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tab
     else:
         batch = args[0] if args else kwargs["forward_batch"]
         if kwargs.get("in_capture", args[1] if len(args) > 1 else False):
+            if again is not None:
+                again.forget(backend)
             return None
         slots, lengths = batch.req_pool_indices, batch.seq_lens
+        if again is not None:
+            again.before_replay(backend, batch)
     rows = len(backend.forward_metadata.cache_seqlens_int32)
     # Padding rows keep the rows of req_to_token of an earlier batch; only their length is reset.
     fill = backend.get_cuda_graph_seq_len_fill_value()
     padding = [int(n) <= fill for n in lengths.tolist()[:rows]]
-    return tables_of(backend, slots.tolist()[:rows], padding)
+    return replace(tables_of(backend, slots.tolist()[:rows], padding), again=again)
 
 
 def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:

@@ -64,6 +64,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
         (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
     ),
+    # From 0.5.15 on the captured graph itself fills in the page tables.
+    "attn.metadata_in_graph": (
+        ("<0.5.15", None),
+        (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
+    ),
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
     "attn.hybrid_init": (

@@ -1,7 +1,8 @@
 """How many requests each pool holds, which pool is too small, and the ratio that holds the most.
 
-What a running request keeps in SGLang 0.5.12.post1, where P is the page size, W is the window - 1
-(as SGLang counts it) and T is how many tokens one decode step can add:
+What a running request keeps in SGLang 0.5.12.post1 to 0.5.15.post1 (0.5.18 and later keep prompts
+in another prefix cache, the unified one, which was not measured), where P is the page size, W is
+the window - 1 (as SGLang counts it) and T is how many tokens one decode step can add:
 
 * In the full pool it keeps all of its tokens, ``page_ceil(input + output + draft)``.
 * In the SWA pool it keeps some of its own tokens. Every ``page_floor(max(P, W))`` decode steps

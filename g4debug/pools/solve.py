@@ -1,7 +1,8 @@
 """Computes the sizes of the full pool and the SWA pool from KV memory and a ratio, as SGLang does.
 
-The rules are those of ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.15.post1,
-``model_executor/pool_configurator.py``), in our own code::
+The rules are those of ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.23,
+``model_executor/pool_configurator.py``), in our own code, without the draft's layers, for which
+0.5.15 and later put memory aside, too::
 
     cell = F * n_full + ratio * S * n_swa          bytes per token of the full pool
     full = page_floor(memory // cell)              tokens

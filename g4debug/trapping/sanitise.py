@@ -20,8 +20,9 @@ SET, DEFAULT = "set", "default"  # in place of a value that is not shown
 _SHOWN = """
 abort_on_priority_when_disabled allow_auto_truncate attention_backend attn_cp_size base_gpu_id
 chunked_prefill_size context_length cpu_offload_gb cuda_graph_backend_decode
-cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode cuda_graph_max_bs
-cuda_graph_max_bs_decode debug_cuda_graph decode_attention_backend decode_log_interval deepep_mode
+cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode cuda_graph_bs_prefill
+cuda_graph_max_bs cuda_graph_max_bs_decode cuda_graph_max_bs_prefill debug_cuda_graph
+decode_attention_backend decode_log_interval deepep_mode
 default_priority_value delete_ckpt_after_loading device disable_chunked_prefix_cache
 disable_cuda_graph disable_cuda_graph_padding disable_custom_all_reduce
 disable_flashinfer_autotune disable_hybrid_swa_memory disable_overlap_schedule
@@ -166,16 +167,33 @@ def _arguments(args: Any) -> list[tuple[str, Any, bool]]:
     """(name, value, whether it is the default) of each argument."""
     if args is None:
         return []
-    if not dataclasses.is_dataclass(args):
+    if hasattr(args, "__struct_fields__"):
+        fields = _of_struct(type(args))
+    elif dataclasses.is_dataclass(args):
+        fields = [(f.name, f.default, f.default_factory) for f in dataclasses.fields(args)]
+    else:
         return [(str(name), value, False) for name, value in vars(args).items()]
     found = []
-    for f in dataclasses.fields(args):
-        default = f.default
-        if f.default_factory is not dataclasses.MISSING:
-            default = f.default_factory()
-        value = getattr(args, f.name, None)
-        found.append((f.name, value, type(value) is type(default) and bool(value == default)))
+    for name, default, factory in fields:
+        if factory is not dataclasses.MISSING:
+            default = factory()
+        value = getattr(args, name, None)
+        found.append((name, value, type(value) is type(default) and bool(value == default)))
     return found
+
+
+def _of_struct(kind: Any) -> list[tuple[str, Any, Any]]:
+    """(name, default, factory of the default) of each field, as dataclasses have them.
+
+    From 0.5.23 on SGLang's arguments are a msgspec.Struct. msgspec comes with such a SGLang only.
+    """
+    import msgspec
+
+    def missing(x: Any) -> Any:
+        return dataclasses.MISSING if x is msgspec.NODEFAULT else x
+
+    fields = msgspec.structs.fields(kind)
+    return [(f.name, missing(f.default), missing(f.default_factory)) for f in fields]
 
 
 def _argument(name: str, value: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from real_backend import FULL, PAGE, WINDOW, Rig
 
 from g4debug import plugin
+from g4debug.hooking import targets
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -39,11 +40,13 @@ def use(rig):
 
 
 def free_lists(rig):
-    return {
-        name: torch.cat((inner.free_pages, inner.release_pages)).tolist()
-        for name in ("full", "swa")
-        for inner in [getattr(rig.allocator, f"{name}_attn_allocator")]
-    }
+    """The free pages of each pool; ``release_pages`` is None where nothing waits in it (0.5.23)."""
+    found = {}
+    for name in ("full", "swa"):
+        inner = getattr(rig.allocator, f"{name}_attn_allocator")
+        parts = (inner.free_pages, inner.release_pages)
+        found[name] = torch.cat([p for p in parts if p is not None]).tolist()
+    return found
 
 
 CASES = {
@@ -138,6 +141,10 @@ def test_no_fault_no_finding(arm):
     assert broken(rig) == []
 
 
+@pytest.mark.skipif(
+    not targets.matches("<0.5.14"),
+    reason="from 0.5.14 on the fault fires elsewhere; test_early_swa_free.py drives it there",
+)
 @pytest.mark.parametrize("armed", [False, True])
 def test_early_swa_free_takes_the_windows_oldest_page(arm, armed):
     from sglang.srt.managers.schedule_batch import ScheduleBatch

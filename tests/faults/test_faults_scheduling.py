@@ -25,7 +25,11 @@ def test_a_retract_is_forced_once_and_only_where_somebody_can_go(arm):
     batch.reqs = [SimpleNamespace(rid="a")]
     batch.new_tokens_required_next_decode = lambda selected: 0
     batch.tree_cache = None
-    batch.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: 0)
+    batch.spec_algorithm = None
+    batch.token_to_kv_pool_allocator = SimpleNamespace(
+        available_size=lambda: 0,
+        check_decode_capacity=lambda **asked: True,  # 0.5.23 asks this way
+    )
     assert batch.check_decode_mem() is True  # alone: SGLang would abort it
     batch.reqs = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
     assert batch.check_decode_mem(selected_indices=[0]) is True

@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -22,6 +23,7 @@ import pytest
 
 from g4debug import cli, discovery
 from g4debug.settings import FIX_PREFIX, Settings
+from g4debug.tracers.kv_integrity import report
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAGE = (ROOT / "TRIAGE.md").read_text()
@@ -330,7 +332,22 @@ def test_a_next_command_can_be_typed(text: str) -> None:
     for name in set(environment) - set(ours) - {"CUDA_LAUNCH_BLOCKING"}:
         assert f"\n    {name} =" in in_sglang("environ.py")
     for flag in after.split():
-        assert f'"{flag}"' in in_sglang("server_args.py")
+        field = flag.removeprefix("--").replace("-", "_")
+        known = in_sglang("server_args.py", "arg_groups/fields/*.py")
+        assert f'"{flag}"' in known or f"\n    {field}: " in known
+
+
+def test_sglangs_own_check_for_nan_is_named_where_there_is_one(sglang, monkeypatch) -> None:
+    text = report.sglangs_check() + report.ALL
+    name, _, rest = text.partition("=1 ")
+    if name == report.NAN_CHECK:
+        assert rest == report.ALL
+        assert f"\n    {name} =" in in_sglang("environ.py")
+    else:
+        assert text == report.ALL
+        assert report.NAN_CHECK not in in_sglang("environ.py")
+    monkeypatch.delitem(sys.modules, "sglang.srt.environ")
+    assert report.sglangs_check() == ""
 
 
 def test_there_are_next_commands() -> None:
@@ -348,11 +365,13 @@ def test_the_commands_that_messages_name_are_there() -> None:
     assert named <= {cli._load(name).NAME for name in cli.command_names()}
 
 
-def in_sglang(name: str) -> str:
+def in_sglang(*names: str) -> str:
+    """What these files of SGLang say; a name may be a pattern."""
     found = importlib.util.find_spec("sglang")
     if found is None or not found.submodule_search_locations:
         pytest.skip("needs sglang")
-    return (Path(found.submodule_search_locations[0]) / "srt" / name).read_text()
+    srt = Path(found.submodule_search_locations[0]) / "srt"
+    return "\n".join(p.read_text() for name in names for p in sorted(srt.glob(name)))
 
 
 def test_the_variables_that_messages_name_are_real() -> None:

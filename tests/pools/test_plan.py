@@ -9,6 +9,7 @@ import pytest
 import releases
 from published import A4B_26B, DENSE_31B
 
+from g4debug.hooking import targets
 from g4debug.pools import config
 from g4debug.pools.plan import (
     Need,
@@ -24,6 +25,13 @@ from g4debug.pools.solve import Memory
 
 MOE, DENSE = config.parse(A4B_26B, "26B"), config.parse(DENSE_31B, "31B")
 SEED_26B, SEED_31B = Memory(109_478_050_000), Memory(98_053_000_000)
+
+
+swa_radix_cache = pytest.mark.skipif(
+    not targets.matches("<0.5.18"),
+    reason="0.5.18 and later keep prompts in another cache, the unified one, of which the plan "
+    "does not know what is locked; docs/commands.md says so",
+)
 
 
 class Tree:
@@ -61,6 +69,7 @@ class Tree:
             req_pool_idx=None, fill_ids=[], extra_key=None, last_node=self.cache.root_node,
             cache_protected_len=0, swa_uuid_for_lock=None, swa_prefix_lock_released=False,
         )  # fmt: skip
+        req.get_fill_ids = lambda: req.fill_ids  # 0.5.14 and later ask this way
         (req.req_pool_idx,) = self.requests.alloc([req])
         begin = 0
         for end in cuts:
@@ -87,6 +96,7 @@ def chunks(prompt: int, chunk: int, page: int, queue: int) -> list[list[int]]:
     return out
 
 
+@swa_radix_cache
 @pytest.mark.parametrize(
     ("prompt", "chunk", "window", "page"),
     [
@@ -110,6 +120,7 @@ def test_what_a_running_request_locks_is_what_the_real_tree_locks(
     assert locked_tokens(prompt, chunk, window, page) == page_ceil(math.ceil(mean), page)
 
 
+@swa_radix_cache
 def test_a_split_leaf_locks_one_window(sglang, monkeypatch):
     from sglang.srt.environ import envs
 

@@ -25,15 +25,24 @@ def parse(_sglang_imported):
         ServerArgs.add_cli_args(parser)
         asked = parser.parse_args(["--model-path", "dummy", *line])
         # Not from_cli_args: its checks want a real model, and what they change is not judged here.
+        aliases = {"tp_size": "tensor_parallel_size", "dp_size": "data_parallel_size"}
+        if hasattr(ServerArgs, "__struct_fields__"):  # 0.5.23's checks come later
+            given = {f: getattr(asked, f) for f in fields(ServerArgs) if hasattr(asked, f)}
+            return ServerArgs(**given)
         args = object.__new__(ServerArgs)
-        for field in dataclasses.fields(ServerArgs):
-            aliases = {"tp_size": "tensor_parallel_size", "dp_size": "data_parallel_size"}
-            name = aliases.get(field.name, field.name)
-            value = getattr(asked, name, getattr(args, field.name, None))
-            object.__setattr__(args, field.name, value)
+        for field in fields(ServerArgs):
+            name = aliases.get(field, field)
+            value = getattr(asked, name, getattr(asked, field, getattr(args, field, None)))
+            object.__setattr__(args, field, value)
         return args
 
     return parsed
+
+
+def fields(kind) -> tuple[str, ...]:
+    """The names of all arguments."""
+    struct = getattr(kind, "__struct_fields__", None)
+    return tuple(f.name for f in dataclasses.fields(kind)) if struct is None else struct
 
 
 SECRETIVE = (
@@ -72,7 +81,7 @@ def test_no_argument_tells_a_secret(parse, line):
 def test_every_argument_is_told_at_least_by_name(parse):
     args = parse("--api-key", SECRET)
     different, same = arguments(args)
-    assert {*different, *same} == {f.name for f in dataclasses.fields(args)}
+    assert {*different, *same} == {*fields(type(args))}
     assert not different.keys() & same.keys()
     assert different["api_key"] == SET
     assert same["admin_api_key"] == DEFAULT
@@ -80,12 +89,13 @@ def test_every_argument_is_told_at_least_by_name(parse):
 
 
 def test_what_helps_is_told_with_its_value(parse):
+    sizes = "cuda_graph_bs" if "cuda_graph_bs" in fields(type(parse())) else "cuda_graph_bs_decode"
     different, same = arguments(
         parse(
             *("--model-path", "google/gemma-4-E4B-it", "--page-size", "64", "--dp-size", "2"),
             *("--enable-dp-attention", "--enable-hierarchical-cache", "--hicache-ratio", "3.5"),
             *("--chunked-prefill-size", "4096", "--disaggregation-mode", "decode"),
-            *("--cuda-graph-bs", "1", "2", "4", "--attention-backend", "trtllm_mha"),
+            *("--" + sizes.replace("_", "-"), "1", "2", "4", "--attention-backend", "trtllm_mha"),
         )
     )
     expected = {
@@ -97,7 +107,7 @@ def test_what_helps_is_told_with_its_value(parse):
         "hicache_ratio": 3.5,
         "chunked_prefill_size": 4096,
         "disaggregation_mode": "decode",
-        "cuda_graph_bs": "1 2 4",
+        sizes: "1 2 4",
         "attention_backend": "trtllm_mha",
     }
     assert {k: different.get(k) for k in expected} == expected
@@ -108,7 +118,7 @@ def test_what_helps_is_told_with_its_value(parse):
 def test_the_list_holds_no_argument_that_may_name_a_place_or_a_person(parse):
     """A path, an address, a template or a JSON text is no value out of a fixed list."""
     doubtful = ("path", "dir", "addr", "host", "url", "config", "template", "key", "name", "file")
-    named = {f.name for f in dataclasses.fields(parse())}
+    named = {*fields(type(parse()))}
     wrong = {a for a in sanitise.ARGUMENTS & named if any(a.endswith(d) for d in doubtful)}
     assert wrong == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
@@ -16,6 +17,7 @@ logger = logging.getLogger("g4debug")
 NAMED = 4  # how many requests are named
 Found = tuple[Finding, tuple[PageEvent, ...]]
 ALL = "G4DEBUG_TRACE=kv-integrity,page-table,swa-allocator,spec-lifecycle <your launch command>"
+NAN_CHECK = "SGLANG_SPEC_NAN_DETECTION"  # up to 0.5.13
 Kind = Literal["write-after-free", "kv-changed", "nan"]
 _CORRUPTED = "TRIAGE.md, 'Wrong answers, no crash: KV is corrupted'"
 REFERENCES: dict[Kind, str] = {
@@ -142,9 +144,15 @@ def describe_not_finite(
         history=_lines(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
         reference=REFERENCES["nan"],
-        next_command=f"SGLANG_SPEC_NAN_DETECTION=1 {ALL}",
+        next_command=sglangs_check() + ALL,
     )
     return finding, events
+
+
+def sglangs_check() -> str:
+    """The beginning of a command that has SGLang look for NaN, too; "" if this one cannot."""
+    known = getattr(sys.modules.get("sglang.srt.environ"), "envs", None)
+    return f"{NAN_CHECK}=1 " if hasattr(known, NAN_CHECK) else ""
 
 
 def pointing_to(watched: Watched, ledger: Ledger, page: int, besides: str) -> str:
