@@ -44,6 +44,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
 def _running(batch: Any) -> list[tuple[Any, int]]:
     """The requests of a batch and how many of their tokens have KV."""
+    if batch.seq_lens_cpu is None:  # with overlap scheduling, the last forward has not told yet
+        return [(request, req_kv.committed(request)) for request in batch.reqs]
     return list(zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True))
 
 

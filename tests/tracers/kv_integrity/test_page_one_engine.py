@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE, drive, side_by_side
 
-pytestmark = ENGINE
+from g4debug.hooking import targets
+
+pytestmark = [
+    *ENGINE,
+    pytest.mark.skipif(
+        targets.matches(">=0.5.23"),
+        reason="this SGLang has no attention backend for Gemma-4 with pages of one token on a CPU",
+    ),
+]
 DRIVER = Path(__file__).with_name("drive_page_one.py")
 TRACE = {"G4DEBUG_TRACE": "kv-integrity,swa-allocator,pool-leak", "G4DEBUG_LEAK_STEPS": "3"}
 LOG = {**TRACE, "G4DEBUG_MODE": "log"}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from real_engine import ENGINE, drive, side_by_side
+from releases import story
 
 pytestmark = ENGINE
 DRIVER = Path(__file__).with_name("drive_swa_engine.py")
@@ -60,6 +61,6 @@ def test_an_early_eviction_stops_the_server_and_names_the_request(runs):
     finding = record.finding
     assert finding.kind == "evicted-in-window"
     assert finding.location.request in finding.headline
-    assert [e.kind for e in record.events][-2:] == ["extend", "evict"]
+    assert story(record.events)[-2:] == ["extend", "evict"]
     assert record.events[-1].caller.endswith("maybe_evict_swa")
     assert "g4debug.trapping.trap.TrapError: " + finding.headline in run.log
