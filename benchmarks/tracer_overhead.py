@@ -16,10 +16,10 @@ After --seconds no server is started any more, and the last line says which roun
 Rows are written as they come: requests.csv has one for each request, servers.csv one for each
 server. The first server of a call is there for compiling kernels, and is not written down. --merge
 puts the files of several calls, with different rounds or seeds, into one. So several GPUs of one
-kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES and --first-round. --table prints the
-figures; --docs also writes them into a page, between the lines <!-- overhead --> and
-<!-- /overhead -->. FROZEN_KV_MTP is on, overlap scheduling is not, as
-this release needs it.
+kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES and --first-round.
+--table prints the figures; --docs also writes them into a page, between the lines
+<!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on, overlap scheduling is not, as this
+release needs it.
 """
 
 from __future__ import annotations
