@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from g4debug.fixes.source import exists, source
-from g4debug.hooking import targets
+from g4debug.hooking.speculation import is_v2
 
 # Both since 0.5.14.
 RENAMED = {
@@ -28,7 +28,7 @@ def mtp_has_overlap() -> bool:
 
     SGLang 0.5.23 dies if overlap is switched off with it (upstream #40155).
     """
-    return targets.path("worker.seed_step") is None
+    return is_v2()
 
 
 def keeps_whole_prompts() -> bool:

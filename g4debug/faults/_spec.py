@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 
 if TYPE_CHECKING:
     import torch
@@ -48,13 +49,6 @@ def asks_for(injection: Injection, task: str) -> bool:
     return chain.index < len(chain.actions) and chain.actions[chain.index].task == task
 
 
-def is_v2() -> bool:
-    """True if this SGLang has speculative decoding v2 only: its worker makes no seed step."""
-    from g4debug.hooking import targets
-
-    return targets.path("worker.seed_step") is None
-
-
 def survivors(batch: Any) -> list[int]:
     """The rows of a ScheduleBatch whose requests go on, as far as SGLang knows by now."""
     return [i for i, r in enumerate(batch.reqs) if not (r.finished() or r.is_retracted)]
@@ -64,7 +58,7 @@ def decodes(batch: Any) -> bool:
     """True for a decode of FROZEN_KV_MTP. Other servers and steps are no opportunities."""
     mode = batch.forward_mode
     idle = mode.is_idle() or mode.is_extend() or batch.is_extend_in_batch
-    return not idle and bool(batch.spec_algorithm.is_frozen_kv_mtp())
+    return not idle and is_frozen_kv_mtp(batch)
 
 
 def changed(numbers: torch.Tensor, row: int, value: int) -> torch.Tensor:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, decodes, is_v2, survivors, verify_output
+from g4debug.faults._spec import CAUGHT_BY, decodes, survivors, verify_output
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks

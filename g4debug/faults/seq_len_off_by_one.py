@@ -14,11 +14,11 @@ from g4debug.faults._spec import (
     at_end_of_decode,
     changed,
     decodes,
-    is_v2,
     survivors,
 )
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     import torch

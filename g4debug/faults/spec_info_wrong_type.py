@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode, is_v2, survivors, verify_output
+from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode, survivors, verify_output
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, is_v2, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     import torch

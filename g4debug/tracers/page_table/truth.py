@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.layer_pools import target_pool
+from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
 from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.backends import trtllm_mha
@@ -35,9 +36,7 @@ class Books:
         if found:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
-        # Not the server's arguments: in 0.5.23 these stay as they were typed (NEXTN).
-        algorithm = getattr(model_runner, "spec_algorithm", None)
-        frozen = algorithm is not None and bool(algorithm.is_frozen_kv_mtp())
+        frozen = is_frozen_kv_mtp(model_runner)
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a

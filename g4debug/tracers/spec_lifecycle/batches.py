@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
-    is_ours,
     rows_of,
     state_of,
 )
@@ -33,7 +33,7 @@ class SpecBatches:
         self._filtering = ("", 0)  # the state and number of requests before the current filter
 
     def before_merge(self, batch: Any, other: Any) -> None:
-        if not is_ours(batch):
+        if not is_frozen_kv_mtp(batch):
             return
         for side in (batch, other):
             spec = side.spec_info
@@ -49,7 +49,7 @@ class SpecBatches:
         self._merging = state_of(batch.spec_info)
 
     def after_merge(self, result: Any, batch: Any, other: Any) -> Any:
-        if is_ours(batch):
+        if is_frozen_kv_mtp(batch):
             self.custody.hold(batch.spec_info)
             self.log.note("merge", self._merging, state_of(batch.spec_info), len(batch.reqs))
         return result
@@ -68,7 +68,7 @@ class SpecBatches:
         *a: Any,
         **k: Any,
     ) -> None:
-        if not is_ours(batch):
+        if not is_frozen_kv_mtp(batch):
             return
         spec = batch.spec_info
         self._filtering = state_of(spec), len(batch.reqs)
@@ -82,7 +82,7 @@ class SpecBatches:
             self.log.judge("batch.filter", batch, violation or self.custody.check_held(spec))
 
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(batch):
+        if not is_frozen_kv_mtp(batch):
             return result
         (before, had), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
         state = state_of(spec)

@@ -20,8 +20,8 @@ from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.steps import Recorder
-from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.speculation import is_v2
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.spec_lifecycle.rehearsal import Classes, Rehearsal
@@ -55,7 +55,7 @@ class FrozenKVMTPDraftExtendInput(_Spec):
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
     why = ""
-    if targets.sglang_version() is not None and targets.path("worker.seed_step") is None:
+    if is_v2():
         try:
             return _fire_v2(folder, Classes(), device)
         except ImportError as e:

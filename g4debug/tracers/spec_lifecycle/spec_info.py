@@ -46,12 +46,6 @@ def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation |
     return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
 
 
-def is_ours(holder: Any) -> bool:
-    """True for a scheduler or a batch of FROZEN_KV_MTP."""
-    algorithm = getattr(holder, "spec_algorithm", None)
-    return algorithm is not None and bool(algorithm.is_frozen_kv_mtp())
-
-
 def check_verify_input(
     spec: Any, requests: int, drafted: weakref.ref[Any] | None
 ) -> Violation | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from g4debug.hooking import targets
+from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.spec_lifecycle import v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
@@ -36,7 +36,6 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
     check_verify_input,
-    is_ours,
     rows_of,
     state_of,
 )
@@ -95,7 +94,7 @@ class SpecLifecycleTracer:
         self.context.after("scheduler.init", self.after_scheduler_init)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(scheduler):
+        if not is_frozen_kv_mtp(scheduler):
             self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
         return result
 
@@ -279,7 +278,7 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
 
 def install(context: Context) -> None:
     """Follow the worker that this SGLang has: the seed step is a hand-over of v1 only."""
-    if targets.path("worker.seed_step") is not None:
+    if not is_v2():
         SpecLifecycleTracer(context).install()
     else:
         v2.SpecLifecycleV2(context).install()

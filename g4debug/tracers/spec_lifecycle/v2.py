@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.hooking import req_kv, targets
+from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
@@ -43,7 +44,6 @@ from g4debug.tracers.spec_lifecycle.launches import (
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_verify_input,
-    is_ours,
     rows_of,
     state_of,
 )
@@ -122,7 +122,7 @@ class SpecLifecycleV2:
                 self.context.after(site, after)
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(scheduler):
+        if not is_frozen_kv_mtp(scheduler):
             self.judging = False
             self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
             return result
@@ -180,7 +180,7 @@ class SpecLifecycleV2:
         self, worker: Any, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         self._now = None
-        if not is_ours(batch) or not batch.reqs:
+        if not is_frozen_kv_mtp(batch) or not batch.reqs:
             return
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
         lens = batch.seq_lens_cpu
@@ -434,7 +434,7 @@ class SpecLifecycleV2:
             self.log.judge("scheduler.stream_output", None, violation, [str(r.rid) for r in reqs])
 
     def after_prepare_for_decode(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._ahead is None or not self.judging or not is_ours(batch):
+        if self._ahead is None or not self.judging or not is_frozen_kv_mtp(batch):
             return result
         depth, width = self._ahead
         # With overlap, one verify is under way of which the host does not know the accept lengths.
@@ -477,7 +477,7 @@ def unknown(server_args: Any) -> list[str]:
 
 
 def _decodes(batch: Any) -> bool:
-    return bool(is_ours(batch) and batch.reqs and batch.forward_mode.is_decode())
+    return bool(is_frozen_kv_mtp(batch) and batch.reqs and batch.forward_mode.is_decode())
 
 
 def _running(batch: Any) -> tuple[list[int], list[Any]]:
