@@ -73,6 +73,9 @@ class LedgerHooks:
         self._put(hooks.around, "pool.free.token" if every else "pool.free", back.around_free)
         for site in ("swa.free", "swa.free_segment"):
             self._put(hooks.around, site, back.around_swa_free)
+        if every:
+            for site in ("pool.free", "pool.free_segment"):
+                self._put(hooks.around, site, back.around_full_free)
         for site in ("swa.free_swa", "swa.free_swa_segment"):
             self._put(hooks.around, site, back.around_free_swa)
         for site in ("swa.alloc", "swa.alloc_extend", "swa.alloc_decode"):

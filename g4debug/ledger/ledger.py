@@ -124,6 +124,12 @@ class PoolLedger:
 # Called with (pool, event, all pages of the event) before the event changes the ledger. If pages
 # are about to be freed, a listener may return the pages to free instead.
 Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
+# Called when SGLang asks to free full pages, which may happen later. It may return a function that
+# judges them (:data:`Judge`), if it has something to say about this call.
+Asked = Callable[[], "Judge | None"]
+# Called with the pool, the event and its pages before they are freed, or, where their indices have
+# to come from a device, soon after. Returns those that must not be freed.
+Judge = Callable[[PoolLedger, PageEvent, Pages], Pages]
 
 
 @dataclass
@@ -158,6 +164,7 @@ class Ledger:
         self.recorder = recorder
         self.pools: dict[str, PoolLedger] = {}
         self.listeners: list[Listener] = []
+        self.asked: list[Asked] = []
         self.batch: Any = None
         self.allocating: Any = None
         self.holders: Holders | None = None
@@ -225,16 +232,7 @@ class Ledger:
         If a listener raises an exception, that goes on to the caller. A free is then not entered,
         because it will not happen. A hand-out is entered, because it has happened.
         """
-        event = PageEvent(
-            step=self.recorder.event_step if self._step is None else self._step,
-            kind=kind,
-            pool=pool.name,
-            pages=tuple(pages[:SHOWN].tolist()),
-            count=len(pages),
-            request=request,
-            caller=caller,
-            note=note,
-        )
+        event = self.event(pool, kind, pages, request, caller, note)
         happened = holds is not False
         try:
             for listener in self.listeners:
@@ -250,6 +248,27 @@ class Ledger:
                 self._events.count += 1
                 self._events.step = event.step
         return pages
+
+    def event(
+        self,
+        pool: PoolLedger,
+        kind: str,
+        pages: Pages,
+        request: str = "",
+        caller: str = "",
+        note: str = "",
+    ) -> PageEvent:
+        """An event of now, or of the step in which what is entered now was posted."""
+        return PageEvent(
+            step=self.recorder.event_step if self._step is None else self._step,
+            kind=kind,
+            pool=pool.name,
+            pages=tuple(pages[:SHOWN].tolist()),
+            count=len(pages),
+            request=request,
+            caller=caller,
+            note=note,
+        )
 
     def _apply(
         self,

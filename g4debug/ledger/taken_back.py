@@ -11,6 +11,11 @@ group. Then an event of its own ("unmap") says which SWA pages lost their full p
 
 In contain mode a listener may correct what is about to be freed. Then the allocator gets the
 corrected indices, and so does the ``free_swa`` that belongs to a free of full pages.
+
+For whom SGLang frees full pages is known only when it asks for it: what it defers to the end of a
+group is freed for all requests at once. And from 0.5.21 on the SWA pages are gone when the full
+pages are freed. So whoever judges that is asked first (``Ledger.asked``), and what must stay is
+left out of both.
 """
 
 from __future__ import annotations
@@ -42,6 +47,7 @@ class TakeBacks:
         self._entered_swa = feed.isolate(self._enter_free_swa)
         self._left_swa = feed.isolate(self._leave_free_swa)
         self._entered_unmap = feed.isolate(self._enter_unmap)
+        self._asked = feed.isolate(self._ask)
 
     # --- one pool ------------------------------------------------------------------------
 
@@ -166,13 +172,58 @@ class TakeBacks:
 
     # --- full pages and their SWA pages -----------------------------------------------------
 
-    def around_swa_free(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around_swa_free(
+        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
+    ) -> Any:
+        """Free full pages and their SWA pages, now or at the end of a group."""
+        instead = self._asked(allocator.full_attn_allocator, free_index, "start_pos" in kwargs)
         self._freeing += 1
         try:
-            return call_next(*args, **kwargs)
+            return call_next(allocator, free_index if instead is None else instead, **kwargs)
         finally:
             self._freeing -= 1
             self._kept = None
+
+    def around_full_free(
+        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
+    ) -> Any:
+        """Free full pages alone, now or at the end of a group: they have no SWA pages any more."""
+        instead = None
+        if not self._freeing:
+            instead = self._asked(allocator, free_index, "start_pos" in kwargs)
+        return call_next(allocator, free_index if instead is None else instead, **kwargs)
+
+    def _ask(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> torch.Tensor | None:
+        """Ask whether these full pages may be freed. Returns the indices to free instead, or None.
+
+        segment: as of :meth:`_enter_unmap`.
+        """
+        pool, ledger = self.feed.pools.get(id(allocator)), self.ledger
+        if pool is None or pool.name != "full" or free_index.numel() == 0:
+            return None
+        judges = [judge for asked in ledger.asked if (judge := asked()) is not None]
+        if not judges:
+            return None
+        size, where = pool.page_size, caller()
+        tokens = free_index[::size] if segment else free_index
+
+        def judge(given: Pages) -> Pages:
+            pages = pool.inside(np.unique(given // size))
+            event = ledger.event(pool, "free", pages, caller=where)
+            return np.concatenate([judge(pool, event, pages) for judge in judges])
+
+        if self._may_wait(tokens):
+            ledger.post(tokens, self.feed.isolate(judge))
+            return None
+        ledger.settle(wait=True)
+        given = on_host(tokens)
+        stay = judge(given)
+        if not len(stay):
+            return None
+        free = ~np.isin(given // size, stay)
+        if segment:  # SGLang takes the first index of each page, so whole pages are left out
+            free = np.repeat(free, size)[: free_index.numel()]
+        return free_index[torch.from_numpy(free).to(free_index.device)]
 
     def around_free_swa(
         self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any

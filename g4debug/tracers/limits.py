@@ -29,7 +29,9 @@ def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
 
     Pages change hands while a forward reads them. With overlap scheduling, for instance, a request
     that ended in the last step is still part of the forward that runs, while its pages and its row
-    are given to another request.
+    are given to another request. With pipeline parallelism SGLang switches overlap scheduling off,
+    but its forwards have a stream of their own all the same, and it prepares the next chunk of a
+    prompt, for which it may exchange pages in the request's row, while the last chunk still runs.
     """
     found = []
     if overlaps(server_args) and not by_launch:
@@ -43,4 +45,6 @@ def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
         found.append(
             "--enable-pdmux runs prefill beside decode; start without it to have everything checked"
         )
+    if (getattr(server_args, "pp_size", None) or 1) > 1:
+        found.append("with pipeline parallelism several batches run at once")
     return found

@@ -87,16 +87,19 @@ def it_row(it, request, tokens):
 
 def release(it, rid, tokens=None):
     """What release_kv_cache does without a prefix cache, called through its hooks."""
-    request = it.requests[rid]
 
     def free(request, tree_cache):
         n = kv_of(request).kv_committed_len
         it.rig.allocator.free(it_row(it, request, n) if tokens is None else tokens)
 
-    call = free
+    in_release(it, rid, free)
+
+
+def in_release(it, rid, call):
+    """``call(request, None)`` in the place of release_kv_cache, through its hooks."""
     for entry in reversed(plugin.in_force.hooks._entries["cache.release"]):
         call = (lambda e, nxt: lambda *a, **k: e.around(nxt, *a, **k))(entry, call)
-    call(request, None)
+    call(it.requests[rid], None)
 
 
 def running(it):

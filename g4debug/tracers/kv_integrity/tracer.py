@@ -386,8 +386,6 @@ class KvIntegrityTracer:
 def limits(server_args: Any) -> list[str]:
     """Why KV cannot be judged on this server; empty if it can."""
     found = moving_pages(server_args, as_of_launch(server_args))
-    if (getattr(server_args, "pp_size", None) or 1) > 1:
-        found.append("with pipeline parallelism several batches run at once")
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
         ("enable_lmcache", "LMCache copies KV on streams of its own"),

@@ -14,7 +14,9 @@ What the ledger says is confirmed by SGLang's own structures before it becomes a
 (:mod:`g4debug.tracers.swa_allocator.confirm`). If they do not confirm it, the ledger is given up.
 
 A check costs O(pages of the event). On a GPU, the indices of pages that are handed out reach the
-host a little later. A free is judged before it happens.
+host a little later. So do those of pages that are freed where SGLang itself does not wait for them
+(from 0.5.18 on). Every other free, and in contain mode each, is judged before it happens. Whose
+pages a release frees is judged when SGLang asks for it, even if it frees them later.
 
 In contain mode an allocator does not get back a page that it already has, or that is not its own.
 Where the mapping is wrong, the SWA pages are freed that were handed out with the full pages.
@@ -24,6 +26,7 @@ Everything else cannot be undone safely, and is only reported.
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,7 @@ import torch
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.host import on_host
-from g4debug.ledger.ledger import PoolLedger
+from g4debug.ledger.ledger import Judge, PoolLedger
 from g4debug.ledger.owners import cached_tokens
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.swa_allocator.check import (
@@ -46,7 +49,10 @@ from g4debug.tracers.swa_allocator.check import (
 from g4debug.tracers.swa_allocator.confirm import is_real
 
 # What contain mode corrects before an allocator gets it.
-CORRECTED = ("out-of-range", "page-zero", "double-free", "free-unallocated", "mapping-mismatch")
+CORRECTED = (
+    *("out-of-range", "page-zero", "double-free", "free-unallocated", "mapping-mismatch"),
+    "foreign-free",
+)
 # What an event of the page ledger is counted as.
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
@@ -54,6 +60,19 @@ COUNTED = {
     **dict.fromkeys(("map", "unmap"), "mappings"),
 }
 KNOWN = 4096  # about so many requests that have run are remembered
+
+
+@dataclass
+class Release:
+    """What ``release_kv_cache`` was called for.
+
+    row: the request's row of req_to_token, None if it has none. told: the full pages of other
+    requests that were reported already. SGLang asks to free a page before it is really freed.
+    """
+
+    rid: str
+    row: int | None
+    told: set[int] = field(default_factory=set)
 
 
 class SwaAllocatorTracer:
@@ -65,13 +84,13 @@ class SwaAllocatorTracer:
             self.ledger.judges_first.add(context.tracer_id)
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
-        # rid and row of the request that release_kv_cache was called for
-        self._releasing: tuple[str, int | None] | None = None
+        self._releasing: Release | None = None
         # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
         self._evicting: dict[str, tuple[int, int]] = {}
 
     def install(self) -> None:
         self.ledger.listeners.append(self.listen)
+        self.ledger.asked.append(self.asked)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("batch.evict_swa", self.before_evict_swa)
         self.context.before("cache.release", self.before_release)
@@ -98,7 +117,7 @@ class SwaAllocatorTracer:
     def before_release(self, request: Any, *args: Any, **kwargs: Any) -> None:
         # Its row is given back in the release, so it is noted now.
         row = req_kv.row(request)
-        self._releasing = (str(request.rid), row if row >= 0 else None)
+        self._releasing = Release(str(request.rid), row if row >= 0 else None)
 
     def after_release(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._releasing = None
@@ -107,6 +126,13 @@ class SwaAllocatorTracer:
     def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
         if not self.ledger.broken:
             self.ledger.settle()
+
+    def asked(self) -> Judge | None:
+        """SGLang asks to free full pages: who judges whether they are the request's own."""
+        release = self._releasing
+        if release is None:
+            return None
+        return lambda pool, event, pages: self._foreign(pool, event, pages, release)
 
     # --- one event -----------------------------------------------------------------------
 
@@ -166,19 +192,19 @@ class SwaAllocatorTracer:
             self._freed_unmapped(pool, event, inside)
         if event.kind == "evict":
             self._evicted(pool, event, inside)
-        foreign = self._foreign(pool, event, inside)
+        foreign = inside[:0]
+        if self._releasing is not None and pool.name == "full" and event.kind == "free":
+            foreign = self._foreign(pool, event, inside, self._releasing)
         if not (violations or len(foreign)) or not self.contain:
             return None
         return np.setdiff1d(inside[pool.held[inside]], foreign)
 
-    def _foreign(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages:
-        """Judge a request's release: which of these pages are another's, who still runs?"""
-        none = pages[:0]
-        batch = self.ledger.batch
-        if self._releasing is None or pool.name != "full" or event.kind != "free" or batch is None:
+    def _foreign(self, pool: PoolLedger, event: PageEvent, pages: Pages, release: Release) -> Pages:
+        """Judge a request's release. Returns the pages that must not be freed, in contain mode."""
+        none, batch = pages[:0], self.ledger.batch
+        if batch is None or self.ledger.broken:
             return none
-        rid, row = self._releasing
-        found = [none]
+        rid, row, found = release.rid, release.row, [none]
         for owner in set(pool.owner[pages].tolist()) - {"", rid}:
             request = self.ledger.requests.get(owner)
             if request is None or not self._runs(owner, request):
@@ -186,12 +212,15 @@ class SwaAllocatorTracer:
             mine = pages[(pool.owner[pages] == owner) & pool.held[pages]]
             mine = mine[pool.position[mine] >= cached_tokens(request)]
             mine = self._named(pool, mine, request, batch)
-            if len(mine):
-                found.append(mine)
-                where = self._row_of(pool, int(mine[0]), row, batch)
-                violation = Violation("foreign-free", mine)
-                self._report(pool, event, violation, "", rid, where)
-        return np.concatenate(found)
+            if not len(mine):
+                continue
+            found.append(mine)
+            new = mine[~np.isin(mine, list(release.told))]
+            if len(new):
+                release.told.update(new.tolist())
+                where = self._row_of(pool, int(new[0]), row, batch)
+                self._report(pool, event, Violation("foreign-free", new), "", rid, where)
+        return np.concatenate(found) if self.contain else none
 
     def _named(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
         """Those full ``pages`` that the request's row names where they belong. Waits."""

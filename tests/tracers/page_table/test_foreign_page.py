@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import releases
 import torch
 from real_backend import PAGE
-from served_rows import ARMED, Serving, it_row, release, row_of, running
+from served_rows import ARMED, TOKENS, Serving, in_release, it_row, release, row_of, running
 
 from g4debug.dumps import reading
-from g4debug.hooking import targets
 from g4debug.ledger.owners import DOUBTS, EVERYTHING
 from g4debug.trapping.trap import TrapError
 
@@ -236,21 +236,103 @@ def test_a_release_that_frees_what_its_row_does_not_name(serving):
     assert "its row of req_to_token does not name it" in error.value.finding.cause
 
 
-def test_contain_keeps_the_owners_page(serving):
+def grouped(it, rid):
+    """A decode's results are processed in a free group: frees wait for its end."""
+    it.rig.allocator.free_group_begin()
+    release(it, rid)
+    it.rig.allocator.free_group_end()
+
+
+def test_a_release_in_a_free_group_is_judged_too(serving):
+    it, _ = serving()
+    running(it)
+    page = it.rig.page("a", 1)
+    it.write("b", 5, page)
+    with pytest.raises(TrapError) as error:
+        grouped(it, "b")
+    assert error.value.finding.kind == "foreign-free"
+    assert error.value.finding.location.request == "b"
+    assert it.ledger.pools["full"].held[page]
+
+
+def test_a_release_whose_indices_reach_the_host_later_is_judged_too(serving, monkeypatch):
+    """As on CUDA, where nothing waits for the device."""
+    it, _ = serving()
+    running(it)
+    page, sent = it.rig.page("a", 1), []
+    it.write("b", 5, page)
+    monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
+    monkeypatch.setattr(
+        it.ledger, "post", lambda i, enter: sent.append((i.to(torch.int64).numpy().copy(), enter))
+    )
+
+    def arrives():
+        release(it, "b")
+        for words, enter in sent:
+            enter(words)
+
+    with pytest.raises(TrapError) as error:
+        arrives()
+    assert error.value.finding.kind == "foreign-free"
+    assert error.value.finding.location.request == "b"
+
+
+def segments(it, rid):
+    """As a prefix cache does from 0.5.18 on: the indices of whole pages of the row."""
+    tokens = it_row(it, it.requests[rid], TOKENS[rid])
+
+    def free(*args):
+        it.rig.allocator.free_segment(tokens, start_pos=0)
+
+    in_release(it, rid, free)
+
+
+def grouped_segments(it, rid):
+    it.rig.allocator.free_group_begin()
+    segments(it, rid)
+    it.rig.allocator.free_group_end()
+
+
+def test_full_pages_alone_are_judged_too(serving):
+    """The SWA pages that b evicted are gone. From 0.5.21 on its full pages are freed alone."""
+    it, _ = serving()
+    if not hasattr(it.rig.allocator, "free_full"):
+        pytest.skip("this release frees no full pages alone")
+    running(it)
+    page = it.rig.page("a", 1)
+    it.write("b", 1, page)
+    it.rig.allocator.free_swa(it_row(it, it.requests["a"], 3 * PAGE))
+
+    def free(*args):
+        it.rig.allocator.free_full(it_row(it, it.requests["b"], 3 * PAGE)[PAGE:])
+
+    it.rig.allocator.free_group_begin()
+    with pytest.raises(TrapError) as error:
+        in_release(it, "b", free)
+    assert error.value.finding.kind == "foreign-free"
+    assert it.ledger.pools["full"].held[page]
+
+
+CALLS = [release, grouped]
+if releases.targets.path("swa.free_segment") is not None:
+    CALLS += [segments, grouped_segments]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_contain_keeps_the_owners_page(serving, call):
     it, folder = serving("contain")
     running(it)
     page = it.rig.page("a", 1)
     swa = it.rig.page("a", 1, "swa")
     it.write("b", 5, page)
-    release(it, "b")
-    assert [reading.read(p).finding.kind for p in folder.glob("*.pt")] == ["foreign-free"]
-    # From 0.5.21 on the SWA page is freed before it is known that the full page is another's.
-    swa_first = targets.matches(">=0.5.21")
-    for name, number in (("full", page), ("swa", swa))[: 1 if swa_first else 2]:
-        free = getattr(it.rig.allocator, f"{name}_attn_allocator").free_pages.tolist()
-        assert number not in free
+    call(it, "b")
+    (record,) = [reading.read(p) for p in folder.glob("*.pt")]
+    assert record.finding.kind == "foreign-free"
+    assert record.events[-1].stopped
+    for name, number in (("full", page), ("swa", swa)):
+        assert number not in releases.free_list(getattr(it.rig.allocator, f"{name}_attn_allocator"))
         assert it.ledger.pools[name].held[number]
-    assert (it.rig.page("a", 1, "swa") == swa) is not swa_first  # and its mapping is left
+    assert it.rig.page("a", 1, "swa") == swa  # and its mapping is left
 
 
 def finished(it):

@@ -84,3 +84,16 @@ def test_the_limits_of_real_server_arguments(sglang):
     assert moving_pages(args) == []
     args.disaggregation_mode, args.enable_pdmux = "prefill", True
     assert len(moving_pages(args)) == 2
+
+
+def test_with_pipeline_parallelism_only_ranges_are_checked(sglang):
+    """SGLang launches a prompt's next chunk while the forward of the one before still runs."""
+    rig = Rig()
+    rig.admit("a", 60)
+    runner = rig.runner()
+    runner.server_args.pp_size = 2
+    backend, books = rig.backend(), Books(None, Launches())
+    books.learn(backend, runner)
+    batch = rig.batch("decode", [rig.requests[-1]], backend)
+    assert books.truth(backend, batch, "full", 1, captured=False) is None
+    assert ["pipeline parallelism" in why for why in books.limits] == [True]
