@@ -20,7 +20,7 @@ DRIVER = Path(__file__).with_name("drive_modes.py")
 
 # What every function, class and property of SGLang is, before and after its plugins were loaded.
 LOOK = """
-import json, sys
+import json, sys, types
 from g4debug import cpu
 cpu.activate()  # its stand-ins are there in either case
 import sglang.srt.managers.scheduler
@@ -42,7 +42,8 @@ def callables(space):
 
 def code_of(value):
     inner = getattr(value, '__func__', getattr(value, 'fget', value))
-    return getattr(inner, '__code__', None)
+    code = getattr(inner, '__code__', None)
+    return code if isinstance(code, types.CodeType) else None  # some have whatever is asked for
 
 def look():
     seen = {}
