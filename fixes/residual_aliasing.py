@@ -9,6 +9,10 @@ next layer instead of the input.
 With the fix a captured layer works on a copy of its input. Layers that are not captured are left as
 they are and cost nothing. FROZEN_KV_MTP captures none: it reads only the output of the last norm.
 From a later fix of the seeds' fork.
+
+SGLang 0.5.23 does not have the bug: what owns the residual there copies what is captured. It also
+refuses a layer's input that is not the very tensor that the layer before wrote (RuntimeError
+"written residual does not match the supplied output"), so the fix would stop a server there.
 """
 
 from __future__ import annotations
@@ -84,7 +88,13 @@ FIX = Fix(
     title="hidden states that Gemma-4 captures for a draft are not overwritten by the next layer",
     seed="none; a later fix of the seeds' fork",
     upstream="none known; 0.5.23 does not have the bug, its layers pass the residual explicitly",
-    needs=">=0.5.12",
+    needs=">=0.5.12,<0.5.23",
+    elsewhere=(
+        (
+            ">=0.5.23",
+            "a layer refuses a copy of its input there, and SGLang itself copies what it captures",
+        ),
+    ),
     still_broken=still_broken,
     apply=apply,
     purpose="correctness",

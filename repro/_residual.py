@@ -8,6 +8,7 @@ entered.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from _arguments import as_named_here
 from _run import end_with_the_script
+
+from g4debug.fixes.source import exists
 
 TOKENS = 200
 
@@ -70,8 +73,7 @@ def write_in_place() -> None:
 
 def load(device: str) -> tuple[Any, Any]:
     """SGLang's ModelRunner on a small Gemma-4, and its text model."""
-    from sglang import bench_one_batch
-    from sglang.srt.server_args import PortArgs, ServerArgs, set_global_server_args_for_scheduler
+    from sglang.srt.server_args import PortArgs, ServerArgs
 
     if device == "cpu":
         from g4debug.cpu.server import engine_arguments
@@ -88,19 +90,37 @@ def load(device: str) -> tuple[Any, Any]:
     server_args = ServerArgs(
         **{**as_named_here(arguments), "skip_tokenizer_init": False, "log_level": "error"}
     )
-    set_global_server_args_for_scheduler(server_args)
-    runner, _ = bench_one_batch.load_model(server_args, PortArgs.init_new(server_args), 0, 0)
+    publish(server_args)
+    runner, _ = one_batch().load_model(server_args, PortArgs.init_new(server_args), 0, 0)
     runner = runner.torch_runner
     text_model = getattr(runner.model, "language_model", None) or runner.model.model
     return runner, text_model
 
 
-def prefill(runner: Any) -> None:
-    from sglang import bench_one_batch
+def publish(server_args: Any) -> None:
+    """Makes them this process's, as SGLang's benchmark of one batch does before it loads."""
+    from sglang.srt import server_args as module
 
+    if not exists("sglang.srt.runtime_context.SpawnRanks"):
+        module.set_global_server_args_for_scheduler(server_args)
+        return
+    from sglang.srt.runtime_context import SpawnRanks, publish
+
+    server_args.resolve_once()
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=0, gpu_id=0))
+
+
+def one_batch() -> Any:
+    """SGLang's benchmark of one batch, which loads a model without a server."""
+    moved = "sglang.benchmark.one_batch"  # since 0.5.18
+    return importlib.import_module(moved if exists(moved) else "sglang.bench_one_batch")
+
+
+def prefill(runner: Any) -> None:
     prompt = [2, *(4 + i % 400 for i in range(TOKENS - 1))]
-    requests = bench_one_batch.prepare_synthetic_inputs_for_latency_test(1, TOKENS, [prompt])
-    bench_one_batch.extend(requests, runner)
+    benchmark = one_batch()
+    requests = benchmark.prepare_synthetic_inputs_for_latency_test(1, TOKENS, [prompt])
+    benchmark.extend(requests, runner)
 
 
 if __name__ == "__main__":

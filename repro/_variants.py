@@ -20,12 +20,19 @@ from rich.console import Console
 
 from g4debug.dumps import file, reading
 from g4debug.findings.record import TrapRecord
+from g4debug.hooking import targets
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 CPU_ONLY = (
     "This script runs on the CPU engine only, which does not start on a machine with a GPU. This "
     "command hides the GPU:\n    CUDA_VISIBLE_DEVICES='' python repro/{}.py"
+)
+ELSEWHERE = (
+    "What this script shows is in SGLang {0}, and this environment has SGLang {1}. Run these two "
+    "commands instead:\n"
+    "    make env SGLANG={2}\n"
+    "    {3}/bin/python repro/{4}"
 )
 DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 
@@ -58,6 +65,8 @@ class Repro:
 
     compares: the variants whose tokens are compared with those of the variant ``clean``.
     elsewhere: what to say on a device that is not in ``devices``; an indented line is a command.
+    releases: the SGLang versions that it shows something of, as in ``targets.matches``; on others
+    it says so and names ``shown_on``.
     """
 
     title: str
@@ -65,6 +74,8 @@ class Repro:
     devices: Mapping[str, Callable[[int | None], Any]]
     compares: tuple[str, ...] = ()
     elsewhere: str = ""
+    releases: str = ""
+    shown_on: str = "0.5.12.post1"
 
 
 def not_completed(run: Outcome) -> str:
@@ -293,17 +304,34 @@ def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
+def not_here(repro: Repro) -> str:
+    """Why the script shows nothing on the installed SGLang, and where it does, or ''."""
+    if not repro.releases or targets.matches(repro.releases):
+        return ""
+    found, script = targets.sglang_version() or "none", Path(sys.argv[0]).name
+    folder = environment_of(repro.shown_on)
+    return ELSEWHERE.format(repro.releases, found, repro.shown_on, folder, script)
+
+
+def environment_of(release: str) -> str:
+    """The folder that ``make env SGLANG=release`` makes; that of the default has no number."""
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    is_default = f"\nSGLANG_DEFAULT := {release}\n" in makefile
+    return ".venv" if is_default else f".venv-{release}"
+
+
 def main(repro: Repro, doc: str, requests: str) -> int:
     """Run the variants that were asked for. Returns 0 if all did what they should, 1 if one did
-    not, 2 if the script cannot run on this device, and 128 plus its number after a signal (Ctrl-C:
-    130).
+    not, 2 if the script cannot run on this device or SGLang, and 128 plus its number after a signal
+    (Ctrl-C: 130).
     """
     args = arguments(repro, doc, requests)
     listen()
     console = Console(stderr=args.json, highlight=False)
     device = args.device or default_device()
-    if device not in repro.devices:
-        for line in repro.elsewhere.splitlines():
+    refused = not_here(repro) or ("" if device in repro.devices else repro.elsewhere)
+    if refused:
+        for line in refused.splitlines():
             if line.startswith(" "):
                 _render.verbatim(console, line)  # a command
             else:

@@ -11,7 +11,7 @@ The script runs on the CPU engine only. That the CUDA graphs have no room for th
 therefore read in SGLang's code, and not run.
 
 The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or on a machine with a GPU.
+arguments, on a machine with a GPU or on SGLang 0.5.14 and later.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ REPRO = Repro(
         ),
     },
     devices=DEVICES,
+    releases="<0.5.14",
     compares=("promoted", "served"),
     elsewhere=CPU_ONLY.format("force_eagle"),
 )

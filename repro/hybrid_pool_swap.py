@@ -31,8 +31,6 @@ from _variants import (
     not_completed,
 )
 
-from g4debug.hooking import targets
-
 ERROR = "IndexError: list index out of range"
 PLACE = "in _get_key_buffer"
 OFF = {"G4DEBUG_FIX_HYBRID_POOL_SWAP": "0"}
@@ -75,7 +73,6 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
     )
 
 
-THERE = targets.matches(">=0.5.13")
 REPRO = Repro(
     title="hybrid_pool_swap: prefill on triton, decode on trtllm_mha, FROZEN_KV_MTP",
     variants={
@@ -85,12 +82,10 @@ REPRO = Repro(
         ),
         "fixed": Variant("the fix hybrid-pool-swap is on", {}, judge_fixed, "_hybrid"),
     },
-    devices=DEVICES if THERE else {},
+    devices=DEVICES,
     compares=("fixed",),
-    elsewhere="The bug is in SGLang 0.5.13 and later, but this environment has SGLang "
-    f"{targets.sglang_version()}. Run these two commands instead:\n"
-    "    make env SGLANG=0.5.13.post1\n"
-    "    .venv-0.5.13.post1/bin/python repro/hybrid_pool_swap.py",
+    releases=">=0.5.13",
+    shown_on="0.5.13.post1",
 )
 
 if __name__ == "__main__":

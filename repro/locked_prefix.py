@@ -7,7 +7,7 @@ that many requests share, one long answer, and a SWA pool that is nearly full. T
 the CPU engine only.
 
 The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or on a machine with a GPU.
+arguments, on a machine with a GPU or on SGLang 0.5.15 and later.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ REPRO = Repro(
         "fixed": Variant("the fix locked-prefix is on", {}, same_outputs, "_locked_prefix"),
     },
     devices=DEVICES,
+    releases="<0.5.15",
     compares=("broken", "fixed"),
     elsewhere=CPU_ONLY.format("locked_prefix"),
 )

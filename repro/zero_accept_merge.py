@@ -9,7 +9,7 @@ into the batch, which is now empty. That is called a hand-over here. Each varian
 serves 201 requests, which makes 200 hand-overs.
 
 The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments.
+arguments or on SGLang 0.5.13 and later.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ REPRO = Repro(
         ),
     },
     devices=DEVICES,
+    releases="<0.5.13",
     compares=("guarded", "fixed"),
 )
 

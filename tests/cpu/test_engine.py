@@ -72,7 +72,7 @@ def test_mtp_drafts_are_accepted_and_reproducible(mtp):
     tokens = results["first"]["tokens"]
     assert len({tuple(t) for t in tokens}) == len(tokens)
     for t in tokens:
-        assert len(t) == 64
+        assert len(t) == 48
         assert len(set(t)) > 24
         assert min(t) > 3
 
@@ -84,7 +84,8 @@ def test_outputs_with_and_without_mtp_are_equal(mtp, runs):
 
 
 def test_a_draft_on_wrong_pages_is_rejected_more_often(mtp):
-    results, *_ = mtp
+    results, text, _ = mtp
+    assert "wrong-draft" in results, text[-6000:]
     assert results["wrong-draft"]["tokens"] == results["first"]["tokens"]
     assert results["wrong-draft"]["accept_length"] < 0.9 * results["first"]["accept_length"]
 

@@ -14,6 +14,7 @@ import torch
 
 pytestmark = [
     pytest.mark.engine,
+    pytest.mark.written_for("force-eagle"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]

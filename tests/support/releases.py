@@ -222,12 +222,12 @@ def configured(**fields: Any) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def publish(server_args: Any) -> None:
-    """Put a ServerArgs in force for this process, as the scheduler of a server of one rank does."""
+def publish(server_args: Any, rank: int = 0) -> None:
+    """Put a ServerArgs in force for this process, as the scheduler of that rank does."""
     if has("sglang.srt.runtime_context"):
         context = importlib.import_module("sglang.srt.runtime_context")
         if hasattr(context, "SpawnRanks"):  # from 0.5.23 on
-            ranks = context.SpawnRanks(world_rank=0)
+            ranks = context.SpawnRanks(world_rank=rank)
             context.publish(server_args, role="scheduler", ranks=ranks)
             return
     from sglang.srt.server_args import set_global_server_args_for_scheduler

@@ -15,6 +15,7 @@ import torch
 
 def main(rank, port, budget_kb, fails):
     import real_layer
+    import releases
     from sglang.srt import server_args as module
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.distributed import parallel_state
@@ -34,13 +35,15 @@ def main(rank, port, budget_kb, fails):
         model_path=str(tiny_models()[0]), device="cpu", skip_tokenizer_init=True,
         attention_backend="triton", mm_attention_backend="triton_attn", tp_size=2,
     )  # fmt: skip
-    module.set_global_server_args_for_scheduler(args)
+    releases.publish(args, rank)
     parallel_state.init_distributed_environment(
         world_size=2, rank=rank, local_rank=rank, backend="gloo",
         distributed_init_method=f"tcp://127.0.0.1:{port}",
     )  # fmt: skip
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    initialize_dp_attention(args, ModelConfig.from_server_args(args))
+    groups = parallel_state.initialize_model_parallel  # 0.5.23 reads its size from the arguments
+    groups(**releases.accepted(groups, tensor_model_parallel_size=2))
+    config = ModelConfig.from_server_args(args)
+    initialize_dp_attention(args, **releases.accepted(initialize_dp_attention, model_config=config))
     text = real_layer.config(TINY, pad_token_id=0)
     config = Gemma4Config(text_config=text, vision_config=dict(VISION), audio_config=None)
     model = Gemma4ForConditionalGeneration(config).eval().requires_grad_(False)
