@@ -389,6 +389,9 @@ def limits(server_args: Any) -> list[str]:
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
         ("enable_lmcache", "LMCache copies KV on streams of its own"),
+        ("enable_flexkv", "FlexKV copies KV on streams of its own"),
+        ("enable_unified_cache_external_linker", "an external KV store fills pages by itself"),
+        ("radix_cache_backend", "who moves KV in a prefix cache of somebody else's is not known"),
         ("enable_hisparse", "HiSparse exchanges the KV in a page"),
         ("enable_unified_memory", "the unified memory pool moves KV from page to page"),
         ("dllm_algorithm", "a diffusion language model rewrites committed KV"),
