@@ -40,10 +40,12 @@ class Server:
         if follows:
             self.lane.follow(self.forward)
         self.seen: list[list[int]] = []
+        self.numbers = torch.arange(PAGES, device=CUDA)
         torch.cuda.synchronize()
 
-    def pages(self, *numbers: int) -> torch.Tensor:
-        return torch.tensor(numbers, device=CUDA)
+    def pages(self, number: int) -> torch.Tensor:
+        """A view: making a tensor of it would let the host wait for the current stream."""
+        return self.numbers[number : number + 1]
 
     def launch(self, number: int, page: int, slot: int, held_back: int = 0) -> None:
         """A forward writes one token's KV."""

@@ -11,7 +11,7 @@ from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
-from g4debug.tracers.kv_integrity.watched import Watched
+from g4debug.tracers.kv_integrity.watched import Look, Watched
 
 logger = logging.getLogger("g4debug")
 NAMED = 4  # how many requests are named
@@ -71,40 +71,34 @@ def describe_written(
 
 
 def describe_changed(
-    watched: Watched,
-    ledger: Ledger,
-    page: int,
-    code: int,
-    count: int,
-    owner: str,
-    since: int,
-    step: int,
+    watched: Watched, ledger: Ledger, look: Look, i: int, code: int, count: int
 ) -> Found:
     """The finding that a sealed page has another checksum.
 
-    code, count: of ``KvPages.changed``. since: the step in which the page was last seen
-    unchanged. step: the one in which it was seen to have changed.
+    i: of the page in ``look``. code, count: of ``KvPages.changed``.
     """
+    page, owner = int(look.pages[i]), str(look.owners[i])
     pool = watched.pool
     layer, half = watched.buffer(code)
     events = ledger.history(pool.name, page)
     bad = _not_finite_now(watched, page)
     others = f", and {count - 1} more of its {len(watched.kv.buffers)} buffers" * (count > 1)
     still = pointing_to(watched, ledger, page, owner)
+    tokens = _tokens(watched, int(look.positions[i]), owner)
     finding = Finding(
         check="kv-integrity",
         kind="kv-changed",
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
-            f"{page}, {half} of layer {layer}{others}, {_tokens(watched, page, owner)}"
+            f"{page}, {half} of layer {layer}{others}, {tokens}"
         ),
-        location=_location(watched, ledger, layer, owner, step),
+        location=_location(watched, ledger, layer, owner, look.step),
         expected=(
             f"the KV that the page had when it became complete in step "
-            f"{int(watched.sealed_at[page])}; it still had it in step {since}"
+            f"{int(look.sealed_at[i])}; it still had it in step {int(look.since[i])}"
         ),
-        got=f"another checksum in step {step}" + (f"; {bad}" if bad else ""),
+        got=f"another checksum in step {look.step}" + (f"; {bad}" if bad else ""),
         owner=(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
@@ -118,17 +112,17 @@ def describe_changed(
 
 
 def describe_not_finite(
-    watched: Watched, ledger: Ledger, page: int, code: int, count: int, step: int
+    watched: Watched, ledger: Ledger, look: Look, i: int, code: int, count: int
 ) -> Found:
     """The finding that a new page has NaN or Inf.
 
-    code, count: of ``KvPages.not_finite``. step: in which it was complete.
+    i: of the page in ``look``. code, count: of ``KvPages.not_finite``.
     """
+    page, owner = int(look.pages[i]), str(look.owners[i])
     pool = watched.pool
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
-    owner = str(pool.owner[page])
-    position = int(pool.position[page]) + row
+    position = int(look.positions[i]) + row
     finding = Finding(
         check="kv-integrity",
         kind="nan",
@@ -137,7 +131,7 @@ def describe_not_finite(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
             f"page {page}, KV slot {row}: token {position} of request {owner}"
         ),
-        location=_location(watched, ledger, layer, owner, step),
+        location=_location(watched, ledger, layer, owner, look.step),
         expected="finite KV in a page whose tokens are all committed",
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
@@ -198,8 +192,7 @@ def _not_finite_now(watched: Watched, page: int) -> str:
     return f"NaN or Inf in {count} rows, the first at KV slot {row}, {half} of layer {layer}"
 
 
-def _tokens(watched: Watched, page: int, owner: str) -> str:
-    position = int(watched.pool.position[page])
+def _tokens(watched: Watched, position: int, owner: str) -> str:
     if position < 0 or not owner:
         return "of a request that is not known"
     return f"tokens {position}..{position + watched.pool.page_size - 1} of request {owner}"

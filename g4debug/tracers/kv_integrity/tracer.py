@@ -41,7 +41,7 @@ from g4debug.tracers.idle import IdleWork
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
 from g4debug.tracers.kv_integrity.lane import Lane
-from g4debug.tracers.kv_integrity.watched import Watched, layers_of, to_device
+from g4debug.tracers.kv_integrity.watched import Look, Watched, layers_of, to_device
 from g4debug.tracers.limits import as_of_launch, moving_pages
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
@@ -193,7 +193,11 @@ class KvIntegrityTracer:
         # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
         # Where pages are now is known when the ledger knows it, not when the forward has run.
-        self.ledger.post(pages, lambda found: self._arrived(watched.handed_out, found))
+        watched.hand_outs += 1
+        number = watched.hand_outs
+        self.ledger.post(
+            pages, lambda found: self._arrived(lambda p: watched.handed_out(p, number), found)
+        )
         step, count = self.context.recorder.event_step, watched.pages_of(HANDED_OUT)
         for begin in range(0, len(pages), count):
             self._come(watched, pages[begin : begin + count], step)
@@ -298,13 +302,14 @@ class KvIntegrityTracer:
         step = self.context.recorder.step
         watched.sealed[pages] = True
         watched.sealed_at[pages] = watched.checked_at[pages] = step
+        look = watched.look(pages, step)
 
         def work() -> torch.Tensor | None:
             indices = watched.on_device(pages)
             watched.kv.seal(indices)
             return watched.kv.not_finite(indices) if watched.kv.has_floats else None
 
-        self._queue(work, lambda c: self._not_finite(watched, pages, step, c))
+        self._queue(work, lambda c: self._not_finite(watched, look, c))
 
     def _compare(self, watched: Watched, pages: Pages) -> None:
         """Compare sealed pages."""
@@ -315,10 +320,11 @@ class KvIntegrityTracer:
     def _comparing(self, watched: Watched, pages: Pages) -> Callable[[Pages], None]:
         """Note that sealed pages are compared now. Returns what takes the codes of that."""
         self.context.checked(len(pages), "checksums of pages")
-        since, step = watched.checked_at[pages], self.context.recorder.step
-        watched.checked_at[pages] = step
-        owners, turn = watched.pool.owner[pages], watched.turn[pages]
-        return lambda c: self._changed(watched, pages, owners, since, turn, step, c)
+        look = watched.look(pages, self.context.recorder.step)
+        watched.checked_at[pages] = look.step
+        if len(pages):
+            watched.looks.append(look)
+        return lambda c: self._changed(watched, look, c)
 
     def _written_in(
         self,
@@ -350,28 +356,20 @@ class KvIntegrityTracer:
                 watched.stamped[page] = False
             self._report(report.describe_written, watched, page, code, count, step, idle)
 
-    def _changed(
-        self,
-        watched: Watched,
-        pages: Pages,
-        owners: Any,
-        since: Pages,
-        turn: Pages,
-        step: int,
-        codes: Pages,
-    ) -> None:
+    def _changed(self, watched: Watched, look: Look, codes: Pages) -> None:
+        watched.looks = [other for other in watched.looks if other is not look]
         for i in codes[0].nonzero()[0].tolist():
-            page, (code, count) = int(pages[i]), codes[:, i].tolist()
-            if watched.turn[page] != turn[i]:
-                continue  # it was handed out again before it was compared: that is its new KV
-            watched.sealed[page] = False  # report it only once
-            steps = int(since[i]), step
-            self._report(report.describe_changed, watched, page, code, count, owners[i], *steps)
+            page, (code, count) = int(look.pages[i]), codes[:, i].tolist()
+            if page in look.others:
+                continue  # it had been handed out before it was compared: that is its new KV
+            if watched.sealed_at[page] == look.sealed_at[i]:
+                watched.sealed[page] = False  # report it only once
+            self._report(report.describe_changed, watched, look, i, code, count)
 
-    def _not_finite(self, watched: Watched, pages: Pages, step: int, codes: Pages) -> None:
+    def _not_finite(self, watched: Watched, look: Look, codes: Pages) -> None:
         for i in codes[0].nonzero()[0].tolist():
             code, count = codes[:, i].tolist()
-            self._report(report.describe_not_finite, watched, int(pages[i]), code, count, step)
+            self._report(report.describe_not_finite, watched, look, i, code, count)
 
     def _report(self, describe: Callable[..., report.Found], watched: Watched, *of: Any) -> None:
         finding, events = describe(watched, self.ledger, *of)
@@ -389,6 +387,9 @@ def limits(server_args: Any) -> list[str]:
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
         ("enable_lmcache", "LMCache copies KV on streams of its own"),
+        ("enable_flexkv", "FlexKV copies KV on streams of its own"),
+        ("enable_unified_cache_external_linker", "an external KV store fills pages by itself"),
+        ("radix_cache_backend", "who moves KV in a prefix cache of somebody else's is not known"),
         ("enable_hisparse", "HiSparse exchanges the KV in a page"),
         ("enable_unified_memory", "the unified memory pool moves KV from page to page"),
         ("dllm_algorithm", "a diffusion language model rewrites committed KV"),

@@ -17,6 +17,31 @@ CHUNK = 4096  # tokens read at a time; the device needs extra memory for so many
 
 
 @dataclass
+class Look:
+    """Complete pages, as they were when the device was told to look at them.
+
+    What it sees arrives later. Then the pages may be somebody else's.
+
+    pages, positions, sealed_at, since: int64 [n]: the pages, the position of the first token of
+        each, and the steps in which each was sealed and was last seen unchanged.
+    owners: rid [n].
+    step: in which the device was told.
+    behind: the number of the last hand-out before that.
+    others: pages that had been handed out by then, as was learnt later: their KV is not the one
+        that was sealed.
+    """
+
+    pages: Pages
+    positions: Pages
+    sealed_at: Pages
+    since: Pages
+    owners: Any
+    step: int
+    behind: int
+    others: set[int] = field(default_factory=set)
+
+
+@dataclass
 class Watched:
     """One pool.
 
@@ -26,8 +51,9 @@ class Watched:
     leaving: pages that are being freed.
     stamped, sealed: bool [pages], the state that the device will have when it has caught up.
     sealed_at, checked_at: int64 [pages], the steps in which a page was sealed and last compared.
-    turn: int64 [pages], how often a page was handed out, as this tracer itself has seen it. It does
-        not rest on the ledger: if that misses a free, a page may have a new owner unnoticed.
+    hand_outs: how many hand-outs this tracer itself has seen. They do not rest on the ledger: if
+        that misses a free, a page may have a new owner unnoticed.
+    looks: what the device was told to compare, while the result has not arrived.
     """
 
     pool: PoolLedger
@@ -37,6 +63,8 @@ class Watched:
     leaving: Pages = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     entered: set[int] = field(default_factory=set)  # the ledger told of their hand-out, not we yet
     fresh: list[Pages] = field(default_factory=list)  # stamped since the last launch
+    hand_outs: int = 0
+    looks: list[Look] = field(default_factory=list)
     _cursor: int = 0
 
     def __post_init__(self) -> None:
@@ -44,7 +72,6 @@ class Watched:
         self.sealed = np.zeros(self.pool.pages, dtype=np.bool_)
         self.sealed_at = np.zeros(self.pool.pages, dtype=np.int64)
         self.checked_at = np.zeros(self.pool.pages, dtype=np.int64)
-        self.turn = np.zeros(self.pool.pages, dtype=np.int64)
 
     def enter(self, event: PageEvent, pages: Pages) -> None:
         """Take note of an event, before the ledger enters it."""
@@ -60,10 +87,16 @@ class Watched:
         elif event.kind == "clear":
             self.forget()
 
-    def handed_out(self, pages: Pages) -> None:
-        """These pages were handed out, as the tracer's own hooks saw. What was known ends here."""
-        for page in self.pool.inside(pages).tolist():
-            self.turn[page] += 1
+    def handed_out(self, pages: Pages, number: int) -> None:
+        """These pages were handed out, as the tracer's own hooks saw. What was known ends here.
+
+        number: of this hand-out.
+        """
+        inside = self.pool.inside(pages).tolist()
+        for look in self.looks:
+            if number <= look.behind:
+                look.others.update(inside)
+        for page in inside:
             self.stamped[page] = self.sealed[page] = False
             if page in self.entered:
                 self.entered.discard(page)
@@ -81,6 +114,12 @@ class Watched:
         for page in gone.tolist():
             self.filling.pop(page, None)
         return gone, sealed
+
+    def look(self, pages: Pages, step: int) -> Look:
+        """What is known of these pages now, in this step."""
+        pool = self.pool
+        known = pool.position[pages], self.sealed_at[pages], self.checked_at[pages]
+        return Look(pages, *known, pool.owner[pages], step, self.hand_outs)
 
     def forget(self) -> None:
         """The allocator was cleared. The memory may even have been given back."""

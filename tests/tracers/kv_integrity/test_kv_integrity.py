@@ -17,7 +17,7 @@ from releases import Request, allocator_class, kv_of, story
 from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.hooking import targets
-from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer
+from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer, limits
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -356,6 +356,18 @@ def test_a_session_may_write_its_tail_anew(serving):
     it.admit("b", PAGE - 1)
     it.decode("b", 2)  # the same without a session
     assert it.tracer.pools["full"].sealed.nonzero()[0].tolist() == [it.page("b", 0)]
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["enable_lmcache", "enable_flexkv", "enable_unified_cache_external_linker",
+     "radix_cache_backend", "enable_hisparse", "enable_unified_memory"],
+)  # fmt: skip
+def test_who_fills_pages_on_streams_of_its_own_would_be_accused(argument):
+    """Such a page is handed out, and filled before the forward stream comes to look at it."""
+    healthy = SimpleNamespace(disable_overlap_schedule=True, **{argument: None})
+    assert limits(healthy) == []
+    assert len(limits(SimpleNamespace(disable_overlap_schedule=True, **{argument: "x"}))) == 1
 
 
 def test_where_it_cannot_judge_it_says_so_and_is_off(serving, caplog):

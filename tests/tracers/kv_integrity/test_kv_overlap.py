@@ -11,6 +11,7 @@ import inspect
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import releases
 import torch
@@ -267,6 +268,48 @@ def test_a_committed_page_that_changes_is_found_before_its_tokens_leave(ahead, p
     assert finding.location.step == step
     assert f"it still had it in step {step - 1}" in finding.expected
     assert finding.got.startswith(f"another checksum in step {step}")
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_a_change_before_a_free_is_found_although_the_page_is_handed_out_by_then(ahead, pool):
+    """SGLang hands out first what was freed last, and long before the result has arrived."""
+    it = ahead()
+    it.allocate("a", TOKENS)
+    first = it.launch("a", tokens=it.row("a")[:TOKENS].long())
+    page = it.page("a", 1, pool)
+    it.process(first)
+    it.stream.drain()
+    it.stream.queued.append(lambda: it.buffer(pool)[page * PAGE + 4].add_(1.0))
+    it.finish("a")
+    tokens = it.allocate("b", TOKENS)
+    assert page in {it.page("b", column, pool) for column in range(3)}
+    second = it.launch("b", tokens=tokens)
+    with pytest.raises(TrapError) as error:
+        it.process(second)
+    finding = error.value.finding
+    assert finding.kind == "kv-changed"
+    assert f"{pool.upper()} page {page}" in finding.headline
+    assert "request a" in finding.headline
+    assert "handed out to a" in finding.owner
+
+
+def test_what_was_handed_out_before_it_was_compared_is_no_finding(ahead, monkeypatch):
+    """On a GPU a hand-out is known later. Its page may be compared in between, with its new KV."""
+    it = ahead(mode="log")
+    it.allocate("a", TOKENS)
+    it.process(it.launch("a", tokens=it.row("a")[:TOKENS].long()))
+    watched = it.tracer.pools["full"]
+    pages = np.array([it.page("a", column) for column in range(3)])
+    watched.hand_outs += 1  # of page 0, under way to the host
+    enter = it.tracer._comparing(watched, pages)
+    watched.hand_outs += 1  # of page 1, after the comparison
+    watched.handed_out(pages[:1], watched.hand_outs - 1)
+    watched.handed_out(pages[:2], watched.hand_outs)
+    told = []
+    monkeypatch.setattr(it.tracer, "_report", lambda of, pool, look, i, *_: told.append(i))
+    enter(np.ones((2, 3), dtype=np.int64))
+    assert told == [1, 2]
+    assert not watched.looks
 
 
 def test_the_host_does_not_wait_for_the_forward_that_runs(ahead):
