@@ -135,6 +135,7 @@ class KvIntegrityTracer:
         watched.enter(event, pages)
         if event.kind == "clear":
             self.lane.queue(watched.kv.forget)
+            self.lane.settle(wait=True)  # the memory may be given back next
 
     def after_free(self, result: Any, allocator: Any, free_index: torch.Tensor) -> Any:
         if not in_free_group(allocator):
@@ -300,7 +301,6 @@ class KvIntegrityTracer:
 
     def _seal(self, watched: Watched, pages: Pages) -> None:
         step = self.context.recorder.step
-        watched.sealed[pages] = True
         watched.sealed_at[pages] = watched.checked_at[pages] = step
         look = watched.look(pages, step)
 
@@ -310,6 +310,8 @@ class KvIntegrityTracer:
             return watched.kv.not_finite(indices) if watched.kv.has_floats else None
 
         self._queue(work, lambda c: self._not_finite(watched, look, c))
+        # Only now: if the device had no memory for it, there is no checksum to compare with.
+        watched.sealed[pages] = True
 
     def _compare(self, watched: Watched, pages: Pages) -> None:
         """Compare sealed pages."""

@@ -104,7 +104,10 @@ class Copy:
         if owners is None or owners.protected is None:
             self.owners.fill_(0)
             return found
-        return [*found, (owners.pages, self.owners), (owners.protected, self.protected)]
+        pairs = [*found, (owners.pages, self.owners), (owners.protected, self.protected)]
+        for begin, end in pairs:  # the kernel writes as much as there is to copy
+            assert begin.shape == end.shape, f"{tuple(begin.shape)} into {tuple(end.shape)}"
+        return pairs
 
 
 def launch(copy: Copy, rows: torch.Tensor, step: int, pairs: Pairs) -> None:
