@@ -5,7 +5,9 @@ tokens. So a step is known to be finished when its result has been processed, an
 that step left in host memory is complete then.
 
 With speculative decoding the draft may still compute its next guesses behind those tokens. Then
-only the step before is certain, because a stream runs one thing after the other.
+only the step before is certain, because a stream runs one thing after the other. With overlap
+scheduling it is not so: SGLang copies the tokens to the host behind all of the step, the draft
+included, and waits for that copy.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class Waited:
         self.recorder = recorder
         self.replays = 0
         self._processed = 0  # the last step whose result was processed
-        self._before = 0  # the one before it
+        self._finished = 0  # the last one that is certainly finished
         # The results that are on their way, each with its step. Weak: they hold device memory.
         self._running: deque[tuple[weakref.ref[Any], int]] = deque(maxlen=REMEMBERED)
 
@@ -44,7 +46,8 @@ class Waited:
         step = next((s for seen, s in self._running if seen() is result), 0)
         waits = mode.is_decode() or mode.is_extend()  # an idle batch has no tokens to wait for
         if waits and step > self._processed:
-            self._before, self._processed = self._processed, step
+            whole = not self._speculates() or self._copied(result)
+            self._finished, self._processed = step if whole else self._processed, step
             while self._running and self._running[0][1] <= step:
                 self._running.popleft()
             self.replays += bool(getattr(result, "can_run_cuda_graph", False))
@@ -53,7 +56,12 @@ class Waited:
     @property
     def last(self) -> int:
         """The last step that is certainly finished. 0 if there is none."""
-        return self._before if self._speculates() else self._processed
+        return self._finished
+
+    def _copied(self, result: Any) -> bool:
+        """True if the result was copied behind all of its step."""
+        overlaps = getattr(self.recorder.scheduler, "enable_overlap", False)
+        return bool(overlaps) and getattr(result, "copy_done", None) is not None
 
     def _speculates(self) -> bool:
         args = getattr(self.recorder.scheduler, "server_args", None)

@@ -79,6 +79,7 @@ class KvIntegrityTracer:
         context.after("pool.alloc_decode", self.after_decode)
         context.after("scheduler.run_batch", self.after_run_batch)
         context.before("scheduler.process_result", self.before_result)
+        context.after("scheduler.process_result", self.after_result)
         context.before("scheduler.on_idle", self.before_idle)
 
     # --- which pools -----------------------------------------------------------------------
@@ -219,12 +220,7 @@ class KvIntegrityTracer:
         if self.pools and not self.ledger.broken:
             self.ledger.settle()
             self.lane.settle()
-            for request in self._launched(batch):
-                # A session, and a group of beams, may go back and write its last tokens anew.
-                if not getattr(request, "session", None) and not getattr(
-                    request, "beam_group", None
-                ):
-                    self._committed[str(request.rid)] = req_kv.committed(request)
+            self._commit(self._launched(batch))
             self.check_step()
             self.context.checked(1, "steps")
         return result
@@ -254,11 +250,38 @@ class KvIntegrityTracer:
         """Whatever lies behind this batch's forward is found before its tokens are sent."""
         self.lane.settle(launch=getattr(batch, "forward_iter", None))
 
-    def check_step(self) -> None:
-        """Seal the pages that the step completed, and compare those whose turn it is."""
+    def after_result(
+        self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """With overlap scheduling the host learns only now what a verify has accepted.
+
+        Without speculation a token counts as soon as its batch is prepared, which may not be
+        launched yet.
+        """
+        if not (self.lane.overlaps and self.pools) or self.ledger.broken or not _verified(batch):
+            return returned
+        self.ledger.settle()
+        rows = req_kv.column(batch.reqs, req_kv.ROW)
+        self._commit([r for r, row in zip(batch.reqs, rows, strict=True) if row >= 0])
+        self.seal_completed()
+        return returned
+
+    def _commit(self, requests: Sequence[Any]) -> None:
+        """Remember up to where the KV of these requests will not be written again."""
+        for request in requests:
+            # A session, and a group of beams, may go back and write its last tokens anew.
+            if not getattr(request, "session", None) and not getattr(request, "beam_group", None):
+                self._committed[str(request.rid)] = req_kv.committed(request)
+
+    def seal_completed(self) -> None:
         for watched in self.pools.values():
             for part in watched.chunks(watched.completed(self._committed)):
                 self._seal(watched, part)
+
+    def check_step(self) -> None:
+        """Seal the pages that the step completed, and compare those whose turn it is."""
+        self.seal_completed()
+        for watched in self.pools.values():
             for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
                 self._compare(watched, part)
         if len(self._committed) > KNOWN:
@@ -381,6 +404,12 @@ class KvIntegrityTracer:
         if self.ledger.broken:
             return None
         return self.pools.get(self._names.get(id(allocator), ""))
+
+
+def _verified(batch: Any) -> bool:
+    """True if the target has verified a draft for this batch."""
+    algorithm = getattr(batch, "spec_algorithm", None)
+    return algorithm is not None and not algorithm.is_none() and batch.forward_mode.is_decode()
 
 
 def limits(server_args: Any) -> list[str]:

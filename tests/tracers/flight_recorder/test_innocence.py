@@ -204,22 +204,23 @@ def test_innocence_needs_a_sound_tracer_that_has_checked(states, finished, behin
 
 
 class Result:
-    def __init__(self, replay):
+    def __init__(self, replay, copied=False):
         self.can_run_cuda_graph = replay
+        self.copy_done = object() if copied else None
 
 
 class Server:
     """run_batch and process_batch_result as SGLang calls them, with the hooks on them."""
 
-    def __init__(self, algorithm=None):
+    def __init__(self, algorithm=None, overlap=False):
         self.recorder = Recorder(4)
         args = SimpleNamespace(speculative_algorithm=algorithm)
-        self.recorder.attach(SimpleNamespace(server_args=args))
+        self.recorder.attach(SimpleNamespace(server_args=args, enable_overlap=overlap))
         self.waited = Waited(self.recorder)
 
-    def run(self, replay=False):
+    def run(self, replay=False, copied=False):
         self.recorder.count()
-        return self.waited.launched(Result(replay), "scheduler", "batch")
+        return self.waited.launched(Result(replay, copied), "scheduler", "batch")
 
     def process(self, result, mode="decode"):
         forward_mode = SimpleNamespace(
@@ -257,6 +258,25 @@ def test_a_draft_may_run_behind_the_tokens():
     server = Server("FROZEN_KV_MTP")
     for finished in (0, 1, 2):
         server.process(server.run())
+        assert server.waited.last == finished
+
+
+def test_with_overlap_a_result_is_copied_behind_the_draft():
+    """And SGLang waits for that copy, so the whole step is finished."""
+    server = Server("FROZEN_KV_MTP", overlap=True)
+    first, second = server.run(copied=True), server.run(copied=True)
+    server.process(first)
+    assert server.waited.last == 1
+    server.run(copied=True)
+    server.process(second)
+    assert server.waited.last == 2
+
+
+@pytest.mark.parametrize(("overlap", "copied"), [(True, False), (False, True)])
+def test_a_result_that_was_copied_in_another_way_says_nothing_of_the_draft(overlap, copied):
+    server = Server("FROZEN_KV_MTP", overlap)
+    for finished in (0, 1, 2):
+        server.process(server.run(copied=copied))
         assert server.waited.last == finished
 
 

@@ -117,14 +117,18 @@ class Ahead:
             token = self.rig.pool.translate_loc_from_full_to_swa(token)
         return int(token) // PAGE
 
-    def launch(self, *rids, tokens, commits=True):
-        """A forward that writes KV of these tokens is put on its stream."""
+    def launch(self, *rids, tokens, commits=True, verify=False):
+        """A forward that writes KV of these tokens is put on its stream.
+
+        commits: the host knows from the beginning how many count. verify: of a speculation.
+        """
         written = torch.cat(tokens) if isinstance(tokens, (list, tuple)) else tokens
         swa = self.rig.pool.translate_loc_from_full_to_swa(written).clone()
         self.stream.queued.append(lambda: self.write(written, swa))
         batch = SimpleNamespace(
             reqs=[self.requests[r] for r in rids], forward_iter=next(self.numbers),
-            forward_mode=None, seq_lens_cpu=None,
+            forward_mode=SimpleNamespace(is_decode=lambda: verify), seq_lens_cpu=None,
+            spec_algorithm=SimpleNamespace(is_none=lambda: not verify),
         )  # fmt: skip
         self.recorder.count()
         for request in batch.reqs if commits else ():
@@ -133,10 +137,13 @@ class Ahead:
         self.tracer.after_run_batch(None, None, batch)
         return batch
 
-    def process(self, batch):
-        """The host has waited for the forward of this batch."""
+    def process(self, batch, **committed):
+        """The host has waited for the forward of this batch. committed: what it learns, by rid."""
         self.ledger.settle(wait=True)
         self.tracer.before_result(None, batch)
+        for rid, tokens in committed.items():
+            self.requests[rid].kv_committed_len = tokens
+        self.tracer.after_result(None, None, batch)
 
     def finish(self, rid):
         """The request has ended: its pages and its row are given back."""
@@ -333,6 +340,39 @@ def test_what_the_device_has_not_reached_is_no_sealed_page(ahead):
     it.launch("a", tokens=it.row("a")[TOKENS : TOKENS + 4].long(), commits=False)
     assert it.tracer.pools["full"].sealed.sum() == 3
     it.idle()
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_a_page_is_sealed_as_soon_as_the_host_knows_what_was_accepted(ahead, pool):
+    """And not one launch later: what the next forward does to the page is found."""
+    it = ahead()
+    it.allocate("a", 2 * PAGE - 2)
+    it.launch("a", tokens=it.row("a")[: 2 * PAGE - 2].long())
+    second = it.launch("a", tokens=it.allocate("a", 4), commits=False, verify=True)
+    third = it.launch("a", tokens=it.row("a")[2 * PAGE :][:2].long(), commits=False, verify=True)
+    it.process(second, a=2 * PAGE)
+    page = it.page("a", 1, pool)
+    assert it.tracer.pools[pool].sealed[page]
+    it.stream.queued.append(lambda: it.buffer(pool)[page * PAGE + 4].add_(1.0))
+    fourth = it.launch("a", tokens=it.allocate("a", 2), commits=False, verify=True)
+    it.process(third, a=2 * PAGE + 1)
+    with pytest.raises(TrapError) as error:
+        it.process(fourth)
+    assert error.value.finding.kind == "kv-changed"
+    assert f"{pool.upper()} page {page}, " in error.value.finding.headline
+
+
+def test_what_a_batch_will_write_that_is_not_launched_yet_is_not_sealed(ahead):
+    """Without speculation a token counts as soon as its batch is prepared."""
+    it = ahead()
+    it.allocate("a", 2 * PAGE - 1)
+    first = it.launch("a", tokens=it.row("a")[: 2 * PAGE - 1].long())
+    tokens = it.allocate("a", 1)
+    it.process(first, a=2 * PAGE)  # before the batch is launched, as with a grammar
+    it.launch("a", tokens=tokens)
+    it.launch("a", tokens=it.allocate("a", 1))
+    it.idle()
+    assert it.tracer.pools["full"].sealed.sum() == 2
 
 
 def a_request_that_had_ended_is_launched(it):

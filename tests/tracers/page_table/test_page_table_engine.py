@@ -23,18 +23,21 @@ CHAIN = (
 )
 # One firing of each other fault, and what it is found as. Contain mode dumps a kind of finding
 # once for each runner, forward mode and kind of layer: no two of these can be taken for one.
-# With this seed page-pool-swap draws a cell of the SWA table.
 SEED = 131
+WRONG = {"stale", "other-request", "mismatch"}
 EACH = {
-    "page-stale-tail": ("1*on@mode=decode@runner=draft", {"stale", "other-request", "mismatch"}),
-    "page-off-by-one": ("1*on@mode=extend@runner=target", {"stale", "other-request", "mismatch"}),
+    "page-stale-tail": ("1*on@mode=decode@runner=draft", WRONG),
+    "page-off-by-one": ("1*on@mode=extend@runner=target", WRONG),
     "page-negative": ("1*on@mode=target_verify@step=5", {"negative"}),
     "page-zero": ("1*on@mode=target_verify@step=6", {"page-zero"}),
     "page-alias": ("1*on@mode=target_verify@step=7", {"other-request"}),
-    "page-pool-swap": ("1*on@mode=target_verify@step=8", {"full-index-in-swa-table"}),
+    "page-pool-swap": ("1*on@mode=target_verify@step=8", WRONG | {"full-index-in-swa-table"}),
 }
+# In the table of the full pool, a page of the SWA pool is a wrong page like any other.
+SWAPPED = {"swa": {"full-index-in-swa-table"}, "full": WRONG}
 FIRED = re.compile(
-    rf"g4debug fault \(seed={SEED}\) (page-[a-z-]+) #1: (\w+) (\w+): .* \[step (\d+): "
+    rf"g4debug fault \(seed={SEED}\) (page-[a-z-]+) #1: (\w+) (\w+): (full|swa) table .* "
+    r"\[step (\d+): "
 )
 
 
@@ -62,10 +65,9 @@ def runs(tmp_path_factory):
 def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
     run = runs["each"]
     assert run.status == 0, run.log[-3000:]
-    fired = {
-        name: (runner, mode.upper(), int(step))
-        for name, runner, mode, step in FIRED.findall(run.log)
-    }
+    fired, table = {}, {}
+    for name, runner, mode, drawn, step in FIRED.findall(run.log):
+        fired[name], table[name] = (runner, mode.upper(), int(step)), drawn
     assert set(fired) == set(EACH)
     assert len(set(fired.values())) == len(fired)
     found = {}
@@ -75,7 +77,11 @@ def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
     assert set(found) == set(fired.values())  # each at its own place, and nothing else
     assert len(run.dumps) == len(fired) == len(found)
     for name, (_, kinds) in EACH.items():
-        assert found[fired[name]].kind in kinds, name
+        finding = found[fired[name]]
+        assert finding.kind in kinds, name
+        layers = "sliding" if table[name] == "swa" else "full"
+        assert finding.location.layer_kind == layers, name
+    assert found[fired["page-pool-swap"]].kind in SWAPPED[table["page-pool-swap"]]
     assert "of request len" in found[fired["page-alias"]].headline
 
 

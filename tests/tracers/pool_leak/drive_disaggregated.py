@@ -4,6 +4,7 @@ SGLang's own "fake" transfer backend stands for the prefill server. Many more re
 run, so that rows and pages are reserved for requests that no batch has seen.
 """
 
+import inspect
 import json
 import sys
 
@@ -18,17 +19,23 @@ WITHOUT_MTP = {
     "speculative_eagle_topk": None,
     "speculative_num_draft_tokens": None,
 }
+# Newer releases keep what a retracted request had in a pool of the host, pinned by CUDA's runtime.
+BACKUP = {"disaggregation_decode_retraction_backup": "cpu_tensor"}
 
 
 def main():
     import sglang
+    from sglang.srt.server_args import ServerArgs
 
+    known = inspect.signature(ServerArgs).parameters
+    backup = {name: value for name, value in BACKUP.items() if name in known}
     engine = sglang.Engine(
         **arguments(
             disaggregation_mode="decode",
             disaggregation_transfer_backend="fake",
             max_total_tokens=4096,
             **WITHOUT_MTP,
+            **backup,
         )
     )
     try:
