@@ -201,23 +201,23 @@ class TakeBacks:
         pool, ledger = self.feed.pools.get(id(allocator)), self.ledger
         if pool is None or pool.name != "full" or free_index.numel() == 0:
             return None
-        judges = [judge for asked in ledger.asked if (judge := asked()) is not None]
+        judges = [told for asked in ledger.asked if (told := asked()) is not None]
         if not judges:
             return None
         size, where = pool.page_size, caller()
         tokens = free_index[::size] if segment else free_index
 
-        def judge(given: Pages) -> Pages:
+        def staying(given: Pages) -> Pages:
             pages = pool.inside(np.unique(given // size))
             event = ledger.event(pool, "free", pages, caller=where)
             return np.concatenate([judge(pool, event, pages) for judge in judges])
 
         if self._may_wait(tokens):
-            ledger.post(tokens, self.feed.isolate(judge))
+            ledger.post(tokens, self.feed.isolate(staying))
             return None
         ledger.settle(wait=True)
         given = on_host(tokens)
-        stay = judge(given)
+        stay = staying(given)
         if not len(stay):
             return None
         free = ~np.isin(given // size, stay)
