@@ -201,16 +201,16 @@ class TakeBacks:
         pool, ledger = self.feed.pools.get(id(allocator)), self.ledger
         if pool is None or pool.name != "full" or free_index.numel() == 0:
             return None
-        judges = [j for j in (asked() for asked in ledger.asked) if j is not None]
+        judges = [told for asked in ledger.asked if (told := asked()) is not None]
         if not judges:
             return None
-        full, size, where = pool, pool.page_size, caller()
+        size, where = pool.page_size, caller()
         tokens = free_index[::size] if segment else free_index
 
         def staying(given: Pages) -> Pages:
-            pages = full.inside(np.unique(given // size))
-            event = ledger.event(full, "free", pages, caller=where)
-            return np.concatenate([judge(full, event, pages) for judge in judges])
+            pages = pool.inside(np.unique(given // size))
+            event = ledger.event(pool, "free", pages, caller=where)
+            return np.concatenate([judge(pool, event, pages) for judge in judges])
 
         if self._may_wait(tokens):
             ledger.post(tokens, self.feed.isolate(staying))
