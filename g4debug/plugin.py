@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("g4debug")
 NOT_RUN = "it was never run on this release of SGLang"
+# A scheduler's has more behind it: sglang::scheduler_TP0.
+TITLE = re.compile(r"sglang::(detokenizer|data_parallel_controller)")
 
 
 @dataclass(frozen=True)
@@ -284,8 +287,15 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> T
 
 
 def role() -> str:
-    """What this process is in SGLang."""
-    return "server" if multiprocessing.parent_process() is None else "scheduler"
+    """What this process is in SGLang: server, scheduler, or from 0.5.23 on also detokenizer and
+    data_parallel_controller. These two have their titles when they load plugins.
+    """
+    if multiprocessing.parent_process() is None:
+        return "server"
+    titles = sys.modules.get("setproctitle")  # SGLang has imported it if there is a title
+    title = str(titles.getproctitle()) if titles is not None else ""
+    found = TITLE.match(title)
+    return found[1] if found else "scheduler"
 
 
 def _after_apply(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -359,3 +360,40 @@ def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):
 def test_the_table_of_runs_names_tracers_that_there_are():
     assert all(set(there) <= set(discovery.names("tracer")) for there in targets.RUN.values())
     assert set(next(iter(targets.RUN.values()))) == set(discovery.names("tracer"))
+
+
+ROLE = """
+import multiprocessing, sys
+
+def child(title):
+    if title:
+        import setproctitle
+        setproctitle.setproctitle(title)
+    from g4debug import plugin
+    print(plugin.role())
+
+if __name__ == "__main__":
+    from g4debug import plugin
+    print(plugin.role())
+    for title in ("", "sglang::detokenizer", "sglang::scheduler_TP0", *sys.argv[1:]):
+        process = multiprocessing.get_context("spawn").Process(target=child, args=(title,))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("setproctitle") is None, reason="needs setproctitle")
+def test_a_process_is_named_as_sglang_has_named_it(tmp_path: Path) -> None:
+    """From 0.5.23 on a detokenizer loads plugins, too: it is no scheduler that is still starting.
+
+    A scheduler has no title yet when it loads them; one that has is still one.
+    """
+    script = tmp_path / "role.py"
+    script.write_text(ROLE)
+    done = subprocess.run(
+        [sys.executable, str(script), "sglang::data_parallel_controller"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [
+        "server", "scheduler", "detokenizer", "scheduler", "data_parallel_controller",
+    ]  # fmt: skip

@@ -113,7 +113,7 @@ def _lines(process: Process) -> Iterator[Text]:
         return
     yield Text(clean(", ".join(f"{k} {v}" for k, v in process.about.items())), "dim")
     if process.role != "scheduler":
-        yield Text("runs no scheduler; the tracers work in its schedulers")
+        yield Text("runs no scheduler; the tracers work in the schedulers")
         return
     when = f"step {process.step}, {process.phase}, told {process.age:.0f} s ago"
     if process.stuck:

@@ -26,6 +26,9 @@ def test_the_same_tokens_on_and_off_with_the_tracers_armed(tmp_path, name):
     paths = [p for p in PATHS[name] if targets.matches(discovery.load("fix", p).needs)]
     if not paths:
         pytest.skip(f"this SGLang is none that {' or '.join(PATHS[name])} is written for")
+    if name == "moe" and targets.matches(">=0.5.13"):
+        # On CUDA it does not, and neither do the paths; test_layer_paths.py compares the layers.
+        pytest.skip("on a CPU, the router of this SGLang leaves out its own scale")
     switches = [f"G4DEBUG_FIX_{p.upper().replace('-', '_')}" for p in paths]
 
     def run(folder, value, **environ):
