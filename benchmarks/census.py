@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from _servers import ServerDied
 
 PAGE_SIZE = 64
 EDGE, LATER = (0, 1, 2, 5), 50  # ms after the last token of the request before
-VARIANTS = {name: tracer_overhead.VARIANTS[name] for name in ("off", "armed")}
+VARIANTS = ("off", "armed")
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     tracer_overhead.installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
     shared, size = engine(args.device), SIZES[args.device]
-    variants = {n: replace(v, engine=shared, plugin="_gate", script="_serve_load.py")
-                for n, v in VARIANTS.items()}  # fmt: skip
+    variants = tracer_overhead.under_load(VARIANTS, shared)
     plan = []
     for number in range(args.rounds):
         order = list(VARIANTS)

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import _results
@@ -59,11 +58,7 @@ def phase(server: Gated, batch: int, count: int, args: argparse.Namespace, raw: 
 def measure(args: argparse.Namespace, folder: Path) -> None:
     tracer_overhead.installed()
     shared = tracer_overhead.engine(args.device)
-    variants = {
-        n: replace(tracer_overhead.VARIANTS[n], engine=shared, plugin="_gate",
-                   script="_serve_load.py")
-        for n in args.variants
-    }  # fmt: skip
+    variants = tracer_overhead.under_load(args.variants, shared)
     load = tracer_overhead.LOADS[args.device, args.quick]
     file = None
     names = [(n, n) for n in args.variants]
@@ -71,8 +66,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         for server, (name, _) in zip(fleet, names, strict=False):
             device = server.start()["device"]
             fleet.quiet()
-            server.put({"serve": load.phases[-1][0], "seed": 0, "count": load.fill[0],
-                        "tokens": load.fill[1]})  # fmt: skip
+            tracer_overhead.fill(server, load)
             tracer_overhead.check(name, server.facts())
             for batch, count in load.phases:
                 before = server.facts()["steps"]

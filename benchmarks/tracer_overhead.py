@@ -28,7 +28,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -86,6 +86,12 @@ def engine(device: str) -> dict[str, Any]:
     )
 
 
+def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
+    """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
+    return {n: replace(VARIANTS[n], engine=shared, plugin="_gate", script="_serve_load.py")
+            for n in names}  # fmt: skip
+
+
 def plan(seed: int, first: int, rounds: int) -> Iterator[tuple[str, str]]:
     """(round, variant) of every server: rounds from ``first`` on, each in an order of its own."""
     for number in range(first, rounds):
@@ -95,10 +101,15 @@ def plan(seed: int, first: int, rounds: int) -> Iterator[tuple[str, str]]:
         yield from ((name, variant) for variant in order)
 
 
-def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
-    """Send a server everything; the rows of its requests, without those that fill the cache."""
+def fill(server: Gated, load: Load) -> None:
+    """Fill the prefix cache, so that it evicts from then on."""
     count, tokens = load.fill
     server.put({"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
+
+
+def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
+    """Send a server everything; the rows of its requests, without those that fill the cache."""
+    fill(server, load)
     rows = []
     for batch, count in load.phases:
         question = {"serve": batch, "seed": 1000 * seed + batch, "count": count}
@@ -112,8 +123,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
     shared = engine(args.device)
-    variants = {n: replace(v, engine=shared, plugin="_gate", script="_serve_load.py")
-                for n, v in VARIANTS.items()}  # fmt: skip
+    variants = under_load(VARIANTS, shared)
     steps = list(plan(args.seed, args.first_round, args.first_round + args.rounds))
     first = "kv-integrity"  # it has all kernels of all variants
     names = [("first", first), *((f"{r}-{v}", v) for r, v in steps)]
@@ -135,8 +145,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 rows = ask(server, mine, seed)
                 facts = server.facts()
                 if not number:
-                    took = time.monotonic() - begin
-                    print(f"first server: up in {up:.0f} s, {took:.0f} s", flush=True)
+                    whole = time.monotonic() - begin
+                    print(f"first server: up in {up:.0f} s, {whole:.0f} s", flush=True)
                     continue
                 check(variant, facts)
                 if not written:
@@ -149,10 +159,8 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 said = {"nodes": facts["nodes"], "sites": facts["sites"]}
                 written[1].add([{**at, "steps": steps_run, **said, "start_s": round(up, 1),
                                  "whole_s": seconds, "tracers": facts["tracers"]}])  # fmt: skip
-                said_of_it = (
-                    f"{number} {variant}: up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
-                )
-                print(said_of_it, flush=True)
+                took = f"up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
+                print(f"{number} {variant}: {took}", flush=True)
             except ServerDied as e:
                 died += 1
                 print(e, flush=True)

@@ -111,7 +111,8 @@ def main() -> int:
 def _alike(plain: Outcome, armed: Outcome) -> tuple[int, int]:
     """(how many requests got the same tokens in both runs, how many there are)."""
     first, second = plain.result["outputs"], armed.result["outputs"]
-    return sum(second.get(rid) == out for rid, out in first.items()), len(first)
+    alike = sum(second.get(rid) == out for rid, out in first.items())
+    return alike, len(first.keys() | second.keys())
 
 
 def _line(run: Outcome) -> str:
