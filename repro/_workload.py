@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,4 +105,11 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     return Workload(count, (1800, 2200), 100, E4B_256.vocab, arguments, timeout=400)
 
 
+def cuda_one_backend(requests: int | None) -> Workload:
+    """The same with the prompts on trtllm_mha, too: since 0.5.23 sm90 has a kernel for them."""
+    workload = cuda(requests)
+    return replace(workload, engine=workload.engine | {"prefill_attention_backend": "trtllm_mha"})
+
+
 DEVICES = {"cpu": cpu, "cuda": cuda}
+ONE_BACKEND = {"cuda": cuda_one_backend}

@@ -19,11 +19,13 @@ pytestmark = [
 REPRO = Path(__file__).parents[2] / "repro"
 
 
-def run_engine(folder: Path, **switches: str) -> tuple[int, str, list[Path]]:
+def run_engine(
+    folder: Path, workload: str = "_workload", **switches: str
+) -> tuple[int, str, list[Path]]:
     """Exit status and log of a small E4B workload, and the dumps that it left."""
     result = folder / "result.json"
     finished = subprocess.run(
-        [sys.executable, str(REPRO / "_variant.py"), "_workload", "cuda", "8", str(result)],
+        [sys.executable, str(REPRO / "_variant.py"), workload, "cuda", "8", str(result)],
         env={
             **os.environ,
             "SGLANG_TRTLLM_MHA_DEBUG": "1",
