@@ -38,3 +38,9 @@ def keeps_whole_prompts() -> bool:
     """
     chooser = "sglang.srt.mem_cache.registry"
     return not exists(chooser) or "return SWARadixCache(" in source(chooser)
+
+
+def k_and_v_are_one_block() -> bool:
+    """True if a layer's K and V are halves of one block of memory, as in SGLang 0.5.23."""
+    pool = "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool._create_buffers_normal"
+    return exists(pool) and "self.v_buffer = [buf[1" in source(pool)
