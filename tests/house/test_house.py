@@ -1,5 +1,6 @@
 """Rules of the house that no linter knows."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -70,5 +71,39 @@ def test_no_file_names_a_registry_or_a_machine():
 def test_ci_runs_the_tests_and_nothing_else():
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
     commands = [x for x in lines if x and not x.startswith("#")]
-    assert commands[-1] == "exec make test"
-    assert len(commands) == 2
+    assert commands[1:] == [
+        "make test",
+        "newest=$?",
+        "make test SGLANG=0.5.12.post1 || exit",
+        'exit "$newest"',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("goals", "given", "environment", "release"),
+    [
+        ("demo", "", ".venv", "0.5.23"),
+        ("test", "", ".venv", "0.5.23"),
+        ("test", "0.5.12.post1", ".venv-0.5.12.post1", "0.5.12.post1"),
+        # What docs/matrix.md and docs/healthy.md were measured on.
+        ("matrix", "", ".venv-0.5.12.post1", "0.5.12.post1"),
+        ("healthy", "", ".venv-0.5.12.post1", "0.5.12.post1"),
+        ("matrix", "0.5.23", ".venv", "0.5.23"),
+        ("healthy", "0.5.15.post1", ".venv-0.5.15.post1", "0.5.15.post1"),
+    ],
+)
+def test_each_target_has_its_release(goals, given, environment, release):
+    environ = {k: v for k, v in os.environ.items() if k not in ("SGLANG", "MAKEFLAGS")}
+    command = [
+        "make",
+        "-n",
+        *dict.fromkeys(("demo", goals)),
+        *([f"SGLANG={given}"] if given else []),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    last = done.stdout.splitlines()[-1]  # of the goal, whatever the demo before it has run on
+    assert last.startswith(f'exec "{environment}/bin/python" ')
+    assert f'scripts/bootstrap.py "{environment}" "{release}"' in done.stdout
+    assert (ROOT / "requirements" / f"sglang-{release}.txt").is_file()
