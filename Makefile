@@ -3,11 +3,10 @@
 # Another Python: make demo PYTHON=/path/to/python3.12
 
 SGLANG_DEFAULT := 0.5.23
-# docs/matrix.md and docs/healthy.md were measured on this one; their targets use it unless another
-# one is given.
+# docs/healthy.md was measured on this one; its target uses it unless another one is given.
 SGLANG_MEASURED := 0.5.12.post1
 ifeq ($(origin SGLANG),undefined)
-matrix healthy .measured-env: SGLANG := $(SGLANG_MEASURED)
+healthy .measured-env: SGLANG := $(SGLANG_MEASURED)
 endif
 SGLANG ?= $(SGLANG_DEFAULT)
 VENV = .venv$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
@@ -24,8 +23,8 @@ export PYTHON
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "They run on SGLang $(SGLANG_DEFAULT); matrix and healthy on $(SGLANG_MEASURED), which their"
-	@echo "pages were measured on. Another release: make demo SGLANG=<version in requirements/>"
+	@echo "They run on SGLang $(SGLANG_DEFAULT); healthy on $(SGLANG_MEASURED), which its page was"
+	@echo "measured on. Another release: make demo SGLANG=<version in requirements/>"
 
 demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU needed
 	@exec "$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
@@ -38,7 +37,7 @@ test: env ## Run the tests (ARGS="-k name" goes to pytest)
 versions: env ## Check every fix and hook site on each SGLang release that is supported
 	@exec "$(RUN)" -m pytest tests/versions --versions $(ARGS)
 
-matrix: .measured-env ## Every fault against every tracer, on real SGLang; writes docs/matrix.md
+matrix: env ## Every fault against every tracer, on real SGLang; writes docs/matrix-*.md
 	@exec "$(RUN)" repro/matrix.py $(ARGS)
 
 soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, the same tokens

@@ -1,4 +1,4 @@
-"""What ``make matrix`` prints for each fault, and the table that it writes to docs/matrix.md."""
+"""What ``make matrix`` prints for each fault, and the table that it writes into docs/."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def markdown(clean: Clean, rows: Iterable[Row]) -> str:
     found = versions()
     names = tracers()
     lines = [
-        "# The matrix",
+        f"# The matrix on SGLang {found.get('sglang', '?')}",
         "",
         "Made by `make matrix`. Every fault runs on real SGLang (CPU engine, all fixes off): once",
         "without tracers, and once with every tracer in `log` mode. A number says how many steps",

@@ -27,8 +27,9 @@ from rich.console import Console
 
 from g4debug import discovery
 from g4debug.faults.base import Fault
+from g4debug.hooking import targets
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "matrix.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def main() -> int:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"where the table is written (default: docs/{OUT.name})",
+        help="where the table is written (default: docs/matrix-<SGLang's version>.md)",
     )
     parser.add_argument(
         "--keep", action="store_true", help="keep the logs and dumps and say where they are"
@@ -76,7 +77,7 @@ def main() -> int:
         console.print()
         _render.count(console, [clean_block(clean), *(block(row) for row in rows)], "runs")
         if args.out or not args.fault:
-            out = args.out or OUT
+            out = args.out or DOCS / f"matrix-{targets.sglang_version()}.md"
             out.parent.mkdir(exist_ok=True)
             out.write_text(markdown(clean, rows))
             _render.for_copying(console, "The table is written to:", str(out))
