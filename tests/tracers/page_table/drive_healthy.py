@@ -58,8 +58,10 @@ def main():
 
     try:
         outputs = [wave(1, mixed(6), 40), wave(2, mixed(8), 130)]
-        # Six short prompts fit; with their answers, four of them are more than the pool holds.
-        outputs.append(wave(3, [[2, *tokens(50)] for _ in range(6)], 220))
+        # Six prompts of a page fit; with their answers, four are more than the pool holds. Two are
+        # a whole chunk, so SGLang refuses no third one in their step: with one pool it would then
+        # admit nobody until a request ends.
+        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 220))
         abort = engine.tokenizer_manager.abort_request
         for seconds, i in ((0.5, 1), (1.0, 3)):
             arguments = (abort, RID.format(4, i))
