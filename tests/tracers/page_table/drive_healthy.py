@@ -22,7 +22,6 @@ def main():
     from g4debug.cpu.server import engine_arguments, server_arguments
 
     rng = random.Random(11)
-    prefix = [2, *(rng.randrange(4, 512) for _ in range(200))]
     settings = {
         "max_total_tokens": 1024,
         "swa_full_tokens_ratio": 0.9,
@@ -38,24 +37,37 @@ def main():
     else:
         engine = sglang.Engine(**engine_arguments(**settings))
 
-    def wave(number, count, output):
-        prompts = []
-        for i in range(count):
-            own = [rng.randrange(4, 512) for _ in range(rng.randrange(1, 120))]
-            prompts.append([*prefix[: rng.choice((64, 130, 200))], *own] if i % 2 else [2, *own])
-        sampling = {"temperature": 0, "max_new_tokens": output, "ignore_eos": True}
-        rids = [RID.format(number, i) for i in range(count)]
+    def tokens(count):
+        return [rng.randrange(4, 512) for _ in range(count)]
+
+    prefix = [2, *tokens(200)]
+
+    def mixed(count):
+        prompts = [[2, *tokens(rng.randrange(1, 120))] for _ in range(count)]
+        for prompt in prompts[1::2]:
+            prompt[:1] = prefix[: rng.choice((64, 130, 200))]
+        return prompts
+
+    def wave(number, prompts, output):
+        # Not ignore_eos: when 0.5.23 admits a request, it keeps room for all that the running ones
+        # with ignore_eos may still answer, and retracts nobody. The toy model ends none of these.
+        sampling = {"temperature": 0, "max_new_tokens": output}
+        rids = [RID.format(number, i) for i in range(len(prompts))]
         found = engine.generate(input_ids=prompts, rid=rids, sampling_params=sampling)
         return [o["output_ids"] for o in found]
 
     try:
-        tokens = [wave(1, 6, 40), wave(2, 8, 130)]
+        outputs = [wave(1, mixed(6), 40), wave(2, mixed(8), 130)]
+        # Six prompts of a page fit; with their answers, four are more than the pool holds. Two are
+        # a whole chunk, so SGLang refuses no third one in their step: with one pool it would then
+        # admit nobody until a request ends.
+        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 220))
         abort = engine.tokenizer_manager.abort_request
         for seconds, i in ((0.5, 1), (1.0, 3)):
-            arguments = (abort, RID.format(3, i))
+            arguments = (abort, RID.format(4, i))
             threading.Timer(seconds, engine.loop.call_soon_threadsafe, arguments).start()
-        wave(3, 6, 60)  # when the abort comes is not the same in each run
-        print("RESULT", json.dumps(tokens), flush=True)
+        wave(4, mixed(6), 60)  # when the abort comes is not the same in each run
+        print("RESULT", json.dumps(outputs), flush=True)
     finally:
         engine.shutdown()
 
