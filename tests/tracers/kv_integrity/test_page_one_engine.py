@@ -14,7 +14,7 @@ from g4debug.hooking import targets
 pytestmark = [
     *ENGINE,
     pytest.mark.skipif(
-        targets.matches(">=0.5.23"),
+        targets.matches(">=0.5.15"),
         reason="this SGLang has no attention backend for Gemma-4 with pages of one token on a CPU",
     ),
 ]

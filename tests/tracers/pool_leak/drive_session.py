@@ -17,15 +17,16 @@ def main():
     def tokens(count):
         return [rng.randrange(4, 512) for _ in range(count)]
 
+    greedy = {"temperature": 0, "ignore_eos": True}
     engine = sglang.Engine(**engine_arguments())
     try:
         session = engine.open_session(capacity_of_str_len=4000)
-        engine.generate(input_ids=[2, *tokens(90)], sampling_params={"max_new_tokens": 4})
+        engine.generate(input_ids=[2, *tokens(90)], sampling_params={**greedy, "max_new_tokens": 4})
         lengths, last = [], None
         for turn in range(TURNS):
             output = engine.generate(
                 input_ids=[2, *tokens(150)] if last is None else tokens(70),
-                sampling_params={"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},
+                sampling_params={**greedy, "max_new_tokens": 24},
                 session_params={"id": session, "rid": last, "drop_previous_output": False},
             )
             last = output["meta_info"]["id"]
