@@ -1,7 +1,7 @@
 """Measures what armed tracers cost, as people serve.
 
     python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
-        [--seed 1] [--first-round 0] [--rounds 100] [--quick]
+        [--variants NAMES] [--seed 1] [--first-round 0] [--rounds 100] [--quick]
     python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
     python benchmarks/tracer_overhead.py --table FOLDER [--docs docs/costs.md]
 
@@ -18,8 +18,12 @@ server. The first server of a call is there for compiling kernels, and is not wr
 puts the files of several calls, with different rounds or seeds, into one. So several GPUs of one
 kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES and --first-round.
 --table prints the figures; --docs also writes them into a page, between the lines
-<!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on, overlap scheduling is not, as this
-release needs it.
+<!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on; overlap scheduling is, where the
+release has it with FROZEN_KV_MTP.
+
+--variants names others than the four: SGLang's own checks, from 0.5.23 on (page-invariants,
+strict), and servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because SGLang's
+--kv-canary does not run with it.
 """
 
 from __future__ import annotations
@@ -48,8 +52,33 @@ VARIANTS = {
     "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
     "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
 }
-# variant, what it is compared with, and the goal: how much more each metric may be
-COMPARED = (("recorder", "off", 0.005), ("armed", "off", 0.02), ("kv-integrity", "armed", 0.06))
+FOUR = tuple(VARIANTS)
+WITHOUT_MTP = dict.fromkeys(
+    (
+        "speculative_algorithm",
+        "speculative_draft_model_path",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+    )
+)
+VARIANTS |= {
+    "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
+    "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
+    "no-mtp": Variant(engine=WITHOUT_MTP),
+    "armed-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=WITHOUT_MTP),
+    "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
+}
+# variant -> what it is compared with, and its name in the table
+COMPARED = {
+    "recorder": ("off", "flight recorder alone"),
+    "armed": ("off", "five tracers armed"),
+    "kv-integrity": ("armed", "`kv-integrity`, over the five"),
+    "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
+    "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
+    "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
+    "kv-canary": ("no-mtp", "SGLang's `--kv-canary raise`, without MTP"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,15 +117,17 @@ def engine(device: str) -> dict[str, Any]:
 
 def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
     """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
-    return {n: replace(VARIANTS[n], engine=shared, plugin="_gate", script="_serve_load.py")
-            for n in names}  # fmt: skip
+    return {n: replace(VARIANTS[n], engine={**shared, **VARIANTS[n].engine},
+                       plugin="_gate", script="_serve_load.py") for n in names}  # fmt: skip
 
 
-def plan(seed: int, first: int, rounds: int) -> Iterator[tuple[str, str]]:
+def plan(
+    seed: int, first: int, rounds: int, variants: Sequence[str] = FOUR
+) -> Iterator[tuple[str, str]]:
     """(round, variant) of every server: rounds from ``first`` on, each in an order of its own."""
     for number in range(first, rounds):
         name = f"{seed}.{number}"
-        order = list(VARIANTS)
+        order = list(variants)
         random.Random(name).shuffle(order)
         yield from ((name, variant) for variant in order)
 
@@ -123,9 +154,10 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
     shared = engine(args.device)
-    variants = under_load(VARIANTS, shared)
-    steps = list(plan(args.seed, args.first_round, args.first_round + args.rounds))
-    first = "kv-integrity"  # it has all kernels of all variants
+    first = "kv-integrity"  # it has the kernels of all tracers
+    variants = under_load({first, *args.variants}, shared)
+    last = args.first_round + args.rounds
+    steps = list(plan(args.seed, args.first_round, last, args.variants))
     names = [("first", first), *((f"{r}-{v}", v) for r, v in steps)]
     written: list[_results.Growing] = []
     done = 0
@@ -169,9 +201,20 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 longest = max(longest, time.monotonic() - begin) if number else longest
     for file in written:
         file.close()
-    following = args.first_round + -(-done // len(VARIANTS))
+    following = args.first_round + -(-done // len(args.variants))
     print(f"{done} servers measured; the next call: --seed {args.seed} --first-round {following}")
     return died
+
+
+def variant_names(text: str) -> tuple[str, ...]:
+    """The variants of a command line. Raises ArgumentTypeError if there is no such one."""
+    found = tuple(text.split(","))
+    unknown = [n for n in found if n not in VARIANTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"got {', '.join(unknown)}, expected some of: {', '.join(VARIANTS)}"
+        )
+    return found
 
 
 def installed() -> None:
@@ -185,7 +228,7 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
-    expected = {"off": 0, "recorder": 1, "armed": 5, "kv-integrity": 6}[variant]
+    expected = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "kv-integrity": 6}.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):
         raise SystemExit(
@@ -203,20 +246,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     present = {str(r["variant"]) for r in rows}
     for batch in batches:
-        if "off" in present:
-            was = _overhead.absolute(rows, batch, "off")
+        for base, what in (("off", "debugging off"), ("no-mtp", "debugging off, without MTP")):
+            if base not in present:
+                continue
+            was = _overhead.absolute(rows, batch, base)
             lines.append(
-                f"| {batch} | debugging off | | {was['time per token']:.2f} ms "
+                f"| {batch} | {what} | | {was['time per token']:.2f} ms "
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )
-        for variant, base, _ in COMPARED:
+        for variant, (base, what) in COMPARED.items():
             found = _overhead.compare(rows, batch, base, variant)
             if not found:
                 continue
-            what = {"recorder": "flight recorder alone", "armed": "five tracers armed"}.get(
-                variant, "`kv-integrity`, over the five"
-            )
             count = found["throughput"].rounds
             cells = " | ".join(str(found[metric]) for metric in _overhead.METRICS)
             lines.append(f"| {batch} | {what} | {count} | {cells} |")
@@ -244,6 +286,9 @@ def main() -> int:
     parser.add_argument("--first-round", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=100, help="at most so many")
     parser.add_argument("--ahead", type=int, help="servers begun in advance (default: 8; cpu: 1)")
+    parser.add_argument(
+        "--variants", type=variant_names, default=FOUR, help=f"default: {','.join(FOUR)}"
+    )
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--table", type=Path, metavar="FOLDER")
