@@ -31,8 +31,7 @@ EACH = {
     "page-negative": ("1*on@mode=target_verify@step=5", {"negative"}),
     "page-zero": ("1*on@mode=target_verify@step=6", {"page-zero"}),
     "page-alias": ("1*on@mode=target_verify@step=7", {"other-request"}),
-    # In some steps both pools have the same page there, and then the fault waits.
-    "page-pool-swap": ("1*on@mode=target_verify", WRONG | {"full-index-in-swa-table"}),
+    "page-pool-swap": ("1*on@mode=target_verify@step=8", WRONG | {"full-index-in-swa-table"}),
 }
 # In the table of the full pool, a page of the SWA pool is a wrong page like any other.
 SWAPPED = {"swa": {"full-index-in-swa-table"}, "full": WRONG}
