@@ -18,7 +18,7 @@ request is the prefix cache's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,12 +101,9 @@ class Owners:
         if self.protected is None or self.given_up:
             return
         known, changed = self._known, {}
-        for request in requests:
-            row = req_kv.row(request)
-            if not 0 < row < len(known):
-                continue
-            begin = cached_tokens(request)
-            if known[row] != begin:
+        rows = req_kv.column(requests, req_kv.ROW)
+        for row, begin in zip(rows, _cached_tokens(requests), strict=True):
+            if 0 < row < len(known) and known[row] != begin:
                 known[row] = changed[row] = begin
         if changed:
             at = torch.tensor([list(changed), list(changed.values())], dtype=torch.int64)
@@ -133,6 +130,15 @@ class Owners:
             self.given_up = why
             self.pages.fill_(0)
             self._limit("not whose page a row of req_to_token names", why)
+
+
+def _cached_tokens(requests: Sequence[Any]) -> list[int]:
+    """:func:`cached_tokens` of each request. It is asked in every step."""
+    known = req_kv.values(requests, req_kv.PROTECTED)
+    return [
+        n if isinstance(n, int) and getattr(request, "session", None) is None else EVERYTHING
+        for request, n in zip(requests, known, strict=True)
+    ]
 
 
 def cached_tokens(request: Any) -> int:
