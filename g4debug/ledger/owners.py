@@ -21,6 +21,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -83,7 +84,8 @@ class Owners:
         """
         if self.given_up or not offsets:
             return
-        plan = torch.tensor([offsets, rows], dtype=torch.int64)
+        # By way of an array: torch takes ten times as long to read two lists.
+        plan = torch.from_numpy(np.array((offsets, rows), dtype=np.int64))
         last = self.pages.numel() - 1
         if not indices.is_cuda:
             page = indices[plan[0]].to(torch.int64) // self.page_size
@@ -106,7 +108,7 @@ class Owners:
             if 0 < row < len(known) and known[row] != begin:
                 known[row] = changed[row] = begin
         if changed:
-            at = torch.tensor([list(changed), list(changed.values())], dtype=torch.int64)
+            at = torch.from_numpy(np.array((list(changed), list(changed.values())), dtype=np.int64))
             at = at.to(self.protected.device, non_blocking=True)
             self.protected[at[0]] = at[1].to(torch.int32)
 
