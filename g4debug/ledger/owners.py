@@ -84,7 +84,7 @@ class Owners:
         """
         if self.given_up or not offsets:
             return
-        # By way of an array: torch takes ten times as long to read two lists.
+        # By way of an array: it takes half the time that torch needs to read two lists.
         plan = torch.from_numpy(np.array((offsets, rows), dtype=np.int64))
         last = self.pages.numel() - 1
         if not indices.is_cuda:
