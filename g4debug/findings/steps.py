@@ -11,7 +11,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from g4debug.findings.record import Pool, Step
@@ -85,27 +85,28 @@ class Recorder:
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
-        self._rids = {row: str(r.rid) for r in batch.reqs if (row := req_kv.row(r)) >= 0}
+        reqs = batch.reqs
+        rows, rids = req_kv.column(reqs, req_kv.ROW), [str(r.rid) for r in reqs]
+        self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
         used = {pool.name: pool.used_tokens for pool in self.pools()}
         waiting = getattr(self.scheduler, "waiting_queue", None)
-        reqs = batch.reqs
         self.steps.append(
             Step(
                 step=self.step,
                 forward_mode=batch.forward_mode.name if batch.forward_mode else "",
-                rids=tuple([str(r.rid) for r in reqs]),
+                rids=tuple(rids),
                 seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
                 spec_info=type(spec).__name__ if spec is not None else "",
                 full_used=used.get("full", -1),
                 swa_used=used.get("swa", -1),
                 time_ns=time.time_ns(),
                 waiting=-1 if waiting is None else len(waiting),
-                rows=tuple([req_kv.row(r) for r in reqs]),
-                committed=_column(reqs, req_kv.committed),
-                allocated=_column(reqs, req_kv.allocated),
-                evicted=_column(reqs, req_kv.evicted),
+                rows=tuple(rows),
+                committed=_committed(reqs),
+                allocated=tuple(req_kv.column(reqs, req_kv.ALLOCATED)),
+                evicted=_evicted(reqs),
             )
         )
 
@@ -173,9 +174,15 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - int(available))
 
 
-def _column(reqs: Sequence[Any], read: Callable[[Any], int]) -> tuple[int, ...]:
+def _committed(reqs: Sequence[Any]) -> tuple[int, ...]:
     """One number for each request. () if the requests of this SGLang do not have it."""
+    found = req_kv.values(reqs, req_kv.COMMITTED)
+    return () if None in found else tuple(found)
+
+
+def _evicted(reqs: Sequence[Any]) -> tuple[int, ...]:
+    """The same, of what each has given back of its SWA pages."""
     try:
-        return tuple([read(r) for r in reqs])
+        return tuple(req_kv.evicted_column(reqs))
     except AttributeError:
         return ()

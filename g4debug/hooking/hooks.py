@@ -39,6 +39,29 @@ class Order(IntEnum):
     LAST = 3  # the flight recorder, which sees what the tracers raise or let through
 
 
+class Isolated:
+    """A hook whose failure is not SGLang's. It is not called any more once it has failed.
+
+    failed: told of the exception. It sets ``on`` to False, or raises what must go on to SGLang.
+    keeps: a call gives its first argument if there is no result, as it must after a site.
+    """
+
+    __slots__ = ("failed", "hook", "keeps", "on")
+
+    def __init__(
+        self, hook: Callable[..., Any], failed: Callable[[Exception], None], keeps: bool = False
+    ) -> None:
+        self.hook, self.failed, self.keeps, self.on = hook, failed, keeps, True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.on:
+            try:
+                return self.hook(*args, **kwargs)
+            except Exception as e:
+                self.failed(e)
+        return args[0] if self.keeps else None
+
+
 class HookError(Exception):
     """A site cannot be hooked. The text names the site and who needs it."""
 
@@ -151,9 +174,6 @@ class Hooks:
     def _compose(self, site: str) -> Around:
         """One AROUND hook that runs every wrapper of a site, tracers outermost."""
         entries = sorted(self._entries[site], key=lambda e: e.order)
-        if len(entries) == 1:
-            return entries[0].around
-
         wrappers = [
             wrapper
             for plain, alike in itertools.groupby(entries, key=lambda e: e.is_plain)
@@ -253,20 +273,38 @@ def _together(entries: list[Entry]) -> Around:
     """One wrapper for neighbours that only call something before or after a site.
 
     It does what they would do one around the other, but with one frame in place of two for each:
-    a decode step passes some hundred hooks. entries: innermost first.
+    a decode step passes some hundred hooks. So the isolation of a hook is done here, too.
+    entries: innermost first.
     """
-    before = tuple(e.before for e in reversed(entries) if e.before is not None)
-    after = tuple(e.after for e in entries if e.after is not None)
+    before = tuple(_isolated(e.before) for e in reversed(entries) if e.before is not None)
+    after = tuple(_isolated(e.after) for e in entries if e.after is not None)
 
     def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
         for enter in before:
-            enter(*args, **kwargs)
+            if enter.on:
+                try:
+                    enter.hook(*args, **kwargs)
+                except Exception as e:
+                    enter.failed(e)
         result = call_next(*args, **kwargs)
         for leave in after:
-            result = leave(result, *args, **kwargs)
+            if leave.on:
+                try:
+                    result = leave.hook(result, *args, **kwargs)
+                except Exception as e:
+                    leave.failed(e)
         return result
 
     return around
+
+
+def _isolated(hook: Before | After) -> Isolated:
+    """A hook that is not isolated raises whatever it raises."""
+    return hook if isinstance(hook, Isolated) else Isolated(hook, _goes_on)
+
+
+def _goes_on(error: Exception) -> None:
+    raise error
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -56,8 +56,10 @@ class Feed:
     def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """``hook``, which gives up the ledger if it fails, and does nothing from then on."""
 
+        ledger = self.ledger
+
         def isolated(*args: Any, **kwargs: Any) -> Any:
-            if self.ledger.broken:
+            if ledger.broken:
                 return None
             try:
                 return hook(*args, **kwargs)
@@ -65,7 +67,7 @@ class Feed:
                 raise
             except Exception as e:
                 name = getattr(hook, "__name__", "a hook")
-                self.ledger.give_up(f"it failed in {name}: {type(e).__name__}: {e}", e)
+                ledger.give_up(f"it failed in {name}: {type(e).__name__}: {e}", e)
                 return None
 
         return isolated
@@ -106,20 +108,25 @@ class TrapsLast:
             raise self.first
 
 
-_uninteresting: dict[Any, bool] = {}
+# Keyed by strings and numbers: the hash of a code object is computed anew each time.
+_uninteresting: dict[str, bool] = {}  # by file
+_names: dict[tuple[str, int, str], str] = {}  # of the callers that were seen before
 
 
 def caller() -> str:
     """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        code = frame.f_code
-        skip = _uninteresting.get(code)
+        file = frame.f_code.co_filename
+        skip = _uninteresting.get(file)
         if skip is None:
-            name = code.co_filename
-            skip = name.startswith(_OURS) or any(part in name for part in _SKIPPED)
-            _uninteresting[code] = skip
+            skip = file.startswith(_OURS) or any(part in file for part in _SKIPPED)
+            _uninteresting[file] = skip
         if not skip:
-            return f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}"
+            at = file, frame.f_lineno, frame.f_code.co_name
+            name = _names.get(at)
+            if name is None:
+                name = _names[at] = f"{Path(file).name}:{at[1]} {at[2]}"
+            return name
         frame = frame.f_back
     return ""

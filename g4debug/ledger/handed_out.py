@@ -10,8 +10,7 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +33,7 @@ _NONE: Pages = np.empty(0, dtype=np.int64)
 class Plan:
     """Where the pages are among the tokens of an allocation.
 
+    begins, ends: the tokens of each row before the allocation, and after it.
     new: for each new page, the offset of its first token in the allocation.
     positions: for each new page, the position of that token in its request.
     groups: (row of the batch, first, last + 1) of the row's pages in ``new``.
@@ -42,51 +42,40 @@ class Plan:
     """
 
     lengths: torch.Tensor  # seq_lens_cpu; the SWA allocator passes the same tensor to both pools
+    begins: list[int]
+    ends: list[int]
     tokens: int
-    new: Pages
-    positions: Pages
-    groups: tuple[tuple[int, int, int], ...]
-    going_on: Pages
-    going_on_rows: Pages
+    new: list[int]
+    positions: list[int]
+    groups: list[tuple[int, int, int]]
+    going_on: list[int]
+    going_on_rows: list[int]
 
 
-def plan(prefix: Pages, lengths: Pages, size: int, source: torch.Tensor) -> Plan:
-    """The pages of rows that grow from ``prefix`` to ``lengths`` tokens; both are int64 [rows]."""
-    count = lengths - prefix
-    ends = count.cumsum()
-    starts = ends - count
-    tokens = int(ends[-1]) if len(ends) else 0
-    into = prefix % size  # tokens that are in each row's last page already
-    filled = into + count
-    if into.all() and count.all() and len(ends) and filled.max() <= size:
-        return Plan(source, tokens, _NONE, _NONE, (), starts, np.arange(len(ends)))
-    going_on = ((into > 0) & (count > 0)).nonzero()[0]
-    pages = (filled + (size - 1)) // size - (into > 0)
-    grown = pages.nonzero()[0]
-    first = starts + (-prefix) % size
-    groups: list[tuple[int, int, int]] = []
+def plan(begins: list[int], ends: list[int], size: int, source: torch.Tensor) -> Plan:
+    """The pages of rows that grow from ``begins`` to ``ends`` tokens."""
+    # Lists, because most rows get no page or one: arrays of so few numbers would cost more.
     new: list[int] = []
     positions: list[int] = []
-    at = 0
-    for row in grown.tolist():
-        many, begin = int(pages[row]), int(first[row])
-        groups.append((row, at, at + many))
-        new.extend(range(begin, begin + many * size, size))
-        position = int(prefix[row]) + begin - int(starts[row])
-        positions.extend(range(position, position + many * size, size))
-        at += many
-    return Plan(
-        source,
-        tokens,
-        np.array(new, dtype=np.int64),
-        np.array(positions, dtype=np.int64),
-        tuple(groups),
-        starts[going_on],
-        going_on,
-    )
+    groups: list[tuple[int, int, int]] = []
+    going_on: list[int] = []
+    going_on_rows: list[int] = []
+    tokens = 0
+    for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        first = begin + -begin % size  # the position of the row's first new page
+        if begin < end and begin < first:
+            going_on.append(tokens)
+            going_on_rows.append(row)
+        if first < end:
+            known = len(new)
+            positions.extend(range(first, end, size))
+            new.extend(range(tokens + first - begin, tokens + end - begin, size))
+            groups.append((row, known, len(new)))
+        tokens += end - begin
+    return Plan(source, begins, ends, tokens, new, positions, groups, going_on, going_on_rows)
 
 
-def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
+def rows_of(batch: Any, step: Plan) -> list[int]:
     """The row of ``req_to_token`` of each row of an allocation; [] if there is any doubt.
 
     The allocation must be the known batch's own: it has as many requests, and it ends (extend) or
@@ -94,12 +83,11 @@ def rows_of(batch: Any, lengths: torch.Tensor, prefix: Any) -> list[int]:
     """
     requests = getattr(batch, "reqs", None) or ()
     at = getattr(batch, "seq_lens_cpu", None)
-    if len(requests) != len(lengths) or at is None or len(at) != len(lengths):
+    if len(requests) != len(step.ends) or at is None:
         return []
-    begins, stand = lengths - 1 if prefix is None else prefix, at.numpy()
-    if lengths is not at and not any(np.array_equal(n.numpy(), stand) for n in (lengths, begins)):
+    if step.lengths is not at and at.tolist() not in (step.ends, step.begins):
         return []
-    rows = [req_kv.row(request) for request in requests]
+    rows = req_kv.column(requests, req_kv.ROW)
     return [] if -1 in rows else rows
 
 
@@ -138,39 +126,50 @@ class HandOuts:
         self._out.pop(pool.name, None)
         found = self._plan if pool.name == "swa" else None
         if found is None or found.lengths is not lengths:
-            ends = lengths.numpy().astype(np.int64, copy=False)
-            begins = ends - 1 if prefix is None else prefix.numpy().astype(np.int64, copy=False)
+            ends = lengths.tolist()
+            begins = [n - 1 for n in ends] if prefix is None else prefix.tolist()
             found = self._plan = plan(begins, ends, pool.page_size, lengths)
         if out is None:
             self._exhausted(pool, kind, found.tokens)
             return
         self._out[pool.name] = out
-        if len(found.new):
+        if found.new:
             self._hold(pool, out)
-            self._own(pool, out, found, lengths, prefix)
-        elif not len(found.going_on) or self._may_skip(pool, out, found):
+            self._own(pool, out, found)
+        elif not found.going_on or self._may_skip(pool, out, found):
             return
-        rids = self._rids(len(lengths), found)
-        begins = lengths.numpy() - 1 if prefix is None else prefix.numpy()
-        requests = self._requests(len(lengths))
-        where = caller() if len(found.new) else ""
-        tails = self._going_on(found) if self.ledger.is_far(out) and not len(found.new) else []
+        requests = self._requests(len(found.ends))
+        rids = [str(requests[row].rid) if requests else "" for row, _, _ in found.groups]
+        where = caller() if found.new else ""
+        tails = self._going_on(found) if self.ledger.is_far(out) and not found.new else []
         step = found
 
         def enter(tokens: Pages) -> None:
-            going_on = tokens[step.going_on] // pool.page_size
-            pages = tokens[step.new] // pool.page_size
-            with self._growing(requests, begins), TrapsLast() as attempt:
+            holders = self.ledger.holders
+            if holders is None or self.ledger.late or not requests:
+                enter_now(tokens)
+                return
+            # The rows are not written yet beyond what they had.
+            holders.growing = requests, step.begins
+            try:
+                enter_now(tokens)
+            finally:
+                holders.growing = (), ()
+
+        def enter_now(tokens: Pages) -> None:
+            going_on = tokens[step.going_on] // pool.page_size if step.going_on else _NONE
+            pages = tokens[step.new] // pool.page_size if step.new else _NONE
+            with TrapsLast() as attempt:
                 if len(pool.not_held(going_on)):
                     attempt(self._use, pool, kind, going_on, step)
-                for row, first, end in step.groups:
+                for rid, (_, first, end) in zip(rids, step.groups, strict=True):
                     attempt(
                         self.ledger.enter,
                         pool,
                         kind,
                         pages[first:end],
                         holds=True,
-                        request=rids.get(row, ""),
+                        request=rid,
                         positions=step.positions[first:end],
                         caller=where,
                     )
@@ -179,19 +178,6 @@ class HandOuts:
                 pool.ends_in(rid, page)
 
         self.ledger.post(out, self.feed.isolate(enter))
-
-    @contextmanager
-    def _growing(self, requests: Sequence[Any], begins: Any) -> Iterator[None]:
-        """Let the holders know that these rows are not written yet, beyond ``begins`` tokens."""
-        holders = self.ledger.holders
-        if holders is None or self.ledger.late or not requests:
-            yield
-            return
-        holders.growing = requests, begins
-        try:
-            yield
-        finally:
-            holders.growing = (), _NONE
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -211,16 +197,16 @@ class HandOuts:
 
     def _going_on(self, step: Plan) -> list[str]:
         """rid of each row that continues in its page; '' if it is not known."""
-        requests = self._requests(len(step.lengths))
+        requests = self._requests(len(step.ends))
         if not requests:
             return [""] * len(step.going_on_rows)
-        return [str(requests[row].rid) for row in step.going_on_rows.tolist()]
+        return [str(requests[row].rid) for row in step.going_on_rows]
 
     def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
         """Enter that a row continues in a page that is not held."""
         loose = pool.not_held(pages)
-        row = int(step.going_on_rows[(pages == loose[0]).argmax()])
-        requests = self._requests(len(step.lengths))
+        row = step.going_on_rows[int((pages == loose[0]).argmax())]
+        requests = self._requests(len(step.ends))
         request = str(requests[row].rid) if requests else ""
         self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
 
@@ -272,18 +258,16 @@ class HandOuts:
         if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
             shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
 
-    def _own(
-        self, pool: PoolLedger, out: torch.Tensor, step: Plan, lengths: torch.Tensor, prefix: Any
-    ) -> None:
+    def _own(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> None:
         """Note for which rows of ``req_to_token`` new pages of the full pool were handed out."""
         owners = self.ledger.owners
         if owners is None or pool.name != "full":
             return
-        known = rows_of(self.ledger.allocating, lengths, prefix)
+        known = rows_of(self.ledger.allocating, step)
         rows = [
             known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)
         ]
-        owners.give(out, step.new.tolist(), rows)
+        owners.give(out, step.new, rows)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)
@@ -340,7 +324,7 @@ class HandOuts:
             self._returned(full, out, last if isinstance(last, torch.Tensor) else full[:0])
         if out is None or full is None or swa is None or self.ledger.shadow is None:
             return
-        if step is not None and not len(step.new):  # no new page
+        if step is not None and not step.new:  # no new page
             return
         pool = self.ledger.pools["full"]
         # Not the pages that rows continue in: if one was freed, it must not look held.
@@ -363,7 +347,8 @@ class HandOuts:
 
         # What was handed out may be wrong: an index that the mapping does not have.
         mapping = allocator.full_to_swa_index_mapping
-        self.ledger.post(mapping[full.clamp(0, len(mapping) - 1)], self.feed.isolate(written))
+        written_there = mapping.index_select(0, full.clamp(0, len(mapping) - 1))
+        self.ledger.post(written_there, self.feed.isolate(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """Pair pages that were allocated one by one, or that go over. 0 means no SWA page."""
@@ -423,11 +408,6 @@ class HandOuts:
                 self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
 
         self.ledger.post(together, self.feed.isolate(enter))
-
-    def _rids(self, rows: int, step: Plan) -> dict[int, str]:
-        """rid of each row with a new page; {} if the known batch is not the one that allocates."""
-        requests = self._requests(rows)
-        return {row: str(requests[row].rid) for row, _, _ in step.groups} if requests else {}
 
     def _requests(self, rows: int) -> Sequence[Any]:
         """The requests that are allocated for, () if they are not known."""

@@ -60,7 +60,7 @@ class Holders:
         self.scheduler: Any = None
         # While pages are handed out: the requests that get them, and how much each had before.
         # SGLang may have set their lengths already, and writes their rows later.
-        self.growing: tuple[Sequence[Any], Pages] = ((), _NONE)
+        self.growing: tuple[Sequence[Any], Sequence[int]] = ((), ())
 
     @property
     def page_size(self) -> int:
@@ -127,7 +127,7 @@ class Holders:
         free = set(pool.free_slots)
         found = {row: -1 for row in range(len(pool.req_to_token)) if row not in free}
         claims: dict[int, Any] = {}
-        had = {id(r): int(n) for r, n in zip(*self.growing, strict=True)}
+        had = {id(r): n for r, n in zip(*self.growing, strict=True)}
         for request in (*requests, *self._running()):
             row = req_kv.row(request)
             if row not in found:

@@ -185,6 +185,8 @@ class Ledger:
         self._pending: deque[_Pending] = deque()
         self._step: int | None = None  # of what is entered now, if it was posted earlier
         self._staging: torch.Tensor | None = None
+        self._staged: Pages = np.empty(0, dtype=np.int64)  # the same memory, as an array
+        self._idle: list[Any] = []  # events that have happened, to be recorded again
         self._used = 0  # words of _staging that are taken
         self._undo: dict[str, list[tuple[bool, Pages]]] = {}  # what to undo, by pool, for restore
 
@@ -221,7 +223,7 @@ class Ledger:
         *,
         holds: bool | None,
         request: str = "",
-        positions: Pages | None = None,
+        positions: Pages | list[int] | None = None,
         caller: str = "",
         note: str = "",
     ) -> Pages:
@@ -276,7 +278,7 @@ class Ledger:
         pages: Pages,
         holds: bool | None,
         request: str,
-        positions: Pages | None,
+        positions: Pages | list[int] | None,
     ) -> None:
         inside: Any = pool.inside(pages)
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
@@ -334,6 +336,7 @@ class Ledger:
             self._staging = torch.empty(
                 STAGING, dtype=torch.int64, pin_memory=torch.cuda.is_available()
             )
+            self._staged = self._staging.numpy()
         if count > STAGING:
             self.settle(wait=True)
             enter(indices.to(device="cpu", dtype=torch.int64).numpy())
@@ -341,16 +344,15 @@ class Ledger:
         if self._used + count > STAGING:
             self.settle(wait=True)
             self._used = 0
-        words = self._staging[self._used : self._used + count]
-        self._used += count
-        words.fill_(NOT_YET)
+        first, self._used = self._used, self._used + count
+        self._staged[first : self._used] = NOT_YET
+        words = self._staging[first : self._used]
         words.copy_(indices, non_blocking=True)
         self._pending.append(_Pending(words, self._sent(), enter, self.recorder.event_step))
 
-    @staticmethod
-    def _sent() -> Any:
+    def _sent(self) -> Any:
         """An event that says when all copies of now have arrived."""
-        sent: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        sent: Any = self._idle.pop() if self._idle else torch.cuda.Event()  # type: ignore[no-untyped-call]
         sent.record()
         return sent
 
@@ -363,6 +365,7 @@ class Ledger:
             elif not first.arrived.query():
                 return
             self._pending.popleft()
+            self._idle.append(first.arrived)
             self._arrived(first)
 
     def _arrived(self, pending: _Pending) -> None:

@@ -18,9 +18,10 @@ request is the prefix cache's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -83,7 +84,8 @@ class Owners:
         """
         if self.given_up or not offsets:
             return
-        plan = torch.tensor([offsets, rows], dtype=torch.int64)
+        # By way of an array: it takes half the time that torch needs to read two lists.
+        plan = torch.from_numpy(np.array((offsets, rows), dtype=np.int64))
         last = self.pages.numel() - 1
         if not indices.is_cuda:
             page = indices[plan[0]].to(torch.int64) // self.page_size
@@ -101,15 +103,12 @@ class Owners:
         if self.protected is None or self.given_up:
             return
         known, changed = self._known, {}
-        for request in requests:
-            row = req_kv.row(request)
-            if not 0 < row < len(known):
-                continue
-            begin = cached_tokens(request)
-            if known[row] != begin:
+        rows = req_kv.column(requests, req_kv.ROW)
+        for row, begin in zip(rows, _cached_tokens(requests), strict=True):
+            if 0 < row < len(known) and known[row] != begin:
                 known[row] = changed[row] = begin
         if changed:
-            at = torch.tensor([list(changed), list(changed.values())], dtype=torch.int64)
+            at = torch.from_numpy(np.array((list(changed), list(changed.values())), dtype=np.int64))
             at = at.to(self.protected.device, non_blocking=True)
             self.protected[at[0]] = at[1].to(torch.int32)
 
@@ -133,6 +132,15 @@ class Owners:
             self.given_up = why
             self.pages.fill_(0)
             self._limit("not whose page a row of req_to_token names", why)
+
+
+def _cached_tokens(requests: Sequence[Any]) -> list[int]:
+    """:func:`cached_tokens` of each request. It is asked in every step."""
+    known = req_kv.values(requests, req_kv.PROTECTED)
+    return [
+        n if isinstance(n, int) and getattr(request, "session", None) is None else EVERYTHING
+        for request, n in zip(requests, known, strict=True)
+    ]
 
 
 def cached_tokens(request: Any) -> int:

@@ -42,6 +42,8 @@ class TakeBacks:
         self._freeing = 0  # above 0 while the SWA allocator frees full pages with their SWA pages
         self._unmapping = 0  # above 0 while SWA pages are taken out of the mapping to be freed
         self._kept: Pages | None = None  # full pages of a free that was corrected
+        # Full indices that are freed just now with their SWA pages, and their pages.
+        self._freed: tuple[torch.Tensor, Pages] | None = None
         self._entered_free = feed.isolate(self._enter_free)
         self._entered_release = feed.isolate(self._enter_release)
         self._entered_swa = feed.isolate(self._enter_free_swa)
@@ -84,6 +86,8 @@ class TakeBacks:
             begins = torch.from_numpy(freed * size)
             corrected = begins.to(device=free_index.device, dtype=free_index.dtype)
         self._mark_free(pool, free_index if corrected is None else corrected)
+        if corrected is None and self._freeing and pool.name == "full" and size > 1:
+            self._freed = free_index, pages
         return corrected
 
     def _enter_release(
@@ -182,7 +186,7 @@ class TakeBacks:
             return call_next(allocator, free_index if instead is None else instead, **kwargs)
         finally:
             self._freeing -= 1
-            self._kept = None
+            self._kept = self._freed = None
 
     def around_full_free(
         self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
@@ -252,12 +256,18 @@ class TakeBacks:
         if free_index.numel() == 0:
             return
         pool = self.ledger.pools["full"]
-        pages = np.unique(on_host(free_index) // pool.page_size)
+        known = self._freed
+        just_freed = known is not None and known[0] is free_index
+        if known is not None and just_freed:  # it was read, and its pages are marked as free
+            pages = known[1]
+        else:
+            pages = np.unique(on_host(free_index) // pool.page_size)
         self.ledger.settle(wait=True)
         losing = self.ledger.losing_swa = pool.inside(pages)
         partners = pool.partner[losing]
         self.ledger.expected_swa = np.sort(partners[partners != 0])
-        self._mark_parted(pool, free_index)
+        if not just_freed:
+            self._mark_parted(pool, free_index)
 
     def _leave_free_swa(self) -> None:
         if self.ledger.losing_swa is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from g4debug.findings.status import Part
 from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks, Order
+from g4debug.hooking.hooks import Hooks, Isolated, Order
 from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.trapping.trap import Trap, TrapError
@@ -78,7 +78,7 @@ class Context:
 
     def before(self, site: str, hook: Callable[..., None]) -> None:
         """Call ``hook(*args, **kwargs)`` before a site, isolated."""
-        self.hooks.before(site, Order.TRACER, self.tracer_id, self._isolate(hook, None))
+        self.hooks.before(site, Order.TRACER, self.tracer_id, self.isolate(hook))
 
     def after(self, site: str, hook: Callable[..., Any]) -> None:
         """Call ``hook(result, *args, **kwargs)`` after a site, isolated.
@@ -86,7 +86,7 @@ class Context:
         What the hook returns becomes the site's result. If the hook fails, the site's own result
         is kept.
         """
-        isolated = self._isolate(hook, _FIRST)
+        isolated = self.isolate(hook, keeps=True)
         self.hooks.after(site, Order.TRACER, self.tracer_id, isolated)
 
     def on_exception(
@@ -97,7 +97,7 @@ class Context:
         If the hook raises a TrapError, that goes on instead, with the exception as its context.
         The hook finds the exception with ``sys.exception()``.
         """
-        isolated = self._isolate(hook, None)
+        isolated = self.isolate(hook)
 
         def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             try:
@@ -110,30 +110,21 @@ class Context:
 
         self.hooks.around(site, order, self.tracer_id, around)
 
-    def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """``hook``, isolated, for a place that is not a site. If it fails, its result is None."""
-        return self._isolate(hook, None)
+    def isolate(self, hook: Callable[..., Any], keeps: bool = False) -> Isolated:
+        """``hook``, isolated, also for a place that is not a site. If it fails, its result is None.
 
-    def _isolate(self, hook: Callable[..., Any], fallback: object) -> Callable[..., Any]:
-        failed = False
+        keeps: its result is then its first argument.
+        """
 
-        def isolated(*args: Any, **kwargs: Any) -> Any:
-            nonlocal failed
-            if not failed:
-                try:
-                    return hook(*args, **kwargs)
-                except TrapError:
-                    raise
-                except Exception as e:
-                    # Switch off only this hook. The tracer's others must go on, above all the one
-                    # that reports what the guard in an already captured CUDA graph sees.
-                    failed = True
-                    self.disabled = f"{type(e).__name__}: {e}"
-                    name = getattr(hook, "__name__", "a hook")
-                    self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", e)
-            return args[0] if fallback is _FIRST else None
+        def failed(error: Exception) -> None:
+            if isinstance(error, TrapError):
+                raise error
+            # Switch off only this hook. The tracer's others must go on, above all the one that
+            # reports what the guard in an already captured CUDA graph sees.
+            isolated.on = False
+            self.disabled = f"{type(error).__name__}: {error}"
+            name = getattr(hook, "__name__", "a hook")
+            self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", error)
 
+        isolated = Isolated(hook, failed, keeps)
         return isolated
-
-
-_FIRST = object()

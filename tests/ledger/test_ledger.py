@@ -414,3 +414,50 @@ def test_which_pages_are_not_held(pages, loose):
     pool = PoolLedger("full", pages=10, page_size=4)
     pool.held[[5, 6, 9]] = True
     assert pool.not_held(np.array(pages, dtype=np.int64)).tolist() == loose
+
+
+def test_an_event_of_the_device_is_used_again(armed, monkeypatch):
+    """Making one costs more than recording it, and a step posts several copies."""
+    rig, ledger = armed
+    made = []
+
+    class Event(Arrival):
+        here = True
+
+        def __init__(self):
+            made.append(self)
+
+        def record(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
+    rig.admit("a", PAGE)
+    posted = len(ledger._pending)
+    assert len(made) == posted > 0
+    for rid in "bcd":
+        ledger.settle(wait=True)
+        rig.admit(rid, PAGE)
+    ledger.settle(wait=True)
+    assert len(made) == posted
+
+
+@pytest.mark.skipif(
+    targets.path("pool.release") is not None, reason="this release frees the pools one by one"
+)
+def test_indices_that_are_freed_in_both_pools_are_read_once(armed, monkeypatch):
+    """On a GPU each reading is a copy that waits for the device."""
+    from g4debug.ledger import taken_back
+
+    rig, ledger = armed
+    read = []
+
+    def on_host(indices):
+        read.append(indices.numel())
+        return indices.to(torch.int64).numpy()
+
+    a = rig.admit("a", 2 * PAGE)
+    monkeypatch.setattr(taken_back, "on_host", on_host)
+    rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens])
+    agree(rig, ledger)
+    assert len(read) <= 2  # the indices of the full pool, and those of the SWA pool

@@ -165,23 +165,22 @@ class KvIntegrityTracer:
 
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
-        prefix = argument(args, kwargs, 1, "prefix_lens_cpu").numpy().astype(np.int64)
+        prefix = argument(args, kwargs, 1, "prefix_lens_cpu").tolist()
         self._grown(out, allocator, prefix, argument(args, kwargs, 3, "seq_lens_cpu"))
         return out
 
     def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``."""
         lengths = argument(args, kwargs, 1, "seq_lens_cpu")
-        self._grown(out, allocator, lengths.numpy().astype(np.int64) - 1, lengths)
+        self._grown(out, allocator, [n - 1 for n in lengths.tolist()], lengths)
         return out
 
-    def _grown(self, out: Any, allocator: Any, prefix: Pages, lengths: torch.Tensor) -> None:
+    def _grown(self, out: Any, allocator: Any, begins: list[int], lengths: torch.Tensor) -> None:
         watched = self._of(allocator)
         if watched is not None and out is not None:
-            ends = lengths.numpy().astype(np.int64)
-            new = plan(prefix, ends, watched.pool.page_size, lengths).new
-            if len(new):
-                self._handed_out(watched, out[to_device(new, out.device)])
+            new = plan(begins, lengths.tolist(), watched.pool.page_size, lengths).new
+            if new:
+                self._handed_out(watched, out[to_device(np.array(new), out.device)])
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> Any:
         watched = self._of(allocator)

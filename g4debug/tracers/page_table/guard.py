@@ -37,29 +37,6 @@ from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disa
 from g4debug.tracers.page_table.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
 
 BLOCK = 256
-_NEGATIVE = tl.constexpr(int(Kind.NEGATIVE))
-_RANGE = tl.constexpr(int(Kind.RANGE))
-_SHORT = tl.constexpr(int(Kind.SHORT))
-_ZERO = tl.constexpr(int(Kind.ZERO))
-_MISMATCH = tl.constexpr(int(Kind.MISMATCH))
-_FREED = tl.constexpr(int(Kind.FREED))
-_EVICTED = tl.constexpr(int(Kind.EVICTED))
-_FOREIGN = tl.constexpr(int(Kind.FOREIGN))
-
-
-# Where the words of a record are.
-_AT_SEQ = tl.constexpr(trap_buffer.SEQ)
-_AT_ROW = tl.constexpr(trap_buffer.ROW)
-_AT_COLUMN = tl.constexpr(trap_buffer.COLUMN)
-_AT_VALUE = tl.constexpr(trap_buffer.VALUE)
-_AT_SEQ_LEN = tl.constexpr(trap_buffer.SEQ_LEN)
-_AT_COUNT = tl.constexpr(trap_buffer.COUNT)
-_AT_KIND = tl.constexpr(trap_buffer.KIND)
-_AT_EXPECTED = tl.constexpr(trap_buffer.EXPECTED)
-_AT_STEP = tl.constexpr(trap_buffer.STEP)
-_AT_REQUEST = tl.constexpr(trap_buffer.REQUEST)
-_AT_FULL = tl.constexpr(trap_buffer.FULL)
-_AT_SUMMARY = tl.constexpr(trap_buffer.SUMMARY)
 
 
 @triton.jit
@@ -120,9 +97,31 @@ def _page_guard_kernel(
     SWA: tl.constexpr,
     REPAIR: tl.constexpr,
     FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
-    N_FIELDS: tl.constexpr,
-    N_CELLS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    # Constants are arguments here: Triton compares each global of a kernel at each launch, which
+    # takes four times as long.
+    N_FIELDS: tl.constexpr = FIELDS,
+    N_CELLS: tl.constexpr = CELLS,
+    BLOCK: tl.constexpr = BLOCK,
+    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
+    RANGE: tl.constexpr = int(Kind.RANGE),
+    SHORT: tl.constexpr = int(Kind.SHORT),
+    ZERO: tl.constexpr = int(Kind.ZERO),
+    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
+    FREED: tl.constexpr = int(Kind.FREED),
+    EVICTED: tl.constexpr = int(Kind.EVICTED),
+    FOREIGN: tl.constexpr = int(Kind.FOREIGN),
+    AT_SEQ: tl.constexpr = trap_buffer.SEQ,
+    AT_ROW: tl.constexpr = trap_buffer.ROW,
+    AT_COLUMN: tl.constexpr = trap_buffer.COLUMN,
+    AT_VALUE: tl.constexpr = trap_buffer.VALUE,
+    AT_SEQ_LEN: tl.constexpr = trap_buffer.SEQ_LEN,
+    AT_COUNT: tl.constexpr = trap_buffer.COUNT,
+    AT_KIND: tl.constexpr = trap_buffer.KIND,
+    AT_EXPECTED: tl.constexpr = trap_buffer.EXPECTED,
+    AT_STEP: tl.constexpr = trap_buffer.STEP,
+    AT_REQUEST: tl.constexpr = trap_buffer.REQUEST,
+    AT_FULL: tl.constexpr = trap_buffer.FULL,
+    AT_SUMMARY: tl.constexpr = trap_buffer.SUMMARY,
 ):
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
@@ -178,20 +177,20 @@ def _page_guard_kernel(
             right = full
             if SWA:
                 right = tl.where(freed, -1, word)
-            kind = tl.where(value != right, _MISMATCH, kind)
-            kind = tl.where((value == 0) & (right != -1), _ZERO, kind)
+            kind = tl.where(value != right, MISMATCH, kind)
+            kind = tl.where((value == 0) & (right != -1), ZERO, kind)
             if SWA:
-                kind = tl.where((full > 0) & (word == 0), _EVICTED, kind)
-            kind = tl.where(freed, _FREED, kind)
-            kind = tl.where(foreign & (kind == 0), _FOREIGN, kind)
+                kind = tl.where((full > 0) & (word == 0), EVICTED, kind)
+            kind = tl.where(freed, FREED, kind)
+            kind = tl.where(foreign & (kind == 0), FOREIGN, kind)
             kind = tl.where(judged, kind, 0)
-            expected = tl.where(judged & (kind != _FOREIGN), right, -1)
+            expected = tl.where(judged & (kind != FOREIGN), right, -1)
             held = judged & (freed == 0)
             repaired = tl.where(held & (expected > 0) & (expected < pages), expected, 0)
         outside = (value < 0) | (value >= pages)
-        kind = tl.where(value < 0, _NEGATIVE, tl.where(outside, _RANGE, kind))
+        kind = tl.where(value < 0, NEGATIVE, tl.where(outside, RANGE, kind))
         bad = live & (kind > 0)
-        sure = bad & (kind != _FOREIGN)
+        sure = bad & (kind != FOREIGN)
         replaced = sure
         if not REPAIR:
             replaced = sure & outside
@@ -228,27 +227,27 @@ def _page_guard_kernel(
                     tl.store(to, value.to(tl.int32), mask=near)
                     tl.store(to + N_CELLS, expected.to(tl.int32), mask=near)
                     named = tl.sum(tl.where(here, full, 0), axis=0)
-                    tl.store(at_host + _AT_STEP, tl.load(step))
-                    tl.store(at_host + _AT_REQUEST, request)
-                    tl.store(at_host + _AT_FULL, tl.where(short, -1, named))
+                    tl.store(at_host + AT_STEP, tl.load(step))
+                    tl.store(at_host + AT_REQUEST, request)
+                    tl.store(at_host + AT_FULL, tl.where(short, -1, named))
                 else:
-                    tl.store(at_host + _AT_STEP, n * 0 - 1)
-                    tl.store(at_host + _AT_REQUEST, n * 0 - 1)
-                    tl.store(at_host + _AT_FULL, n * 0 - 1)
-                tl.store(at_host + _AT_ROW, row)
-                tl.store(at_host + _AT_COLUMN, tl.where(short, columns, where).to(tl.int64))
-                tl.store(at_host + _AT_VALUE, tl.where(short, needed, what))
-                tl.store(at_host + _AT_SEQ_LEN, n)
-                tl.store(at_host + _AT_COUNT, many)
-                tl.store(at_host + _AT_KIND, tl.where(short, _SHORT, why).to(tl.int64))
-                tl.store(at_host + _AT_EXPECTED, tl.where(short, -1, belongs))
+                    tl.store(at_host + AT_STEP, n * 0 - 1)
+                    tl.store(at_host + AT_REQUEST, n * 0 - 1)
+                    tl.store(at_host + AT_FULL, n * 0 - 1)
+                tl.store(at_host + AT_ROW, row)
+                tl.store(at_host + AT_COLUMN, tl.where(short, columns, where).to(tl.int64))
+                tl.store(at_host + AT_VALUE, tl.where(short, needed, what))
+                tl.store(at_host + AT_SEQ_LEN, n)
+                tl.store(at_host + AT_COUNT, many)
+                tl.store(at_host + AT_KIND, tl.where(short, SHORT, why).to(tl.int64))
+                tl.store(at_host + AT_EXPECTED, tl.where(short, -1, belongs))
                 if FENCE:
                     _fence_system(cells)
-                tl.store(at_host + _AT_SEQ, acked + 1)
+                tl.store(at_host + AT_SEQ, acked + 1)
             now = tl.atomic_add(total, many) + many
             if FENCE:
                 _fence_system(cells)
-            tl.store(host + _AT_SUMMARY, now)
+            tl.store(host + AT_SUMMARY, now)
 
 
 def launch(
@@ -327,9 +326,6 @@ def launch(
         SWA=truth is not None and truth.swa,
         REPAIR=repair,
         FENCE=table.is_cuda,
-        N_FIELDS=FIELDS,
-        N_CELLS=CELLS,
-        BLOCK=BLOCK,
         num_warps=4,
     )
 

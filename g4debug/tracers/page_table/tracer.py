@@ -63,6 +63,7 @@ class PageTableTracer:
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
+        self._views: dict[tuple[int, str], torch.Tensor] = {}  # what was taken of them last
 
     def install(self) -> None:
         self.context.after(trtllm_mha.BUILT, self.after_backend_init)
@@ -177,18 +178,24 @@ class PageTableTracer:
         captured CUDA graph keeps pointing at the buffer that it was captured with, so buffers that
         became too small are kept.
         """
+        view = self._views.get(key)
+        if view is not None and view.shape == table.shape:
+            return view
         rows, columns = table.shape
         kept = self._buffers.setdefault(key, [])
         if not kept or kept[-1].numel() < rows * columns + SLACK:
             cells = rows * columns + SLACK
             kept.append(torch.zeros(cells, dtype=torch.int32, device=table.device))
-        return kept[-1][: rows * columns].view(rows, columns)
+        view = self._views[key] = kept[-1][: rows * columns].view(rows, columns)
+        return view
 
     def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
         self.in_flight.begin()
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
+        if self.in_flight.copy is None:
+            return
         batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
         self.in_flight.forward(batch, self.context.recorder.step)
 

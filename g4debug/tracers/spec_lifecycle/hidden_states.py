@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from g4debug.tracers.spec_lifecycle.check import Violation
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Identifies a tensor: which object it is, and how often it was written to."""
 
     tensor: weakref.ref[torch.Tensor]

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from g4debug.findings.record import Evidence, Transition
+from g4debug.findings.status import Tally
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver, Left
@@ -42,6 +43,7 @@ class SpecLog:
         self.repairing = repairing
         self.v2 = v2
         self.history = History()
+        self._judged: Tally | None = None
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
     def note(self, site: str, before: str, after: str, requests: int, note: str = "") -> None:
@@ -68,7 +70,11 @@ class SpecLog:
 
         step: the step that it belongs to, 0 for the one that began last.
         """
-        self.context.checked(1, "hand-overs")
+        judged = self._judged
+        if judged is None:
+            judged = self._judged = self.context.status.tally("hand-overs")
+        judged.count += 1
+        judged.step = self.context.recorder.step
         if violation is None:
             return
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))

@@ -38,12 +38,20 @@ def rows_of(spec: Any, *fields: str) -> dict[str, int]:
     return {name: -1 if v is None else int(v.shape[0]) for name, v in values}
 
 
+def check_fields(spec: Any, fields: tuple[str, ...], rows: int) -> Violation | None:
+    """Each of these tensors must have so many rows. Reads nothing from a device."""
+    for name in fields:
+        tensor = getattr(spec, name, None)
+        if tensor is None or tensor.shape[0] != rows:
+            return check_rows(rows_of(spec, name), {name: rows})
+    return None
+
+
 def check_draft_input(custody: Custody, spec: Any, requests: int) -> Violation | None:
     """It must have one row for each request, and the hidden states that were handed over."""
-    wanted = dict.fromkeys(DRAFT_FIELDS, requests)
-    if getattr(spec, "hidden_states", None) is not None:
-        wanted["hidden_states"] = requests
-    return check_rows(rows_of(spec, *wanted), wanted) or custody.check_held(spec)
+    hidden = getattr(spec, "hidden_states", None)
+    fields = DRAFT_FIELDS if hidden is None else (*DRAFT_FIELDS, "hidden_states")
+    return check_fields(spec, fields, requests) or custody.check_held(spec)
 
 
 def check_verify_input(
@@ -59,5 +67,6 @@ def check_verify_input(
     if drafted is not None and drafted() is not spec:
         return Violation("wrong-type", "the verify-input of this step's draft", "another object")
     nodes = requests * spec.draft_token_num
-    wanted = {"draft_token": nodes, "positions": nodes, "retrieve_index": requests}
-    return check_rows(rows_of(spec, *wanted), wanted)
+    return check_fields(spec, ("draft_token", "positions"), nodes) or check_fields(
+        spec, ("retrieve_index",), requests
+    )

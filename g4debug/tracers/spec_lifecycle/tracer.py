@@ -35,8 +35,8 @@ from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
+    check_fields,
     check_verify_input,
-    rows_of,
     state_of,
 )
 
@@ -268,12 +268,12 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
     counts = check_counts(
         "accept-length", "num_accept_tokens", accepted, list(spec.num_accept_tokens_cpu)
     )
-    tokens = dict.fromkeys(("input_ids", "hidden_states"), sum(accepted))
-    rows = dict.fromkeys(
-        ("num_accept_tokens", "seq_lens", "seq_lens_cpu", "req_pool_indices"), len(accepted)
+    rows = ("num_accept_tokens", "seq_lens", "seq_lens_cpu", "req_pool_indices")
+    return (
+        counts
+        or check_fields(spec, ("input_ids", "hidden_states"), sum(accepted))
+        or check_fields(spec, rows, len(accepted))
     )
-    wanted = tokens | rows
-    return counts or check_rows(rows_of(spec, *wanted), wanted)
 
 
 def install(context: Context) -> None:
