@@ -21,7 +21,8 @@ kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES 
 <!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on; overlap scheduling is, where the
 release has it with FROZEN_KV_MTP.
 
---variants names others than the four: SGLang's own checks, from 0.5.23 on (page-invariants,
+--variants names others than the four: single tracers (page-table-alone ...), which tells whose cost
+it is; SGLang's own checks, from 0.5.23 on (page-invariants,
 strict), and servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because SGLang's
 --kv-canary does not run with it.
 """
@@ -62,7 +63,9 @@ WITHOUT_MTP = dict.fromkeys(
         "speculative_num_draft_tokens",
     )
 )
+ALONE = ("page-table", "swa-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {
+    **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
     "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),
@@ -74,6 +77,7 @@ COMPARED = {
     "recorder": ("off", "flight recorder alone"),
     "armed": ("off", "five tracers armed"),
     "kv-integrity": ("armed", "`kv-integrity`, over the five"),
+    **{f"{t}-alone": ("off", f"`{t}` alone") for t in ALONE},
     "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
@@ -228,7 +232,8 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
-    expected = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "kv-integrity": 6}.get(variant, 0)
+    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "kv-integrity": 6}
+    expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):
         raise SystemExit(
