@@ -16,11 +16,8 @@ class PoolSwap(tables.Corruption):
         other = cell.of.tables.get("swa" if cell.name == "full" else "full")
         if other is None:
             return None
-        # Now and then both pools have the same page there; then one from before it will do.
-        for page in reversed(other[cell.row, : cell.column + 1].tolist()):
-            if page > 0 and page != cell.value:
-                return int(page)
-        return None
+        page = int(other[cell.row, cell.column])
+        return page if page != cell.value else None
 
 
 FAULT = tables.declare(

@@ -11,6 +11,7 @@ from drive_tracers import LENGTHS, OUTPUT
 from real_engine import ENGINE, drive, side_by_side
 
 from g4debug.findings.record import TrapRecord
+from g4debug.hooking import targets
 
 pytestmark = ENGINE
 DRIVER = Path(drive_tracers.__file__)
@@ -33,6 +34,10 @@ EACH = {
     "page-alias": ("1*on@mode=target_verify@step=7", {"other-request"}),
     "page-pool-swap": ("1*on@mode=target_verify@step=8", WRONG | {"full-index-in-swa-table"}),
 }
+# In the table of the full pool, a page of the SWA pool is a wrong page like any other.
+SWAPPED = {"swa": {"full-index-in-swa-table"}, "full": WRONG}
+# There both pools hand out the same numbers in this workload, so that a swap changes nothing.
+IN_LOCKSTEP = targets.matches("==0.5.15.post1")
 FIRED = re.compile(
     rf"g4debug fault \(seed={SEED}\) (page-[a-z-]+) #1: (\w+) (\w+): (full|swa) table .* "
     r"\[step (\d+): "
@@ -66,7 +71,8 @@ def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
     fired, table = {}, {}
     for name, runner, mode, drawn, step in FIRED.findall(run.log):
         fired[name], table[name] = (runner, mode.upper(), int(step)), drawn
-    assert set(fired) == set(EACH)
+    due = {name: e for name, e in EACH.items() if not (IN_LOCKSTEP and name == "page-pool-swap")}
+    assert set(fired) == set(due)
     assert len(set(fired.values())) == len(fired)
     found = {}
     for record in run.dumps:
@@ -74,11 +80,13 @@ def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
         found[where.runner, where.forward_mode, where.step] = record.finding
     assert set(found) == set(fired.values())  # each at its own place, and nothing else
     assert len(run.dumps) == len(fired) == len(found)
-    for name, (_, kinds) in EACH.items():
+    for name, (_, kinds) in due.items():
         finding = found[fired[name]]
         assert finding.kind in kinds, name
         layers = "sliding" if table[name] == "swa" else "full"
         assert finding.location.layer_kind == layers, name
+    if "page-pool-swap" in due:
+        assert found[fired["page-pool-swap"]].kind in SWAPPED[table["page-pool-swap"]]
     assert "of request len" in found[fired["page-alias"]].headline
 
 
