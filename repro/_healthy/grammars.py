@@ -26,7 +26,7 @@ REGEX = r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"
 
 def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
     """Write a model: the toy with a token for each byte, in a vocabulary of the same size."""
-    from tokenizers import (  # type: ignore[import-untyped]
+    from tokenizers import (
         AddedToken,
         Tokenizer,
         decoders,
