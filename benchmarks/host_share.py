@@ -93,17 +93,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument(
         "--variants",
-        type=lambda text: text.split(","),
-        default=["armed", "kv-integrity"],
+        type=tracer_overhead.variant_names,
+        default=("armed", "kv-integrity"),
         help="of tracer_overhead.py, separated by commas",
     )
     args = parser.parse_args()
     if not args.py_spy:
         parser.error("py-spy was not found: python -m pip install py-spy")
-    unknown = [n for n in args.variants if n not in tracer_overhead.VARIANTS]
-    if unknown:
-        known = ", ".join(tracer_overhead.VARIANTS)
-        parser.error(f"--variants: got {', '.join(unknown)}, expected some of: {known}")
     with tempfile.TemporaryDirectory(prefix="g4debug-host-") as folder:
         measure(args, Path(folder))
     return 0

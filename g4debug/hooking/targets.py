@@ -242,38 +242,14 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
 # its faults. What is not here is not known to be right there, whatever the code looks like, and a
 # tracer that is wrong stops a healthy server. So nothing is entered here that was only read.
 CPU, H200 = "CPU engine", "H200"
+_EVERY = (
+    "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "swa-allocator"
+)  # fmt: skip
 RUN: dict[str, dict[str, tuple[str, ...]]] = {
-    "0.5.12.post1": {
-        "flight-recorder": (CPU, H200),
-        "kv-integrity": (CPU, H200),
-        "page-table": (CPU, H200),
-        "pool-leak": (CPU, H200),
-        "spec-lifecycle": (CPU, H200),
-        "swa-allocator": (CPU, H200),
-    },
-    "0.5.13.post1": {
-        "flight-recorder": (CPU,),
-        "page-table": (CPU,),
-        "pool-leak": (CPU,),
-        "spec-lifecycle": (CPU,),
-        "swa-allocator": (CPU,),
-    },
-    "0.5.15.post1": {
-        "flight-recorder": (CPU, H200),
-        "kv-integrity": (CPU, H200),
-        "page-table": (CPU, H200),
-        "pool-leak": (CPU, H200),
-        "spec-lifecycle": (CPU, H200),
-        "swa-allocator": (CPU, H200),
-    },
-    "0.5.23": {
-        "flight-recorder": (CPU, H200),
-        "kv-integrity": (CPU, H200),
-        "page-table": (CPU, H200),
-        "pool-leak": (CPU, H200),
-        "spec-lifecycle": (CPU, H200),
-        "swa-allocator": (CPU, H200),
-    },
+    "0.5.12.post1": dict.fromkeys(_EVERY, (CPU, H200)),
+    "0.5.13.post1": {name: (CPU,) for name in _EVERY if name != "kv-integrity"},
+    "0.5.15.post1": dict.fromkeys(_EVERY, (CPU, H200)),
+    "0.5.23": dict.fromkeys(_EVERY, (CPU, H200)),
 }
 
 

@@ -145,7 +145,4 @@ def _cached_tokens(requests: Sequence[Any]) -> list[int]:
 
 def cached_tokens(request: Any) -> int:
     """How many of a request's first tokens may lie in other requests' pages."""
-    if getattr(request, "session", None) is not None:
-        return EVERYTHING
-    known = req_kv.protected(request)
-    return EVERYTHING if known is None else known
+    return _cached_tokens((request,))[0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.hooking.speculation import is_frozen_kv_mtp
-from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_rows, check_state
+from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_state
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
-    rows_of,
+    check_fields,
     state_of,
 )
 
@@ -56,8 +56,8 @@ class SpecBatches:
 
     def _check_rows(self, spec: Any, requests: int) -> Violation | None:
         if self.v2 and spec.future_indices is not None:
-            wanted = {"future_indices": requests}
-            return check_rows(rows_of(spec, *wanted), wanted) or self.custody.check_held(spec)
+            fields = check_fields(spec, ("future_indices",), requests)
+            return fields or self.custody.check_held(spec)
         return check_draft_input(self.custody, spec, requests)
 
     def before_filter(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from g4debug.tracers.spec_lifecycle.check import (
@@ -32,18 +33,13 @@ def state_of(spec: Any) -> str:
     return state
 
 
-def rows_of(spec: Any, *fields: str) -> dict[str, int]:
-    """The first dimension of each tensor, -1 if it is None. Reads nothing from a device."""
-    values = ((name, getattr(spec, name, None)) for name in fields)
-    return {name: -1 if v is None else int(v.shape[0]) for name, v in values}
-
-
-def check_fields(spec: Any, fields: tuple[str, ...], rows: int) -> Violation | None:
+def check_fields(spec: Any, fields: Sequence[str], rows: int) -> Violation | None:
     """Each of these tensors must have so many rows. Reads nothing from a device."""
     for name in fields:
         tensor = getattr(spec, name, None)
-        if tensor is None or tensor.shape[0] != rows:
-            return check_rows(rows_of(spec, name), {name: rows})
+        have = -1 if tensor is None else int(tensor.shape[0])
+        if have != rows:
+            return check_rows({name: have}, {name: rows})
     return None
 
 

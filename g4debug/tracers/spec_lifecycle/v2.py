@@ -26,7 +26,6 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_allocated,
     check_publish,
     check_published,
-    check_rows,
     check_state,
 )
 from g4debug.tracers.spec_lifecycle.committing import Committing
@@ -43,8 +42,8 @@ from g4debug.tracers.spec_lifecycle.launches import (
 )
 from g4debug.tracers.spec_lifecycle.log import SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
+    check_fields,
     check_verify_input,
-    rows_of,
     state_of,
 )
 
@@ -148,7 +147,7 @@ class SpecLifecycleV2:
         spec, requests = batch.spec_info, len(batch.reqs)
         violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
         if violation is None:
-            violation = check_rows(rows_of(spec, "future_indices"), {"future_indices": requests})
+            violation = check_fields(spec, ("future_indices",), requests)
         if violation is None and self.judging:
             violation = self._check_read(LENGTHS, batch)
         self.log.judge("future.resolve_lens", batch, violation)
@@ -219,7 +218,7 @@ class SpecLifecycleV2:
             )
             if spec.hidden_states is not None:
                 fields.append("hidden_states")
-            violation = check_rows(rows_of(spec, *fields), dict.fromkeys(fields, requests))
+            violation = check_fields(spec, fields, requests)
             violation = violation or self.custody.check_held(spec)
         if violation is None and self.judging:
             if launch.overlap:
@@ -249,11 +248,10 @@ class SpecLifecycleV2:
         requests = len(launch.requests)
         launch.verified = True
         launch.lengths = weakref.ref(result.new_seq_lens)
-        wanted = dict.fromkeys(("accept_lens", "new_seq_lens"), requests)
         self.log.judge(
             "worker.verify",
             batch,
-            check_rows(rows_of(result, *wanted), wanted)
+            check_fields(result, ("accept_lens", "new_seq_lens"), requests)
             or self.custody.made_by_forward(result.logits_output.hidden_states),
         )
         if self.judging:
@@ -321,10 +319,10 @@ class SpecLifecycleV2:
         violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
         if violation is not None:
             return violation
-        wanted = dict.fromkeys(("bonus_tokens", "hidden_states"), len(launch.requests))
-        if spec.hidden_states is None:
-            del wanted["hidden_states"]
-        return check_rows(rows_of(spec, *wanted), wanted)
+        fields = ["bonus_tokens"]
+        if spec.hidden_states is not None:
+            fields.append("hidden_states")
+        return check_fields(spec, fields, len(launch.requests))
 
     # What it leaves for the next one.
 
