@@ -26,10 +26,10 @@ from g4debug.dumps import reading
 from g4debug.findings.record import PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.flight_recorder import report as flight_report
 from g4debug.tracers.kv_integrity import causes as kv_causes
 from g4debug.tracers.page_table import report as table_report
-from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.spec_lifecycle import check as spec_check

@@ -54,7 +54,7 @@ class Truth:
         are not ``req_pool_indices``.
     apart: words of req_to_token between the first tokens of two pages. 0 means the page size, as in
         SGLang's own table; 1 if only the first token of each page is there, as in the copy that is
-        made when a forward is launched (:mod:`g4debug.tracers.page_table.as_of_launch`).
+        made when a forward is launched (:mod:`g4debug.tracers.as_of_launch`).
     step: int64 [1], the step of that copy. None for SGLang's own tables.
     padding: rows of at most this many tokens are not judged. The padding rows of a CUDA graph keep
         the requests of an earlier batch, so only their length tells that they are padding.

@@ -17,7 +17,7 @@ torch reference of this kernel.
 program that finds a bad cell writes what it saw *straight into pinned host memory*. So the host can
 read it without a copy and without waiting, and still has it if the CUDA context dies a moment
 later. Until the host has read it, what others see is only counted
-(:mod:`g4debug.tracers.page_table.trap_buffer`). Which program is the first may vary from run to
+(:mod:`g4debug.tracers.trap_buffer`). Which program is the first may vary from run to
 run, but not that there is a bad cell. The host checks the whole table again before it reports.
 
 The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
@@ -32,9 +32,9 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.tracers.page_table import trap_buffer
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
-from g4debug.tracers.page_table.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
+from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
 
 BLOCK = 256
 
