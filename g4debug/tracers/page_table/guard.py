@@ -35,21 +35,9 @@ import triton.language as tl
 from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
 from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
+from g4debug.tracers.trap_writer import fence_system
 
 BLOCK = 256
-
-
-@triton.jit
-def _fence_system(anything):
-    """What was written before is visible to the host before what is written after."""
-    tl.inline_asm_elementwise(
-        "fence.sc.sys; mov.u32 $0, $1;",
-        "=r,r",
-        [anything],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(
@@ -242,11 +230,11 @@ def _page_guard_kernel(
                 tl.store(at_host + AT_KIND, tl.where(short, SHORT, why).to(tl.int64))
                 tl.store(at_host + AT_EXPECTED, tl.where(short, -1, belongs))
                 if FENCE:
-                    _fence_system(cells)
+                    fence_system(cells)
                 tl.store(at_host + AT_SEQ, acked + 1)
             now = tl.atomic_add(total, many) + many
             if FENCE:
-                _fence_system(cells)
+                fence_system(cells)
             tl.store(host + AT_SUMMARY, now)
 
 
