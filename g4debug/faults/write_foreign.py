@@ -6,7 +6,7 @@ the next forward. Pages that the prefix cache lent are left alone: they may be a
 
 from __future__ import annotations
 
-from g4debug.faults import _write_locations as locations
+from g4debug.faults import locations
 from g4debug.faults.base import Injection
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from g4debug.faults import _write_locations as locations
+from g4debug.faults import locations
 from g4debug.faults.base import Injection
 
 

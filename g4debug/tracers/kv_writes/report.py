@@ -124,7 +124,9 @@ class Words:
         self.page = write.value // self.size
         self.twin = ""
         if write.kind is Kind.TWICE:
-            self.twin = rid_in_row(recorder, write, self._row_of(write.other))
+            row = self._row_of(write.other)
+            rid = self.rid if row == write.row else rid_in_row(recorder, write, row)
+            self.twin = f"of request {rid}" if rid else f"of row {row}"
         self.kind = self._kind()
 
     def _kind(self) -> KindName:
@@ -169,11 +171,11 @@ class Words:
         if w.expected < 0:
             right = ""
         if kind in ("negative", "out-of-range"):
-            return f"writes {who} to slot {w.value}, but its {name} pool has {self._slots()}{right}"
+            slots = f"its {name} pool has {self.launch.slots} slots"
+            return f"writes {who} to slot {w.value}, but {slots}{right.replace(', but', ';')}"
         if kind == "written-twice":
-            with_whom = f"request {self.twin}" if self.twin and self.twin != self.rid else "it"
             return (
-                f"writes {who} and another token of {with_whom} to the same place, {at} of the "
+                f"writes {who} and another token {self.twin} to the same place, {at} of the "
                 f"{name} pool{self._whose()}"
             )
         if kind == "page-zero":
@@ -189,9 +191,6 @@ class Words:
         whose = f" of request {self._owner(self.launch.pool_name, self.page)}"
         whose = whose if kind == "other-request" else " (free)" if kind == "stale" else ""
         return f"writes {who} to slot {w.value}, page {self.page}{whose}{right}"
-
-    def _slots(self) -> str:
-        return f"{self.launch.slots} slots"
 
     def _whose(self) -> str:
         w = self.write
