@@ -1,6 +1,6 @@
 """Turns a bad location into a Finding, in words. Runs only if there is one.
 
-Everything is read from host memory, but for SGLang's mapping: after an error of the device the
+Everything is read from host memory, but for SGLang's mapping. After an error of the device the
 report says less, but nothing that is not known.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
@@ -264,8 +265,8 @@ class Words:
         row = f"row {w.request} of req_to_token"
         if self.kind == "padding-row":
             return (
-                "not known: a CUDA graph was replayed for fewer requests than it has rows, and the "
-                "locations of its other rows were not set to 0"
+                "a CUDA graph was replayed for fewer requests than it has rows, and the locations "
+                "of its other rows were not set to 0. Who wrote them is not known"
             )
         if self.kind in ("use-after-free", "foreign-page", "cached-page"):
             return self._cause_of_right_place(row)
@@ -279,10 +280,20 @@ class Words:
                 f"not known: {row} says the same, so either the other token's location is wrong, "
                 "or two cells of req_to_token name one place"
             )
-        made = (
-            "swa_out_cache_loc, or the mapping that it was made with," if swa else "out_cache_loc"
-        )
-        lost = f"{made} is not what {row} says"
+        if not swa and self._is_of_another(w.expected // self.size):
+            return (
+                f"{row} is wrong: it names page {w.expected // self.size} there, which was not "
+                "handed out to this request. Who wrote the row is not known"
+            )
+        if swa and self._mapped() == w.value:
+            return (
+                f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.other} of "
+                "the full pool, which was handed out together with another one. Who changed it is "
+                "not known"
+            )
+        lost = f"ForwardBatch.out_cache_loc is not what {row} says"
+        if swa:
+            lost = f"the sliding layers' locations are not what {row} and the mapping say"
         if self.kind == "page-zero":
             return (
                 f"{lost}: location 0 is what padding gets, so it may have been cleared, or never "
@@ -292,20 +303,40 @@ class Words:
         when = f". The page was handed out {said(allocated)}" if allocated is not None else ""
         return f"{lost}{when}. Who wrote that location is not known"
 
+    def _is_of_another(self, page: int) -> bool:
+        """True if the ledger knows that a page of the full pool is not this request's."""
+        pool = self._pool("full")
+        if pool is None or not self.rid or not 0 < page < pool.pages:
+            return False
+        owner = str(pool.owner[page])
+        return bool(owner) and owner != self.rid and bool(pool.held[page])
+
+    def _mapped(self) -> int:
+        """What SGLang's mapping says of the token's place in the full pool; -1: not known."""
+        holders = self.ledger.holders if self.ledger is not None else None
+        with suppress(RuntimeError, AttributeError, IndexError):
+            if holders is not None and self.write.other > 0:
+                return int(holders.allocator.full_to_swa_index_mapping[self.write.other])
+        return -1
+
     def _cause_of_right_place(self, row: str) -> str:
-        events, said_last = self.events(), ""
+        events, last = self.events(), ""
         if events:
-            said_last = f" The last that happened to it was {events[-1].kind} {said(events[-1])}"
+            last = f" The last that happened to it was: {events[-1].kind} {said(events[-1])}."
         if self.kind == "use-after-free":
-            return f"{row} names a page that was freed too early.{said_last}"
+            if not events:
+                return f"{row} names a page that was never handed out. Who wrote it is not known"
+            return f"{row} names a page that was freed too early.{last}"
         if self.kind == "foreign-page":
             return (
                 f"{row} is wrong, and the location was made from it: it names a page of another "
-                f"request, which the prefix cache lent to neither.{said_last}"
+                f"request, which the prefix cache lent to neither.{last} Who wrote the row is not "
+                "known"
             )
         return (
             "the prefill began before the end of what the prefix cache holds of this request: its "
-            f"prefix length is too short, or its cache_protected_len too long.{said_last}"
+            "prefix length is too short, or its cache_protected_len too long; which of the two is "
+            f"not known.{last}"
         )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
-from real_backend import LAYERS, PAGE, PlainRig, Rig
-from served_rows import TOKENS, Serving
+from real_backend import PAGE, PlainRig, Rig
+from served_rows import TOKENS
+from writing import ARMED, NEW, Writing, put, scheduled, swa_loc
 
 from g4debug import plugin
-from g4debug.dumps import reading
 from g4debug.tracers.kv_writes import canary, kernels
 from g4debug.tracers.kv_writes.tracer import KvWritesTracer
 from g4debug.trapping.trap import TrapError
@@ -21,63 +20,6 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-ARMED = {"G4DEBUG_TRACE": "kv-writes"}
-NEW = {"decode": 1, "target_verify": 4, "extend": 10}
-
-
-class Writing(Serving):
-    """Requests that were admitted through the hooks, and forwards that write their last tokens."""
-
-    def new_rig(self):
-        return self.rig_class()
-
-    rig_class = Rig
-
-    def made(self, mode="decode"):
-        batch = self.rig.batch(mode, self.rig.requests[1:], self.backend)
-        new = NEW[mode]
-        if mode == "extend":
-            lengths = torch.tensor([r.tokens for r in self.rig.requests[1:]])
-            batch.extend_prefix_lens = lengths - new
-            batch.extend_start_loc = torch.arange(len(lengths)) * new
-        return batch
-
-    def forward(self, mode="decode", spoil=None, layers=None):
-        """``spoil(batch)`` acts when the metadata are ready, as they are written to."""
-        batch = self.made(mode)
-        self.backend.init_forward_metadata(batch)
-        pool = self.rig.pool
-        if hasattr(pool, "set_swa_loc"):  # up to 0.5.13 ModelRunner.forward does this
-            pool.set_swa_loc(pool.translate_loc_from_full_to_swa(batch.out_cache_loc))
-        if spoil is not None:
-            spoil(batch)
-        return self.write(batch, layers)
-
-    def write(self, batch, layers=None):
-        for layer in self.rig.layers if layers is None else layers:
-            n = len(batch.out_cache_loc)
-            q, k, v = torch.randn(n, 16), torch.randn(n, 1, 8), torch.randn(n, 1, 8)
-            self.backend.forward(q, k, v, layer, batch)
-        return batch
-
-    def found(self, mode="decode", spoil=None, layers=None):
-        with pytest.raises(TrapError) as error:
-            self.forward(mode, spoil, layers)
-        return error.value.finding, reading.read(error.value.path)
-
-    def metadata(self):
-        """Of some forward: the attention itself does not matter."""
-        self.backend.init_forward_metadata(self.made("extend"))
-        return self.backend.forward_metadata
-
-    def right(self, rid, position):
-        return int(self.row(rid)[position])
-
-    def full_layers(self):
-        return [x for x in self.rig.layers if not LAYERS[x.layer_id]]
-
-    def sliding_layers(self):
-        return [x for x in self.rig.layers if LAYERS[x.layer_id]]
 
 
 @pytest.fixture
@@ -90,14 +32,6 @@ def it(arm):
 def contained(arm):
     arm(**ARMED, G4DEBUG_MODE="contain")
     return Writing()
-
-
-def swa_loc(it):
-    """The tensor with the sliding layers' locations, as this release has it."""
-    pool = it.rig.pool
-    return (
-        pool.swa_loc if hasattr(pool, "swa_loc") else it.backend.forward_metadata.swa_out_cache_loc
-    )
 
 
 @pytest.mark.parametrize("mode", NEW)
@@ -132,14 +66,6 @@ def test_each_row_of_each_mode_is_compared_with_its_own_place(it, mode):
             assert f"its place is slot {place} (page {place // PAGE})" in finding.headline
             assert finding.location.row == row
             assert finding.location.column == position // PAGE
-
-
-def put(at, value):
-    def spoil(batch):
-        batch.out_cache_loc = batch.out_cache_loc.clone()
-        batch.out_cache_loc[at] = value
-
-    return spoil
 
 
 def test_a_location_that_the_pool_does_not_have(it):
@@ -223,20 +149,6 @@ def test_a_place_that_was_freed(it):
     finding, _ = it.found("decode", None, it.full_layers())
     assert finding.kind == "use-after-free"
     assert f"to full page {place // PAGE}, which is free" in finding.headline
-
-
-def scheduled(it, cached=()):
-    """What the confirmations ask of SGLang's scheduler."""
-    tree = SimpleNamespace(
-        root_node=SimpleNamespace(
-            children={
-                0: SimpleNamespace(children={}, value=torch.tensor(list(cached), dtype=torch.int64))
-            }
-        )
-    )
-    it.ledger.holders.scheduler = SimpleNamespace(
-        req_to_token_pool=it.rig.req_to_token, tree_cache=tree, running_batch=None, last_batch=None
-    )
 
 
 def test_a_row_that_names_another_requests_page(it):
