@@ -40,5 +40,5 @@ FAULT = locations.declare(
     "a token's KV is written over that of another request",
     lambda forward: bool(_newest(forward)) and len({t.row for t in forward.tokens}) > 1,
     spoil,
-    ("1*on@mode=target_verify", "1*full@mode=target_verify"),
+    ("20*on@mode=target_verify",),
 )

@@ -17,5 +17,5 @@ FAULT = locations.declare(
     "the KV of two tokens of a forward is written to one place",
     lambda forward: len(forward.tokens) > 1,
     spoil,
-    ("1*on@mode=extend", "1*on@mode=target_verify"),
+    ("1*on@mode=extend", "20*on@mode=target_verify"),
 )
