@@ -23,7 +23,10 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 }
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
-_SHARED: Final = ("base", "evidence", "grammar", "hook_watch", "idle", "limits", "source", "tables")
+_SHARED: Final = (
+    "as_of_launch", "base", "evidence", "grammar", "hook_watch", "idle", "launch_copy", "limits",
+    "locations", "source", "tables", "trap_buffer", "trap_writer", "truth",
+)  # fmt: skip
 
 
 def names(noun: Noun) -> tuple[str, ...]:

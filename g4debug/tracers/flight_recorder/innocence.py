@@ -23,6 +23,7 @@ SUBJECTS: Mapping[str, str] = {
     CENSUS: "lost pages",
     "spec-lifecycle": "the state between draft and verify",
     "kv-integrity": "what is in the KV pages",
+    "kv-writes": "where KV is written",
 }
 GUARDED = "trtllm_mha"
 Judged = Literal["right", "range", "nothing"]
