@@ -21,6 +21,8 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.page_table.backends import adapter
+from g4debug.tracers.page_table.backends.base import PageTable
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
@@ -44,7 +46,7 @@ def fire(folder: Path, device: torch.device) -> str:
     seen = []
     for fault, corruption, kind in FAULTS:
         backend, layer, batch = _serving(device)
-        tracer.after_backend_init(None, backend, _RUNNER)
+        tracer.after_backend_init(_ADAPTER, backend, _RUNNER)
         if _check(tracer, backend, layer, batch) is not None:
             raise CanaryError("a sound table was reported as broken")
         name = fault.id
@@ -63,6 +65,7 @@ def fire(folder: Path, device: torch.device) -> str:
 
 
 # What the tracer reads of a ModelRunner.
+_ADAPTER = adapter("trtllm_mha")
 _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=True))
 
 
@@ -94,7 +97,11 @@ def _serving(device: torch.device) -> tuple[Any, Any, Any]:
 def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
     """Check one forward. Returns the trap's exception, or None."""
     try:
-        tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
+        metadata = backend.forward_metadata
+        handed = PageTable(
+            metadata.page_table, metadata.cache_seqlens_int32, metadata.cu_seqlens_q, -1
+        )
+        tracer.page_table(_ADAPTER, handed, backend, layer, batch)
         if backend.forward_metadata.page_table.is_cuda:
             torch.cuda.synchronize()
         tracer.poll()

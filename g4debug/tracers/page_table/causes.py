@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from g4debug.hooking import req_kv
 from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.launch import LIST_WORDS
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.facts import Facts
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
+    if facts.launch.lists is not None and facts.cell.kind in LIST_WORDS:
+        return _list_word(facts)
     special = {
         "row-too-short": _too_short,
         "use-after-free": _freed,
@@ -28,6 +30,20 @@ def cause(facts: Facts) -> str:
         "full-index-in-swa-table": _untranslated,
     }.get(facts.kind)
     return special(facts) if special is not None else _wrong_cell(facts)
+
+
+def _list_word(facts: Facts) -> str:
+    names = {
+        "list-bounds": "kv_indptr",
+        "row-too-short": "kv_indices",
+        "kv-splits": "num_kv_splits",
+        "window-offset": "window_kv_offsets",
+        "mask-bounds": "mask_indptr or custom_mask",
+    }
+    return (
+        f"{names[facts.kind]} and the lengths of the batch do not agree: it was built for another "
+        "batch, or overwritten after it was built; which of the two is not known"
+    )
 
 
 def _wrong_cell(facts: Facts) -> str:
@@ -83,7 +99,7 @@ def _untranslated(facts: Facts) -> str:
     if facts.stale_state:
         return (
             "full-pool indices reached a sliding layer: the attention backend has "
-            f"{trtllm_mha.swa_state(facts.launch.backend)}, "
+            f"{facts.launch.adapter.swa_state(facts.launch.backend)}, "
             "while the pool it reads is a SWAKVPool, so the table was not translated"
         )
     return (
