@@ -23,7 +23,9 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 }
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
-_SHARED: Final = ("base", "evidence", "grammar", "hook_watch", "idle", "limits", "source", "tables")
+_SHARED: Final = (
+    "base", "evidence", "grammar", "hook_watch", "idle", "limits", "lists", "source", "tables"
+)  # fmt: skip
 
 
 def names(noun: Noun) -> tuple[str, ...]:
