@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from g4debug.findings.record import Evidence
+from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
@@ -79,7 +80,8 @@ class PageTableTracer:
     def install(self) -> None:
         for adapter in adapters():
             self.context.after(adapter.built, self.after_built(adapter))
-            adapter.install(self.context, self)
+            if not self.is_refused(adapter):
+                adapter.install(self.context, self)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("forward_batch.init_new", self.before_forward)
         self.context.after("scheduler.run_batch", self.after_run_batch)
@@ -89,6 +91,14 @@ class PageTableTracer:
         # the guard saw is still in host memory.
         self.context.on_exception("scheduler.run_event_loop", self.poll)
         self.context.after("scheduler.init", self.after_scheduler_init)
+
+    def is_refused(self, adapter: Adapter) -> bool:
+        """True if this backend was never run here, and a finding would do more than be reported."""
+        settings = self.context.settings
+        if settings.mode == "log" or settings.not_run_on_this_release:
+            return False
+        on_cpu = settings.cpu or not torch.cuda.is_available()
+        return not targets.backend_was_run(adapter.name, on_cpu)
 
     def after_built(self, adapter: Adapter) -> Callable[..., Any]:
         """The hook at the site at which the backends of an adapter are built."""
@@ -108,6 +118,14 @@ class PageTableTracer:
         **kwargs: Any,
     ) -> None:
         """A backend was built."""
+        if self.is_refused(adapter):
+            self.not_guarded(
+                f"not what the attention backend {adapter.name} hands to its kernels",
+                "it was never run with this tracer on this SGLang and this kind of machine, so a "
+                "finding could be false; G4DEBUG_MODE=log reports only, and "
+                "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk",
+            )
+            return
         key = id(backend)
         self.adapters[key] = adapter
         self.page_sizes[key] = adapter.page_size(backend, model_runner)
@@ -119,7 +137,7 @@ class PageTableTracer:
     def after_scheduler_init(
         self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        if not self.adapters:
+        if not self.adapters and not self._not_guarded:
             names = " or ".join(adapter.name for adapter in adapters())
             self.context.off(
                 f"this server has no {names} attention backend, so there is nothing to check"
@@ -128,7 +146,7 @@ class PageTableTracer:
             self.context.limit("ranges only", why)
         if self.books.partial is not None:
             self.context.limit(*self.books.partial)
-        if self.adapters and scheduler is not None:
+        if scheduler is not None:
             names = {key: adapter.name for key, adapter in self.adapters.items()}
             found = phases.of(scheduler, names)
             if found:
@@ -137,7 +155,7 @@ class PageTableTracer:
                 if not phase.guarded:
                     self.not_guarded(
                         f"not what attention reads in {phase.name}",
-                        f"its attention backend {phase.backend} has no adapter",
+                        f"it runs on {phase.backend}, which is not guarded on this server",
                     )
         return result
 
