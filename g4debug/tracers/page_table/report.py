@@ -111,7 +111,7 @@ def describe(
     finding = Finding(
         check="page-table",
         kind=facts.kind,
-        site="attn.layer_page_table",
+        site=launch.adapter.handed_at(launch.batch),
         headline=(
             f"g4debug: page-table in {who} {mode.lower().replace('_', '-')}: {kind} layer "
             f"{layer} {facts.what()} (request {rid or '?'}, row {cell.row}, "

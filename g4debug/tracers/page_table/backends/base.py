@@ -91,6 +91,10 @@ class Adapter(ABC):
         frozen: this is the backend of a FROZEN_KV_MTP draft.
         """
 
+    def handed_at(self, batch: Any) -> str:
+        """The hook site at which a layer of this forward hands over; for the report."""
+        return self.sites[0]
+
     def forgot_swa(self, backend: Any) -> bool:
         """True if the backend does not know that its pool is a SWA pool."""
         return False

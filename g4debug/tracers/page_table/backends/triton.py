@@ -139,6 +139,10 @@ class Triton(Adapter):
         metadata = backend.forward_metadata
         return int(backend.get_cuda_graph_seq_len_fill_value()) + built(metadata).extra
 
+    def handed_at(self, batch: Any) -> str:
+        decode = batch.forward_mode.name in ("DECODE", "IDLE")
+        return "attn.triton.decode" if decode else "attn.triton.extend"
+
     def note(self, backend: Any, batch: Any, captured: bool) -> None:
         """The backend has built its metadata for this ForwardBatch."""
         self._note(
