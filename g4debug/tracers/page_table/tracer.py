@@ -142,13 +142,13 @@ class PageTableTracer:
             self.context.off(
                 f"this server has no {names} attention backend, so there is nothing to check"
             )
+            return result
         for why in sorted(self.books.limits):
             self.context.limit("ranges only", why)
         if self.books.partial is not None:
             self.context.limit(*self.books.partial)
         if scheduler is not None:
-            names = {key: adapter.name for key, adapter in self.adapters.items()}
-            found = phases.of(scheduler, names)
+            found = phases.of(scheduler, {key: a.name for key, a in self.adapters.items()})
             if found:
                 print(phases.line(found), file=sys.stderr, flush=True)
             for phase in found:
