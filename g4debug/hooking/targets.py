@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
@@ -74,6 +75,16 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
+    "triton.metadata": ((_ANY, f"{_TRITON}.init_forward_metadata"),),
+    "triton.metadata_capture": (
+        ("<0.5.13", f"{_TRITON}.init_forward_metadata_capture_cuda_graph"),
+        (_ANY, None),
+    ),
+    "triton.metadata_replay": (
+        ("<0.5.13", f"{_TRITON}.init_forward_metadata_replay_cuda_graph"),
+        (_ANY, f"{_TRITON}.init_forward_metadata_out_graph"),
+    ),
+    "triton.init_graph_state": ((_ANY, f"{_TRITON}.init_cuda_graph_state"),),
     # The custom op of prefill attention under piecewise CUDA graphs.
     "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (
