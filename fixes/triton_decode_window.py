@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, state_of
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
@@ -57,6 +57,17 @@ def whole_window(backend: Any) -> Iterator[None]:
     finally:
         setattr(backend, WINDOW, radius)
         delattr(backend, _WHOLE)
+
+
+def decode_keys(backend: Any) -> int | None:
+    """How many keys a TritonAttnBackend lists for a decode behind the window.
+
+    That is the radius that SGLang gave it, and one more with this fix; None without sliding layers.
+    """
+    radius: int | None = getattr(backend, WINDOW)
+    if radius is None or radius <= 0 or vars(backend).get(_WHOLE):
+        return radius if radius and radius > 0 else None
+    return radius + (state_of(ID) == "applied")
 
 
 def around_metadata(call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,10 +104,10 @@ def apply(hooks: Hooks) -> None:
     from g4debug.hooking import targets
     from g4debug.hooking.hooks import Order
 
-    for site in ("triton.metadata", "triton.metadata_capture", "triton.metadata_replay"):
-        if targets.path(site) is not None:
-            hooks.around(site, Order.FIX, ID, around_metadata)
-    hooks.around("triton.init_graph_state", Order.FIX, ID, around_graph_state)
+    for site in ("metadata", "metadata_capture", "metadata_replay"):
+        if targets.path(f"attn.triton.{site}") is not None:
+            hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata)
+    hooks.around("attn.triton.init_graph_state", Order.FIX, ID, around_graph_state)
 
 
 FIX = Fix(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
-_TRITON = "sglang.srt.layers.attention.triton_backend.TritonAttnBackend"
+_TRITON = "sglang.srt.layers.attention.triton_backend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
@@ -70,21 +70,24 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.15", None),
         (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
     ),
+    # The triton backend, which hands lists of tokens to its kernels.
+    "attn.triton.init": ((_ANY, f"{_TRITON}.TritonAttnBackend.__init__"),),
+    "attn.triton.metadata": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata"),),
+    # 0.5.13 merged capture and replay into one method.
+    "attn.triton.metadata_capture": (
+        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_capture_cuda_graph"),
+        (_ANY, None),
+    ),
+    "attn.triton.metadata_replay": (
+        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_replay_cuda_graph"),
+        (_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata_out_graph"),
+    ),
+    "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
-    "triton.metadata": ((_ANY, f"{_TRITON}.init_forward_metadata"),),
-    "triton.metadata_capture": (
-        ("<0.5.13", f"{_TRITON}.init_forward_metadata_capture_cuda_graph"),
-        (_ANY, None),
-    ),
-    "triton.metadata_replay": (
-        ("<0.5.13", f"{_TRITON}.init_forward_metadata_replay_cuda_graph"),
-        (_ANY, f"{_TRITON}.init_forward_metadata_out_graph"),
-    ),
-    "triton.init_graph_state": ((_ANY, f"{_TRITON}.init_cuda_graph_state"),),
     # The custom op of prefill attention under piecewise CUDA graphs.
     "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (

@@ -10,7 +10,7 @@ from sglang_of import sglang_of
 
 from g4debug.fixes import triton_decode_window
 from g4debug.fixes.base import state_of
-from g4debug.fixes.triton_decode_window import FIX, still_broken, whole_window
+from g4debug.fixes.triton_decode_window import FIX, decode_keys, still_broken, whole_window
 
 FIXED = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
 BOTH = pytest.mark.parametrize("fixed", [False, True])
@@ -45,6 +45,7 @@ def test_a_decode_reads_what_a_prefill_of_the_same_token_reads(rig, fixed, token
     lost = 0 if fixed or tokens < WINDOW else 1
     assert decode == prefill[-1][lost:]
     assert len(decode) == min(tokens, WINDOW) - lost
+    assert decode_keys(backend) == WINDOW - (not fixed)  # what a tracer has to expect
     (full,) = rig.keys(backend, "decode", request, layer=2)
     assert full == list(range(tokens))
 
@@ -121,7 +122,7 @@ def test_an_exception_leaves_the_backend_as_it_was(rig):
         backend.init_forward_metadata(batch)
     assert backend.sliding_window_size == WINDOW - 1
     with whole_window(backend), whole_window(backend):
-        assert backend.sliding_window_size == WINDOW
+        assert backend.sliding_window_size == decode_keys(backend) == WINDOW
     assert backend.sliding_window_size == WINDOW - 1
 
 
@@ -131,6 +132,7 @@ def test_a_model_without_sliding_layers(rig, radius):
     backend.sliding_window_size = radius
     with whole_window(backend):
         assert backend.sliding_window_size == radius
+    assert decode_keys(backend) is None
 
 
 def test_off_unless_its_switch_is_on(arm):
