@@ -9,8 +9,7 @@ those of the model's own definition, or of a prefill of the same tokens.
 
 While the backend makes the lists of a decode step, or the static lists of its CUDA graphs, the fix
 lets it see one key more. A prefill and a verify are left as they are, because their lists do not
-hold the token itself. SGLang keeps that key: it evicts what lies before it
-(``tests/fixes/test_triton_decode_window.py``).
+hold the token itself. The key is still there: SGLang evicts only what lies before it.
 
 It is off by default, because it changes what a healthy server answers: two servers of which one has
 it do not agree any more. Upstream has not said what is right. The pull request that mends it
