@@ -74,4 +74,5 @@ FAULT = Fault(
     install=install,
     selectors=("mode",),
     drills=("on",),
+    backend="triton",
 )
