@@ -59,7 +59,7 @@ def test_the_backends_are_those_that_were_asked_for(runs):
 
 
 def test_triton_decodes_with_one_key_less(runs):
-    """TRIAGE 17: its window is shorter by one in a decode, and only there."""
+    """TRIAGE.md, 'The triton backend decodes with one key less than the window'."""
     first, again = answers(runs["triton"])
     assert first == again
     assert first != answers(runs["trtllm"])[0]
