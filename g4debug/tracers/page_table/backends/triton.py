@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g4debug.fixes.triton_decode_window import decode_keys
 from g4debug.hooking import targets
 from g4debug.tracers.page_table.backends.base import Adapter, Guarding
 from g4debug.tracers.page_table.token_check import TokenLists
@@ -184,6 +185,8 @@ class Triton(Adapter):
         if int(getattr(backend, "dcp_size", 1) or 1) > 1:
             why = "with decode context parallelism each rank has a part of the lists"
         window = getattr(backend, "sliding_window_size", None) or 0
+        if mode.is_decode_or_idle() and extra == 0:
+            window = decode_keys(backend) or 0  # one more with the fix triton-decode-window
         found = Built(
             indices,
             lengths,
