@@ -1,7 +1,8 @@
 """Driven by test_page_table_engine.py: prefix hits, chunks, retraction, aborts, and no alarm.
 
-``drive_healthy.py [--plain] [--backends PREFILL,DECODE] [FOLDER]``: on these attention backends,
-without MTP; with a folder for its models, one KV pool for all layers, and no SWA allocator.
+``drive_healthy.py [--plain] [--page N] [--backends PREFILL,DECODE] [FOLDER]``: without MTP, with
+pages of N tokens, on these attention backends; with a folder for its models, one KV pool for all
+layers, and no SWA allocator.
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main():
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--page", type=int, default=64)
     parser.add_argument("--backends", default="")
     parser.add_argument("folder", nargs="?")
     args = parser.parse_args()
@@ -35,6 +37,7 @@ def main():
         "chunked_prefill_size": 128,
         "schedule_conservativeness": 0.01,  # admits more than fits: requests are retracted
     }
+    settings["page_size"] = args.page
     if args.backends:
         prefill, decode = args.backends.split(",")
         settings |= {

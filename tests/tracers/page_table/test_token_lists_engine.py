@@ -11,6 +11,8 @@ import pytest
 from drive_tracers import LENGTHS, OUTPUT
 from real_engine import ENGINE, drive, side_by_side
 
+from g4debug.hooking import targets
+
 pytestmark = ENGINE
 DRIVER = Path(drive_tracers.__file__)
 HEALTHY = Path(__file__).with_name("drive_healthy.py")
@@ -38,6 +40,12 @@ FIRED = re.compile(
     rf"g4debug fault \(seed={SEED}\) ([a-z-]+) #1: (\w+) (\w+): (full|window) list row .* "
     r"\[step (\d+): "
 )
+# There both pools hand out the same numbers in this workload, so that a swap changes nothing.
+IN_LOCKSTEP = targets.matches("==0.5.15.post1")
+# On 0.5.12.post1 a layer's window is longer by one than the lists of triton, so an answer depends
+# on which of its tokens a retracted request computes again in a prefill. Nobody is retracted in the
+# first two waves.
+WAVES = 2 if targets.matches("<0.5.13") else 3
 # The healthy engines: backends of prefill and decode, and whether there is a draft.
 ENGINES = {
     "triton": ("triton,triton", True),
@@ -81,13 +89,14 @@ def test_each_fault_is_found_in_the_step_in_which_it_fires(runs):
     fired, drawn = {}, {}
     for name, runner, mode, which, step in FIRED.findall(run.log):
         fired[name], drawn[name] = (runner, mode.upper(), int(step)), which
-    assert set(fired) == set(EACH)
+    due = {name: e for name, e in EACH.items() if not (IN_LOCKSTEP and name == "token-pool-swap")}
+    assert set(fired) == set(due)
     found = {}
     for record in run.dumps:
         where = record.finding.location
         found.setdefault((where.runner, where.forward_mode, where.step), record.finding)
     assert set(found) == set(fired.values())  # each at its own place, and nothing else
-    for name, (_, kinds) in EACH.items():
+    for name, (_, kinds) in due.items():
         finding = found[fired[name]]
         assert finding.kind in kinds, (name, finding.headline)
         if name != "indptr-off-by-one":  # rows before it end where they must, in both lists
@@ -132,7 +141,7 @@ def test_a_healthy_server_is_left_alone(runs, name):
     run, bare = runs[f"{name}-True"], runs[f"{name}-False"]
     assert run.status == 0, run.log[-3000:]
     assert run.dumps == []
-    assert run.result == bare.result
+    assert run.result[:WAVES] == bare.result[:WAVES]
     assert "g4debug: page-table is" not in run.log  # neither limited nor off
     assert "g4debug: the page ledger is off" not in run.log
     assert "SGLang's own tables do not confirm it" not in run.log  # not even a suspicion
