@@ -115,7 +115,20 @@ class KvWritesTracer:
         self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
     ) -> Any:
         self.books.learn(backend, model_runner)
+        if self.books.knows(backend):
+            self._prepare(getattr(model_runner, "token_to_kv_pool", None))
         return result
+
+    def _prepare(self, pool: Any) -> None:
+        """Make room for the stamps and records of a KV pool before a CUDA graph is captured.
+
+        In a capture, the zeroing of new memory would become part of the graph.
+        """
+        for inner in (getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)):
+            if type(inner).__name__ == POOL_CLASS:
+                device = torch.device(inner.device)
+                self._stamps_of(inner, device)
+                self.trap = self.trap or TrapBuffer(device)
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.books.targets:
