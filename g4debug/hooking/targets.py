@@ -130,6 +130,10 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
     ),
+    # The target's forward. When this returns, the device still works on it.
+    "worker.target_forward": (
+        (_ANY, "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"),
+    ),
     # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
     # those of v2, which hands over through the FutureMap from one step to the next.
     "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
