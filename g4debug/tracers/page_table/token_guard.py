@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from g4debug import launching
 from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
 from g4debug.tracers.page_table.guard import _fence_system
@@ -96,12 +97,7 @@ def _leave(
     tl.store(host + AT_SUMMARY, now)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "size", "tokens", "page_size", "window", "extra", "rows", "slot", "slots", "requests",
-        "words", "apart", "known", "padding", "max_splits", "mask_size", "queries",
-    ]
-)  # fmt: skip
+@launching.kernel(tensors=17, numbers=17)
 def _token_guard_kernel(
     indices,
     indptr,
@@ -350,6 +346,9 @@ def _token_guard_kernel(
                 )  # fmt: skip
 
 
+_launch = launching.Launcher(_token_guard_kernel, num_warps=4)
+
+
 def launch(
     lists: TokenLists,
     trap: TrapBuffer,
@@ -380,57 +379,62 @@ def launch(
             book, known = truth.mapping, truth.mapping.numel()
     if lists.window >= 0:
         longest = min(longest, lists.window)
-    parts = max(1, min(triton.cdiv(longest, BLOCK), triton.cdiv(PROGRAMS, rows)))
-    _token_guard_kernel[(rows, parts)](
-        lists.indices,
-        lists.indptr,
-        lists.lengths,
-        none if lists.splits is None else lists.splits,
-        none if lists.offsets is None else lists.offsets,
-        none if lists.mask_starts is None else lists.mask_starts,
-        trap.claims,
-        trap.total,
-        trap.acks,
-        trap.host,
-        trap.cells,
-        none if truth is None else truth.req_to_token,
-        none if truth is None else truth.req_pool_indices,
-        book,
-        none if truth is None or truth.owners is None else truth.owners,
-        none if truth is None or truth.protected is None else truth.protected,
-        none if truth is None or truth.step is None else truth.step,
-        lists.indices.shape[0],
-        tokens,
-        page_size,
-        lists.window,
-        lists.extra,
-        rows,
-        slot,
-        trap.slots,
-        requests,
-        words,
-        page_size if truth is None else truth.apart or page_size,
-        known,
-        padding,
-        lists.max_splits,
-        lists.mask_size,
-        lists.queries,
-        stride_request,
-        HAS_SPLITS=lists.splits is not None,
-        HAS_OFFSETS=lists.offsets is not None,
-        HAS_MASK=lists.mask_starts is not None,
-        HAS_TRUTH=truth is not None,
-        HAS_SHADOW=truth is not None and truth.shadow is not None,
-        HAS_OWNERS=truth is not None
-        and truth.shadow is not None
-        and truth.owners is not None
-        and truth.protected is not None,
-        HAS_STEP=truth is not None and truth.step is not None,
-        SWA=truth is not None and truth.swa,
-        REPAIR=int(repair),
-        FENCE=lists.indices.is_cuda,
-        ROWS=max(16, triton.next_power_of_2(rows)),
-        num_warps=4,
+    parts = max(1, min(-(-longest // BLOCK), -(-PROGRAMS // rows)))
+    has_shadow = truth is not None and truth.shadow is not None
+    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    _launch(
+        (rows, parts, 1),
+        (
+            lists.indices,
+            lists.indptr,
+            lists.lengths,
+            none if lists.splits is None else lists.splits,
+            none if lists.offsets is None else lists.offsets,
+            none if lists.mask_starts is None else lists.mask_starts,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            trap.cells,
+            none if truth is None else truth.req_to_token,
+            none if truth is None else truth.req_pool_indices,
+            book,
+            none if truth is None or truth.owners is None else truth.owners,
+            none if truth is None or truth.protected is None else truth.protected,
+            none if truth is None or truth.step is None else truth.step,
+        ),
+        (
+            lists.indices.shape[0],
+            tokens,
+            page_size,
+            lists.window,
+            lists.extra,
+            rows,
+            slot,
+            trap.slots,
+            requests,
+            words,
+            page_size if truth is None else truth.apart or page_size,
+            known,
+            padding,
+            lists.max_splits,
+            lists.mask_size,
+            lists.queries,
+            stride_request,
+        ),
+        (
+            lists.splits is not None,
+            lists.offsets is not None,
+            lists.mask_starts is not None,
+            truth is not None,
+            has_shadow,
+            has_owners,
+            truth is not None and truth.step is not None,
+            truth is not None and truth.swa,
+            int(repair),
+            lists.indices.is_cuda,
+            max(16, triton.next_power_of_2(rows)),
+        ),
     )
 
 
