@@ -72,6 +72,8 @@ class TokenRows:
                 np.array(self.batch.prefix_lens, dtype=np.int64),
                 np.array(self.batch.extend_lens, dtype=np.int64),
             )
+        if self.batch.seq_lens_cpu is None:  # the triton backend does not need them on the host
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         begins = self.batch.seq_lens_cpu.numpy().astype(np.int64)
         each = tokens // rows if rows and tokens % rows == 0 else 0
         if self.kind == "decode" and each != 1:

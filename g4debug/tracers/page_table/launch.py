@@ -45,6 +45,13 @@ class Launch:
     out: torch.Tensor | None = None
     lists: TokenLists | None = None  # if it is no page table
 
+    def remembered(self) -> Launch:
+        """The same without its list, which is as long as the context of all rows together."""
+        if self.lists is None:
+            return self
+        none = self.table.new_empty(0)
+        return replace(self, table=none, lists=replace(self.lists, indices=none))
+
     @property
     def req_pool_indices(self) -> torch.Tensor:
         """The row of ``req_to_token`` of each row. On the device."""

@@ -379,7 +379,7 @@ def launch(
             book, known = truth.mapping, truth.mapping.numel()
     if lists.window >= 0:
         longest = min(longest, lists.window)
-    parts = max(1, min(triton.cdiv(longest, BLOCK), triton.cdiv(PROGRAMS, rows)))
+    parts = max(1, min(-(-longest // BLOCK), -(-PROGRAMS // rows)))
     has_shadow = truth is not None and truth.shadow is not None
     has_owners = has_shadow and truth.owners is not None and truth.protected is not None
     _launch(

@@ -233,15 +233,15 @@ class PageTableTracer:
             captured=captured,
         )
         self.launches[slot] = launch
-        if not captured and self.in_flight.copy is not None:
-            self._eager[slot, self.in_flight.step] = launch
-            while len(self._eager) > 4 * IN_FLIGHT:
-                del self._eager[next(iter(self._eager))]
         return launch
 
     def _check(self, launch: Launch) -> None:
         assert self.trap is not None
         on_gpu = launch.table.is_cuda
+        if not launch.captured and self.in_flight.copy is not None:
+            self._eager[launch.slot, self.in_flight.step] = launch.remembered()
+            while len(self._eager) > 4 * IN_FLIGHT:
+                del self._eager[next(iter(self._eager))]
         if launch.lists is not None:
             self.trap.keep_cells(launch.slot)
             check = token_guard.launch if on_gpu else token_guard.reference

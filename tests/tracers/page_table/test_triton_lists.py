@@ -11,6 +11,8 @@ from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.backends import adapter
+from g4debug.tracers.page_table.launch import Launch
+from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.trapping.trap import TrapError
 
 FAR = 640_000_000
@@ -243,6 +245,18 @@ def test_the_lists_of_a_draft(arm, graph):
             run(rig, backend, batch, save=False)
     assert error.value.finding.kind == "page-zero"
     assert error.value.finding.location.runner == "draft"
+
+
+def test_a_launch_that_is_remembered_keeps_no_list():
+    """With overlap scheduling some launches are remembered, and a list may have many megabytes."""
+    indices = torch.zeros(1000, dtype=torch.int64)
+    lists = TokenLists(indices, torch.zeros(3, dtype=torch.int32), torch.zeros(2))
+    launch = Launch(adapter("triton"), None, None, None, indices, "full", 9, 1, None, 1, False)
+    launch.lists = lists
+    kept = launch.remembered()
+    assert kept.lists.rows == 2
+    for tensor in (kept.table, kept.lists.indices):
+        assert tensor.untyped_storage().nbytes() == 0
 
 
 def test_a_list_that_cannot_be_judged_is_told_once(arm):
