@@ -47,7 +47,8 @@ class Fix:
     purpose: correctness mends a crash or a wrong result, and leaves a healthy server's outputs as
     they are, bit for bit. It is put in force by ``G4DEBUG_FIXES=needed``, the default. performance
     makes something faster or changes a default, and may change the outputs' last bits: only by
-    ``all``. experiment mends nothing, or refuses some servers: only by its own switch.
+    ``all``. experiment mends nothing, refuses some servers, or changes what a healthy server
+    answers: only by its own switch.
     """
 
     id: str

@@ -10,6 +10,7 @@ from g4debug.hooking.speculation import is_v2
 
 # Both since 0.5.14.
 RENAMED = {
+    "cuda_graph_bs": "cuda_graph_bs_decode",
     "cuda_graph_max_bs": "cuda_graph_max_bs_decode",
     "disable_piecewise_cuda_graph": "disable_prefill_cuda_graph",
 }

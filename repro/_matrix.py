@@ -88,6 +88,7 @@ class Clean:
     seen: str
     verdict: str
     good: bool
+    backend: str = ""
 
 
 def tracers() -> tuple[str, ...]:
@@ -109,8 +110,17 @@ def environment(faults: str, armed: bool, folder: Path) -> dict[str, str]:
     return env
 
 
-def run(name: str, env: Mapping[str, str], folder: Path, timeout: float = TIMEOUT) -> Outcome:
-    """One run of the mixed workload in a process of its own."""
+def run(
+    name: str,
+    env: Mapping[str, str],
+    folder: Path,
+    timeout: float = TIMEOUT,
+    backend: str = "",
+) -> Outcome:
+    """One run of the mixed workload in a process of its own.
+
+    backend: the attention backend, '' for trtllm_mha.
+    """
     result = folder / f"{name}.json"
     command = [
         sys.executable,
@@ -119,37 +129,40 @@ def run(name: str, env: Mapping[str, str], folder: Path, timeout: float = TIMEOU
         str(REQUESTS),
         str(WAVES),
     ]
-    return run_command(name, [*command, json.dumps({})], result, env, folder, timeout)
+    arguments = {"attention_backend": backend} if backend else {}
+    return run_command(name, [*command, json.dumps(arguments)], result, env, folder, timeout)
 
 
-def run_clean(folder: Path) -> Clean:
-    plain = run("clean", environment("", False, folder), folder)
+def run_clean(folder: Path, backend: str = "") -> Clean:
+    """Without a fault. backend: the attention backend, '' for trtllm_mha."""
+    name = f"clean-{backend}" if backend else "clean"
+    plain = run(name, environment("", False, folder), folder, backend=backend)
     if not plain.completed:
         raise SystemExit(
             f"The run without a fault did not complete. The end of its log:\n{plain.text[-3000:]}"
         )
     outputs, accept = plain.result["outputs"], plain.result["accept_length"]
     seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
-    dumps = folder / "clean-armed-dumps"
-    armed = run("clean-armed", environment("", True, dumps), folder)
+    dumps = folder / f"{name}-armed-dumps"
+    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend=backend)
     findings = _findings(dumps)
     if not armed.completed:
-        return Clean(outputs, accept, seen, "DID NOT COMPLETE", False)
+        return Clean(outputs, accept, seen, "DID NOT COMPLETE", False, backend)
     if findings:
-        return Clean(outputs, accept, seen, f"FALSE ALARM: {findings}", False)
+        return Clean(outputs, accept, seen, f"FALSE ALARM: {findings}", False, backend)
     if armed.result["outputs"] != outputs:
-        return Clean(outputs, accept, seen, "OTHER TOKENS", False)
-    return Clean(outputs, accept, seen, "no finding, the same tokens", True)
+        return Clean(outputs, accept, seen, "OTHER TOKENS", False, backend)
+    return Clean(outputs, accept, seen, "no finding, the same tokens", True, backend)
 
 
 def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
     row = Row(fault.id, drill, fault.caught_by)
     name = f"{fault.id}-{re.sub(r'[^a-z0-9]+', '-', drill)}"
     faults = f"seed=1;{fault.id}={drill}"
-    bare = run(name, environment(faults, False, folder), folder)
+    bare = run(name, environment(faults, False, folder), folder, backend=fault.backend)
     row.seen = what_a_user_sees(bare, clean)
     dumps = folder / f"{name}-dumps"
-    armed = run(f"{name}-armed", environment(faults, True, dumps), folder)
+    armed = run(f"{name}-armed", environment(faults, True, dumps), folder, backend=fault.backend)
     fired = [int(step) for step in _FIRED.findall(armed.text)]
     if not fired and not _FIRED.search(bare.text):
         row.problem = "" if armed.completed else "It DIED BEFORE THE FAULT FIRED."

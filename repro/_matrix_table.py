@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from _matrix import REQUESTS, WAVES, Clean, Row, tracers
 from _render import Block
@@ -28,10 +28,11 @@ def block(row: Row, place: str = "") -> Block:
 
 def clean_block(clean: Clean) -> Block:
     what = f"Without tracers: {clean.seen}. With every tracer: {clean.verdict}."
-    return Block("no fault", clean.good, what)
+    on = f", {clean.backend}" if clean.backend else ""
+    return Block(f"no fault{on}", clean.good, what)
 
 
-def markdown(clean: Clean, rows: Iterable[Row]) -> str:
+def markdown(clean: Sequence[Clean], rows: Iterable[Row]) -> str:
     """The table with its legend. The numbers differ a little from run to run."""
     from g4debug.trapping.describe import versions
 
@@ -49,7 +50,11 @@ def markdown(clean: Clean, rows: Iterable[Row]) -> str:
         "",
         f"SGLang {found.get('sglang', '?')}, torch {found.get('torch', '?')}. Workload: {WAVES} "
         f"times {REQUESTS} requests, mixed lengths, shared prefixes, small pools.",
-        f"Without a fault: {clean.seen}; with every tracer: {clean.verdict}.",
+        *(
+            f"Without a fault{f', on {c.backend}' if c.backend else ''}: {c.seen}; with every "
+            f"tracer: {c.verdict}."
+            for c in clean
+        ),
         "",
         f"| fault | {' | '.join(names)} | without tracers the user sees |",
         f"|---|{'--:|' * len(names)}---|",

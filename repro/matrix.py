@@ -66,26 +66,30 @@ def main() -> int:
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="g4debug-matrix-"))
     try:
-        clean = run_clean(folder)
-        _render.block(console, clean_block(clean))
+        # The faults of an attention backend are compared with a run on that backend.
+        clean = {b: run_clean(folder, b) for b in sorted({"", *(f.backend for f in faults)})}
+        for one in clean.values():
+            _render.block(console, clean_block(one))
         rows: list[Row] = []
         with ThreadPoolExecutor(args.jobs) as pool:
             drills = [(f, d) for f in faults if not f.absent for d in f.drills]
-            for row in pool.map(lambda fd: run_drill(fd[0], fd[1], clean, folder), drills):
+            for row in pool.map(
+                lambda fd: run_drill(fd[0], fd[1], clean[fd[0].backend], folder), drills
+            ):
                 rows.append(row)
                 _render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
         console.print()
-        _render.count(console, [clean_block(clean), *(block(row) for row in rows)], "runs")
+        _render.count(console, [*map(clean_block, clean.values()), *map(block, rows)], "runs")
         if args.out or not args.fault:
             out = args.out or DOCS / f"matrix-{targets.sglang_version()}.md"
             out.parent.mkdir(exist_ok=True)
-            out.write_text(markdown(clean, rows))
+            out.write_text(markdown(list(clean.values()), rows))
             _render.for_copying(console, "The table is written to:", str(out))
         bad = [r for r in rows if not r.good]
         if args.keep or bad:
             _render.for_copying(console, "The logs and dumps are kept in:", str(folder))
             args.keep = True
-        return 1 if bad or not clean.good else 0
+        return 1 if bad or not all(c.good for c in clean.values()) else 0
     finally:
         if not args.keep:
             shutil.rmtree(folder, ignore_errors=True)

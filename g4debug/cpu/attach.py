@@ -23,6 +23,7 @@ from g4debug.cpu import (
     sm100,
     softcap,
     streams,
+    token_attention,
     verify_greedy,
 )
 from g4debug.cpu.error import CpuEngineError
@@ -104,6 +105,19 @@ TABLE: Final[tuple[StandIn, ...]] = (
         flashinfer_init.no_counter_buffer,
         "its size depends on the multiprocessors of the GPU",
         ">=0.5.18",
+    ),
+    *(
+        StandIn(module, name, getattr(token_attention, name), why, releases)
+        for name, file in (
+            ("decode_attention_fwd", "decode_attention"),
+            ("extend_attention_fwd", "extend_attention"),
+            ("extend_attention_fwd_unified", "extend_attention"),
+        )
+        for module, releases in (
+            (f"{_SRT}.layers.attention.triton_ops.{file}", "<0.5.18"),
+            (f"sglang.kernels.ops.attention.{file}", ">=0.5.18"),
+        )
+        for why in ("its Triton kernel takes minutes in the interpreter",)
     ),
     StandIn(
         f"{_SRT}.layers.logits_processor",

@@ -56,7 +56,7 @@ STAND_IN_TEXT: Final = (
 )
 
 _FORWARD: Final = ("sglang.srt.model_executor.model_runner", "forward")
-_DEVICE_MODULES: Final = frozenset({"g4debug.cpu.paged_attention"})
+_DEVICE_MODULES: Final = frozenset({"g4debug.cpu.paged_attention", "g4debug.cpu.token_attention"})
 _HOST_MODULES: Final = frozenset(
     {
         "g4debug.dumps.reading",
@@ -78,11 +78,12 @@ class DeviceFault:
     page: int
     num_pages: int
     window_left: int
+    unit: str = "page"  # what the kernel's table or list names: pages, or single tokens
 
     def __str__(self) -> str:
         return (
-            f"{self.kernel}: row {self.row}, column {self.column}: page {self.page} is outside "
-            f"0 <= page < {self.num_pages} (window_left={self.window_left})"
+            f"{self.kernel}: row {self.row}, column {self.column}: {self.unit} {self.page} is "
+            f"outside 0 <= {self.unit} < {self.num_pages} (window_left={self.window_left})"
         )
 
 

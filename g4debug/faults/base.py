@@ -27,7 +27,7 @@ class Fault:
     would never match, so it is an error; ``@at=`` and ``@step=`` belong to every fault. drills:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
-    fault.
+    fault. backend: the attention backend that it needs, '' for trtllm_mha.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Fault:
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
+    backend: str = ""
 
     @property
     def absent(self) -> str:

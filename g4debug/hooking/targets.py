@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_TRITON = "sglang.srt.layers.attention.triton_backend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
@@ -69,17 +70,30 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.15", None),
         (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
     ),
+    # The triton backend, which hands lists of tokens to its kernels.
+    "attn.triton.init": ((_ANY, f"{_TRITON}.TritonAttnBackend.__init__"),),
+    "attn.triton.metadata": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata"),),
+    # 0.5.13 merged capture and replay into one method.
+    "attn.triton.metadata_capture": (
+        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_capture_cuda_graph"),
+        (_ANY, None),
+    ),
+    "attn.triton.metadata_replay": (
+        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_replay_cuda_graph"),
+        (_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata_out_graph"),
+    ),
+    "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
+    "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
+    "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
+    "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
     # Where every attention backend begins with a layer: SGLang's base class.
     "attn.forward": (
         (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
     ),
     # The locations that trtllm_mha's fused kernel writes FP8 KV to, past "kv.set".
     "attn.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
-    "triton.init": (
-        (_ANY, "sglang.srt.layers.attention.triton_backend.TritonAttnBackend.__init__"),
-    ),
     # Where one pool writes the KV of a layer.
     "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
     "attn.hybrid_init": (
@@ -123,6 +137,10 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "worker.forward": (
         ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
         (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
+    ),
+    # The target's forward. When this returns, the device still works on it.
+    "worker.target_forward": (
+        (_ANY, "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"),
     ),
     # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
     # those of v2, which hands over through the FutureMap from one step to the next.
@@ -265,6 +283,13 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+# The same for the attention backends whose tables the tracer page-table guards. trtllm_mha is where
+# the tracer itself was run.
+BACKENDS_RUN: dict[str, dict[str, tuple[str, ...]]] = {
+    "triton": {"0.5.12.post1": (CPU,), "0.5.15.post1": (CPU,), "0.5.23": (CPU,)},
+}
+
+
 class UnknownSite(KeyError):
     """A tracer, fault or fix names a site that is not in ``SITES``."""
 
@@ -346,6 +371,14 @@ def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:
         for name in tracers
         if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
     )
+
+
+def backend_was_run(backend: str, cpu_engine: bool) -> bool:
+    """True if page-table was run with this attention backend, as ``not_run`` says of tracers."""
+    if backend not in BACKENDS_RUN:
+        return True
+    places = BACKENDS_RUN[backend].get(str(sglang_version()), ())
+    return any((place == CPU) == cpu_engine for place in places)
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

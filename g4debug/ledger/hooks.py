@@ -65,6 +65,8 @@ class LedgerHooks:
         }
         for site, (kind, place) in token_rows.SITES.items():
             self._put(hooks.around, site, self._during(before.get(site), place, kind))
+        self._put(hooks.before, "worker.target_forward", isolate(self.before_forward))
+        self._put(hooks.after, "worker.target_forward", self.feed.isolate_result(self.meanwhile))
         self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
         self._put(hooks.after, "scheduler.init", self.feed.isolate_result(self.after_scheduler))
         # Where all frees end in one place, that place, and not also what leads to it.
@@ -124,6 +126,8 @@ class LedgerHooks:
         holders = self.ledger.holders
         if holders is not None and holders.allocator is scheduler.token_to_kv_pool_allocator:
             holders.scheduler = scheduler
+            # With overlap scheduling the copies would wait for the forward before this one.
+            self.ledger.gathers = not getattr(scheduler, "enable_overlap", True)
 
     def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
@@ -154,7 +158,14 @@ class LedgerHooks:
         self.ledger.batch = batch
         if self.ledger.owners is not None:
             self.ledger.owners.protect(batch.reqs or [])
-        self.ledger.settle()
+        if not self.ledger.gathers:  # otherwise that comes next, while the forward runs
+            self.ledger.settle()
+
+    def before_forward(self, *args: Any, **kwargs: Any) -> None:
+        self.ledger.before_forward()
+
+    def meanwhile(self, *args: Any, **kwargs: Any) -> None:
+        self.ledger.meanwhile()
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
         # What this step allocated must be entered before its pages enter the prefix cache: later

@@ -5,6 +5,10 @@ event). On a GPU the indices are on the device. Those of an allocation are copie
 without waiting, and entered when the copy has arrived (:meth:`Ledger.settle`). A free waits for
 the device, as SGLang's own free does (``torch.unique``). For kernels there is a copy on the
 device, the shadow (:mod:`g4debug.ledger.shadow`).
+
+Without overlap scheduling the GPU waits while the host prepares a step, and then the host waits for
+the GPU. So what a step allocated is gathered, and copied and entered in the time in which the
+target's forward runs (:meth:`Ledger.meanwhile`): there it costs a server nothing.
 """
 
 from __future__ import annotations
@@ -132,14 +136,18 @@ Asked = Callable[[], "Judge | None"]
 Judge = Callable[[PoolLedger, PageEvent, Pages], Pages]
 
 
-@dataclass
+@dataclass(slots=True)
 class _Pending:
-    """Indices on their way to the host, and what to do with them there."""
+    """Indices on their way to the host, and what to do with them there.
+
+    words: the indices, on the device until they are sent, and then in pinned memory. arrived: the
+    event (``torch.cuda.Event``) after which they are there; those that were sent together share it.
+    """
 
     words: torch.Tensor
-    arrived: Any  # torch.cuda.Event
     enter: Callable[[Pages], None]
     step: int  # to which what happened to them belongs, however late they arrive
+    arrived: Any = None
 
 
 class Ledger:
@@ -156,6 +164,8 @@ class Ledger:
         moment in which it is taken out of the mapping until it is free.
     mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
     serial: the number of the next event.
+    gathers: what is posted is not sent at once, but together, at the next :meth:`meanwhile` or
+        :meth:`settle`.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -182,6 +192,10 @@ class Ledger:
         self._log: deque[PageEvent] = deque(maxlen=KEPT)
         self.serial = 0  # number of the next event
         self._events = self.status.tally("events")
+        self.gathers = False
+        self._unsent: list[_Pending] = []
+        self._ready: Any = None  # an event after which what is unsent can be read on any stream
+        self._aside: Any = None  # the stream on which that is done
         self._pending: deque[_Pending] = deque()
         self._step: int | None = None  # of what is entered now, if it was posted earlier
         self._staging: torch.Tensor | None = None
@@ -331,33 +345,78 @@ class Ledger:
         if not self.is_far(indices):
             enter(indices.detach().to(torch.int64).numpy())
             return
-        count = indices.numel()
+        if indices.numel() > STAGING:
+            self.settle(wait=True)
+            enter(indices.to(device="cpu", dtype=torch.int64).numpy())
+            return
+        self._unsent.append(_Pending(indices, enter, self.recorder.event_step))
+        if not self.gathers:
+            self._send()
+
+    def _send(self) -> None:
+        """Start to copy what was posted, on the current stream."""
+        unsent, self._unsent = self._unsent, []
+        count = sum(pending.words.numel() for pending in unsent)
+        if self._used + count > STAGING:
+            self.settle(wait=True)
+            self._used = 0
+        if count > STAGING:  # one after the other
+            for pending in unsent:
+                self._unsent = [pending]
+                self._send()
+            return
         if self._staging is None:
             self._staging = torch.empty(
                 STAGING, dtype=torch.int64, pin_memory=torch.cuda.is_available()
             )
             self._staged = self._staging.numpy()
-        if count > STAGING:
-            self.settle(wait=True)
-            enter(indices.to(device="cpu", dtype=torch.int64).numpy())
-            return
-        if self._used + count > STAGING:
-            self.settle(wait=True)
-            self._used = 0
-        first, self._used = self._used, self._used + count
-        self._staged[first : self._used] = NOT_YET
-        words = self._staging[first : self._used]
-        words.copy_(indices, non_blocking=True)
-        self._pending.append(_Pending(words, self._sent(), enter, self.recorder.event_step))
+        self._staged[self._used : self._used + count] = NOT_YET
+        for pending in unsent:
+            first, self._used = self._used, self._used + pending.words.numel()
+            words = self._staging[first : self._used]
+            words.copy_(pending.words, non_blocking=True)
+            pending.words = words
+        sent = self._sent()
+        for pending in unsent:
+            pending.arrived = sent
+        self._pending += unsent
 
     def _sent(self) -> Any:
         """An event that says when all copies of now have arrived."""
-        sent: Any = self._idle.pop() if self._idle else torch.cuda.Event()  # type: ignore[no-untyped-call]
-        sent.record()
-        return sent
+        event: Any = self._idle.pop() if self._idle else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def before_forward(self) -> None:
+        """The target's forward is launched next, on the current stream."""
+        if self._unsent:
+            self._ready = self._sent()
+
+    def meanwhile(self) -> None:
+        """The target's forward runs now: enter what was gathered before it, without waiting for it.
+
+        What was posted is read on another stream, after the event of :meth:`before_forward`.
+        """
+        ready, self._ready = self._ready, None
+        if ready is None:
+            return
+        if self._unsent:
+            with self._beside(ready):
+                self._send()
+        self._idle.append(ready)
+        self.settle(wait=True)
+
+    def _beside(self, ready: Any) -> Any:
+        """The context of another stream, on which everything before ``ready`` has happened."""
+        if self._aside is None:
+            self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._aside.wait_event(ready)
+        return torch.cuda.stream(self._aside)
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
+        if self._unsent:
+            self._send()
         while self._pending:
             first = self._pending[0]
             if wait:
@@ -365,7 +424,8 @@ class Ledger:
             elif not first.arrived.query():
                 return
             self._pending.popleft()
-            self._idle.append(first.arrived)
+            if not self._pending or self._pending[0].arrived is not first.arrived:
+                self._idle.append(first.arrived)
             self._arrived(first)
 
     def _arrived(self, pending: _Pending) -> None:
@@ -378,6 +438,7 @@ class Ledger:
 
     def salvage(self) -> None:
         """After an error of the device, enter what it had copied before it died."""
+        self._unsent.clear()
         while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
             self._arrived(self._pending.popleft())
         self._pending.clear()
@@ -400,6 +461,7 @@ class Ledger:
         """
         self.broken = why
         self.status.off(why, error)
+        self._unsent.clear()
         self._pending.clear()
         if self.shadow is not None:
             self.shadow[-1:].fill_(0)

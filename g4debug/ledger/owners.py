@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 
+from g4debug import launching
 from g4debug.hooking import req_kv
 
 logger = logging.getLogger("g4debug")
@@ -34,7 +34,7 @@ DOUBTS = 8  # after so many suspicions that were wrong, owners are given up
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["count", "page_size", "last"])
+@launching.kernel(tensors=3, numbers=3)
 def _give_kernel(pages, indices, plan, count, page_size, last, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
@@ -43,6 +43,9 @@ def _give_kernel(pages, indices, plan, count, page_size, last, BLOCK: tl.constex
     token = tl.load(indices + offset, mask=inside, other=0).to(tl.int64)
     page = token // page_size
     tl.store(pages + page, row, mask=inside & (page > 0) & (page < last))
+
+
+_launch = launching.Launcher(_give_kernel)
 
 
 class Owners:
@@ -92,10 +95,13 @@ class Owners:
             sound = (page > 0) & (page < last)
             self.pages[page[sound]] = plan[1][sound].to(torch.int32)
             return
-        grid = (triton.cdiv(len(offsets), BLOCK),)
+        count = len(offsets)
         plan = plan.to(indices.device, non_blocking=True)
-        _give_kernel[grid](
-            self.pages, indices, plan, len(offsets), self.page_size, last, BLOCK=BLOCK
+        _launch(
+            (-(-count // BLOCK), 1, 1),
+            (self.pages, indices, plan),
+            (count, self.page_size, last),
+            (BLOCK,),
         )
 
     def protect(self, requests: list[Any]) -> None:

@@ -18,14 +18,15 @@ skipped, never written. The idea is that of KASAN's shadow memory.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
+
+from g4debug import launching
 
 FREE, HELD = -1, 0
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["count", "page_size", "pages", "value"])
+@launching.kernel(tensors=3, numbers=4)
 def _mark_kernel(
     shadow,
     indices,
@@ -52,6 +53,9 @@ def _mark_kernel(
     if HAS_SWA:
         word = (tl.load(swa + i, mask=inside, other=0).to(tl.int64) // page_size).to(tl.int32)
     tl.store(shadow + page, word, mask=inside)
+
+
+_launch = launching.Launcher(_mark_kernel)
 
 
 def new(pages: int, device: torch.device | str) -> torch.Tensor:
@@ -84,18 +88,11 @@ def mark(
     if not shadow.is_cuda:
         reference(shadow, indices, page_size, value, swa, begins, unless_free)
         return
-    _mark_kernel[(triton.cdiv(count, BLOCK),)](
-        shadow,
-        indices,
-        indices if swa is None else swa,
-        count,
-        page_size,
-        pages,
-        value,
-        HAS_SWA=swa is not None,
-        BEGINS=begins,
-        UNLESS_FREE=unless_free,
-        BLOCK=BLOCK,
+    _launch(
+        (-(-count // BLOCK), 1, 1),
+        (shadow, indices, indices if swa is None else swa),
+        (count, page_size, pages, value),
+        (swa is not None, begins, unless_free, BLOCK),
     )
 
 

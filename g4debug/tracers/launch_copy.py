@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 import triton.language as tl
+
+from g4debug import launching
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -15,7 +16,7 @@ BLOCK = 1024
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]  # (from, to), each contiguous, of one shape
 
 
-@triton.jit(do_not_specialize=["count", "step", "size_0", "size_1", "size_2"])
+@launching.kernel(tensors=10, numbers=5)
 def _copy_kernel(
     source,
     rows,
@@ -56,6 +57,9 @@ def _copy_kernel(
             tl.store(to_1 + at, tl.load(from_1 + at, mask=at < size_1), mask=at < size_1)
         if PAIRS > 2:
             tl.store(to_2 + at, tl.load(from_2 + at, mask=at < size_2), mask=at < size_2)
+
+
+_launch = launching.Launcher(_copy_kernel)
 
 
 class Copy:
@@ -118,21 +122,18 @@ def launch(copy: Copy, rows: torch.Tensor, step: int, pairs: Pairs) -> None:
         return
     padded = [*pairs, *[(copy.step, copy.step)] * (3 - len(pairs))]
     sizes = [begin.numel() for begin, _ in pairs]
-    grid = count * triton.cdiv(columns, BLOCK) + triton.cdiv(max(sizes, default=0), BLOCK)
-    _copy_kernel[(grid,)](
-        source,
-        rows.contiguous(),
-        copy.first_tokens,
-        copy.step,
-        *(tensor for pair in padded for tensor in pair),
-        count,
-        step,
-        *(begin.numel() for begin, _ in padded),
-        COLUMNS=columns,
-        STRIDE=source.stride(0),
-        PAGE_SIZE=copy.page_size,
-        PAIRS=len(pairs),
-        BLOCK=BLOCK,
+    grid = count * -(-columns // BLOCK) - (-max(sizes, default=0) // BLOCK)
+    _launch(
+        (grid, 1, 1),
+        (
+            source,
+            rows.contiguous(),
+            copy.first_tokens,
+            copy.step,
+            *(tensor for pair in padded for tensor in pair),
+        ),
+        (count, step, *(begin.numel() for begin, _ in padded)),
+        (columns, source.stride(0), copy.page_size, len(pairs), BLOCK),
     )
 
 

@@ -93,6 +93,7 @@ class TrapBuffer:
         self.slots = slots
         self.spoilt: set[int] = set()  # slots with a number that the guard cannot have written
         self.told = 0  # bad cells in the records that were read
+        self._keeping: set[int] = set()  # slots of which cells are kept in every record
         self._used = 1
         self._words = self.host.numpy().reshape(places, FIELDS)
         self._acks = self.acks.numpy()
@@ -104,6 +105,10 @@ class TrapBuffer:
         slot = self._used
         self._used = min(self._used + 1, self.slots - 1)
         return slot
+
+    def keep_cells(self, slot: int) -> None:
+        """The records of this slot have cells, whatever is compared with."""
+        self._keeping.add(slot)
 
     # --- the host's side -------------------------------------------------------------------
 
@@ -130,7 +135,8 @@ class TrapBuffer:
                 self.spoilt.add(slot)
                 continue
             words = self._words[slot].tolist()
-            cells = self._cells[slot].copy() if words[STEP] >= 0 else NO_CELLS
+            kept = words[STEP] >= 0 or slot % self.slots in self._keeping
+            cells = self._cells[slot].copy() if kept else NO_CELLS
             self._acks[slot] = number  # from here on the guard may write over it
             fields = {name: words[i] for name, i in NAMES.items()}
             found.append(Left(slot % self.slots, slot >= self.slots, number, fields, cells))

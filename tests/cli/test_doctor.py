@@ -411,7 +411,7 @@ def test_a_probe_that_hangs_ends_with_doctor(tmp_path: Path, number: signal.Sign
 
 def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:
     assert "dumps read back" in canary.fire(tmp_path, torch.device("cpu"))
-    assert len(list(tmp_path.glob("g4debug-page-table-*.pt"))) == 2  # one of each fault
+    assert len(list(tmp_path.glob("g4debug-page-table-*.pt"))) == 3  # one of each fault
 
 
 def test_the_canary_tells_of_a_guard_that_sees_nothing(

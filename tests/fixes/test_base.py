@@ -246,7 +246,9 @@ def test_what_mends_and_what_makes_faster():
         "hybrid-pool-swap", "idle-draft-input", "locked-prefix", "optional-kv",
         "residual-aliasing", "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
-    assert by["experiment"] == {"force-eagle", "mm-piecewise-graph", "page-clamp"}
+    assert by["experiment"] == {
+        "force-eagle", "mm-piecewise-graph", "page-clamp", "triton-decode-window",
+    }  # fmt: skip
     assert by["performance"] == {n for n, f in found.items() if f.eligible} | {"swa-ratio"}
     assert set.union(*by.values()) == set(found)
 

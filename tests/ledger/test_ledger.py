@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -235,7 +236,7 @@ def delayed(armed, monkeypatch):
     def post(indices, enter):
         arrivals.append(Arrival())
         ledger._pending.append(
-            _Pending(indices.clone(), arrivals[-1], enter, ledger.recorder.event_step)
+            _Pending(indices.clone(), enter, ledger.recorder.event_step, arrivals[-1])
         )
 
     monkeypatch.setattr(ledger, "post", post)
@@ -440,6 +441,45 @@ def test_an_event_of_the_device_is_used_again(armed, monkeypatch):
         rig.admit(rid, PAGE)
     ledger.settle(wait=True)
     assert len(made) == posted
+
+
+def test_what_is_gathered_is_entered_while_the_forward_runs(armed, monkeypatch):
+    """Without overlap scheduling the host has time only then. What frees pages does not wait."""
+    rig, ledger = armed
+    made = []
+
+    class Event(Arrival):
+        here = True
+
+        def __init__(self):
+            made.append(self)
+
+        def record(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
+    monkeypatch.setattr(ledger, "_beside", lambda ready: nullcontext())
+    full, ledger.gathers = ledger.pools["full"], True
+    a = rig.admit("a", 2 * PAGE)
+    assert not full.held[pages_of(rig, a)].any()
+    assert not made  # nothing was asked of the device
+    ledger.before_forward()
+    assert len(made) == 1
+    ledger.meanwhile()
+    assert full.held[pages_of(rig, a)].all()
+    assert len(made) == 2  # one event before the forward, and one for all copies
+    agree(rig, ledger)
+    ledger.before_forward()
+    ledger.meanwhile()  # nothing was allocated
+    assert len(made) == 2
+    b = rig.admit("b", PAGE)
+    page = int(pages_of(rig, b)[0])
+    rig.allocator.free(rig.req_to_token.req_to_token[b.req_pool_idx, :PAGE])
+    ledger.settle(wait=True)
+    agree(rig, ledger)
+    kinds = [e.kind for e in ledger.history("full", page)]
+    assert kinds.index("extend") < kinds.index("free")
 
 
 @pytest.mark.skipif(

@@ -1,4 +1,7 @@
-"""Driven by test_page_table_engine.py, in a process of its own: two batches on the CPU engine."""
+"""Driven by engine tests, in a process of its own: two batches on the CPU engine.
+
+``drive_tracers.py [ARGUMENTS_JSON]``: more arguments of the engine.
+"""
 
 import json
 import random
@@ -18,7 +21,8 @@ def main():
     def prompts():
         return [[2, *(rng.randrange(4, 512) for _ in range(n - 1))] for n in LENGTHS]
 
-    engine = sglang.Engine(**engine_arguments(disable_radix_cache=True))
+    more = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+    engine = sglang.Engine(**engine_arguments(disable_radix_cache=True, **more))
     sampling = {"temperature": 0, "max_new_tokens": OUTPUT, "ignore_eos": True}
     outputs = []
     for _ in range(2):  # the second one's rows of the tables had other owners before

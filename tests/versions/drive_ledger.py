@@ -15,6 +15,7 @@ import random
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,7 @@ class Books:
         if late is not None:
             self.ledger.is_far = lambda indices: True  # type: ignore[method-assign]
             self.ledger._sent = lambda: Arrival(late)  # type: ignore[method-assign]
+            self.ledger._beside = lambda ready: nullcontext()  # type: ignore[method-assign]
         self.server: served.Server | None = None
         self.calls: collections.Counter[str] = collections.Counter()
         self._watch()
@@ -151,6 +153,11 @@ class Books:
         self.recorder.count()
         self.swa.before_run_batch(self.scheduler, batch)
         self.hooks.before_run(self.scheduler, batch)
+        # The forward, of a server that overlaps and of one that does not.
+        self.hooks.before_forward()
+        self.hooks.meanwhile()
+        if self.late is not None:
+            self.ledger.gathers = self.late.random() < 0.5
 
     def before_result(self) -> None:
         self.hooks.before_result()

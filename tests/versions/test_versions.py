@@ -39,6 +39,7 @@ STATES = {
     "swa-ratio":          (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "swa-state-swap":     (N, N, N, N, N, N, N),  # shipped in no wheel: main from #25103 to #26966
     "triple-rmsnorm":     (A, A, A, A, N, N, N),  # 0.5.23 norms at its stage boundaries
+    "triton-decode-window": (OFF, OFF, OFF, OFF, OFF, OFF, OFF),
     "vision-layer":       (A, A, A, A, N, N, A),  # as mm-batched-encoder
     "yoco-fast-prefill":  (A, N, N, N, N, N, N),  # from 0.5.13 on a batch cannot be cut
 }  # fmt: skip

@@ -17,9 +17,12 @@ It works with the backends ``triton`` and ``trtllm_mha``, alone or as the prefil
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+
+from g4debug.fixes.triton_decode_window import whole_window
 
 # In the triton backend the metadata are views of these buffers, so the cut gets its own buffers.
 BUFFERS = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
@@ -27,7 +30,7 @@ _ATTENTION = "sglang.srt.layers.attention"
 HYBRID = f"{_ATTENTION}.hybrid_attn_backend.HybridAttnBackend"
 TRITON = f"{_ATTENTION}.triton_backend.TritonAttnBackend"
 SUPPORTED = (TRITON, f"{_ATTENTION}.trtllm_mha_backend.TRTLLMHAAttnBackend")
-WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices", "sliding_window_size")
+WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices")
 
 
 class Cut:
@@ -170,13 +173,11 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
         for name in BUFFERS:
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
-        if batch.forward_mode.is_decode() and (backend.sliding_window_size or 0) > 0:
-            # In a decode SGLang's triton backend reads one key less of the window than in a
-            # prefill. The answer has to be that of the prefill, which reads the token itself and
-            # sliding_window_size tokens before it. See TRIAGE.md, 'The triton backend decodes with
-            # one key less than the window'.
-            backend.sliding_window_size += 1
-        backend.init_forward_metadata(batch)
+        # In a decode SGLang's triton backend reads one key less of the window than in a prefill.
+        # The answer has to be that of the prefill. See TRIAGE.md, 'The triton backend decodes with
+        # one key less than the window'.
+        with whole_window(backend) if batch.forward_mode.is_decode() else nullcontext():
+            backend.init_forward_metadata(batch)
         return backend.forward_metadata
     finally:
         for name, value in before.items():

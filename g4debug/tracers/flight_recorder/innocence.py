@@ -25,7 +25,8 @@ SUBJECTS: Mapping[str, str] = {
     "kv-integrity": "what is in the KV pages",
     "kv-writes": "where KV is written",
 }
-GUARDED = "trtllm_mha"
+GUARDED = ("triton", "trtllm_mha")  # attention backends that page-table has an adapter for
+COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"
 Judged = Literal["right", "range", "nothing"]
 
 
@@ -85,8 +86,8 @@ def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     if death.replays:
         upto += f" ({death.replays} of them CUDA-graph replays)"
     where = "; look at the kernel" if death.cuda else "; look at HISTORY"
-    others = any(backend != GUARDED for backend in death.backends.values())
-    only = f" of {GUARDED}" if others else ""
+    others = any(backend not in GUARDED for backend in death.backends.values())
+    only = f" of {' and '.join(guarded)}" if others and (guarded := _guarded(death)) else ""
     if judged == "right" and pages:
         return f"Page tables{only} and KV pages are innocent {upto}{where}."
     if judged == "right":
@@ -106,11 +107,16 @@ def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     return "Neither page tables nor KV pages were checked, so either may be guilty."
 
 
+def _guarded(death: Death) -> list[str]:
+    """The backends in use that page-table has an adapter for."""
+    return [name for name in GUARDED if name in death.backends.values()]
+
+
 def _judged(table: TracerStatus | None) -> Judged:
     """What page-table can vouch for."""
     if table is None or table.off or table.dead:
         return "nothing"
-    if not (_checked(table, "tables") or _checked(table, "tables captured in CUDA graphs")):
+    if not any(_checked(table, what) or _captured(table, what) for what in COUNTED):
         return "nothing"
     if any(limit.what.startswith("its hook ") for limit in table.limits):
         return "nothing"  # one of its hooks failed, and it may be the one that checks
@@ -124,6 +130,10 @@ def _sound(*parts: TracerStatus | None) -> bool:
 def _checked(part: TracerStatus | None, what: str) -> int:
     """How many things of this sort it has checked."""
     return sum(c.count for c in part.checked if c.what == what) if part is not None else 0
+
+
+def _captured(part: TracerStatus | None, what: str) -> int:
+    return _checked(part, f"{what} captured in CUDA graphs")
 
 
 def _counts(part: TracerStatus) -> str:
@@ -164,15 +174,14 @@ def _not_looked_at(death: Death, armed: Mapping[str, TracerStatus]) -> list[str]
             found += [f"{name}'s hook does not run at {x}" for x in part.dead]
     unguarded: dict[str, list[str]] = {}
     for phase, backend in death.backends.items():
-        if backend != GUARDED:
+        if backend not in GUARDED:
             unguarded.setdefault(backend, []).append(phase)
     if TABLES in armed:
         found += [
             f"the page tables of {' and '.join(phases)} (attention backend {backend})"
             for backend, phases in unguarded.items()
         ]
-    captured = _checked(armed.get(TABLES), "tables captured in CUDA graphs")
-    if captured and death.replays:
+    if any(_captured(armed.get(TABLES), what) for what in COUNTED) and death.replays:
         found.append("rows as short as padding in CUDA-graph replays (their ranges were checked)")
     return found
 

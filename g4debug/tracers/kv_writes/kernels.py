@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
+from g4debug import launching
 from g4debug.ledger.owners import EVERYTHING
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
 from g4debug.tracers.trap_buffer import TrapBuffer
@@ -28,7 +28,7 @@ BITS = 24  # of a stamp that say which token; the others are the number of the c
 TOKENS = 1 << BITS  # that one forward can have at most
 
 
-@triton.jit(do_not_specialize=["count", "slots", "page_size"])
+@launching.kernel(tensors=4, numbers=3)
 def _stamp_kernel(
     loc,
     out,
@@ -54,12 +54,7 @@ def _stamp_kernel(
         tl.atomic_max(at + 1, base + (TOKENS - 1 - i), mask=real)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "tokens", "offset", "per_row", "slots", "page_size", "slot", "places", "requests", "words",
-        "apart", "known", "padding",
-    ]
-)  # fmt: skip
+@launching.kernel(tensors=17, numbers=13)
 def _write_kernel(
     loc,
     out,
@@ -265,6 +260,10 @@ class Stamps:
         )
 
 
+_launch_stamp = launching.Launcher(_stamp_kernel)
+_launch_write = launching.Launcher(_write_kernel, num_warps=4)
+
+
 def launch(
     loc: torch.Tensor,
     out: torch.Tensor,
@@ -285,16 +284,11 @@ def launch(
     if count == 0:
         return
     assert count < TOKENS, f"{count} tokens in one forward, expected fewer than {TOKENS}"
-    _stamp_kernel[(triton.cdiv(count, BLOCK),)](
-        loc,
-        out,
-        stamps.slots,
-        stamps.number,
-        count,
-        slots,
-        page_size,
-        STAMP=rows.firsts is not None,
-        BLOCK=BLOCK,
+    _launch_stamp(
+        (-(-count // BLOCK), 1, 1),
+        (loc, out, stamps.slots, stamps.number),
+        (count, slots, page_size),
+        (rows.firsts is not None, BLOCK),
     )
     if rows.rows == 0 or rows.most == 0:
         return
@@ -307,51 +301,56 @@ def launch(
         elif truth.swa:
             assert truth.mapping is not None
             book, known = truth.mapping, truth.mapping.numel()
-    _write_kernel[(rows.rows, triton.cdiv(rows.most, BLOCK))](
-        loc,
-        out,
-        stamps.slots,
-        stamps.number,
-        loc if rows.firsts is None else rows.firsts,
-        loc if rows.starts is None else rows.starts,
-        loc if rows.counts is None else rows.counts,
-        trap.claims,
-        trap.total,
-        trap.acks,
-        trap.host,
-        loc if truth is None else truth.req_to_token,
-        loc if truth is None else truth.req_pool_indices,
-        book,
-        loc if truth is None or truth.owners is None else truth.owners,
-        loc if truth is None or truth.protected is None else truth.protected,
-        loc if truth is None or truth.step is None else truth.step,
-        count,
-        rows.offset,
-        rows.per_row,
-        slots,
-        page_size,
-        slot,
-        trap.slots,
-        requests,
-        words,
-        apart,
-        known,
-        padding,
-        stride,
-        HAS_ROWS=rows.firsts is not None,
-        RAGGED=rows.starts is not None,
-        HAS_TRUTH=truth is not None and rows.firsts is not None,
-        BY_PAGE=truth is not None and truth.apart == 1 and page_size > 1,
-        HAS_SHADOW=truth is not None and truth.shadow is not None,
-        HAS_OWNERS=truth is not None
-        and truth.shadow is not None
-        and truth.owners is not None
-        and truth.protected is not None,
-        HAS_STEP=truth is not None and truth.step is not None,
-        SWA=truth is not None and truth.swa,
-        REPAIR=repair,
-        FENCE=loc.is_cuda,
-        num_warps=4,
+    has_shadow = truth is not None and truth.shadow is not None
+    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    _launch_write(
+        (rows.rows, -(-rows.most // BLOCK), 1),
+        (
+            loc,
+            out,
+            stamps.slots,
+            stamps.number,
+            loc if rows.firsts is None else rows.firsts,
+            loc if rows.starts is None else rows.starts,
+            loc if rows.counts is None else rows.counts,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            loc if truth is None else truth.req_to_token,
+            loc if truth is None else truth.req_pool_indices,
+            book,
+            loc if truth is None or truth.owners is None else truth.owners,
+            loc if truth is None or truth.protected is None else truth.protected,
+            loc if truth is None or truth.step is None else truth.step,
+        ),
+        (
+            count,
+            rows.offset,
+            rows.per_row,
+            slots,
+            page_size,
+            slot,
+            trap.slots,
+            requests,
+            words,
+            apart,
+            known,
+            padding,
+            stride,
+        ),
+        (
+            rows.firsts is not None,
+            rows.starts is not None,
+            truth is not None and rows.firsts is not None,
+            truth is not None and truth.apart == 1 and page_size > 1,
+            has_shadow,
+            has_owners,
+            truth is not None and truth.step is not None,
+            truth is not None and truth.swa,
+            repair,
+            loc.is_cuda,
+        ),
     )
 
 

@@ -98,7 +98,7 @@ class KvWritesTracer:
     def install(self) -> None:
         context = self.context
         context.after("attn.init", self.after_backend_init)
-        context.after("triton.init", self.after_backend_init)
+        context.after("attn.triton.init", self.after_backend_init)
         put = context.hooks.around
         put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
         put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
@@ -414,7 +414,7 @@ TRACER = Tracer(
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",
-        "triton.init",
+        "attn.triton.init",
     ),
     install=install,
     ledger=True,

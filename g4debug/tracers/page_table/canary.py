@@ -1,8 +1,9 @@
-"""Proves that the page-table tracer works: it must catch two faults in a small, invented table.
+"""Proves that the page-table tracer works: it must catch faults in a small, invented table.
 
-One fault writes a page that no pool has, the other a page of another request. The tracer, the
-guard, the trap, the faults and the dump are the real ones. Only the backend, the pool and the batch
-are stand-ins. No SGLang is needed, and no server is touched.
+One fault writes a page that no pool has, another one a page of another request, and a third one a
+token that no pool has into a list of tokens. The tracer, the guards, the trap, the faults and the
+dump are the real ones. Only the backends, the pool and the batch are stand-ins. No SGLang is
+needed, and no server is touched.
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from typing import Any
 import torch
 
 from g4debug.dumps import reading
-from g4debug.faults import page_alias, page_oob, tables
+from g4debug.faults import lists as token_lists
+from g4debug.faults import page_alias, page_oob, tables, token_oob
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.page_table.backends import adapter
+from g4debug.tracers.page_table.backends.base import PageTable
+from g4debug.tracers.page_table.backends.triton import Built
+from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
@@ -44,7 +50,7 @@ def fire(folder: Path, device: torch.device) -> str:
     seen = []
     for fault, corruption, kind in FAULTS:
         backend, layer, batch = _serving(device)
-        tracer.after_backend_init(None, backend, _RUNNER)
+        tracer.after_backend_init(_ADAPTER, backend, _RUNNER)
         if _check(tracer, backend, layer, batch) is not None:
             raise CanaryError("a sound table was reported as broken")
         name = fault.id
@@ -59,10 +65,57 @@ def fire(folder: Path, device: torch.device) -> str:
         if error.finding.kind != kind:
             raise CanaryError(f"the fault {name} was found as {error.finding.kind}, not {kind}")
         seen.append(_read_back(error, backend))
-    return f"found {' and '.join(seen)}; dumps read back"
+    seen.append(_fire_list(tracer, device))
+    return f"found {', '.join(seen)}; dumps read back"
+
+
+def _fire_list(tracer: PageTableTracer, device: torch.device) -> str:
+    """The same with the lists of tokens that the triton backend hands over."""
+    of, layer, batch = _serving(device)
+    table, triton = of.forward_metadata.page_table, adapter("triton")
+    tokens = (table.long()[:, :, None] * PAGE_SIZE + torch.arange(PAGE_SIZE, device=device)).view(
+        len(LENGTHS), -1
+    )
+    lengths = torch.tensor(LENGTHS, device=device)
+    lists = TokenLists(
+        torch.cat([row[:n] for row, n in zip(tokens, LENGTHS, strict=True)]),
+        torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32),
+        lengths,
+    )
+    backend = SimpleNamespace(
+        req_to_token=of.req_to_token,
+        page_size=PAGE_SIZE,
+        forward_metadata=SimpleNamespace(g4debug_built=Built(batch.req_pool_indices)),
+    )
+    tracer.after_backend_init(triton, backend, _RUNNER)
+
+    def check() -> TrapError | None:
+        try:
+            tracer.token_lists(triton, lists, backend, layer, batch)
+            if lists.indices.is_cuda:
+                torch.cuda.synchronize()
+            tracer.poll()
+        except TrapError as e:
+            return e
+        return None
+
+    if check() is not None:
+        raise CanaryError("sound lists of tokens were reported as broken")
+    fault, name = token_oob.FAULT, token_oob.FAULT.id
+    injection = Injection(fault, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
+    given = token_lists.lists_of(backend, {"full": (lists.indices, lists.indptr)}, [0, 1, 2])
+    token_lists.corrupt(given, injection, "decode", "target", token_oob.OutOfRange())
+    error = check()
+    if error is None or error.finding.kind != "out-of-range":
+        raise CanaryError(f"the fault {name} was not found, or as something else: {error}")
+    if error.path is None or reading.read(error.path).table is None:
+        raise CanaryError(f"the fault {name} was found, but not dumped: {error.problem}")
+    where = error.finding.location
+    return f"a token out of range at row {where.row}, token {where.column}"
 
 
 # What the tracer reads of a ModelRunner.
+_ADAPTER = adapter("trtllm_mha")
 _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=True))
 
 
@@ -94,7 +147,11 @@ def _serving(device: torch.device) -> tuple[Any, Any, Any]:
 def _check(tracer: PageTableTracer, backend: Any, layer: Any, batch: Any) -> TrapError | None:
     """Check one forward. Returns the trap's exception, or None."""
     try:
-        tracer.after_page_table(backend.forward_metadata.page_table, backend, layer, batch)
+        metadata = backend.forward_metadata
+        handed = PageTable(
+            metadata.page_table, metadata.cache_seqlens_int32, metadata.cu_seqlens_q, -1
+        )
+        tracer.page_table(_ADAPTER, handed, backend, layer, batch)
         if backend.forward_metadata.page_table.is_cuda:
             torch.cuda.synchronize()
         tracer.poll()

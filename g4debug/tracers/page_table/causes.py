@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from g4debug.hooking import req_kv
 from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.launch import LIST_WORDS
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.facts import Facts
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
+    if facts.launch.lists is not None and facts.cell.kind in LIST_WORDS:
+        return _list_word(facts)
     special = {
         "row-too-short": _too_short,
         "use-after-free": _freed,
@@ -30,8 +32,23 @@ def cause(facts: Facts) -> str:
     return special(facts) if special is not None else _wrong_cell(facts)
 
 
+def _list_word(facts: Facts) -> str:
+    names = {
+        "list-bounds": "kv_indptr",
+        "row-too-short": "kv_indices",
+        "kv-splits": "num_kv_splits",
+        "window-offset": "window_kv_offsets",
+        "mask-bounds": "mask_indptr or custom_mask",
+    }
+    return (
+        f"{names[facts.kind]} and the lengths of the batch do not agree: it was built for another "
+        "batch, or overwritten after it was built; which of the two is not known"
+    )
+
+
 def _wrong_cell(facts: Facts) -> str:
     token, size = facts.token, facts.page_size
+    it = "table" if facts.launch.lists is None else "list"
     if token is None:
         return "not known: req_to_token cannot be read any more"
     where = f"row {facts.request_row} of req_to_token"
@@ -39,7 +56,7 @@ def _wrong_cell(facts: Facts) -> str:
         agrees = facts.value == facts.full_page or facts.pool_name == "swa"
         if agrees:
             return (
-                f"req_to_token is wrong, and the table was built from it: {where} has token index "
+                f"req_to_token is wrong, and the {it} was built from it: {where} has token index "
                 f"{token} there, which the full pool does not have. Who wrote it is not known"
             )
     if facts.full_page == 0:
@@ -57,8 +74,8 @@ def _wrong_cell(facts: Facts) -> str:
             wrong += f". The last write of it that the ledger saw was {said(written)}"
         wrong += ". Who changed it after that is not known"
         if facts.value == facts.swa_page:
-            return f"{wrong}. The table was built from it"
-        return f"{wrong}. The table has yet another page, so it may be wrong in itself, too"
+            return f"{wrong}. The {it} was built from it"
+        return f"{wrong}. The {it} has yet another page, so it may be wrong in itself, too"
     if facts.right < 0:
         return "not known: the ledger does not know which page belongs there"
     agree = f"{where} (full page {facts.full_page})"
@@ -68,12 +85,12 @@ def _wrong_cell(facts: Facts) -> str:
     if column >= 0:
         first = column * size
         return (
-            f"the table is wrong, not what it is built from: {agree} would give page "
+            f"the {it} is wrong, not what it is built from: {agree} would give page "
             f"{facts.right}. The page in the cell is the request's own, of column {column} (tokens "
             f"{first}..{first + size - 1}): a wrong column was read or written"
         )
     return (
-        f"the table is wrong, not what it is built from: {agree} would give page {facts.right}. It "
+        f"the {it} is wrong, not what it is built from: {agree} would give page {facts.right}. It "
         "was overwritten after it was built, or built from stale data; which of the two is not "
         "known"
     )
@@ -83,7 +100,7 @@ def _untranslated(facts: Facts) -> str:
     if facts.stale_state:
         return (
             "full-pool indices reached a sliding layer: the attention backend has "
-            f"{trtllm_mha.swa_state(facts.launch.backend)}, "
+            f"{facts.launch.adapter.swa_state(facts.launch.backend)}, "
             "while the pool it reads is a SWAKVPool, so the table was not translated"
         )
     return (

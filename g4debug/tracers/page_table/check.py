@@ -35,6 +35,11 @@ class Kind(IntEnum):
     EVICTED = 7  # the request's SWA page was evicted, although the window still reaches it
     FOREIGN = 8  # req_to_token itself names a page that was handed out to another request
     UNREADABLE = 9  # what the guard left cannot be read; the guard never writes this
+    # Of lists of tokens only, see token_check.py.
+    INDPTR = 10  # kv_indptr does not say where the row's list ends
+    SPLITS = 11  # num_kv_splits is not in 1..max_kv_splits
+    OFFSET = 12  # window_kv_offsets is not the position of the first token that is listed
+    MASK = 13  # the row's part of custom_mask does not begin, or does not fit, where it must
 
 
 @dataclass(frozen=True)
@@ -124,12 +129,53 @@ def disagreements(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each cell: its Kind or 0, the page that belongs there, and whether that page is held."""
     rows, columns = values.shape
+    column = torch.arange(columns, device=values.device)[None, :]
+    row = torch.arange(rows, device=values.device)[:, None]
+    found = belongs(row, column, judged, page_size, truth)
+    kind = torch.zeros_like(values)
+    kind[values != found.page] = int(Kind.MISMATCH)
+    kind[(values == 0) & (found.page != UNKNOWN)] = int(Kind.ZERO)
+    return found.kinds(kind), found.expected(kind, found.page), found.judged & ~found.freed
+
+
+@dataclass(frozen=True)
+class Belongs:
+    """What belongs in each cell. All are of the cells' shape.
+
+    judged: the truth knows. full: the page of the full pool that ``req_to_token`` names, or
+    UNKNOWN. page: of the cell's own pool, UNKNOWN if it was freed. freed, foreign, evicted: that
+    page is what the Kind of this name says.
+    """
+
+    judged: torch.Tensor
+    full: torch.Tensor
+    page: torch.Tensor
+    freed: torch.Tensor
+    foreign: torch.Tensor
+    evicted: torch.Tensor
+
+    def kinds(self, kind: torch.Tensor) -> torch.Tensor:
+        """Put what is wrong with the page itself over ``kind``, what is wrong with the cell."""
+        kind[self.evicted] = int(Kind.EVICTED)
+        kind[self.freed] = int(Kind.FREED)
+        kind[self.foreign & (kind == 0)] = int(Kind.FOREIGN)
+        kind[~self.judged] = 0
+        return kind
+
+    def expected(self, kind: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """``right``, and UNKNOWN where it is not known what belongs there."""
+        return torch.where(self.judged & (kind != int(Kind.FOREIGN)), right, UNKNOWN)
+
+
+def belongs(
+    row: torch.Tensor, column: torch.Tensor, judged: torch.Tensor, page_size: int, truth: Truth
+) -> Belongs:
+    """What belongs in the cells (row, column). row, column, judged: of shapes that broadcast."""
     requests, words = truth.req_to_token.shape
-    request = truth.req_pool_indices[:rows].to(torch.int64)
-    column = torch.arange(columns, device=values.device)
+    request = truth.req_pool_indices.to(torch.int64)[row]
     at, cell = column * page_size, column * (truth.apart or page_size)
-    judged = judged & ((request > 0) & (request < requests))[:, None] & (cell < words)
-    token = truth.req_to_token[request.clamp(0, requests - 1)][:, cell.clamp(max=words - 1)]
+    judged = judged & (request > 0) & (request < requests) & (cell < words)
+    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(max=words - 1)]
     full = torch.where(token < 0, UNKNOWN, token.to(torch.int64) // page_size)
     freed, foreign = torch.zeros_like(judged), torch.zeros_like(judged)
     word = torch.zeros_like(full)
@@ -138,7 +184,7 @@ def disagreements(
         inside = (full > 0) & (full < truth.shadow.numel() - 1)
         word = torch.where(inside, truth.shadow[torch.where(inside, full, 0)], 0).to(torch.int64)
         freed = sound & inside & (word == FREE)
-        foreign = sound & inside & _foreign(full, inside, request, at, truth)
+        foreign = sound & inside & _foreign(full, inside, row, request, at, truth)
         if truth.swa:  # the shadow knows nothing about a page that does not exist
             judged = judged & sound & (inside | (full == 0))
     elif truth.swa:
@@ -147,21 +193,18 @@ def disagreements(
         there = truth.mapping[torch.where(known, token, 0).to(torch.int64)]
         judged = judged & known & (there >= 0)
         word = there // page_size
-    expected = torch.where(freed, UNKNOWN, word) if truth.swa else full
-    kind = torch.zeros_like(values)
-    kind[values != expected] = int(Kind.MISMATCH)
-    kind[(values == 0) & (expected != UNKNOWN)] = int(Kind.ZERO)
-    if truth.swa:
-        kind[(full > 0) & (word == 0)] = int(Kind.EVICTED)
-    kind[freed] = int(Kind.FREED)
-    kind[foreign & (kind == 0)] = int(Kind.FOREIGN)
-    kind[~judged] = 0
-    expected = torch.where(judged & (kind != int(Kind.FOREIGN)), expected, UNKNOWN)
-    return kind, expected, judged & ~freed
+    page = torch.where(freed, UNKNOWN, word) if truth.swa else full
+    evicted = (full > 0) & (word == 0) if truth.swa else torch.zeros_like(judged)
+    return Belongs(judged, full, page, freed, foreign, evicted)
 
 
 def _foreign(
-    full: torch.Tensor, inside: torch.Tensor, request: torch.Tensor, at: torch.Tensor, truth: Truth
+    full: torch.Tensor,
+    inside: torch.Tensor,
+    row: torch.Tensor,
+    request: torch.Tensor,
+    at: torch.Tensor,
+    truth: Truth,
 ) -> torch.Tensor:
     """True for each cell whose page was handed out to another row, and is not the cache's."""
     if truth.owners is None or truth.protected is None:
@@ -169,6 +212,5 @@ def _foreign(
     owner = truth.owners[torch.where(inside, full, 0)].to(torch.int64)
     known = (request > 0) & (request < len(truth.protected))
     begin = truth.protected[torch.where(known, request, 0)].to(torch.int64)
-    numbers = request if truth.rows_of is None else truth.rows_of[: len(request)].to(torch.int64)
-    own = known[:, None] & (at >= begin[:, None])
-    return own & (owner > 0) & (owner != numbers[:, None])
+    numbers = request if truth.rows_of is None else truth.rows_of.to(torch.int64)[row]
+    return known & (at >= begin) & (owner > 0) & (owner != numbers)

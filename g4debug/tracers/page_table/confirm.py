@@ -20,6 +20,8 @@ def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:
     """True if the finding needs no ledger, or SGLang's structures confirm it. May wait."""
     if launch is None or ledger is None or ledger.holders is None or not _rests_on(launch, cell):
         return True
+    if cell.position >= 0 and cell.value == cell.expected:
+        return True  # the right page, and in it another token: the ledger knows pages only
     if ledger.broken:
         return False
     try:

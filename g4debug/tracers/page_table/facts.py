@@ -10,7 +10,6 @@ from typing import Literal
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.page_table.backends import trtllm_mha
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.foreign import Foreign
 from g4debug.tracers.page_table.launch import Cell, Launch
@@ -28,6 +27,10 @@ KindName = Literal[
     "stale",
     "foreign-page",
     "unreadable",
+    "list-bounds",
+    "kv-splits",
+    "window-offset",
+    "mask-bounds",
 ]
 NAMES: dict[Kind, KindName] = {
     Kind.NEGATIVE: "negative",
@@ -39,6 +42,10 @@ NAMES: dict[Kind, KindName] = {
     Kind.EVICTED: "evicted-in-window",
     Kind.FOREIGN: "foreign-page",
     Kind.UNREADABLE: "unreadable",
+    Kind.INDPTR: "list-bounds",
+    Kind.SPLITS: "kv-splits",
+    Kind.OFFSET: "window-offset",
+    Kind.MASK: "mask-bounds",
 }
 
 
@@ -58,7 +65,7 @@ class Facts:
         self.request = ledger.requests.get(rid) if ledger is not None and rid else None
         self.value = cell.value
         self.pool_name = launch.pool_name
-        self.page_size = int(launch.backend.page_size)
+        self.page_size = launch.page_size
         self.request_row = self.full_page = self.swa_page = -1
         self.token: int | None = None  # what req_to_token has for the cell
         try:
@@ -66,7 +73,7 @@ class Facts:
                 self.request_row, self.full_page = cell.request, cell.full
                 self.token = cell.full * self.page_size if cell.full >= 0 else None
             else:
-                self.request_row = int(launch.batch.req_pool_indices[cell.row])
+                self.request_row = int(launch.req_pool_indices[cell.row])
                 table = launch.backend.req_to_token
                 self.token = int(table[self.request_row, cell.column * self.page_size])
                 self.full_page = self.token // self.page_size
@@ -97,7 +104,7 @@ class Facts:
     @property
     def stale_state(self) -> bool:
         """True if the backend does not know that its pool is a SWA pool (upstream regression)."""
-        return self.untranslated and trtllm_mha.forgot_swa(self.launch.backend)
+        return self.untranslated and self.launch.adapter.forgot_swa(self.launch.backend)
 
     def _kind(self) -> KindName:
         if self.untranslated:

@@ -45,12 +45,12 @@ def confirm(
     pool = ledger.pools.get("full") if ledger is not None else None
     if ledger is None or pool is None or ledger.owners is None or ledger.broken:
         return None, "the page ledger was given up"
-    size = int(launch.backend.page_size)
+    size = launch.page_size
     table, at = launch.backend.req_to_token, cell.column * size
     if cell.step >= 0:
         row, page, rid = cell.request, cell.full, rid_at(recorder, cell)
     else:
-        row = int(launch.batch.req_pool_indices[cell.row])
+        row = int(launch.req_pool_indices[cell.row])
         page = int(table[row, at]) // size
         rid = recorder.requests_by_pool_index().get(row, "")
     if not 0 < page < pool.pages or int(table[row, at]) // size != page:

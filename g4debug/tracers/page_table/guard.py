@@ -29,9 +29,9 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import triton
 import triton.language as tl
 
+from g4debug import launching
 from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
 from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
@@ -40,12 +40,7 @@ from g4debug.tracers.trap_writer import fence_system
 BLOCK = 256
 
 
-@triton.jit(
-    do_not_specialize=[
-        "pages", "page_size", "window", "columns", "slot", "slots", "requests", "words", "apart",
-        "known", "padding",
-    ]
-)  # fmt: skip
+@launching.kernel(tensors=15, numbers=15)
 def _page_guard_kernel(
     table,
     out,
@@ -238,6 +233,9 @@ def _page_guard_kernel(
             tl.store(host + AT_SUMMARY, now)
 
 
+_launch = launching.Launcher(_page_guard_kernel, num_warps=4)
+
+
 def launch(
     table: torch.Tensor,
     out: torch.Tensor,
@@ -272,49 +270,53 @@ def launch(
         elif truth.swa:
             assert truth.mapping is not None
             book, known = truth.mapping, truth.mapping.numel()
-    _page_guard_kernel[(rows, triton.cdiv(columns, BLOCK))](
-        table,
-        out,
-        seq_lens,
-        seq_lens if cu_q is None else cu_q,
-        trap.claims,
-        trap.total,
-        trap.acks,
-        trap.host,
-        seq_lens if truth is None else truth.req_to_token,
-        seq_lens if truth is None else truth.req_pool_indices,
-        book,
-        seq_lens if truth is None or truth.owners is None else truth.owners,
-        seq_lens if truth is None or truth.protected is None else truth.protected,
-        seq_lens if truth is None or truth.step is None else truth.step,
-        trap.cells,
-        pages,
-        page_size,
-        window,
-        columns,
-        slot,
-        trap.slots,
-        requests,
-        words,
-        page_size if truth is None else truth.apart or page_size,
-        known,
-        padding,
-        table.stride(0),
-        table.stride(1),
-        out.stride(0),
-        stride_request,
-        HAS_Q=cu_q is not None,
-        HAS_TRUTH=truth is not None,
-        HAS_SHADOW=truth is not None and truth.shadow is not None,
-        HAS_OWNERS=truth is not None
-        and truth.shadow is not None
-        and truth.owners is not None
-        and truth.protected is not None,
-        HAS_STEP=truth is not None and truth.step is not None,
-        SWA=truth is not None and truth.swa,
-        REPAIR=repair,
-        FENCE=table.is_cuda,
-        num_warps=4,
+    has_shadow = truth is not None and truth.shadow is not None
+    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    _launch(
+        (rows, -(-columns // BLOCK), 1),
+        (
+            table,
+            out,
+            seq_lens,
+            seq_lens if cu_q is None else cu_q,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            seq_lens if truth is None else truth.req_to_token,
+            seq_lens if truth is None else truth.req_pool_indices,
+            book,
+            seq_lens if truth is None or truth.owners is None else truth.owners,
+            seq_lens if truth is None or truth.protected is None else truth.protected,
+            seq_lens if truth is None or truth.step is None else truth.step,
+            trap.cells,
+        ),
+        (
+            pages,
+            page_size,
+            window,
+            columns,
+            slot,
+            trap.slots,
+            requests,
+            words,
+            page_size if truth is None else truth.apart or page_size,
+            known,
+            padding,
+            *table.stride(),
+            out.stride(0),
+            stride_request,
+        ),
+        (
+            cu_q is not None,
+            truth is not None,
+            has_shadow,
+            has_owners,
+            truth is not None and truth.step is not None,
+            truth is not None and truth.swa,
+            repair,
+            table.is_cuda,
+        ),
     )
 
 

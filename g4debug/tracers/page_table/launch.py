@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,32 +13,55 @@ from g4debug.findings.steps import Recorder
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
 from g4debug.tracers.trap_buffer import CELLS, Left
 
+if TYPE_CHECKING:
+    from g4debug.tracers.page_table.backends.base import Adapter
+    from g4debug.tracers.page_table.token_check import TokenLists
+
 # Kinds that depend on what is held. Until the report is made, a request may have ended.
 _PASSING = (Kind.FREED, Kind.EVICTED)
+# What is wrong with a list of tokens beside its entries.
+LIST_WORDS = (Kind.SHORT, Kind.INDPTR, Kind.SPLITS, Kind.OFFSET, Kind.MASK)
 
 
 @dataclass
 class Launch:
     """One hand-over that the guard checked, with the tensors that are needed to check it again."""
 
+    adapter: Adapter
     backend: Any
     layer: Any
     batch: Any  # the ForwardBatch; in a captured CUDA graph, with static buffers
-    table: torch.Tensor
-    seq_lens: torch.Tensor
-    cu_q: torch.Tensor | None
-    out: torch.Tensor
+    table: torch.Tensor  # of lists of tokens: kv_indices
     pool_name: str  # "full" or "swa": the inner KV pool that the layer reads
     pages: int
-    window: int
+    page_size: int
     truth: Truth | None
     slot: int
     captured: bool
+    window: int = -1
+    # Of a page table:
+    seq_lens: torch.Tensor | None = None
+    cu_q: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    lists: TokenLists | None = None  # if it is no page table
+
+    @property
+    def req_pool_indices(self) -> torch.Tensor:
+        """The row of ``req_to_token`` of each row. On the device."""
+        if self.truth is not None:
+            return self.truth.req_pool_indices
+        indices = self.adapter.indices(self.backend, self.batch)
+        return self.batch.req_pool_indices if indices is None else indices
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One bad cell. If the row is too short: column = its columns, value = the pages it needs."""
+    """One bad cell. If the row is too short: column = its columns, value = the pages it needs.
+
+    Of an entry of a list of tokens, column, value and expected are the pages in which ``position``,
+    ``token`` and ``right`` lie. Of another word of the lists (see LIST_WORDS) they are as the guard
+    left them.
+    """
 
     row: int
     column: int
@@ -50,6 +73,9 @@ class Cell:
     step: int = -1
     request: int = -1
     full: int = -1
+    position: int = -1  # of the token in its request
+    token: int = -1  # the entry
+    right: int = -1  # the token that belongs there, -1 if not known
 
     @property
     def place(self) -> tuple[int, int, int, Kind, int]:
@@ -63,6 +89,7 @@ def read_table(launch: Launch, pool: Pool, recorder: Recorder, seen: Cell) -> tu
     ``seen`` is what the guard saw. If it is still in the table, the first bad cell of its kind is
     reported. If the table was changed since then, ``seen`` itself is.
     """
+    assert launch.seq_lens is not None
     rows = launch.table.shape[0]
     q_lens = None if launch.cu_q is None else launch.cu_q.cpu().diff()
     values = launch.table.cpu().to(torch.int64)
@@ -105,14 +132,33 @@ def _cells(checked: TableCheck) -> list[Cell]:
     ]
 
 
-def cell_of(fields: dict[str, int]) -> Cell:
+def cell_of(fields: dict[str, int], launch: Launch | None = None) -> Cell:
     """The cell that the guard left in a slot of the trap buffer, whatever is in there."""
     known = fields["kind"] in {int(kind) for kind in Kind}
     kind = Kind(fields["kind"]) if known else Kind.UNREADABLE
     words = ("row", "column", "value")
     row, column, value = (fields[word] for word in words)
     as_of = (fields["step"], fields["request"], fields["full"])
-    return Cell(row, column, value, kind, fields["expected"], *as_of)
+    if launch is None or launch.lists is None or kind in (Kind.UNREADABLE, *LIST_WORDS):
+        return Cell(row, column, value, kind, fields["expected"], *as_of)
+    right, size = fields["expected"], launch.page_size
+    position = first_listed(fields["seq_len"], launch.window) + column
+    return Cell(
+        row,
+        position // size,
+        value // size,
+        kind,
+        right // size if right >= 0 else -1,
+        *as_of,
+        position=position,
+        token=value,
+        right=right,
+    )
+
+
+def first_listed(tokens: int, window: int) -> int:
+    """The position of the first token in the list of a row with so many tokens."""
+    return max(tokens - window, 0) if window >= 0 else 0
 
 
 def rid_at(recorder: Recorder, cell: Cell) -> str:
@@ -151,6 +197,33 @@ def kept_table(launch: Launch, pool: Pool, seen: Cell, left: Left, rid: str) -> 
     return table, seen
 
 
+def kept_list(launch: Launch, pool: Pool, seen: Cell, left: Left, rid: str) -> Table | None:
+    """The part of the bad row's list that the guard kept: as a table with pages of one token.
+
+    Its columns are the positions of the tokens in their request. None for other words than entries.
+    """
+    assert launch.lists is not None
+    if seen.position < 0:
+        return None
+    length = left.fields["seq_len"]
+    first = first_listed(length, launch.window)
+    origin = left.fields["column"] // CELLS * CELLS
+    values = torch.from_numpy(left.cells[:1, : max(length - first - origin, 0)].astype("int64"))
+    return Table(
+        values=values,
+        seq_lens=torch.tensor([length]),
+        first_live=torch.tensor([first]),
+        bad=torch.tensor([[seen.row, seen.position, seen.token]]),
+        pool=replace(pool, pages=pool.pages * pool.page_size, page_size=1),
+        window=launch.window,
+        row0=seen.row,
+        column0=first + origin,
+        rows_total=launch.lists.rows,
+        columns_total=length,
+        rids=(rid,),
+    )
+
+
 def _on_host(launch: Launch) -> Truth | None:
     """The truth of this launch, on the host, with the requests of its rows only."""
     truth = launch.truth
@@ -183,7 +256,7 @@ def _protected(protected: torch.Tensor | None, request: torch.Tensor) -> torch.T
 def _rids(launch: Launch, rows: int, recorder: Recorder) -> tuple[str, ...]:
     """The request of each row, from the row of ``req_to_token`` that the forward used."""
     by_index = recorder.requests_by_pool_index()
-    indices = launch.batch.req_pool_indices.tolist()[:rows]
+    indices = launch.req_pool_indices.tolist()[:rows]
     current = recorder.current
     live = len(current.rids) if current is not None else rows
     names = [by_index.get(int(i), "") if n < live else "" for n, i in enumerate(indices)]

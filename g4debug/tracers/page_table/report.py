@@ -21,6 +21,7 @@ from g4debug.tracers.page_table.launch import (
     Cell,
     Launch,
     cell_of,
+    kept_list,
     kept_table,
     read_table,
     rid_at,
@@ -46,6 +47,10 @@ REFERENCES: dict[KindName, str] = {
     "stale": _WRONG,
     "foreign-page": _WRONG,
     "unreadable": _WRONG,
+    "list-bounds": _WRONG,
+    "kv-splits": _WRONG,
+    "window-offset": _WRONG,
+    "mask-bounds": _WRONG,
 }
 
 
@@ -71,7 +76,7 @@ def describe(
     fields = left.fields
     if launch is None or cell_of(fields).kind is Kind.UNREADABLE:
         return _bare(fields, recorder), None, ()
-    page_size = int(launch.backend.page_size)
+    page_size = launch.page_size
     pool = Pool(
         launch.pool_name,
         launch.pages,
@@ -79,31 +84,38 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell, foreign, rid = None, cell_of(fields), None, ""
+    table, cell, foreign, rid = None, cell_of(fields, launch), None, ""
     if cell.kind is Kind.FOREIGN:
         foreign = _confirmed(launch, cell, recorder, ledger)
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
-        if cell.step >= 0:
+        if launch.lists is not None:
+            rid = _rid(launch, cell, recorder)
+            table = kept_list(launch, pool, cell, left, rid)
+        elif cell.step >= 0:
             rid = rid_at(recorder, cell)
             table, cell = kept_table(launch, pool, cell, left, rid)
         else:
             table, cell = read_table(launch, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
     _settle(ledger)
-    facts = Words(launch, cell, rid, ledger, foreign)
+    kind_of = Words if launch.lists is None else ListWords
+    facts = kind_of(launch, cell, rid, ledger, foreign)
     events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
     who = "draft" if draft else "target"
     mode = launch.batch.forward_mode.name
-    count = len(table.bad) if table is not None and len(table.bad) else fields["count"]
+    whole = launch.lists is None and table is not None and len(table.bad) > 0
+    count = len(table.bad) if whole and table is not None else fields["count"]
+    column = cell.column if cell.position < 0 else cell.position
     finding = Finding(
         check="page-table",
         kind=facts.kind,
-        site="attn.layer_page_table",
+        site=launch.adapter.handed_at(launch.batch),
         headline=(
             f"g4debug: page-table in {who} {mode.lower().replace('_', '-')}: {kind} layer "
-            f"{layer} {facts.what()} (request {rid or '?'}, row {cell.row}, column {cell.column})"
+            f"{layer} {facts.what()} (request {rid or '?'}, row {cell.row}, "
+            f"{facts.place} {column})"
         ),
         location=Location(
             process="scheduler",
@@ -116,7 +128,7 @@ def describe(
             layer_kind=kind,
             request=rid,
             row=cell.row,
-            column=cell.column,
+            column=column,
             replay=launch.captured,
         ),
         expected=facts.expected(),
@@ -132,6 +144,8 @@ def describe(
 
 class Words(Facts):
     """How the report says what is known about one bad cell."""
+
+    place = "column"
 
     def what(self) -> str:
         """The middle of the headline, which says what the layer gets."""
@@ -241,6 +255,80 @@ class Words(Facts):
         return CONTAIN
 
 
+class ListWords(Words):
+    """The same of a bad entry of a list of tokens, or of a word beside the entries."""
+
+    @property
+    def place(self) -> str:  # type: ignore[override]
+        return "index" if self.cell.position < 0 else "token"
+
+    def what(self) -> str:
+        cell, name = self.cell, self.pool_name.upper()
+        value, expected = cell.value, cell.expected
+        if self.kind == "list-bounds":
+            return f"gets kv_indptr[{cell.column}] = {value}, but it must be {expected}"
+        if self.kind == "row-too-short":
+            return f"reads its list up to entry {value}, but kv_indices has {cell.column} entries"
+        if self.kind == "kv-splits":
+            return f"cuts a row into {value} parts (num_kv_splits), but 1 to {expected} are allowed"
+        if self.kind == "window-offset":
+            return f"gets window_kv_offsets = {value}, but the row's list begins at {expected}"
+        if self.kind == "mask-bounds":
+            return (
+                f"gets mask_indptr = {value}, but the row's part of the mask begins at {expected}, "
+                f"and the mask has {self._mask_size} cells"
+            )
+        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+            return super().what()
+        right = f"the right {name} token is {cell.right}"
+        but = f"but {right if cell.right > 0 else 'no token belongs there'}"
+        at = f"for token {cell.position} of the request"
+        if self.kind == "page-zero":
+            return f"gets token {cell.token} of the reserved page 0 {at}, {but}"
+        label = "full-pool token" if self.untranslated else "token"
+        tokens = self.launch.pages * self.page_size
+        if not 0 <= cell.token < tokens:
+            return f"gets {label} {cell.token} {at}, but its {name} pool has {tokens} tokens"
+        whose = ""
+        if self.kind == "other-request":
+            whose = f" of request {self._owner_of(self.pool_name, self.value)}"
+        free = " (free)" if self.kind == "stale" else ""
+        return f"gets {label} {cell.token}{whose}{free} {at}, {but}"
+
+    @property
+    def _mask_size(self) -> int:
+        return 0 if self.launch.lists is None else self.launch.lists.mask_size
+
+    def expected(self) -> str:
+        cell = self.cell
+        if cell.position < 0:
+            if self.kind == "row-too-short":
+                return f"a list of at least {cell.value} entries"
+            return f"at most {cell.expected}" if self.kind == "kv-splits" else str(cell.expected)
+        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+            return super().expected()
+        last = self.launch.pages * self.page_size - 1
+        belongs = f"; for this entry, token {cell.right}" if cell.right > 0 else ""
+        return f"one of the tokens 0..{last} of the {self.pool_name} pool{belongs}"
+
+    def got(self, count: int) -> str:
+        if self.cell.position < 0:
+            return str(self.cell.column if self.kind == "row-too-short" else self.cell.value)
+        entries = "entry" if count == 1 else "entries"
+        return f"token {self.cell.token} ({count} bad {entries} in this part of the list)"
+
+    def owner(self) -> str:
+        return "" if self.cell.position < 0 else super().owner()
+
+
+def _rid(launch: Launch, cell: Cell, recorder: Recorder) -> str:
+    """The request of the cell's row. '' if not known."""
+    if cell.step >= 0:
+        return rid_at(recorder, cell)
+    row = int(launch.req_pool_indices[cell.row])
+    return recorder.requests_by_pool_index().get(row, "")
+
+
 def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | None) -> Foreign:
     """Raises Unconfirmed if SGLang's own tables do not say the same."""
     try:
@@ -250,8 +338,8 @@ def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | 
     if foreign is None:
         page = -1
         with suppress(RuntimeError, IndexError):
-            row = int(launch.batch.req_pool_indices[cell.row])
-            size = int(launch.backend.page_size)
+            row = int(launch.req_pool_indices[cell.row])
+            size = launch.page_size
             page = int(launch.backend.req_to_token[row, cell.column * size]) // size
         raise Unconfirmed(page, why)
     return foreign

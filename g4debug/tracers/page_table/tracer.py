@@ -1,10 +1,11 @@
 """page-table: every live cell of a page table holds the page that belongs there.
 
-The check runs where the table is handed to the attention kernel (``_get_layer_page_table``),
-because the layer, its pool and its table are known together there, and because a table that is
-never handed over is read by no kernel. A table is checked once for each forward and pool: at the
-first layer of the pool. The other layers of that pool reuse the result. When the layer that was
-checked first is called again, a new forward has begun.
+The check runs where the table is handed to the attention kernel, because the layer, its pool and
+its table are known together there, and because a table that is never handed over is read by no
+kernel. Where that is, and whether it is a page table or a list of tokens, is known by one file for
+each attention backend (:mod:`g4debug.tracers.page_table.backends`). A table is checked once for
+each forward and pool: at the first layer of the pool. The other layers of that pool reuse the
+result. When the layer that was checked first is called again, a new forward has begun.
 
 On a GPU the check is a kernel, the guard (:mod:`g4debug.tracers.page_table.guard`). It is captured
 into SGLang's CUDA graphs together with the attention. After each step the host looks at what the
@@ -21,25 +22,34 @@ class of the allocator is not SGLang's own, it is not known which pages are free
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from g4debug.findings.record import Evidence
+from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
-from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table import phases, token_guard
+from g4debug.tracers.page_table.backends import adapters
+from g4debug.tracers.page_table.backends.base import Adapter, PageTable
 from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.confirm import has_ended, is_real
 from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
+from g4debug.tracers.page_table.token_check import TokenLists
+from g4debug.tracers.page_table.token_guard import Repair
 from g4debug.tracers.page_table.truth import Books
 from g4debug.tracers.trap_buffer import Left, TrapBuffer
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
+# What cannot be right, whoever's row it is.
+CERTAIN = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)
 logger = logging.getLogger("g4debug")
 
 
@@ -52,13 +62,15 @@ class PageTableTracer:
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
         self.lost = False  # after an error of the device nothing more can be read or checked
-        self.backends = 0  # trtllm_mha backends built in this process
+        self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
+        self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.in_flight = shared(context.recorder)
         self.books = Books(context.ledger, self.in_flight)
         # By slot and step: a slot's next launch may be made before this one's findings are read.
         self._eager: dict[tuple[int, int], Launch] = {}
         self._spoilt: set[int] = set()  # slots of the trap buffer that were reported as such
+        self._not_guarded: set[tuple[str, str]] = set()
         self._said = 10  # from how many merged cells on the next line about them is logged
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_slots: dict[tuple[int, str], int] = {}
@@ -66,8 +78,10 @@ class PageTableTracer:
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # what was taken of them last
 
     def install(self) -> None:
-        self.context.after(trtllm_mha.BUILT, self.after_backend_init)
-        self.context.after(trtllm_mha.HANDED_OVER, self.after_page_table)
+        for adapter in adapters():
+            self.context.after(adapter.built, self.after_built(adapter))
+            if not self.is_refused(adapter):
+                adapter.install(self.context, self)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("forward_batch.init_new", self.before_forward)
         self.context.after("scheduler.run_batch", self.after_run_batch)
@@ -78,64 +92,143 @@ class PageTableTracer:
         self.context.on_exception("scheduler.run_event_loop", self.poll)
         self.context.after("scheduler.init", self.after_scheduler_init)
 
-    def after_backend_init(
-        self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        self.backends += 1
-        if getattr(model_runner, "is_draft_worker", False):
-            self.drafts.add(id(backend))
-        self.books.learn(backend, model_runner)
-        return result
+    def is_refused(self, adapter: Adapter) -> bool:
+        """True if this backend was never run here, and a finding would do more than be reported."""
+        settings = self.context.settings
+        if settings.mode == "log" or settings.not_run_on_this_release:
+            return False
+        on_cpu = settings.cpu or not torch.cuda.is_available()
+        return not targets.backend_was_run(adapter.name, on_cpu)
 
-    def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.backends:
-            self.context.off(
-                "this server has no trtllm_mha attention backend, so there is nothing to check"
+    def after_built(self, adapter: Adapter) -> Callable[..., Any]:
+        """The hook at the site at which the backends of an adapter are built."""
+
+        def after_backend_init(result: Any, *args: Any, **kwargs: Any) -> Any:
+            self.after_backend_init(adapter, *args, **kwargs)
+            return result
+
+        return after_backend_init
+
+    def after_backend_init(
+        self,
+        adapter: Adapter,
+        backend: Any,
+        model_runner: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """A backend was built."""
+        if self.is_refused(adapter):
+            self.not_guarded(
+                f"not what the attention backend {adapter.name} hands to its kernels",
+                "it was never run with this tracer on this SGLang and this kind of machine, so a "
+                "finding could be false; G4DEBUG_MODE=log reports only, and "
+                "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk",
             )
+            return
+        key = id(backend)
+        self.adapters[key] = adapter
+        self.page_sizes[key] = adapter.page_size(backend, model_runner)
+        if getattr(model_runner, "is_draft_worker", False):
+            self.drafts.add(key)
+        if adapter.learn(backend, model_runner, self):
+            self.books.learn(backend, model_runner, self.page_sizes[key])
+
+    def after_scheduler_init(
+        self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not self.adapters and not self._not_guarded:
+            names = " or ".join(adapter.name for adapter in adapters())
+            self.context.off(
+                f"this server has no {names} attention backend, so there is nothing to check"
+            )
+            return result
         for why in sorted(self.books.limits):
             self.context.limit("ranges only", why)
         if self.books.partial is not None:
             self.context.limit(*self.books.partial)
+        if scheduler is not None:
+            found = phases.of(scheduler, {key: a.name for key, a in self.adapters.items()})
+            if found:
+                print(phases.line(found), file=sys.stderr, flush=True)
+            for phase in found:
+                if not phase.guarded:
+                    self.not_guarded(
+                        f"not what attention reads in {phase.name}",
+                        f"it runs on {phase.backend}, which is not guarded on this server",
+                    )
         return result
 
-    def after_page_table(
-        self, table: torch.Tensor, backend: Any, layer: Any, forward_batch: Any
+    def not_guarded(self, what: str, why: str) -> None:
+        """Something that goes to a kernel is not judged. Said once."""
+        if (what, why) not in self._not_guarded:
+            self._not_guarded.add((what, why))
+            self.context.limit(what, why)
+
+    def page_table(
+        self, adapter: Adapter, handed: PageTable, backend: Any, layer: Any, batch: Any
     ) -> torch.Tensor:
         """Check the table. Returns the one for the kernel: a safe one, or in log mode SGLang's."""
-        pool, name = pool_of_layer(backend, layer, forward_batch)
-        key = (id(backend), name)
+        pool, name = pool_of_layer(backend, layer, batch)
+        key, table = (id(backend), name), handed.table
         latest = self._latest.get(key)
         if latest is None or latest.table is not table or latest.layer is layer:
-            latest = self._check(table, backend, layer, forward_batch, pool, name)
+            latest = self._launch(key, adapter, table, table.shape[0], backend, layer, batch, pool)
+            latest.seq_lens, latest.cu_q = handed.seq_lens, handed.cu_q
+            latest.window = handed.window if name == "swa" else -1
+            latest.out = self._buffer(key, table)
+            self._check(latest)
             self._latest[key] = latest
+        assert latest.out is not None
         return latest.out if self.contain else table
 
-    def _check(
-        self, table: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
+    def token_lists(
+        self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
+    ) -> None:
+        """Check the lists, and change what a kernel must not read; nothing in log mode."""
+        pool, name = pool_of_layer(backend, layer, batch)
+        key = (id(backend), f"{name}, window" if lists.window >= 0 else name)
+        latest, indices = self._latest.get(key), lists.indices
+        if latest is not None and latest.table is indices and latest.layer is not layer:
+            return
+        latest = self._launch(key, adapter, indices, lists.rows, backend, layer, batch, pool)
+        latest.lists, latest.window = lists, lists.window
+        self._check(latest)
+        self._latest[key] = latest
+
+    def _launch(
+        self,
+        key: tuple[int, str],
+        adapter: Adapter,
+        table: torch.Tensor,
+        rows: int,
+        backend: Any,
+        layer: Any,
+        batch: Any,
+        pool: Any,
     ) -> Launch:
+        """What both shapes of a hand-over have in common. key: of its slot, if not captured."""
         if self.trap is None:
             self.trap = TrapBuffer(table.device)
-        key = (id(backend), name)
         captured = table.is_cuda and torch.cuda.is_current_stream_capturing()
         if captured:
             slot = self.trap.new_slot()
         else:
             slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
             self._eager_slots[key] = slot
-        seq_lens, cu_q = trtllm_mha.lengths(backend)
-        rows = table.shape[0]
+        name, page_size = key[1].partition(",")[0], self.page_sizes.get(id(backend), 0)
+        if not page_size:  # it was built before the tracer was armed
+            page_size = adapter.page_size(backend, None)
         launch = Launch(
+            adapter=adapter,
             backend=backend,
             layer=layer,
             batch=batch,
             table=table,
-            seq_lens=seq_lens,
-            cu_q=cu_q,
-            out=self._buffer(key, table),
             pool_name=name,
-            pages=pages_of(pool, layer, backend.page_size),
-            window=trtllm_mha.window(layer, name),
-            truth=self._truth(backend, batch, name, rows, captured),
+            pages=pages_of(pool, layer, page_size),
+            page_size=page_size,
+            truth=self._truth(adapter, backend, batch, name, rows, captured),
             slot=slot,
             captured=captured,
         )
@@ -144,32 +237,54 @@ class PageTableTracer:
             self._eager[slot, self.in_flight.step] = launch
             while len(self._eager) > 4 * IN_FLIGHT:
                 del self._eager[next(iter(self._eager))]
-        guard = page_guard.launch if table.is_cuda else page_guard.reference
-        guard(
-            table,
-            launch.out,
-            launch.seq_lens,
-            launch.cu_q,
-            self.trap,
-            slot,
-            launch.pages,
-            int(backend.page_size),
-            launch.window,
-            launch.truth,
-            self.repair,
-        )
-        self.context.checked(1, "tables captured in CUDA graphs" if captured else "tables")
-        if not table.is_cuda:
-            self.poll()
         return launch
 
+    def _check(self, launch: Launch) -> None:
+        assert self.trap is not None
+        on_gpu = launch.table.is_cuda
+        if launch.lists is not None:
+            self.trap.keep_cells(launch.slot)
+            check = token_guard.launch if on_gpu else token_guard.reference
+            repair = Repair.ALL if self.repair else Repair.UNSAFE
+            check(
+                launch.lists,
+                self.trap,
+                launch.slot,
+                launch.pages * launch.page_size,
+                launch.page_size,
+                launch.truth,
+                repair if self.contain else Repair.NOTHING,
+            )
+            what = "token lists"
+        else:
+            assert launch.out is not None
+            assert launch.seq_lens is not None
+            guard = page_guard.launch if on_gpu else page_guard.reference
+            guard(
+                launch.table,
+                launch.out,
+                launch.seq_lens,
+                launch.cu_q,
+                self.trap,
+                launch.slot,
+                launch.pages,
+                launch.page_size,
+                launch.window,
+                launch.truth,
+                self.repair,
+            )
+            what = "tables"
+        self.context.checked(1, f"{what} captured in CUDA graphs" if launch.captured else what)
+        if not on_gpu:
+            self.poll()
+
     def _truth(
-        self, backend: Any, batch: Any, name: str, rows: int, captured: bool
+        self, adapter: Adapter, backend: Any, batch: Any, name: str, rows: int, captured: bool
     ) -> Truth | None:
         by_copy = self.in_flight.copy is not None and not captured
         if by_copy and self.in_flight.step != self.context.recorder.step:
             return None  # this forward was not launched by the scheduler
-        return self.books.truth(backend, batch, name, rows, captured)
+        return self.books.truth(adapter, backend, batch, name, rows, captured)
 
     def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
         """Contiguous int32 memory of the table's shape, for the safe table.
@@ -246,10 +361,11 @@ class PageTableTracer:
 
     def _is_real(self, launch: Launch | None, left: Left) -> bool:
         """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""
-        ledger, cell = self.context.ledger, cell_of(left.fields)
-        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of a page table"
+        ledger, cell = self.context.ledger, cell_of(left.fields, launch)
+        table = "a page table" if launch is None or launch.lists is None else "a list of tokens"
+        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of {table}"
         left_early = cell.step >= 0 and self.in_flight.is_void(cell.step, cell.request)
-        if left_early and cell.kind not in (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE):
+        if left_early and cell.kind not in CERTAIN:
             logger.info(
                 "g4debug: page-table: nothing is reported of %s, because its request had ended "
                 "before the result of step %d was looked at",
@@ -310,8 +426,7 @@ TRACER = Tracer(
     id="page-table",
     title="a page table names the right pages: those that req_to_token and the allocators say",
     sites=(
-        trtllm_mha.BUILT,
-        trtllm_mha.HANDED_OVER,
+        *(site for adapter in adapters() for site in (adapter.built, *adapter.sites)),
         "forward_batch.init_new",
         "scheduler.init",
         "scheduler.process_result",

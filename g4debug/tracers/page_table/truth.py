@@ -9,7 +9,7 @@ from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.as_of_launch import Launches
 from g4debug.tracers.launch_copy import Copy
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
-from g4debug.tracers.page_table.backends import trtllm_mha
+from g4debug.tracers.page_table.backends.base import Adapter
 from g4debug.tracers.page_table.check import Truth
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Books:
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
         self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
 
-    def learn(self, backend: Any, model_runner: Any) -> None:
-        """Learn a backend that was built for this ModelRunner."""
+    def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
+        """Learn a backend that was built for this ModelRunner, and the page size of its pools."""
         args = model_runner.server_args
         overlap = overlaps(args)
         found = moving_pages(args, as_of_launch(args))
@@ -45,7 +45,7 @@ class Books:
         if self.ledger is not None and self.ledger.owners is not None:
             self.ledger.owners.prepare(backend.req_to_token.shape[0])
         if overlap:
-            self.launches.prepare(backend.req_to_token, int(backend.page_size), self.ledger)
+            self.launches.prepare(backend.req_to_token, page_size, self.ledger)
         if overlap and not self._with_shadow[id(backend)]:
             self.partial = (
                 "in the draft's sliding layers only ranges",
@@ -54,18 +54,24 @@ class Books:
             )
 
     def truth(
-        self, backend: Any, batch: Any, pool_name: str, rows: int, captured: bool
+        self,
+        adapter: Adapter,
+        backend: Any,
+        batch: Any,
+        pool_name: str,
+        rows: int,
+        captured: bool,
     ) -> Truth | None:
         """The truth for one table. None if only ranges can be checked."""
         with_shadow = self._with_shadow.get(id(backend))
         if with_shadow is None:
             return None
-        indices = batch.req_pool_indices
+        indices = adapter.indices(backend, batch)
         if indices is None or indices.shape[0] < rows:
             return None
         padding = 0
         if captured:
-            padding = trtllm_mha.padding(backend, batch, id(backend) in self._frozen)
+            padding = adapter.padding(backend, batch, id(backend) in self._frozen)
         if self.launches.copy is not None:
             return self._as_of_launch(self.launches.copy, backend, indices, pool_name, padding)
         ledger = self.ledger

@@ -89,21 +89,32 @@ def _counts(reqs: Any) -> Counts:
 class DeviceLengths:
     """Compares ``batch.seq_lens`` on the device with the host's copy, without waiting for it.
 
-    A copy to pinned memory is started before the draft, and looked at after the verify, which has
-    waited for the same stream anyway. On a CPU the two are compared at once.
+    What is compared is what the draft begins with. A copy to pinned memory is started while the
+    target's forward runs, because then it costs the step nothing; until then nobody changes the
+    lengths. It is looked at after the verify, which has waited for the same stream anyway. On a CPU
+    the two are compared at once.
     """
 
     def __init__(self) -> None:
         self._pinned: torch.Tensor | None = None
         self._event: torch.cuda.Event | None = None
+        self._begun: tuple[torch.Tensor, list[int]] | None = None
         self._expected: list[int] | None = None
 
-    def start(self, seq_lens: torch.Tensor, expected: list[int]) -> Violation | None:
-        """Start to compare. seq_lens: integer [requests]. expected: the lengths on the host."""
+    def begin(self, seq_lens: torch.Tensor, expected: list[int]) -> Violation | None:
+        """A draft begins. seq_lens: integer [requests]. expected: the lengths on the host."""
         if not seq_lens.is_cuda:
             return _compare(expected, seq_lens.tolist())
+        self._begun = seq_lens, expected
+        return None
+
+    def start(self) -> None:
+        """The target's forward runs now: start the copy of what the last draft began with."""
+        if self._begun is None:
+            return
+        (seq_lens, expected), self._begun = self._begun, None
         if self._expected is not None:
-            return None  # nobody has looked at the last copy, which may still be running
+            return  # nobody has looked at the last copy, which may still be running
         size = seq_lens.shape[0]
         if self._pinned is None or self._pinned.shape[0] < size or self._event is None:
             self._pinned = torch.empty(max(1024, 2 * size), dtype=torch.int64, pin_memory=True)
@@ -111,7 +122,6 @@ class DeviceLengths:
         self._pinned[:size].copy_(seq_lens, non_blocking=True)
         self._event.record()
         self._expected = expected
-        return None
 
     def look(self) -> Violation | None:
         """The result of the last :meth:`start`, if it has arrived."""

@@ -42,6 +42,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 
 V1_SITES = (
     "worker.target_extend",
+    "worker.target_forward",
     "worker.select_extended",
     "worker.draft",
     "worker.verify",
@@ -76,6 +77,7 @@ class SpecLifecycleTracer:
     def install(self) -> None:
         for site, before, after in (
             ("worker.target_extend", None, self.after_target_extend),
+            ("worker.target_forward", None, self.after_target_forward),
             ("worker.select_extended", self.before_select_extended, self.after_select_extended),
             ("worker.draft", self.before_draft, self.after_draft),
             ("worker.verify", self.before_verify, self.after_verify),
@@ -128,13 +130,17 @@ class SpecLifecycleTracer:
             or check_counts(
                 "seq-len", "seq_lens_cpu", [r.kv_committed_len for r in batch.reqs], lens
             )
-            or self.lengths.start(batch.seq_lens, lens),
+            or self.lengths.begin(batch.seq_lens, lens),
         )
 
     def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
         if not _idle(batch):
             self._drafted = weakref.ref(result)
             self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
+        return result
+
+    def after_target_forward(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self.lengths.start()
         return result
 
     def before_verify(self, worker: Any, batch: Any) -> None:

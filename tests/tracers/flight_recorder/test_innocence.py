@@ -14,12 +14,14 @@ from g4debug.findings.record import Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.flight_recorder.coredump import core_dump
 from g4debug.tracers.flight_recorder.innocence import (
+    GUARDED,
     SUBJECTS,
     Death,
     attention_backends,
     innocence,
 )
 from g4debug.tracers.flight_recorder.waited import REMEMBERED, Waited
+from g4debug.tracers.page_table.backends import adapters
 
 COUNTED = {
     "page-table": "tables",
@@ -88,12 +90,25 @@ def test_another_exception_is_no_kernels():
 
 
 def test_phases_without_a_guard():
-    backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
+    backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
     assert lines[0].startswith("Page tables of trtllm_mha and KV pages are innocent up to step 41")
     assert lines[-1] == (
-        "Not looked at: the page tables of prefill and verify (attention backend triton)."
+        "Not looked at: the page tables of prefill and verify (attention backend fa3)."
     )
+
+
+def test_both_halves_of_a_split_backend_are_guarded():
+    backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
+    lists = (Checked("token lists captured in CUDA graphs", 24, 0), Checked("steps", 41, 41))
+    lines = said(but(page_table={"checked": lists}), backends=backends, replays=30)
+    assert lines[0].startswith("Page tables and KV pages are innocent up to step 41")
+    assert not any("attention backend" in line for line in lines)
+    assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
+
+
+def test_the_guarded_backends_are_those_with_an_adapter():
+    assert set(GUARDED) == {adapter.name for adapter in adapters()}
 
 
 @pytest.mark.parametrize(

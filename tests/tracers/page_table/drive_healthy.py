@@ -1,9 +1,11 @@
 """Driven by test_page_table_engine.py: prefix hits, chunks, retraction, aborts, and no alarm.
 
-``drive_healthy.py [FOLDER]``: with a folder for its models, one KV pool for all layers, and no
-SWA allocator.
+``drive_healthy.py [--plain] [--page N] [--backends PREFILL,DECODE] [FOLDER]``: without MTP, with
+pages of N tokens, on these attention backends; with a folder for its models, one KV pool for all
+layers, and no SWA allocator.
 """
 
+import argparse
 import json
 import random
 import sys
@@ -21,6 +23,12 @@ def main():
     from g4debug.cpu.models import write
     from g4debug.cpu.server import engine_arguments, server_arguments
 
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--page", type=int, default=64)
+    parser.add_argument("--backends", default="")
+    parser.add_argument("folder", nargs="?")
+    args = parser.parse_args()
     rng = random.Random(11)
     settings = {
         "max_total_tokens": 1024,
@@ -29,13 +37,21 @@ def main():
         "chunked_prefill_size": 128,
         "schedule_conservativeness": 0.01,  # admits more than fits: requests are retracted
     }
-    if len(sys.argv) > 1:
+    settings["page_size"] = args.page
+    if args.backends:
+        prefill, decode = args.backends.split(",")
+        settings |= {
+            "attention_backend": prefill if prefill == decode else None,
+            "prefill_attention_backend": prefill,
+            "decode_attention_backend": decode,
+        }
+    if args.folder:
         # Layers of one pool have one head_dim.
-        models = write(replace(TINY, head_dim=TINY.swa_head_dim), Path(sys.argv[1]))
+        models = write(replace(TINY, head_dim=TINY.swa_head_dim), Path(args.folder))
         one_pool = {"disable_hybrid_swa_memory": True, "log_level": "warning"}
-        engine = sglang.Engine(**server_arguments(models, **settings, **one_pool))
+        engine = sglang.Engine(**server_arguments(models, not args.plain, **settings, **one_pool))
     else:
-        engine = sglang.Engine(**engine_arguments(**settings))
+        engine = sglang.Engine(**engine_arguments(not args.plain, **settings))
 
     def tokens(count):
         return [rng.randrange(4, 512) for _ in range(count)]

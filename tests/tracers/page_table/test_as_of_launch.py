@@ -20,6 +20,7 @@ from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.tracers.as_of_launch import IN_FLIGHT, Launches, wait_for_tables
+from g4debug.tracers.page_table.backends import adapter
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
 
@@ -295,7 +296,7 @@ def test_the_tables_of_a_draft(ahead, algorithm):
     books, batch = it.tracer.books, it.rig.batch("decode", it.rig.requests[1:], backend)
     frozen = algorithm == "FROZEN_KV_MTP"
     for pool in ("full", "swa"):
-        truth = books.truth(backend, batch, pool, 3, captured=False)
+        truth = books.truth(adapter("trtllm_mha"), backend, batch, pool, 3, captured=False)
         assert (truth is not None and truth.shadow is not None) is frozen
         assert (truth is not None) is (frozen or pool == "full")
     assert (books.partial is None) is frozen

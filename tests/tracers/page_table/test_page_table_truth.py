@@ -11,6 +11,7 @@ from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.tracers.as_of_launch import Launches
 from g4debug.tracers.limits import moving_pages
+from g4debug.tracers.page_table.backends import adapter
 from g4debug.tracers.page_table.truth import Books
 
 
@@ -51,10 +52,11 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     rig.runner = lambda draft=False: runner
     backend = rig.backend(draft)
     books = Books(None, Launches())
-    books.learn(backend, runner)
+    books.learn(backend, runner, PAGE)
     batch = rig.batch(mode, [rig.requests[-1]], backend)
     batch.spec_info = object() if spec else None
-    truth = books.truth(backend, batch, "full", 1, captured=True)
+    mha = adapter("trtllm_mha")
+    truth = books.truth(mha, backend, batch, "full", 1, captured=True)
     backend.init_cuda_graph_state(2, 8)
     fill = backend.get_cuda_graph_seq_len_fill_value()
     lengths = batch.seq_lens.clone().fill_(fill)
@@ -67,8 +69,8 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     capture_graph(backend, graph)
     replay_graph(backend, graph)
     assert truth.padding == int(backend.forward_metadata.cache_seqlens_int32[0])
-    assert books.truth(backend, batch, "full", 1, captured=False).padding == 0
-    assert books.truth(backend, batch, "full", 2, captured=True) is None  # rows without a slot
+    assert books.truth(mha, backend, batch, "full", 1, captured=False).padding == 0
+    assert books.truth(mha, backend, batch, "full", 2, captured=True) is None  # rows without a slot
 
 
 def test_the_limits_of_real_server_arguments(sglang):
@@ -93,7 +95,8 @@ def test_with_pipeline_parallelism_only_ranges_are_checked(sglang):
     runner = rig.runner()
     runner.server_args.pp_size = 2
     backend, books = rig.backend(), Books(None, Launches())
-    books.learn(backend, runner)
+    books.learn(backend, runner, PAGE)
     batch = rig.batch("decode", [rig.requests[-1]], backend)
-    assert books.truth(backend, batch, "full", 1, captured=False) is None
+    mha = adapter("trtllm_mha")
+    assert books.truth(mha, backend, batch, "full", 1, captured=False) is None
     assert ["pipeline parallelism" in why for why in books.limits] == [True]

@@ -1,0 +1,74 @@
+"""Which attention backend runs in which phase of serving, and whether its tables are guarded.
+
+With ``--prefill-attention-backend`` and ``--decode-attention-backend`` SGLang has two backends in
+one (``HybridAttnBackend``), and chooses by the mode of a forward. So the objects are asked, not the
+arguments of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Phase:
+    """name: prefill, decode, verify or draft. backend: the name of its adapter, else its class."""
+
+    name: str
+    backend: str
+    guarded: bool
+
+
+def of(scheduler: Any, names: Mapping[int, str]) -> list[Phase]:
+    """The phases of this server. [] if its backends cannot be found.
+
+    names: the adapter's name, by id() of each backend that is guarded.
+    """
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    target = getattr(getattr(_worker(scheduler), "model_runner", None), "attn_backend", None)
+    if target is None:
+        return []
+    found = {
+        "prefill": _selected(target, ForwardMode.EXTEND),
+        "decode": _selected(target, ForwardMode.DECODE),
+    }
+    draft = getattr(scheduler, "draft_worker", None)
+    if draft is not None:
+        found["verify"] = _selected(target, ForwardMode.TARGET_VERIFY)
+        drafting = _drafting(draft)
+        if drafting is not None:
+            found["draft"] = _selected(drafting, ForwardMode.DECODE)
+    return [
+        Phase(name, names.get(id(backend), type(backend).__name__), id(backend) in names)
+        for name, backend in found.items()
+    ]
+
+
+def line(phases: list[Phase]) -> str:
+    """``g4debug: page-table: prefill on triton, decode on trtllm_mha; all guarded``."""
+    told = ", ".join(f"{p.name} on {p.backend}" for p in phases)
+    blind = ", ".join(p.name for p in phases if not p.guarded)
+    return f"g4debug: page-table: {told}; {f'NOT guarded: {blind}' if blind else 'all guarded'}"
+
+
+def _worker(scheduler: Any) -> Any:
+    return getattr(scheduler, "tp_worker", None)
+
+
+def _selected(backend: Any, mode: Any) -> Any:
+    """The backend that runs this mode: one half of a hybrid, or the backend itself."""
+    select = getattr(backend, "_select_backend", None)
+    return backend if select is None else select(mode)
+
+
+def _drafting(worker: Any) -> Any:
+    """The backend of a draft's steps. Of a multi-step draft, that of the first step."""
+    for holder in (worker, getattr(worker, "_draft_worker", None)):
+        backend = getattr(holder, "draft_attn_backend", None)
+        if backend is not None:
+            steps = getattr(backend, "attn_backends", None)
+            return steps[0] if steps else backend
+    return None

@@ -1,0 +1,38 @@
+"""What a step allocated is entered while the forward runs, without waiting for the forward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from g4debug.findings.steps import Recorder
+from g4debug.ledger.ledger import Ledger
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def test_it_is_entered_before_the_forward_has_ended():
+    ledger, entered = Ledger(Recorder(4)), []
+    ledger.gathers = True
+    busy = torch.rand(8192, 8192, device="cuda")
+    for first in (0, 1000):
+        torch.cuda.synchronize()
+        tokens = torch.arange(first, first + 64, device="cuda")
+        ledger.post(tokens, lambda found: entered.append(found.tolist()))
+        ledger.post(tokens * 2, lambda found: entered.append(found.tolist()))
+        assert not entered
+        ledger.before_forward()
+        for _ in range(100):
+            busy = busy @ busy
+        forward = torch.cuda.Event()
+        forward.record()
+        ledger.meanwhile()
+        assert not forward.query(), "the forward was over too soon to show anything"
+        expected = list(range(first, first + 64))
+        assert entered == [expected, [2 * t for t in expected]]
+        entered.clear()
+    torch.cuda.synchronize()
+    assert len(ledger._idle) == 2  # the two events are used again

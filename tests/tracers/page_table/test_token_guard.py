@@ -1,0 +1,173 @@
+"""The guard of token lists: its kernel in Triton's interpreter, its reference, and a plain count.
+
+The same on a GPU: tests/gpu/test_token_guard_gpu.py.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from list_cases import ListCase, expected, list_case, rows_of
+
+from g4debug.tracers.page_table import token_guard
+from g4debug.tracers.page_table.check import Kind, Truth
+from g4debug.tracers.page_table.token_check import TokenLists
+from g4debug.tracers.page_table.token_guard import Repair
+from g4debug.tracers.trap_buffer import CELLS, TrapBuffer
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
+)
+CPU = torch.device("cpu")
+FUNCTIONS = (token_guard.launch, token_guard.reference)
+
+
+def test_the_interpreter_really_runs_the_kernel():
+    from triton.runtime.interpreter import InterpretedFunction
+
+    assert isinstance(token_guard._token_guard_kernel, InterpretedFunction)
+
+
+def agrees(case: ListCase, repair: Repair = Repair.ALL) -> None:
+    bad, words = expected(case)
+    seen, mended = set(bad) | set(words), []
+    for function in FUNCTIONS:
+        mine, trap = case.copy(), TrapBuffer(CPU, slots=8)
+        trap.keep_cells(3)
+        function(mine.lists, trap, 3, case.tokens, case.page_size, mine.truth, repair)
+        left = trap.take()
+        sure = {b for b in seen if b[3] != Kind.FOREIGN}
+        assert trap.total == len(seen)
+        assert any(not x.suspicion for x in left) == bool(sure)
+        assert any(x.suspicion for x in left) <= bool(seen - sure)
+        for x in left:
+            found = tuple(x.fields[f] for f in ("row", "column", "value", "kind", "expected"))
+            assert found in (seen - sure if x.suspicion else sure)
+            row = x.fields["row"]
+            tokens, first, begin = rows_of(case)[row]
+            assert x.fields["seq_len"] == tokens
+            if found in bad:
+                origin = x.fields["column"] // CELLS * CELLS
+                entries = case.lists.indices[begin : begin + tokens - first]
+                kept = entries[origin : origin + CELLS].to(torch.int32).tolist()
+                assert x.cells[0, : len(kept)].tolist() == kept
+                assert x.cells[1, x.fields["column"] - origin] == x.fields["expected"]
+        mended.append(mine.lists)
+    for name in ("indices", "indptr", "splits", "offsets", "mask_starts"):
+        a, b, before = (getattr(x, name) for x in (*mended, case.lists))
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert torch.equal(a, b), name
+            assert torch.equal(a, before) or (repair and seen)
+    if repair:
+        is_safe(case, mended[0])
+    if repair is Repair.ALL:
+        harmless(case, mended[0], {b[:2] for b in bad if b[3] == Kind.FOREIGN})
+
+
+def is_safe(case: ListCase, lists: TokenLists) -> None:
+    """A kernel can read it all."""
+    ends = lists.indptr.tolist()
+    assert ends == sorted(ends)
+    assert ends[0] == 0
+    assert ends[-1] <= len(lists.indices)
+    read = lists.indices[: ends[-1]]
+    assert ((read >= 0) & (read < case.tokens)).all()
+    if lists.splits is not None:
+        for (tokens, _, _), splits in zip(rows_of(case), lists.splits.tolist(), strict=False):
+            assert not tokens or 1 <= splits <= lists.max_splits
+    if lists.mask_starts is not None:
+        for (n, _, _), start in zip(rows_of(case), lists.mask_starts.tolist(), strict=False):
+            needs = lists.queries * (n + lists.queries)
+            assert start >= 0
+            assert start + needs <= lists.mask_size or start == 0
+
+
+def harmless(case: ListCase, lists: TokenLists, foreign: set[tuple[int, int]]) -> None:
+    """What is still wrong cannot be mended: there is no page for it, or it is too short."""
+    again = ListCase(lists, case.tokens, case.page_size, case.truth)
+    bad, words = expected(again)
+    for row, entry, value, kind, _ in bad:
+        gone = kind in (Kind.FREED, Kind.EVICTED, Kind.ZERO, Kind.MISMATCH, Kind.FOREIGN)
+        assert gone
+        assert value == 0 or (row, entry) in foreign or kind == Kind.FOREIGN
+    assert {w[3] for w in words} <= {Kind.SHORT, Kind.MASK, Kind.INDPTR}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 5), st.sampled_from(list(Repair)),
+    st.sampled_from([0.0, 0.03, 0.2]),
+)  # fmt: skip
+def test_any_lists(seed, rows, columns, repair, bad):
+    agrees(list_case(random.Random(seed), rows, columns, bad), repair)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lists_longer_than_a_block(seed, monkeypatch):
+    monkeypatch.setattr(token_guard, "PROGRAMS", 4)  # so that one program has several blocks
+    rng = random.Random(seed)
+    case = list_case(rng, 2, 3000 // 16, bad=0.003)
+    while case.page_size > 16:
+        case = list_case(rng, 2, 3000 // 16, bad=0.003)
+    agrees(case)
+
+
+def test_the_random_cases_have_every_kind_in_them_and_sound_ones():
+    rng, kinds, sound = random.Random(1), set(), 0
+    for _ in range(300):
+        bad, words = expected(list_case(rng, rng.randint(1, 4), rng.randint(1, 5)))
+        kinds |= {b[3] for b in (*bad, *words)}
+        sound += not bad and not words
+    assert kinds == {int(k) for k in Kind} - {Kind.UNREADABLE}
+    assert sound > 20
+
+
+def small(indptr: list[int], lengths: list[int], indices: list[int]) -> ListCase:
+    lists = TokenLists(
+        torch.tensor(indices), torch.tensor(indptr, dtype=torch.int32), torch.tensor(lengths)
+    )
+    return ListCase(lists, 100, 1, None)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("indptr", [[0, 10**9, 5], [-(10**9), 3, 5], [0, 5, 3], [1, 3, 5]])
+def test_a_broken_indptr_does_not_lead_the_guard_out_of_the_list(function, indptr):
+    case, trap = small(indptr, [3, 2], [1, 2, 3, 4, 5]), TrapBuffer(CPU)
+    function(case.lists, trap, 1, 100, 1, None, Repair.UNSAFE)
+    (left,) = trap.take()
+    assert left.fields["kind"] == Kind.INDPTR
+    assert case.lists.indptr.tolist() == [0, 3, 5]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("length", [10**9, -(10**9), 2**31 - 1])
+def test_broken_lengths_do_not_lead_the_guard_out_of_the_list(function, length):
+    case, trap = small([0, 3, 5], [3, length], [1, 2, 3, 4, 5]), TrapBuffer(CPU)
+    truth = Truth(torch.arange(40).view(4, 10), torch.tensor([1, 2]))
+    function(case.lists, trap, 1, 100, 1, truth, Repair.UNSAFE)
+    assert trap.tripped
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_in_log_mode_nothing_is_changed(function):
+    case, trap = small([0, 4, 5], [3, 2], [1, -2, 3, 400, 5]), TrapBuffer(CPU)
+    before = case.copy()
+    function(case.lists, trap, 1, 100, 1, None, Repair.NOTHING)
+    assert trap.total == 3
+    assert torch.equal(case.lists.indices, before.lists.indices)
+    assert torch.equal(case.lists.indptr, before.lists.indptr)
+
+
+def test_the_kernel_reads_no_global_constants():
+    """Triton compares each of them at every launch, which was a quarter of the host's time."""
+    for jitted in (token_guard._token_guard_kernel, token_guard._leave):
+        function = jitted.fn
+        names = function.__code__.co_names
+        constants = [n for n in names if isinstance(function.__globals__.get(n), tl.constexpr)]
+        assert constants == []

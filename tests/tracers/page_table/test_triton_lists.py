@@ -1,0 +1,259 @@
+"""The lists that SGLang's real TritonAttnBackend hands over, in every mode, also in a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from real_backend import PAGE, capture_graph, draft_worker, dummy_pool, replay_graph
+from real_triton import WIDE, TritonRig
+
+from g4debug import plugin
+from g4debug.dumps import reading
+from g4debug.tracers.page_table import token_guard
+from g4debug.tracers.page_table.backends import adapter
+from g4debug.trapping.trap import TrapError
+
+FAR = 640_000_000
+DEBUG = {"G4DEBUG_TRACE": "page-table"}
+MODES = ("decode", "target_verify", "extend")
+LISTS = {"full": ("kv_indices", "kv_indptr"), "window": ("window_kv_indices", "window_kv_indptr")}
+TOKENS = (50, 100, 61)
+
+
+class Spec:
+    """What a verify's metadata are made from: a chain of 4 tokens after each sequence."""
+
+    kv_indptr = None
+    num_tokens_per_req = 4
+
+    def __init__(self, lengths=None):
+        size = sum(4 * (n + 4) for n in lengths or ())
+        self.custom_mask = torch.ones(size, dtype=torch.bool) if lengths else None
+
+
+def batch_of(rig, mode, requests, backend):
+    batch = rig.batch(mode, requests, backend)
+    if mode == "target_verify":
+        batch.spec_info = Spec(batch.seq_lens.tolist())
+    return batch
+
+
+def prepared(rig, mode="decode"):
+    """A backend with the metadata of a batch whose rows are not in the order of admission."""
+    backend = rig.backend()
+    a, b, c = (rig.admit(f"r{n}", n) for n in TOKENS)
+    batch = batch_of(rig, mode, [c, a, b], backend)
+    backend.init_forward_metadata(batch)
+    return backend, batch
+
+
+def run(rig, backend, batch, save=True):
+    """The attention of one forward. save: write its KV; a FROZEN_KV_MTP draft does not."""
+    new = len(batch.out_cache_loc)
+    decode = batch.forward_mode.is_decode_or_idle()
+    call = backend.forward_decode if decode else backend.forward_extend
+    for layer in rig.layers:
+        q, kv = torch.zeros(new, layer.tp_q_head_num * WIDE), torch.zeros(new, 1, WIDE)
+        call(q, kv, kv, layer, batch, save_kv_cache=save)
+
+
+def checked():
+    part = plugin.in_force.recorder.status.part("page-table")
+    return {name: tally.count for name, tally in part.tallies.items()}, part.record().limits
+
+
+@pytest.fixture
+def guarded(monkeypatch):
+    """(window, rows) of the lists that the guard was launched for, in order."""
+    calls = []
+    real = token_guard.reference
+
+    def spy(lists, *args):
+        calls.append((lists.window >= 0, lists.rows))
+        real(lists, *args)
+
+    monkeypatch.setattr(token_guard, "reference", spy)
+    return calls
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sound_lists_are_checked_once_for_each_kind_of_layer(arm, guarded, mode):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    assert guarded == []
+    run(rig, backend, batch)
+    assert guarded == [(True, 3), (False, 3)]  # layer 0 is sliding, layer 2 is full
+    run(rig, backend, batch)  # the same metadata again, as in a draft's loop: a new forward
+    assert guarded == [(True, 3), (False, 3)] * 2
+    counts, limits = checked()
+    assert counts["token lists"] == 4
+    assert limits == ()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LISTS)
+def test_raise_mode_stops_before_the_kernel_and_says_where(arm, mode, name):
+    dumps = arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    indices, indptr = (getattr(backend.forward_metadata, x) for x in LISTS[name])
+    at = int(indptr[3]) - 1  # of r100: its newest token that is listed
+    right, position = int(indices[at]), {"decode": 99, "target_verify": 95, "extend": 89}[mode]
+    indices[at] = FAR
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    finding = error.value.finding
+    where = finding.location
+    assert (finding.kind, where.forward_mode) == ("out-of-range", mode.upper())
+    assert (where.row, where.column) == (2, position)
+    assert where.layer_kind == {"full": "full", "window": "sliding"}[name]
+    assert finding.site == f"attn.triton.{'decode' if mode == 'decode' else 'extend'}"
+    assert finding.expected.endswith(f"for this entry, token {right}")
+    (path,) = dumps.glob("*.pt")
+    table = reading.read(path).table
+    assert table.bad.tolist() == [[2, position, FAR]]
+    assert int(table.values[0, position - table.column0]) == FAR
+    assert int(indices[at]) == right  # what would crash is mended in any case
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("way", "mended"), [("contain", True), ("log", False)])
+def test_contain_mode_mends_a_wrong_token_and_log_mode_does_not(arm, mode, way, mended):
+    arm(**DEBUG, G4DEBUG_MODE=way)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    indices = backend.forward_metadata.kv_indices
+    right = int(indices[3])
+    indices[3] = right + 1  # the right page, and in it another token
+    run(rig, backend, batch)
+    assert (int(indices[3]) == right) is mended
+
+
+def test_the_window_s_tokens_in_the_full_list_and_the_other_way_round(arm):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig)
+    m = backend.forward_metadata
+    m.kv_indices, m.window_kv_indices = m.window_kv_indices, m.kv_indices
+    m.kv_indptr, m.window_kv_indptr = m.window_kv_indptr, m.kv_indptr
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    assert error.value.finding.kind == "list-bounds"
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "value", "kind"),
+    [
+        ("kv_indptr", 1, 1, "list-bounds"),
+        ("kv_indptr", 3, 10**6, "list-bounds"),
+        ("kv_indptr", 0, 1, "list-bounds"),
+        ("num_kv_splits", 1, 0, "kv-splits"),
+        ("num_kv_splits", 2, 99, "kv-splits"),
+    ],
+)
+def test_words_beside_the_entries_of_a_decode(arm, field, row, value, kind):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig)
+    getattr(backend.forward_metadata, field)[row] += value
+    if field == "num_kv_splits":
+        getattr(backend.forward_metadata, field)[row] = value
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    assert error.value.finding.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "kind"),
+    [("window_kv_offsets", 2, "window-offset"), ("mask_indptr", 1, "mask-bounds")],
+)
+def test_words_beside_the_entries_of_a_verify(arm, field, row, kind):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, "target_verify")
+    getattr(backend.forward_metadata, field)[row] += 1
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    assert error.value.finding.kind == kind
+
+
+def test_a_mask_that_is_too_short(arm):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, "target_verify")
+    backend.forward_metadata.custom_mask = backend.forward_metadata.custom_mask[:-1]
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    assert error.value.finding.kind == "mask-bounds"
+
+
+def in_graph(rig, backend, mode, requests):
+    """Metadata of a graph that was captured with padding and is replayed with these requests.
+
+    The ForwardBatch has static tensors, as SGLang's graph runners have. The last row is padding.
+    """
+    backend.init_cuda_graph_state(len(requests) + 1, 4 * len(requests) + 4)
+    static = batch_of(rig, mode, [rig.admit("captured", 5)] * (len(requests) + 1), backend)
+    static.req_pool_indices.zero_()
+    static.seq_lens.fill_(1)
+    if mode == "target_verify":  # a static mask is for GPUs
+        static.spec_info = Spec()
+    capture_graph(backend, static)
+    live = batch_of(rig, mode, requests, backend)
+    static.seq_lens[: len(requests)] = live.seq_lens
+    static.req_pool_indices[: len(requests)] = live.req_pool_indices
+    replay_graph(backend, static)
+    return static
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify"])
+def test_static_lists_of_a_graph(arm, mode):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend = rig.backend()
+    requests = [rig.admit(f"r{n}", n) for n in TOKENS]
+    static = in_graph(rig, backend, mode, requests)
+    run(rig, backend, static)
+    assert checked()[0]["token lists"] == 2
+    backend.cuda_graph_kv_indices[2] = FAR
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, static)
+    assert error.value.finding.kind == "out-of-range"
+    assert error.value.finding.location.column == 2
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_lists_of_a_draft(arm, graph):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend = rig.backend(draft=True)
+    requests = [rig.admit(f"r{n}", n) for n in TOKENS]
+    worker = draft_worker(rig, backend)
+    batch = rig.batch("decode", requests, backend, pool=dummy_pool())
+    with worker._target_kv_pool_view(batch):
+        if graph:
+            batch = in_graph(rig, backend, "decode", requests)
+        else:
+            backend.init_forward_metadata(batch)
+        run(rig, backend, batch, save=False)
+        assert checked()[0]["token lists"] == 2
+        backend.forward_metadata.window_kv_indices[0] = PAGE - 1
+        with pytest.raises(TrapError) as error:
+            run(rig, backend, batch, save=False)
+    assert error.value.finding.kind == "page-zero"
+    assert error.value.finding.location.runner == "draft"
+
+
+def test_a_list_that_cannot_be_judged_is_told_once(arm):
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig)
+    backend.dcp_size = 2
+    adapter("triton").note(backend, batch, captured=False)
+    backend.dcp_size = 1  # its own way of writing KV is not the matter here
+    run(rig, backend, batch)
+    counts, limits = checked()
+    assert "token lists" not in counts
+    (limit,) = limits
+    assert "decode context parallelism" in limit.why
