@@ -8,8 +8,6 @@ import torch
 
 from g4debug.tracers.kv_writes.check import Rows
 
-PREFILLS = ("EXTEND", "MIXED")
-
 
 def rows_of(batch: Any, tokens: int, captured: bool) -> Rows:
     """The rows of a forward that writes so many locations.
@@ -28,7 +26,7 @@ def rows_of(batch: Any, tokens: int, captured: bool) -> Rows:
         if not each and batch.batch_size:
             each = tokens // batch.batch_size
         return (_equal(batch, tokens, each, 0) if each else None) or nothing
-    if mode.name in PREFILLS and not captured:
+    if mode.name == "EXTEND" and not captured:
         return _ragged(batch, tokens) or nothing
     return nothing
 
@@ -36,7 +34,9 @@ def rows_of(batch: Any, tokens: int, captured: bool) -> Rows:
 def _equal(batch: Any, tokens: int, each: int, offset: int) -> Rows | None:
     """Rows with ``each`` tokens, the first of which is at ``seq_lens + offset``."""
     rows = tokens // each
-    if rows * each != tokens or min(len(batch.req_pool_indices), len(batch.seq_lens)) < rows:
+    if rows * each != tokens or rows != batch.batch_size:
+        return None  # padded for other ranks, or with as many tokens in each row as it likes
+    if min(len(batch.req_pool_indices), len(batch.seq_lens)) < rows:
         return None
     return Rows(rows=rows, most=each, firsts=batch.seq_lens, offset=offset, per_row=each)
 

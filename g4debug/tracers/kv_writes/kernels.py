@@ -1,10 +1,12 @@
 """The kernels of kv-writes: two small launches for each forward and pool, which can be captured.
 
-The first one stamps the slot of each location: ``stamps[loc, 0]`` becomes the largest, and
-``stamps[loc, 1]`` the smallest token that the forward writes there, both behind the number of this
-check. So a stamp of an earlier forward never counts, and nothing has to be cleared. The second one
-compares token by token, as :func:`g4debug.tracers.kv_writes.check.check_writes` says, fills in the
-safe locations, and leaves what it saw in the trap buffer. There is no sort, and no wait.
+The first one copies each location, or 0 for one that the pool does not have. So whatever the rows
+of a batch say, every token gets a location. And it stamps the slot of each location:
+``stamps[loc, 0]`` becomes the largest, and ``stamps[loc, 1]`` the smallest token that the forward
+writes there, both behind the number of this check. So a stamp of an earlier forward never counts,
+and nothing has to be cleared. The second one compares token by token, as
+:func:`g4debug.tracers.kv_writes.check.check_writes` says, replaces what must be replaced, and
+leaves what it saw in the trap buffer. There is no sort, and no wait.
 """
 
 from __future__ import annotations
@@ -26,28 +28,33 @@ BITS = 24  # of a stamp that say which token; the others are the number of the c
 TOKENS = 1 << BITS  # that one forward can have at most
 
 
-@launching.kernel(tensors=3, numbers=3)
+@launching.kernel(tensors=4, numbers=3)
 def _stamp_kernel(
     loc,
+    out,
     stamps,
     number,
     count,
     slots,
     page_size,
+    STAMP: tl.constexpr,
     BLOCK: tl.constexpr,
     BITS: tl.constexpr = BITS,
     TOKENS: tl.constexpr = TOKENS,
 ):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(loc + i, mask=i < count, other=0).to(tl.int64)
-    real = (i < count) & (value >= page_size) & (value < slots)
-    at = stamps + 2 * tl.where(real, value, 0)
-    base = tl.load(number) << BITS
-    tl.atomic_max(at, base + i, mask=real)
-    tl.atomic_max(at + 1, base + (TOKENS - 1 - i), mask=real)
+    inside = (value >= 0) & (value < slots)
+    tl.store(out + i, tl.where(inside, value, 0).to(out.dtype.element_ty), mask=i < count)
+    if STAMP:
+        real = (i < count) & (value >= page_size) & inside
+        at = stamps + 2 * tl.where(real, value, 0)
+        base = tl.load(number) << BITS
+        tl.atomic_max(at, base + i, mask=real)
+        tl.atomic_max(at + 1, base + (TOKENS - 1 - i), mask=real)
 
 
-@launching.kernel(tensors=17, numbers=12)
+@launching.kernel(tensors=17, numbers=13)
 def _write_kernel(
     loc,
     out,
@@ -66,6 +73,7 @@ def _write_kernel(
     owners,
     protected,
     step,  # of the copy that req_to_token is, if HAS_STEP
+    tokens,
     offset,
     per_row,
     slots,
@@ -116,8 +124,8 @@ def _write_kernel(
         tl.store(number, tl.load(number) + 1)
     if start < many:
         j = start + tl.arange(0, BLOCK)
-        live = j < many
         i = begin + j
+        live = (j < many) & (i >= 0) & (i < tokens)
         value = tl.load(loc + i, mask=live, other=0).to(tl.int64)
         outside = live & ((value < 0) | (value >= slots))
         kind = tl.zeros([BLOCK], tl.int32)
@@ -273,16 +281,17 @@ def launch(
     page_size, rows, truth, repair: as in ``check_writes``; ``stamps`` are those of the pool.
     """
     count, slots = loc.numel(), stamps.slots.shape[0]
-    if count == 0 or rows.rows == 0 or rows.most == 0:
+    if count == 0:
         return
     assert count < TOKENS, f"{count} tokens in one forward, expected fewer than {TOKENS}"
-    if rows.firsts is not None:
-        _launch_stamp(
-            (-(-count // BLOCK), 1, 1),
-            (loc, stamps.slots, stamps.number),
-            (count, slots, page_size),
-            (BLOCK,),
-        )
+    _launch_stamp(
+        (-(-count // BLOCK), 1, 1),
+        (loc, out, stamps.slots, stamps.number),
+        (count, slots, page_size),
+        (rows.firsts is not None, BLOCK),
+    )
+    if rows.rows == 0 or rows.most == 0:
+        return
     book, requests, words, known, stride, padding, apart = loc, 0, 0, 0, 0, 0, 1
     if truth is not None:
         requests, words = truth.req_to_token.shape
@@ -316,6 +325,7 @@ def launch(
             loc if truth is None or truth.step is None else truth.step,
         ),
         (
+            count,
             rows.offset,
             rows.per_row,
             slots,

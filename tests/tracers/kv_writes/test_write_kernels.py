@@ -120,6 +120,19 @@ def test_ranges_only():
         assert left.fields["column"] == -1
 
 
+def test_every_token_gets_a_location_whatever_the_rows_say():
+    """What is not covered by them, or is beyond the tokens, is copied, and nothing else written."""
+    loc = torch.tensor([20, 21, -5, 23, 24])
+    for counts, firsts in (([2, 1], [0, 0]), ([3, 900], [0, 0]), ([0, 0], [0, 0])):
+        starts = torch.tensor([0, counts[0]])
+        rows = Rows(2, 4, torch.tensor(firsts), starts=starts, counts=torch.tensor(counts))
+        memory = torch.full((20,), POISON)
+        trap = TrapBuffer(CPU, slots=8)
+        kernels.launch(loc, memory[:5], Stamps.new(64, CPU), trap, 1, 4, rows, None, True)
+        assert memory[:5].tolist() == [20, 21, 0, 23, 24]
+        assert (memory[5:] == POISON).all()
+
+
 def test_a_long_prefill_is_seen_to_its_end():
     n, size = 3 * kernels.BLOCK + 7, 16
     loc = torch.arange(size, size + n)
