@@ -63,17 +63,16 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     The pools are sized so that a stale page is *fatal*. Measured on a H200 (driver 580):
     cudaMalloc puts large blocks 32 MiB apart, so a layer's K buffer of 373 pages x 64 KiB
     is followed by 8 MiB of nothing (pages 384 to 511). With a buffer of 481 pages, which
-    fills its 32 MiB, the same bug reads a neighbour's memory and nobody notices. Where K and V
-    share a block, everything is half as large, so that the block is as large as it was.
+    fills its 32 MiB, the same bug reads a neighbour's memory and nobody notices. With the
+    torch of SGLang 0.5.23 there are no such holes (:func:`_arguments.blocks_are_adjacent`).
     """
-    from _arguments import k_and_v_are_one_block, mtp_has_overlap
+    from _arguments import mtp_has_overlap
 
     from g4debug.cpu.models import E4B_256, write
     from g4debug.cpu.server import MTP
 
     target, assistant = models or write(E4B_256, in_memory("g4debug-e4b256"), device="cuda")
-    half = 2 if k_and_v_are_one_block() else 1
-    count = requests or 32 // half
+    count = requests or 32
     arguments = {
         "model_path": str(target),
         "speculative_draft_model_path": str(assistant),
@@ -89,7 +88,7 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
         "cuda_graph_max_bs": count,
         "max_running_requests": count,
         "mem_fraction_static": 0.6,
-        "max_total_tokens": 64 * 1200 // half,
+        "max_total_tokens": 64 * 1200,
         "swa_full_tokens_ratio": 0.31,
         # Without the radix cache SGLang frees SWA pages behind the window at each chunk, so
         # that the full pool fills beyond the size of the SWA pool.

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from _arguments import blocks_are_adjacent
 from _run import ILLEGAL, Outcome
 from _variants import (
     DEBUG,
@@ -40,6 +41,13 @@ FIX_OFF = {"G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
 SWA_GOAL = 0.85
 
 
+def on_gpu() -> bool:
+    """True where the variants ran on a GPU: the CPU engine refuses such a machine."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
     if not run.completed:
         return Verdict(False, not_completed(run))
@@ -55,6 +63,12 @@ def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
 
 
 def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
+    if run.completed and on_gpu() and blocks_are_adjacent():
+        return Verdict(
+            True,
+            "It completes, and nobody is told: this torch puts the KV pools side by side, so that "
+            f"the wrong pages are a neighbour's memory. {accept_length(run)}",
+        )
     if run.completed:
         return Verdict(False, "It completes: the bug had no effect.")
     if not run.illegal_access:

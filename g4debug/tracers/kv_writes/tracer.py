@@ -125,7 +125,7 @@ class KvWritesTracer:
         In a capture, the zeroing of new memory would become part of the graph.
         """
         for inner in (getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)):
-            if type(inner).__name__ == POOL_CLASS:
+            if inner is not None and type(inner).__name__ == POOL_CLASS:
                 device = torch.device(inner.device)
                 self._stamps_of(inner, device)
                 self.trap = self.trap or TrapBuffer(device)

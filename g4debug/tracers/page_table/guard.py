@@ -271,7 +271,8 @@ def launch(
             assert truth.mapping is not None
             book, known = truth.mapping, truth.mapping.numel()
     has_shadow = truth is not None and truth.shadow is not None
-    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    owned = truth is not None and truth.owners is not None and truth.protected is not None
+    has_owners = has_shadow and owned
     _launch(
         (rows, -(-columns // BLOCK), 1),
         (

@@ -381,7 +381,8 @@ def launch(
         longest = min(longest, lists.window)
     parts = max(1, min(-(-longest // BLOCK), -(-PROGRAMS // rows)))
     has_shadow = truth is not None and truth.shadow is not None
-    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    owned = truth is not None and truth.owners is not None and truth.protected is not None
+    has_owners = has_shadow and owned
     _launch(
         (rows, parts, 1),
         (
