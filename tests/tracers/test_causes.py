@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import torch
 from real_backend import LAYERS, PAGE, allocator_class, draft_worker, dummy_pool
+from real_triton import TritonRig
 from releases import Request, kv_of
 from served_rows import TOKENS, Serving, it_row, release, row_of, running
+from triton_forward import prepared, run
 from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import discovery, plugin
@@ -338,6 +340,42 @@ def a_record_of_zeros(arm):
 @scenario("page-table: unreadable", UNKNOWN)
 def a_record_of_anything(arm):
     return bare(-(2**63), 2**62)
+
+
+# The words beside the entries of triton's lists. What is made for another batch and what is
+# overwritten look the same there.
+
+
+def in_words(arm: Any, mode: str, spoil: Callable[[Any], None]) -> tuple[str, str]:
+    arm(**TABLE)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    spoil(backend.forward_metadata)
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    return error.value.finding.kind, error.value.finding.cause
+
+
+def put_word(field: str, row: int, value: int) -> Callable[[Any], None]:
+    def spoil(metadata: Any) -> None:
+        getattr(metadata, field)[row] = value
+
+    return spoil
+
+
+WORDS = {
+    "list-bounds": ("decode", "kv_indptr"),
+    "kv-splits": ("decode", "num_kv_splits"),
+    "window-offset": ("target_verify", "window_kv_offsets"),
+    "mask-bounds": ("target_verify", "mask_indptr"),
+}
+for _kind, (_mode, _field) in WORDS.items():
+    for _value in (99, 10**6):
+
+        def a_wrong_word(arm, mode=_mode, field=_field, value=_value):
+            return in_words(arm, mode, put_word(field, 1, value))
+
+        scenario(f"page-table: {_kind}", UNKNOWN)(a_wrong_word)
 
 
 # --- swa-allocator, on SGLang's real allocators -------------------------------------------------
