@@ -17,6 +17,8 @@ from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
 from g4debug.tracers.kv_writes.launch import Launch, Write, rid_of
 
 ENDED = "its request has ended since then"
+OTHER_SLOT = "SGLang's own mapping names that slot of the right page"
+HARMLESS = (ENDED, OTHER_SLOT)  # reasons that do not say that the ledger is wrong
 
 
 def confirm(launch: Launch | None, write: Write, ledger: Ledger | None, recorder: Recorder) -> str:
@@ -64,15 +66,18 @@ def _asked(
     if write.kind is Kind.FOREIGN:
         return _foreign(write, page, size, ledger, holders, recorder)
     mapped = int(holders.allocator.full_to_swa_index_mapping[write.other])
-    if mapped == write.value:
-        return "SGLang's own mapping says so"
+    if mapped == write.value and mapped // size == write.expected // size:
+        return OTHER_SLOT
     # Since the launch, the page may have left the window, and then it has no SWA page any more.
-    if mapped > 0 or write.step < 0 or holders.scheduler is None:
+    if mapped != write.value and (mapped > 0 or write.step < 0):
+        return ""  # it is not what SGLang's own mapping says
+    if holders.scheduler is None:
         return ""
+    # It is what the mapping says. Is the mapping wrong, or the ledger?
     given = np.array([write.expected // size], dtype=np.int64)
     if holders.mapping_contradicts(full, given, requests):
         return ""
-    return f"SGLang's own mapping has no place for full page {page} any more"
+    return f"SGLang's own mapping has SWA page {mapped // size} for full page {page}"
 
 
 def _foreign(

@@ -62,7 +62,7 @@ from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_writes import kernels
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
-from g4debug.tracers.kv_writes.confirm import ENDED, confirm
+from g4debug.tracers.kv_writes.confirm import HARMLESS, confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.launch import Launch, Write, write_of
 from g4debug.tracers.kv_writes.report import describe
@@ -366,7 +366,7 @@ class KvWritesTracer:
         if ledger is not None and ledger.owners is not None and write.kind in SUSPICIONS:
             page = write.other // launch.page_size if launch is not None else -1
             ledger.owners.doubt(page, why)
-        elif ledger is not None and why != ENDED:
+        elif ledger is not None and why not in HARMLESS:
             ledger.mistaken(f"{what} of a forward's writes: {why}")
         else:
             logger.warning("g4debug: kv-writes: nothing is reported of %s: %s", what, why)

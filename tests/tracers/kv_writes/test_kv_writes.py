@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,20 @@ def test_the_sliding_layers_have_places_of_their_own(it):
     assert "sliding layer 0 writes the KV of token 99 (request b, row 1)" in finding.headline
     mapped = int(it.rig.allocator.full_to_swa_index_mapping[it.right("b", 99)])
     assert f"its place is slot {mapped} (page {mapped // PAGE})" in finding.headline
+
+
+def test_a_mapping_that_is_wrong_is_found_and_does_not_cost_the_ledger(it):
+    """The location is what the mapping says, and the mapping names another request's page."""
+    scheduled(it)
+    it.ledger.holders.scheduler.running_batch = SimpleNamespace(reqs=list(it.requests.values()))
+    mapping = it.rig.allocator.full_to_swa_index_mapping
+    theirs = int(mapping[it.right("c", 59)]) // PAGE * PAGE
+    begin = it.right("a", 48) // PAGE * PAGE
+    mapping[begin : begin + PAGE] = torch.arange(theirs, theirs + PAGE)
+    finding, _ = it.found("decode", None, it.sliding_layers())
+    assert finding.kind == "other-request"
+    assert "full_to_swa_index_mapping is wrong" in finding.cause
+    assert not it.ledger.broken
 
 
 def test_full_locations_in_a_sliding_layer(it):
