@@ -381,7 +381,12 @@ def launch(
         longest = min(longest, lists.window)
     parts = max(1, min(-(-longest // BLOCK), -(-PROGRAMS // rows)))
     has_shadow = truth is not None and truth.shadow is not None
-    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    has_owners = (
+        truth is not None
+        and truth.shadow is not None
+        and truth.owners is not None
+        and truth.protected is not None
+    )
     _launch(
         (rows, parts, 1),
         (
