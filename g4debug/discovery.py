@@ -24,7 +24,8 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
 _SHARED: Final = (
-    "base", "evidence", "grammar", "hook_watch", "idle", "limits", "lists", "source", "tables"
+    "as_of_launch", "base", "evidence", "grammar", "hook_watch", "idle", "launch_copy", "limits",
+    "lists", "locations", "source", "tables", "trap_buffer", "trap_writer", "truth",
 )  # fmt: skip
 
 

@@ -113,5 +113,12 @@ def cuda_one_backend(requests: int | None) -> Workload:
     return replace(workload, engine=workload.engine | {"prefill_attention_backend": "trtllm_mha"})
 
 
+def cuda_triton(requests: int | None) -> Workload:
+    """The same with everything on triton, SGLang's default for Gemma-4 on most chips."""
+    workload = cuda(requests)
+    return replace(workload, engine=workload.engine | {"decode_attention_backend": "triton"})
+
+
 DEVICES = {"cpu": cpu, "cuda": cuda}
 ONE_BACKEND = {"cuda": cuda_one_backend}
+TRITON = {"cuda": cuda_triton}

@@ -88,6 +88,14 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
     "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
+    # Where every attention backend begins with a layer: SGLang's base class.
+    "attn.forward": (
+        (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
+    ),
+    # The locations that trtllm_mha's fused kernel writes FP8 KV to, past "kv.set".
+    "attn.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
+    # Where one pool writes the KV of a layer.
+    "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
@@ -266,11 +274,12 @@ CPU, H200 = "CPU engine", "H200"
 _EVERY = (
     "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "swa-allocator"
 )  # fmt: skip
+_WRITES = {"kv-writes": (CPU,)}  # so far: a GPU in mode raise or contain refuses it
 RUN: dict[str, dict[str, tuple[str, ...]]] = {
-    "0.5.12.post1": dict.fromkeys(_EVERY, (CPU, H200)),
+    "0.5.12.post1": {**dict.fromkeys(_EVERY, (CPU, H200)), **_WRITES},
     "0.5.13.post1": {name: (CPU,) for name in _EVERY if name != "kv-integrity"},
-    "0.5.15.post1": dict.fromkeys(_EVERY, (CPU, H200)),
-    "0.5.23": dict.fromkeys(_EVERY, (CPU, H200)),
+    "0.5.15.post1": {**dict.fromkeys(_EVERY, (CPU, H200)), **_WRITES},
+    "0.5.23": {**dict.fromkeys(_EVERY, (CPU, H200)), **_WRITES},
 }
 
 

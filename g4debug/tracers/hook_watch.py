@@ -38,7 +38,7 @@ BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
 # What passes through these sites is what the checks are about: who wraps our hook there can change
 # it behind our back. (Elsewhere a wrapper can only see what we see.)
-CARRIES = ("attn.layer_page_table", "attn.triton.", "pool.", "swa.")
+CARRIES = ("attn.layer_", "attn.triton.", "kv.set", "pool.", "swa.")
 BEHIND = "what is changed behind its hooks is not checked"
 logger = logging.getLogger("g4debug")
 

@@ -13,11 +13,11 @@ import torch
 from releases import Request
 
 from g4debug.ledger import shadow as shadows
+from g4debug.tracers.as_of_launch import Launches
+from g4debug.tracers.launch_copy import Copy
 from g4debug.tracers.page_table import guard as page_guard
-from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.guard import TrapBuffer
-from g4debug.tracers.page_table.launch_copy import Copy
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ import torch
 
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.trap_buffer import TrapBuffer
+from g4debug.tracers.trap_buffer import TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,17 +19,21 @@ import pytest
 import torch
 from real_backend import LAYERS, PAGE, allocator_class, draft_worker, dummy_pool
 from releases import Request, kv_of
-from served_rows import Serving, it_row, release, row_of, running
+from served_rows import TOKENS, Serving, it_row, release, row_of, running
+from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import discovery, plugin
 from g4debug.dumps import reading
 from g4debug.findings.record import PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.flight_recorder import report as flight_report
 from g4debug.tracers.kv_integrity import causes as kv_causes
+from g4debug.tracers.kv_writes import report as writes_report
+from g4debug.tracers.kv_writes.check import Kind as WriteKind
+from g4debug.tracers.kv_writes.launch import Write
 from g4debug.tracers.page_table import report as table_report
-from g4debug.tracers.page_table import trap_buffer
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.spec_lifecycle import check as spec_check
@@ -965,6 +969,174 @@ def not_allocated_ahead(arm):
 @scenario("spec-lifecycle: allocated-len", "went further than was allocated ahead")
 def went_too_far(arm):
     return in_v2(spec_check.check_allocated([8], [5], "why"), "result.resolve")
+
+
+# --- kv-writes, on SGLang's real pools and backend ----------------------------------------------
+
+
+def writes(arm: Any, spoil: Callable[[Any, Any], None], sliding: bool = False) -> tuple[str, str]:
+    """(kind, cause) of a decode in which ``spoil(it, batch)`` has changed something."""
+    arm(**ARMED)
+    it = Writing()
+    layers = it.sliding_layers() if sliding else it.full_layers()
+    finding, _ = it.found("decode", lambda batch: spoil(it, batch), layers)
+    return finding.kind, finding.cause
+
+
+def at_full(value: Callable[[Any], int]) -> Callable[[Any, Any], None]:
+    """Request a's newest token goes to another slot of the full pool."""
+    return lambda it, batch: put(0, value(it))(batch)
+
+
+def at_swa(value: Callable[[Any], int]) -> Callable[[Any, Any], None]:
+    """The same in the SWA pool."""
+
+    def spoil(it: Any, batch: Any) -> None:
+        swa_loc(it)[0] = value(it)
+
+    return spoil
+
+
+def mapped(it: Any, rid: str, position: int) -> int:
+    return int(it.rig.allocator.full_to_swa_index_mapping[it.right(rid, position)])
+
+
+def free_slot(it: Any, pool: str) -> int:
+    allocator = getattr(it.rig.allocator, f"{pool}_attn_allocator")
+    return next(p for p in allocator.free_pages.tolist() if p) * PAGE
+
+
+for _kind, _full, _swa in (
+    ("negative", lambda it: -3, lambda it: -3),
+    ("out-of-range", lambda it: FAR, lambda it: FAR),
+    ("page-zero", lambda it: 2, lambda it: 2),
+    ("other-request", lambda it: it.right("c", 30), lambda it: mapped(it, "c", 59)),
+    ("stale", lambda it: free_slot(it, "full"), lambda it: free_slot(it, "swa")),
+):
+    scenario(f"kv-writes: {_kind}", "ForwardBatch.out_cache_loc is not what")(
+        lambda arm, value=_full: writes(arm, at_full(value))
+    )
+    scenario(f"kv-writes: {_kind}", "the sliding layers' locations are not what")(
+        lambda arm, value=_swa: writes(arm, at_swa(value), sliding=True)
+    )
+
+
+@scenario("kv-writes: mismatch", "ForwardBatch.out_cache_loc is not what")
+def own_other_page(arm: Any) -> tuple[str, str]:
+    return writes(arm, at_full(lambda it: it.right("a", 3)))
+
+
+@scenario("kv-writes: mismatch", "which was not handed out to this request")
+def the_row_is_wrong(arm: Any) -> tuple[str, str]:
+    def spoil(it: Any, batch: Any) -> None:
+        it.row("a")[49] = it.right("c", 30)
+
+    return writes(arm, spoil)
+
+
+@scenario("kv-writes: mismatch", "full_to_swa_index_mapping is wrong")
+def the_mapping_is_wrong(arm: Any) -> tuple[str, str]:
+    """Behind the ledger's back; then it is asked which of the two is right."""
+    arm(**ARMED)
+    it, right = Writing(), 0
+    launch, place = written(it), it.right("a", 49)
+    launch.pool_name, right = "swa", mapped(it, "a", 49)
+    it.rig.allocator.full_to_swa_index_mapping[place] = mapped(it, "a", 33)
+    wrong = mapped(it, "a", 49)
+    write = Write(0, 49, wrong, 50, 1, WriteKind.MISMATCH, right, -1, it.row_of("a"), place)
+    finding, _ = writes_report.describe(launch, write, plugin.in_force.recorder, it.ledger)
+    return finding.kind, finding.cause
+
+
+@scenario("kv-writes: written-twice", "ForwardBatch.out_cache_loc is not what")
+def one_of_them_is_wrong(arm: Any) -> tuple[str, str]:
+    return writes(arm, at_full(lambda it: it.right("b", 99)))
+
+
+@scenario("kv-writes: written-twice", "two cells of req_to_token name one place")
+def both_rows_name_it(arm: Any) -> tuple[str, str]:
+    def spoil(it: Any, batch: Any) -> None:
+        it.row("a")[49] = it.right("b", 99)
+        put(0, it.right("b", 99))(batch)
+
+    return writes(arm, spoil)
+
+
+@scenario("kv-writes: use-after-free", "freed too early")
+def freed_while_it_is_written(arm: Any) -> tuple[str, str]:
+    def spoil(it: Any, batch: Any) -> None:
+        it.rig.allocator.free(batch.out_cache_loc[:1])
+
+    return writes(arm, spoil)
+
+
+@scenario("kv-writes: use-after-free", "never handed out")
+def a_page_that_nobody_ever_had(arm: Any) -> tuple[str, str]:
+    def spoil(it: Any, batch: Any) -> None:
+        it.row("a")[49] = free_slot(it, "full")
+        put(0, free_slot(it, "full"))(batch)
+
+    return writes(arm, spoil)
+
+
+def written(it: Any) -> Any:
+    """What the tracer knows of a forward that it has checked."""
+    it.forward("decode", None, it.full_layers())
+    tracer = next(
+        e.around.__self__
+        for e in plugin.in_force.hooks._entries["attn.forward"]
+        if e.owner == "kv-writes"
+    )
+    return next(iter(tracer.launches.values()))
+
+
+def described(arm: Any, kind: Any, value: int) -> tuple[str, str]:
+    """What is said of a location of the first row; for kinds that only a GPU can have."""
+    arm(**ARMED)
+    it = Writing()
+    write = Write(0, 49, value, 50, 1, kind, -1, -1, it.row_of("a"), value)
+    launch = written(it) if kind is not WriteKind.UNREADABLE else None
+    finding, _ = writes_report.describe(launch, write, plugin.in_force.recorder, it.ledger)
+    return finding.kind, finding.cause
+
+
+for _kind, _of in (("padding-row", WriteKind.PADDING), ("unreadable", WriteKind.UNREADABLE)):
+    for _value in (20, 600):
+        scenario(f"kv-writes: {_kind}", UNKNOWN)(
+            lambda arm, of=_of, value=_value: described(arm, of, value)
+        )
+
+
+def foreign_row(arm: Any, victim: str, owner: str) -> tuple[str, str]:
+    """The row of one request names a page of another one, and the location was made from it."""
+
+    def spoil(it: Any, batch: Any) -> None:
+        scheduled(it)
+        column = (TOKENS[victim] - 1) // PAGE
+        page = it.rig.page(owner, 1)
+        cells = it.row(victim)[column * PAGE : (column + 1) * PAGE]
+        cells.copy_(torch.arange(page * PAGE, (page + 1) * PAGE))
+        row = list(TOKENS).index(victim)
+        put(row, int(it.row(victim)[TOKENS[victim] - 1]))(batch)
+
+    return writes(arm, spoil)
+
+
+scenario("kv-writes: foreign-page", UNKNOWN)(lambda arm: foreign_row(arm, "a", "c"))
+scenario("kv-writes: foreign-page", UNKNOWN)(lambda arm: foreign_row(arm, "b", "a"))
+
+
+def cached_place(arm: Any, cached: int) -> tuple[str, str]:
+    """The prefix cache holds the beginning of a's row, and the prefill begins before its end."""
+    arm(**ARMED)
+    it = Writing(cached=cached)
+    scheduled(it, cached=it.row("a")[:cached].tolist())
+    finding, _ = it.found("extend", None, it.full_layers())
+    return finding.kind, finding.cause
+
+
+scenario("kv-writes: cached-page", UNKNOWN)(lambda arm: cached_place(arm, 48))
+scenario("kv-writes: cached-page", UNKNOWN)(lambda arm: cached_place(arm, 44))
 
 
 # --- kv-integrity -------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ SUBJECTS: Mapping[str, str] = {
     CENSUS: "lost pages",
     "spec-lifecycle": "the state between draft and verify",
     "kv-integrity": "what is in the KV pages",
+    "kv-writes": "where KV is written",
 }
 GUARDED = ("triton", "trtllm_mha")  # attention backends that page-table has an adapter for
 COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"

@@ -17,6 +17,8 @@ from enum import IntEnum
 
 import torch
 
+from g4debug.tracers.truth import Truth as Truth
+
 FREE = -1  # word of a free page in the shadow, see ledger/shadow.py
 UNKNOWN = -1  # it is not known which page is expected
 
@@ -38,44 +40,6 @@ class Kind(IntEnum):
     SPLITS = 11  # num_kv_splits is not in 1..max_kv_splits
     OFFSET = 12  # window_kv_offsets is not the position of the first token that is listed
     MASK = 13  # the row's part of custom_mask does not begin, or does not fit, where it must
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What a table must agree with. All tensors are on the table's device.
-
-    req_to_token: int32 [requests, tokens], token indices of the full pool.
-    req_pool_indices: integer [>= rows], the request of each row, as its row of req_to_token. 0 is
-        no request (SGLang's padding), and such rows are not judged.
-    swa: the table is for the SWA pool.
-    shadow: int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`.
-    mapping: int64 [>= full tokens], SGLang's ``full_to_swa_index_mapping``, which is read only if
-        there is no shadow.
-    owners: int32 [full pages + 1], the row of req_to_token that each page was handed out to, 0 if
-        that is not known. protected: int32 [requests], how many tokens of each row are the prefix
-        cache's; those may lie in any page. See :mod:`g4debug.ledger.owners`. Read only if there is
-        a shadow, and only beyond ``protected``.
-    rows_of: integer [>= rows], the numbers of the rows' requests as ``owners`` knows them, if they
-        are not ``req_pool_indices``.
-    apart: words of req_to_token between the first tokens of two pages. 0 means the page size, as in
-        SGLang's own table; 1 if only the first token of each page is there, as in the copy that is
-        made when a forward is launched (:mod:`g4debug.tracers.page_table.as_of_launch`).
-    step: int64 [1], the step of that copy. None for SGLang's own tables.
-    padding: rows of at most this many tokens are not judged. The padding rows of a CUDA graph keep
-        the requests of an earlier batch, so only their length tells that they are padding.
-    """
-
-    req_to_token: torch.Tensor
-    req_pool_indices: torch.Tensor
-    swa: bool = False
-    shadow: torch.Tensor | None = None
-    mapping: torch.Tensor | None = None
-    owners: torch.Tensor | None = None
-    protected: torch.Tensor | None = None
-    rows_of: torch.Tensor | None = None
-    apart: int = 0
-    step: torch.Tensor | None = None
-    padding: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ torch reference of this kernel.
 program that finds a bad cell writes what it saw *straight into pinned host memory*. So the host can
 read it without a copy and without waiting, and still has it if the CUDA context dies a moment
 later. Until the host has read it, what others see is only counted
-(:mod:`g4debug.tracers.page_table.trap_buffer`). Which program is the first may vary from run to
+(:mod:`g4debug.tracers.trap_buffer`). Which program is the first may vary from run to
 run, but not that there is a bad cell. The host checks the whole table again before it reports.
 
 The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
@@ -29,28 +29,15 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import triton
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.tracers.page_table import trap_buffer
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
-from g4debug.tracers.page_table.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
+from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
+from g4debug.tracers.trap_writer import fence_system
 
 BLOCK = 256
-
-
-@triton.jit
-def _fence_system(anything):
-    """What was written before is visible to the host before what is written after."""
-    tl.inline_asm_elementwise(
-        "fence.sc.sys; mov.u32 $0, $1;",
-        "=r,r",
-        [anything],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @launching.kernel(tensors=15, numbers=15)
@@ -238,11 +225,11 @@ def _page_guard_kernel(
                 tl.store(at_host + AT_KIND, tl.where(short, SHORT, why).to(tl.int64))
                 tl.store(at_host + AT_EXPECTED, tl.where(short, -1, belongs))
                 if FENCE:
-                    _fence_system(cells)
+                    fence_system(cells)
                 tl.store(at_host + AT_SEQ, acked + 1)
             now = tl.atomic_add(total, many) + many
             if FENCE:
-                _fence_system(cells)
+                fence_system(cells)
             tl.store(host + AT_SUMMARY, now)
 
 

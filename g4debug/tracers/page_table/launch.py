@@ -11,7 +11,7 @@ import torch
 from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
-from g4debug.tracers.page_table.trap_buffer import CELLS, Left
+from g4debug.tracers.trap_buffer import CELLS, Left
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.backends.base import Adapter

@@ -26,7 +26,7 @@ from g4debug.tracers.page_table.launch import (
     read_table,
     rid_at,
 )
-from g4debug.tracers.page_table.trap_buffer import Left
+from g4debug.tracers.trap_buffer import Left
 
 logger = logging.getLogger("g4debug")
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"

@@ -2,7 +2,7 @@
 
 What it checks, and all formulas, are in :mod:`g4debug.tracers.page_table.token_check`, its torch
 reference. What it leaves, and how, is as for page tables
-(:mod:`g4debug.tracers.page_table.trap_buffer`). Two things differ:
+(:mod:`g4debug.tracers.trap_buffer`). Two things differ:
 
 * It changes SGLang's own tensors, where :class:`Repair` says so. In a decode they are as long as
   the context of all requests together, so that a second list would cost as much memory again. All
@@ -25,11 +25,11 @@ import triton
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.tracers.page_table import trap_buffer
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
-from g4debug.tracers.page_table.guard import _fence_system
 from g4debug.tracers.page_table.token_check import ListCheck, TokenLists, check_token_lists
-from g4debug.tracers.page_table.trap_buffer import CELLS, FIELDS, TrapBuffer
+from g4debug.tracers.trap_buffer import CELLS, FIELDS, TrapBuffer
+from g4debug.tracers.trap_writer import fence_system
 
 BLOCK = 512
 PROGRAMS = 1024  # so many are started at most, if there are fewer rows than that
@@ -89,11 +89,11 @@ def _leave(
         tl.store(at + AT_REQUEST, request)
         tl.store(at + AT_FULL, full)
         if FENCE:
-            _fence_system(many.to(tl.int32))
+            fence_system(many.to(tl.int32))
         tl.store(at + AT_SEQ, acked + 1)
     now = tl.atomic_add(total, many) + many
     if FENCE:
-        _fence_system(many.to(tl.int32))
+        fence_system(many.to(tl.int32))
     tl.store(host + AT_SUMMARY, now)
 
 

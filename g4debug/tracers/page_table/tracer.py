@@ -13,7 +13,7 @@ guard has left in pinned memory.
 
 A cell is compared with ``req_to_token`` and with the shadow of the page ledger. With overlap
 scheduling it is compared with a copy of these, made when the forward was launched
-(:mod:`g4debug.tracers.page_table.as_of_launch`). If pages change hands while a forward reads them,
+(:mod:`g4debug.tracers.as_of_launch`). If pages change hands while a forward reads them,
 for any other reason, only ranges are checked (:func:`g4debug.tracers.limits.moving_pages`). If the
 class of the allocator is not SGLang's own, it is not known which pages are free
 (:mod:`g4debug.ledger.feed`).
@@ -31,10 +31,10 @@ import torch
 from g4debug.findings.record import Evidence
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
+from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table import phases, token_guard
-from g4debug.tracers.page_table.as_of_launch import IN_FLIGHT, Launches
 from g4debug.tracers.page_table.backends import adapters
 from g4debug.tracers.page_table.backends.base import Adapter, PageTable
 from g4debug.tracers.page_table.check import Kind, Truth
@@ -43,8 +43,8 @@ from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
-from g4debug.tracers.page_table.trap_buffer import Left, TrapBuffer
 from g4debug.tracers.page_table.truth import Books
+from g4debug.tracers.trap_buffer import Left, TrapBuffer
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
@@ -65,7 +65,7 @@ class PageTableTracer:
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
-        self.in_flight = Launches()
+        self.in_flight = shared(context.recorder)
         self.books = Books(context.ledger, self.in_flight)
         # By slot and step: a slot's next launch may be made before this one's findings are read.
         self._eager: dict[tuple[int, int], Launch] = {}

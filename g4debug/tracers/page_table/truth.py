@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.hooking.speculation import is_frozen_kv_mtp
+from g4debug.tracers.as_of_launch import Launches
+from g4debug.tracers.launch_copy import Copy
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
-from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.backends.base import Adapter
 from g4debug.tracers.page_table.check import Truth
-from g4debug.tracers.page_table.launch_copy import Copy
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -44,9 +44,8 @@ class Books:
         self._with_shadow[id(backend)] = frozen or not draft
         if self.ledger is not None and self.ledger.owners is not None:
             self.ledger.owners.prepare(backend.req_to_token.shape[0])
-        copy = self.launches.copy
-        if overlap and (copy is None or copy.source is not backend.req_to_token):
-            self.launches.copy = Copy(backend.req_to_token, page_size, self.ledger)
+        if overlap:
+            self.launches.prepare(backend.req_to_token, page_size, self.ledger)
         if overlap and not self._with_shadow[id(backend)]:
             self.partial = (
                 "in the draft's sliding layers only ranges",

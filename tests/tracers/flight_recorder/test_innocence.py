@@ -29,6 +29,7 @@ COUNTED = {
     "pool-leak": "censuses",
     "spec-lifecycle": "hand-overs",
     "kv-integrity": "checksums of pages",
+    "kv-writes": "locations",
 }
 
 
@@ -67,7 +68,7 @@ def test_all_is_well():
         "Checked, and nothing found: page-table: 7 tables (the last in step 40); swa-allocator: "
         "7 hand-outs (the last in step 40); pool-leak: 7 censuses (the last in step 40); "
         "spec-lifecycle: 7 hand-overs (the last in step 40); kv-integrity: 7 checksums of pages "
-        "(the last in step 40).",
+        "(the last in step 40); kv-writes: 7 locations (the last in step 40).",
         "Step 42 may not have been finished. The guard runs in front of the kernel, and what it "
         "left in host memory was read after the error: it names no bad cell. Whether the guard had "
         "run by then is not known.",

@@ -92,7 +92,10 @@ def test_with_everything_armed_tables_and_pages_are_innocent(runs):
         "kernel, and what it left in host memory was read after the error: it names no bad cell. "
         "Whether the guard had run by then is not known."
     )
-    assert lines[3] == "Not looked at: what is in the KV pages (kv-integrity is not armed)."
+    assert lines[3] == (
+        "Not looked at: what is in the KV pages (kv-integrity is not armed); where KV is written "
+        "(kv-writes is not armed)."
+    )
     assert re.fullmatch(
         r"CUDA core dump: none yet; the driver was told to write it to /.*/core/"
         r"cuda_coredump_%h\.%p\.%t",

@@ -9,8 +9,8 @@ import torch
 from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
+from g4debug.tracers.as_of_launch import Launches
 from g4debug.tracers.limits import moving_pages
-from g4debug.tracers.page_table.as_of_launch import Launches
 from g4debug.tracers.page_table.backends import adapter
 from g4debug.tracers.page_table.truth import Books
 

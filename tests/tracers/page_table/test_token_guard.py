@@ -18,7 +18,7 @@ from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
 from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
-from g4debug.tracers.page_table.trap_buffer import CELLS, TrapBuffer
+from g4debug.tracers.trap_buffer import CELLS, TrapBuffer
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"

@@ -23,13 +23,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from g4debug.hooking import req_kv
+from g4debug.tracers.launch_copy import Copy
 
 if TYPE_CHECKING:
-    from g4debug.tracers.page_table.launch_copy import Copy
+    from g4debug.findings.steps import Recorder
+    from g4debug.ledger.ledger import Ledger
 
 IN_FLIGHT = 8  # launches that are remembered; SGLang has two in flight at most
 
@@ -48,7 +51,11 @@ class Launched:
 
 
 class Launches:
-    """Makes the copy of each forward in time, and remembers who was in the last forwards."""
+    """Makes the copy of each forward in time, and remembers who was in the last forwards.
+
+    Several tracers may share one (:func:`shared`). Then each of them calls it at the same sites,
+    and only the first call does the work.
+    """
 
     def __init__(self) -> None:
         self.copy: Copy | None = None
@@ -56,6 +63,14 @@ class Launches:
         self._due = False  # run_batch has begun, and the copy of its forward is not made yet
         self._event: Any = None
         self._launched: dict[int, Launched] = {}  # by step
+
+    def prepare(self, req_to_token: torch.Tensor, page_size: int, ledger: Ledger | None) -> None:
+        """Make room for the copies. Call it before a CUDA graph is captured.
+
+        req_to_token: int32 [rows, tokens], the one that the forwards read.
+        """
+        if self.copy is None or self.copy.source is not req_to_token:
+            self.copy = Copy(req_to_token, page_size, ledger)
 
     def begin(self) -> None:
         """``Scheduler.run_batch`` is about to run."""
@@ -112,6 +127,19 @@ class Launches:
             return True  # so long ago, or never there: whose row it was is not known
         void = self._launched[step].void
         return row in void if void is not None else _gone(request, row)
+
+
+_shared: WeakKeyDictionary[Recorder, Launches] = WeakKeyDictionary()
+
+
+def shared(recorder: Recorder) -> Launches:
+    """The one of a process, so that a forward is copied once for all tracers that compare with it.
+
+    recorder: the step recorder of the process.
+    """
+    if recorder not in _shared:
+        _shared[recorder] = Launches()
+    return _shared[recorder]
 
 
 def _gone(request: Any, row: int) -> bool:

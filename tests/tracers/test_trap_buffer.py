@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from real_backend import Rig
 
 from g4debug.findings.steps import Recorder
-from g4debug.tracers.page_table import trap_buffer
+from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.tracer import PageTableTracer
-from g4debug.tracers.page_table.trap_buffer import Left, TrapBuffer
+from g4debug.tracers.trap_buffer import Left, TrapBuffer
 
 CPU = torch.device("cpu")
 SLOTS = 3

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g4debug.ledger import shadow as shadows
-from g4debug.tracers.page_table import launch_copy
-from g4debug.tracers.page_table.launch_copy import Copy, launch, reference
+from g4debug.tracers import launch_copy
+from g4debug.tracers.launch_copy import Copy, launch, reference
 
 
 def test_the_interpreter_really_runs_the_kernel():

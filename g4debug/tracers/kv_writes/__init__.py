@@ -1,0 +1,1 @@
+"""kv-writes: the KV of every token is written to its own place."""

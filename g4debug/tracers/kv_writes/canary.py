@@ -1,0 +1,131 @@
+"""Proves that kv-writes works: it must catch three faults in a small, invented forward.
+
+One writes behind the end of the pool, one writes two tokens to one place, and one writes over the
+KV of another request. The tracer, its kernels, the trap, the faults and the dump are the real ones.
+Only the backend, the pool and the batch are stand-ins. No SGLang is needed, and no server is
+touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from g4debug.dumps import reading
+from g4debug.faults import locations, write_foreign, write_out_of_range, write_twice
+from g4debug.faults.base import Injection
+from g4debug.faults.grammar import Chain, parse
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.kv_writes.tracer import POOL_CLASS, KvWritesTracer
+from g4debug.trapping.describe import Describer
+from g4debug.trapping.trap import Trap, TrapError
+
+FAULTS = (
+    (write_out_of_range, "out-of-range"),
+    (write_twice, "written-twice"),
+    (write_foreign, "mismatch"),  # whose page it is, only a ledger knows
+)
+PAGE_SIZE, COLUMNS, DRAFTS = 64, 8, 4
+LENGTHS = (130, 1, 400)
+SLOTS = (len(LENGTHS) * COLUMNS + 1) * PAGE_SIZE
+
+
+def fire(folder: Path, device: torch.device) -> str:
+    """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
+    settings = Settings(debug=True, debug_dir=folder)
+    recorder = Recorder(settings.steps)
+    trap = Trap(settings, Describer(recorder))
+    tracer = KvWritesTracer(Context("kv-writes", Hooks(), settings, recorder, trap))
+    seen = []
+    for fault, kind in FAULTS:
+        it = _Server(tracer, device)
+        if it.write() is not None:
+            raise CanaryError("sound locations were reported as wrong")
+        name = fault.FAULT.id
+        injection = Injection(fault.FAULT, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
+        injection.fire(mode="target_verify")
+        chosen = fault.spoil(it.forward(), injection)
+        index, wrong, _ = chosen
+        it.batch.out_cache_loc[index] = wrong
+        error = it.write()
+        if error is None:
+            raise CanaryError(f"the fault {name} was not found")
+        if error.finding.kind != kind:
+            raise CanaryError(f"the fault {name} was found as {error.finding.kind}, not {kind}")
+        seen.append(_read_back(error, wrong))
+    return f"found {', '.join(seen)}; dumps read back"
+
+
+class _Server:
+    """A verify of three requests, whose tokens lie where their rows say."""
+
+    def __init__(self, tracer: KvWritesTracer, device: torch.device) -> None:
+        self.tracer = tracer
+        rows = len(LENGTHS)
+        table = torch.zeros(rows + 1, COLUMNS * PAGE_SIZE, dtype=torch.int32)
+        table[1:] = torch.arange(PAGE_SIZE, SLOTS, dtype=torch.int32).view(rows, -1)
+        places = [(r + 1, n + j) for r, n in enumerate(LENGTHS) for j in range(DRAFTS)]
+        loc = torch.tensor([int(table[place]) for place in places], device=device)
+        self.pool: Any = type(POOL_CLASS, (), {})()
+        self.pool.size, self.pool.page_size = SLOTS - PAGE_SIZE, PAGE_SIZE
+        self.table = table.to(device)
+        self.backend = SimpleNamespace(req_to_token=self.table, token_to_kv_pool=self.pool)
+        self.layer = SimpleNamespace(layer_id=0)
+        self.batch = SimpleNamespace(
+            forward_mode=SimpleNamespace(
+                name="TARGET_VERIFY", is_decode=lambda: False, is_target_verify=lambda: True
+            ),
+            batch_size=rows,
+            spec_info=SimpleNamespace(draft_token_num=DRAFTS),
+            req_pool_indices=torch.arange(1, rows + 1, device=device),
+            seq_lens=torch.tensor(LENGTHS, device=device),
+            out_cache_loc=loc,
+        )
+        tracer.after_backend_init(None, self.backend, _RUNNER)
+
+    def forward(self) -> locations.Forward:
+        """What the faults need to know."""
+        tokens = [
+            locations.Token(i, i // DRAFTS, LENGTHS[i // DRAFTS] + i % DRAFTS, i // DRAFTS + 1, 0)
+            for i in range(len(LENGTHS) * DRAFTS)
+        ]
+        return locations.Forward(tokens, self.batch.out_cache_loc, self.table, PAGE_SIZE, SLOTS)
+
+    def write(self) -> TrapError | None:
+        """One layer writes. Returns the trap's exception, or None."""
+
+        def attention(backend: Any, *args: Any) -> None:
+            safe = self.tracer.checked(self.batch.out_cache_loc, self.pool)
+            inside = (safe >= 0) & (safe < SLOTS)
+            if not bool(inside.all()):
+                raise CanaryError("a location that the pool does not have was let through")
+            self.tracer.poll()
+
+        try:
+            given = (None, None, None, self.layer, self.batch)
+            self.tracer.around_attention(attention, self.backend, *given)
+        except TrapError as e:
+            return e
+        return None
+
+
+# What the tracer reads of a ModelRunner.
+_RUNNER = SimpleNamespace(
+    server_args=SimpleNamespace(disable_overlap_schedule=True), page_size=PAGE_SIZE
+)
+
+
+def _read_back(error: TrapError, wrong: int) -> str:
+    """Compare the finding and its dump with what was written."""
+    if error.path is None:
+        raise CanaryError(f"it was found, but not dumped: {error.problem}")
+    finding = reading.read(error.path).finding
+    if f"slot {wrong}" not in finding.headline:
+        raise CanaryError(f"another location than the bad one was found: {finding.headline}")
+    return f"{finding.kind} at slot {wrong}"

@@ -1,0 +1,377 @@
+"""The kernels of kv-writes: two small launches for each forward and pool, which can be captured.
+
+The first one stamps the slot of each location: ``stamps[loc, 0]`` becomes the largest, and
+``stamps[loc, 1]`` the smallest token that the forward writes there, both behind the number of this
+check. So a stamp of an earlier forward never counts, and nothing has to be cleared. The second one
+compares token by token, as :func:`g4debug.tracers.kv_writes.check.check_writes` says, fills in the
+safe locations, and leaves what it saw in the trap buffer. There is no sort, and no wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from g4debug import launching
+from g4debug.ledger.owners import EVERYTHING
+from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
+from g4debug.tracers.trap_buffer import TrapBuffer
+from g4debug.tracers.trap_writer import leave
+from g4debug.tracers.truth import Truth
+
+BLOCK = 256
+BITS = 24  # of a stamp that say which token; the others are the number of the check
+TOKENS = 1 << BITS  # that one forward can have at most
+
+
+@launching.kernel(tensors=3, numbers=3)
+def _stamp_kernel(
+    loc,
+    stamps,
+    number,
+    count,
+    slots,
+    page_size,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr = BITS,
+    TOKENS: tl.constexpr = TOKENS,
+):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(loc + i, mask=i < count, other=0).to(tl.int64)
+    real = (i < count) & (value >= page_size) & (value < slots)
+    at = stamps + 2 * tl.where(real, value, 0)
+    base = tl.load(number) << BITS
+    tl.atomic_max(at, base + i, mask=real)
+    tl.atomic_max(at + 1, base + (TOKENS - 1 - i), mask=real)
+
+
+@launching.kernel(tensors=17, numbers=12)
+def _write_kernel(
+    loc,
+    out,
+    stamps,
+    number,
+    firsts,
+    starts,
+    counts,
+    claims,
+    total,
+    acks,
+    host,
+    req_to_token,
+    req_pool_indices,
+    book,  # the shadow, or where there is none the full-to-SWA mapping
+    owners,
+    protected,
+    step,  # of the copy that req_to_token is, if HAS_STEP
+    offset,
+    per_row,
+    slots,
+    page_size,
+    slot,
+    places,
+    requests,
+    words,
+    apart,
+    known,  # words of the book: full pages, or tokens of the mapping
+    padding,
+    stride_request,
+    HAS_ROWS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HAS_TRUTH: tl.constexpr,
+    BY_PAGE: tl.constexpr,
+    HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
+    HAS_STEP: tl.constexpr,
+    SWA: tl.constexpr,
+    REPAIR: tl.constexpr,
+    FENCE: tl.constexpr,
+    # Constants are arguments here: Triton compares each global of a kernel at each launch, which
+    # takes four times as long.
+    BLOCK: tl.constexpr = BLOCK,
+    BITS: tl.constexpr = BITS,
+    TOKENS: tl.constexpr = TOKENS,
+    EVERYTHING: tl.constexpr = EVERYTHING,
+    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
+    RANGE: tl.constexpr = int(Kind.RANGE),
+    TWICE: tl.constexpr = int(Kind.TWICE),
+    ZERO: tl.constexpr = int(Kind.ZERO),
+    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
+    FREED: tl.constexpr = int(Kind.FREED),
+    PADDING: tl.constexpr = int(Kind.PADDING),
+    FOREIGN: tl.constexpr = int(Kind.FOREIGN),
+    CACHED: tl.constexpr = int(Kind.CACHED),
+):
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1).to(tl.int64) * BLOCK
+    begin = row * per_row
+    many = begin * 0 + per_row
+    if RAGGED:
+        begin = tl.load(starts + row).to(tl.int64)
+        many = tl.load(counts + row).to(tl.int64)
+    if (row == 0) & (start == 0):
+        # No program of this launch reads it. The next check has the next number.
+        tl.store(number, tl.load(number) + 1)
+    if start < many:
+        j = start + tl.arange(0, BLOCK)
+        live = j < many
+        i = begin + j
+        value = tl.load(loc + i, mask=live, other=0).to(tl.int64)
+        outside = live & ((value < 0) | (value >= slots))
+        kind = tl.zeros([BLOCK], tl.int32)
+        expected = tl.zeros([BLOCK], tl.int64) - 1
+        other = tl.zeros([BLOCK], tl.int64) - 1
+        position = tl.zeros([BLOCK], tl.int64) - 1
+        held = live
+        first = row * 0
+        request = row * 0 - 1
+        if HAS_ROWS:
+            first = tl.load(firsts + row).to(tl.int64)
+            position = first + offset + j
+            if HAS_TRUTH:
+                request = tl.load(req_pool_indices + row).to(tl.int64)
+                has = (request > 0) & (request < requests)
+                safe_row = tl.where(has, request, 0)
+                cell = position * apart
+                within = position * 0
+                if BY_PAGE:
+                    cell = position // page_size
+                    within = position % page_size
+                named = live & (position >= 0) & (cell < tl.where(has, words, 0))
+                token = tl.load(
+                    req_to_token + safe_row * stride_request + cell, mask=named, other=-1
+                )
+                token = token.to(tl.int64)
+                named = named & (token >= 0)
+                full = tl.where(named, token + within, -1)
+                page = tl.where(named, full // page_size, 0)
+                theirs = named & ((first > padding) | (padding == 0))
+                judged = named
+                right = full
+                freed = live & (j < 0)
+                foreign = freed
+                cached = freed
+                if HAS_SHADOW:
+                    sound = j < tl.where(tl.load(book + known) == 1, many, 0)
+                    inside = named & (page > 0) & (page < known)
+                    word = tl.load(book + page, mask=inside, other=0).to(tl.int64)
+                    freed = theirs & sound & inside & (word == -1)
+                    if HAS_OWNERS:
+                        owner = tl.load(owners + page, mask=inside, other=0).to(tl.int64)
+                        until = tl.load(protected + safe_row).to(tl.int64)
+                        begins = position // page_size * page_size
+                        mine = theirs & sound & inside
+                        foreign = mine & (owner > 0) & (owner != request) & (begins >= until)
+                        cached = mine & (until != EVERYTHING) & (position < until)
+                    if SWA:
+                        judged = named & sound & (word != -1) & (inside | (page == 0))
+                        right = tl.where(word > 0, word * page_size + full % page_size, 0)
+                elif SWA:
+                    judged = named & (full < known)
+                    mapped = tl.load(book + full, mask=judged, other=-1).to(tl.int64)
+                    judged = judged & (mapped >= 0)
+                    right = mapped
+                right = tl.where(judged, right, -1)
+                in_zero = (value >= 0) & (value < page_size)
+                wrong = judged & (value != right) & ((in_zero & (right < page_size)) == 0)
+                kind = tl.where(cached, CACHED, kind)
+                kind = tl.where(foreign, FOREIGN, kind)
+                kind = tl.where(freed, FREED, kind)
+                kind = tl.where(theirs & wrong, MISMATCH, kind)
+                kind = tl.where(theirs & wrong & in_zero, ZERO, kind)
+                stray = live & (theirs == 0) & (in_zero == 0) & ((judged & (wrong == 0)) == 0)
+                kind = tl.where(stray & (padding > 0), PADDING, kind)
+                expected = tl.where(theirs, right, -1)
+                other = tl.where(theirs, full, -1)
+                held = live & (freed == 0)
+            real = live & (outside == 0) & (value >= page_size)
+            at = stamps + 2 * tl.where(real, value, 0)
+            last = tl.load(at, mask=real, other=0) & (TOKENS - 1)
+            earliest = (TOKENS - 1) - (tl.load(at + 1, mask=real, other=0) & (TOKENS - 1))
+            twice = real & (last != earliest)
+            kind = tl.where(twice, TWICE, kind)
+            other = tl.where(twice, tl.where(earliest == i, last, earliest), other)
+        kind = tl.where(outside, tl.where(value < 0, NEGATIVE, RANGE), kind)
+        bad = live & (kind > 0)
+        sure = bad & (kind != FOREIGN) & (kind != CACHED)
+        replaced = outside
+        if REPAIR:
+            replaced = outside | (sure & ((expected != -1) | (kind != TWICE)))
+        sound_place = held & (expected > 0) & (expected < slots)
+        place = tl.where(replaced, tl.where(sound_place, expected, 0), value)
+        tl.store(out + i, place.to(out.dtype.element_ty), mask=live)
+        cells = tl.sum(bad.to(tl.int32), axis=0)
+        certain = tl.sum(sure.to(tl.int32), axis=0)
+        if cells > 0:
+            # What must be confirmed first has a slot of its own: it must not hide what is certain.
+            suspicion = certain == 0
+            mine_at = slot.to(tl.int64) + tl.where(suspicion, places, 0)
+            where = tl.min(tl.where(tl.where(suspicion, bad, sure), j, 2147483647), axis=0)
+            here = j == where
+            as_of = row * 0 - 1
+            if HAS_STEP:
+                as_of = tl.load(step).to(tl.int64)
+            leave(
+                claims,
+                total,
+                acks,
+                host,
+                mine_at,
+                cells.to(tl.int64),
+                row,
+                tl.sum(tl.where(here, position, 0), axis=0),
+                tl.sum(tl.where(here, value, 0), axis=0),
+                first,
+                tl.sum(tl.where(here, kind, 0), axis=0).to(tl.int64),
+                tl.sum(tl.where(here, expected, 0), axis=0),
+                as_of,
+                request,
+                tl.sum(tl.where(here, other, 0), axis=0),
+                LANES=BLOCK,
+                FENCE=FENCE,
+            )
+
+
+@dataclass
+class Stamps:
+    """What the first kernel writes, for one pool. ``number`` is that of the next check.
+
+    slots: int64 [slots of the pool, 2]. number: int64 [1], from 1.
+    """
+
+    slots: torch.Tensor
+    number: torch.Tensor
+
+    @classmethod
+    def new(cls, slots: int, device: torch.device) -> Stamps:
+        return cls(
+            torch.zeros((slots, 2), dtype=torch.int64, device=device),
+            torch.ones(1, dtype=torch.int64, device=device),
+        )
+
+
+_launch_stamp = launching.Launcher(_stamp_kernel)
+_launch_write = launching.Launcher(_write_kernel, num_warps=4)
+
+
+def launch(
+    loc: torch.Tensor,
+    out: torch.Tensor,
+    stamps: Stamps,
+    trap: TrapBuffer,
+    slot: int,
+    page_size: int,
+    rows: Rows,
+    truth: Truth | None = None,
+    repair: bool = True,
+) -> None:
+    """Run both kernels on the current stream, without waiting for them.
+
+    loc: int32/int64 [tokens], contiguous. out: the same shape and dtype, contiguous.
+    page_size, rows, truth, repair: as in ``check_writes``; ``stamps`` are those of the pool.
+    """
+    count, slots = loc.numel(), stamps.slots.shape[0]
+    if count == 0 or rows.rows == 0 or rows.most == 0:
+        return
+    assert count < TOKENS, f"{count} tokens in one forward, expected fewer than {TOKENS}"
+    if rows.firsts is not None:
+        _launch_stamp(
+            (-(-count // BLOCK), 1, 1),
+            (loc, stamps.slots, stamps.number),
+            (count, slots, page_size),
+            (BLOCK,),
+        )
+    book, requests, words, known, stride, padding, apart = loc, 0, 0, 0, 0, 0, 1
+    if truth is not None:
+        requests, words = truth.req_to_token.shape
+        stride, padding, apart = truth.req_to_token.stride(0), truth.padding, truth.apart or 1
+        if truth.shadow is not None:
+            book, known = truth.shadow, truth.shadow.numel() - 1
+        elif truth.swa:
+            assert truth.mapping is not None
+            book, known = truth.mapping, truth.mapping.numel()
+    has_shadow = truth is not None and truth.shadow is not None
+    has_owners = has_shadow and truth.owners is not None and truth.protected is not None
+    _launch_write(
+        (rows.rows, -(-rows.most // BLOCK), 1),
+        (
+            loc,
+            out,
+            stamps.slots,
+            stamps.number,
+            loc if rows.firsts is None else rows.firsts,
+            loc if rows.starts is None else rows.starts,
+            loc if rows.counts is None else rows.counts,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            loc if truth is None else truth.req_to_token,
+            loc if truth is None else truth.req_pool_indices,
+            book,
+            loc if truth is None or truth.owners is None else truth.owners,
+            loc if truth is None or truth.protected is None else truth.protected,
+            loc if truth is None or truth.step is None else truth.step,
+        ),
+        (
+            rows.offset,
+            rows.per_row,
+            slots,
+            page_size,
+            slot,
+            trap.slots,
+            requests,
+            words,
+            apart,
+            known,
+            padding,
+            stride,
+        ),
+        (
+            rows.firsts is not None,
+            rows.starts is not None,
+            truth is not None and rows.firsts is not None,
+            truth is not None and truth.apart == 1 and page_size > 1,
+            has_shadow,
+            has_owners,
+            truth is not None and truth.step is not None,
+            truth is not None and truth.swa,
+            repair,
+            loc.is_cuda,
+        ),
+    )
+
+
+def reference(
+    loc: torch.Tensor,
+    out: torch.Tensor,
+    stamps: Stamps,
+    trap: TrapBuffer,
+    slot: int,
+    page_size: int,
+    rows: Rows,
+    truth: Truth | None = None,
+    repair: bool = True,
+) -> None:
+    """The same as :func:`launch`, for CPU tensors. Records the first bad token, by its index.
+
+    It counts all bad tokens in that record, where the kernel counts those of one row.
+    """
+    found = check_writes(loc, stamps.slots.shape[0], page_size, rows, truth, repair)
+    out.copy_(found.safe)
+    bad = found.kinds.nonzero().flatten().tolist()
+    suspicions = [i for i in bad if int(found.kinds[i]) in SUSPICIONS]
+    sure = [i for i in bad if i not in suspicions]
+    for part, suspicion in ((sure, False), (suspicions, True)):
+        if part:
+            i = part[0]
+            row = int(found.rows[i])
+            first = 0 if rows.firsts is None else int(rows.firsts[row])
+            known = truth is not None and rows.firsts is not None
+            request = int(truth.req_pool_indices[row]) if known and truth is not None else -1
+            step = -1 if truth is None or truth.step is None else int(truth.step)
+            words = [row, int(found.positions[i]), int(loc[i]), first, len(part)]
+            words += [int(found.kinds[i]), int(found.expected[i]), step, request]
+            trap.leave(slot, [*words, int(found.others[i])], suspicion)

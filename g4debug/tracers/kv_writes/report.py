@@ -1,0 +1,381 @@
+"""Turns a bad location into a Finding, in words. Runs only if there is one.
+
+Everything is read from host memory, but for SGLang's mapping. After an error of the device the
+report says less, but nothing that is not known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import Literal
+
+from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.findings.steps import Recorder
+from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.tracers.evidence import GIVES, last_of, said
+from g4debug.tracers.kv_writes.check import Kind
+from g4debug.tracers.kv_writes.launch import Launch, Write, rid_in_row, rid_of
+
+logger = logging.getLogger("g4debug")
+KindName = Literal[
+    "negative",
+    "out-of-range",
+    "written-twice",
+    "page-zero",
+    "other-request",
+    "stale",
+    "mismatch",
+    "use-after-free",
+    "padding-row",
+    "foreign-page",
+    "cached-page",
+    "unreadable",
+]
+NAMES: dict[Kind, KindName] = {
+    Kind.NEGATIVE: "negative",
+    Kind.RANGE: "out-of-range",
+    Kind.TWICE: "written-twice",
+    Kind.ZERO: "page-zero",
+    Kind.MISMATCH: "mismatch",
+    Kind.FREED: "use-after-free",
+    Kind.PADDING: "padding-row",
+    Kind.FOREIGN: "foreign-page",
+    Kind.CACHED: "cached-page",
+    Kind.UNREADABLE: "unreadable",
+}
+_WRONG = "TRIAGE.md, 'KV is written to a wrong place'"
+REFERENCES: dict[KindName, str] = {
+    "negative": _WRONG,
+    "out-of-range": _WRONG,
+    "written-twice": _WRONG,
+    "page-zero": _WRONG,
+    "other-request": _WRONG,
+    "stale": _WRONG,
+    "mismatch": _WRONG,
+    "use-after-free": _WRONG,
+    "padding-row": _WRONG,
+    "foreign-page": _WRONG,
+    "cached-page": _WRONG,
+    "unreadable": _WRONG,
+}
+ALL = (
+    "G4DEBUG_TRACE=kv-writes,page-table,swa-allocator,spec-lifecycle,flight-recorder "
+    "<your launch command>"
+)
+CONTAIN = f"G4DEBUG_MODE=contain {ALL}"
+Found = tuple[Finding, tuple[PageEvent, ...]]
+
+
+def describe(
+    launch: Launch | None, write: Write, recorder: Recorder, ledger: Ledger | None
+) -> Found:
+    """The finding, and the events of the page that it is about."""
+    if launch is None or write.kind is Kind.UNREADABLE:
+        return _bare(write, recorder), ()
+    _settle(ledger)
+    words = Words(launch, write, recorder, ledger)
+    layer = int(launch.layer.layer_id)
+    layer_kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
+    mode = launch.batch.forward_mode.name
+    events = words.events()
+    finding = Finding(
+        check="kv-writes",
+        kind=words.kind,
+        site="kv.set",
+        headline=(
+            f"g4debug: kv-writes in target {mode.lower().replace('_', '-')}: {layer_kind} layer "
+            f"{layer} {words.what()}"
+        ),
+        location=Location(
+            process="scheduler",
+            pid=os.getpid(),
+            rank=recorder.rank,
+            step=write.step if write.step >= 0 else recorder.step,
+            forward_mode=mode,
+            runner="target",
+            layer=layer,
+            layer_kind=layer_kind,
+            request=words.rid,
+            row=write.row,
+            column=write.position // words.size if write.position >= 0 else -1,
+            replay=launch.captured,
+        ),
+        expected=words.expected(),
+        got=words.got(),
+        owner=words.owner(),
+        history=tuple(_line(e) for e in events),
+        cause=words.cause(),
+        reference=REFERENCES[words.kind],
+        next_command=CONTAIN if words.kind in ("negative", "out-of-range", "mismatch") else ALL,
+    )
+    return finding, events
+
+
+class Words:
+    """How the report says what is known about one bad location."""
+
+    def __init__(
+        self, launch: Launch, write: Write, recorder: Recorder, ledger: Ledger | None
+    ) -> None:
+        self.launch, self.write, self.ledger = launch, write, ledger
+        self.size = launch.page_size
+        self.rid = "" if write.kind is Kind.PADDING else rid_of(recorder, write)
+        self.page = write.value // self.size
+        self.twin = ""
+        if write.kind is Kind.TWICE:
+            row = self._row_of(write.other)
+            rid = self.rid if row == write.row else rid_in_row(recorder, write, row)
+            self.twin = f"of request {rid}" if rid else f"of row {row}"
+        self.kind = self._kind()
+
+    def _kind(self) -> KindName:
+        if self.write.kind is not Kind.MISMATCH:
+            return NAMES[self.write.kind]
+        pool = self._pool(self.launch.pool_name)
+        if pool is None or not 0 < self.page < pool.pages:
+            return "mismatch"
+        if not pool.held[self.page]:
+            return "stale"
+        owner = str(pool.owner[self.page])
+        return "other-request" if owner and self.rid and owner != self.rid else "mismatch"
+
+    def _pool(self, name: str) -> PoolLedger | None:
+        if self.ledger is None or self.ledger.broken:
+            return None
+        return self.ledger.pools.get(name)
+
+    def _row_of(self, token: int) -> int:
+        """The row of a token of the same forward, -1 if it is not known any more."""
+        rows = self.launch.rows
+        if rows.per_row:
+            return token // rows.per_row
+        begin = 0
+        for row, count in enumerate(self.launch.batch.extend_seq_lens_cpu):
+            begin += int(count)
+            if token < begin:
+                return row
+        return -1
+
+    # --- the lines of the report -------------------------------------------------------------
+
+    def what(self) -> str:
+        """The end of the headline: what the layer writes where."""
+        w, kind, name = self.write, self.kind, self.launch.pool_name.upper()
+        who = f"the KV of token {w.position} (request {self.rid or '?'}, row {w.row})"
+        at = f"slot {w.value} (page {self.page})"
+        full = w.other // self.size
+        if w.position < 0:
+            who = "the KV of a token"
+        right = f", but its place is slot {w.expected} (page {w.expected // self.size})"
+        if w.expected < 0:
+            right = ""
+        if kind in ("negative", "out-of-range"):
+            slots = f"its {name} pool has {self.launch.slots} slots"
+            return f"writes {who} to slot {w.value}, but {slots}{right.replace(', but', ';')}"
+        if kind == "written-twice":
+            return (
+                f"writes {who} and another token {self.twin} to the same place, {at} of the "
+                f"{name} pool{self._whose()}"
+            )
+        if kind == "page-zero":
+            return f"writes {who} to the reserved page 0 (slot {w.value}){right}"
+        if kind == "padding-row":
+            return f"writes padding (row {w.row}) to {at} of the {name} pool{self._held_by()}"
+        if kind == "use-after-free":
+            return f"writes {who} to full page {full}, which is free"
+        if kind == "foreign-page":
+            return f"writes {who} to full page {full} of request {self._owner('full', full)}"
+        if kind == "cached-page":
+            return f"writes {who} to full page {full}, which the prefix cache holds"
+        whose = f" of request {self._owner(self.launch.pool_name, self.page)}"
+        whose = whose if kind == "other-request" else " (free)" if kind == "stale" else ""
+        return f"writes {who} to slot {w.value}, page {self.page}{whose}{right}"
+
+    def _whose(self) -> str:
+        w = self.write
+        if w.expected < 0:
+            return ""
+        if w.expected == w.value:
+            return ", which is its own"
+        return f", but its own is slot {w.expected} (page {w.expected // self.size})"
+
+    def _held_by(self) -> str:
+        owner = self._owner(self.launch.pool_name, self.page)
+        return f", which request {owner} had last" if owner else ""
+
+    def expected(self) -> str:
+        """Where this KV belongs."""
+        w, pool = self.write, self.launch.pool_name
+        if self.kind == "padding-row":
+            return "slot 0: padding belongs to nobody"
+        if self.kind == "use-after-free":
+            return "a page that is held as long as its tokens are written"
+        if self.kind == "foreign-page":
+            return "a page that was handed out to the request of the row itself"
+        if self.kind == "cached-page":
+            return "a page that no other request reads: what is cached is never written again"
+        belongs = f"; for this token, slot {w.expected}" if w.expected >= 0 else ""
+        if self.kind == "written-twice":
+            return f"a slot of its own for each token{belongs}"
+        return f"one of the slots 0..{self.launch.slots - 1} of the {pool} pool{belongs}"
+
+    def got(self) -> str:
+        """The location, and how many are bad."""
+        count = self.write.count
+        return f"slot {self.write.value} ({count} bad location{'' if count == 1 else 's'} seen)"
+
+    def _subject(self) -> tuple[str, int]:
+        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
+        if self.kind in ("use-after-free", "foreign-page", "cached-page"):
+            return "full", self.write.other // self.size
+        if self.kind in ("negative", "out-of-range", "page-zero"):
+            right = self.write.expected
+            return self.launch.pool_name, right // self.size if right >= 0 else -1
+        return self.launch.pool_name, self.page
+
+    def owner(self) -> str:
+        """Who has the page that the finding is about, in words. '' if that is not known."""
+        name, page = self._subject()
+        pool = self._pool(name)
+        if pool is None or not 0 < page < pool.pages:
+            return ""
+        owner, position = str(pool.owner[page]) or "?", int(pool.position[page])
+        at = f" for tokens {position}..{position + self.size - 1}" if position >= 0 else ""
+        if pool.held[page]:
+            return f"{name} page {page} was handed out to request {owner}{at}, and is still held"
+        if not pool.serials(page):
+            return f"{name} page {page} was never handed out"
+        return f"{name} page {page} is free; request {owner} had it last{at}"
+
+    def _owner(self, pool: str, page: int) -> str:
+        return (self.ledger.owner(pool, page) if self.ledger is not None else "") or "?"
+
+    def events(self) -> tuple[PageEvent, ...]:
+        """The last events of the page that the finding is about, oldest first."""
+        name, page = self._subject()
+        return () if self.ledger is None or page <= 0 else self.ledger.history(name, page)
+
+    # --- the cause -----------------------------------------------------------------------------
+
+    def cause(self) -> str:
+        """Which of SGLang's records is wrong, as far as the evidence tells."""
+        w, swa = self.write, self.launch.pool_name == "swa"
+        row = f"row {w.request} of req_to_token"
+        if self.kind == "padding-row":
+            return (
+                "a CUDA graph was replayed for fewer requests than it has rows, and the locations "
+                "of its other rows were not set to 0. Who wrote them is not known"
+            )
+        if self.kind in ("use-after-free", "foreign-page", "cached-page"):
+            return self._cause_of_right_place(row)
+        if w.expected < 0:
+            return (
+                "not known: what the location was compared with says nothing about this token; "
+                "look at how out_cache_loc was made"
+            )
+        if w.expected == w.value:
+            return (
+                f"not known: {row} says the same, so either the other token's location is wrong, "
+                "or two cells of req_to_token name one place"
+            )
+        if not swa and self._is_of_another(w.expected // self.size):
+            return (
+                f"{row} is wrong: it names page {w.expected // self.size} there, which was not "
+                "handed out to this request. Who wrote the row is not known"
+            )
+        if swa and self._mapped() == w.value:
+            return (
+                f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.other} of "
+                "the full pool, which was handed out together with another one. Who changed it is "
+                "not known"
+            )
+        lost = f"ForwardBatch.out_cache_loc is not what {row} says"
+        if swa:
+            lost = f"the sliding layers' locations are not what {row} and the mapping say"
+        if self.kind == "page-zero":
+            return (
+                f"{lost}: location 0 is what padding gets, so it may have been cleared, or never "
+                "filled; which of the two is not known"
+            )
+        allocated = last_of(self.events(), GIVES)
+        when = f". The page was handed out {said(allocated)}" if allocated is not None else ""
+        return f"{lost}{when}. Who wrote that location is not known"
+
+    def _is_of_another(self, page: int) -> bool:
+        """True if the ledger knows that a page of the full pool is not this request's."""
+        pool = self._pool("full")
+        if pool is None or not self.rid or not 0 < page < pool.pages:
+            return False
+        owner = str(pool.owner[page])
+        return bool(owner) and owner != self.rid and bool(pool.held[page])
+
+    def _mapped(self) -> int:
+        """What SGLang's mapping says of the token's place in the full pool; -1: not known."""
+        holders = self.ledger.holders if self.ledger is not None else None
+        with suppress(RuntimeError, AttributeError, IndexError):
+            if holders is not None and self.write.other > 0:
+                return int(holders.allocator.full_to_swa_index_mapping[self.write.other])
+        return -1
+
+    def _cause_of_right_place(self, row: str) -> str:
+        events, last = self.events(), ""
+        if events:
+            last = f" The last that happened to it was: {events[-1].kind} {said(events[-1])}."
+        if self.kind == "use-after-free":
+            if not events:
+                return f"{row} names a page that was never handed out. Who wrote it is not known"
+            return f"{row} names a page that was freed too early.{last}"
+        if self.kind == "foreign-page":
+            return (
+                f"{row} is wrong, and the location was made from it: it names a page of another "
+                f"request, which the prefix cache lent to neither.{last} Who wrote the row is not "
+                "known"
+            )
+        return (
+            "the prefill began before the end of what the prefix cache holds of this request: its "
+            "prefix length is too short, or its cache_protected_len too long; which of the two is "
+            f"not known.{last}"
+        )
+
+
+def _line(event: PageEvent) -> str:
+    whom = f" for {event.request}" if event.request else ""
+    by = f" ({event.caller})" if event.caller else ""
+    return f"step {event.step}: {event.kind}{whom}{by}" + (f": {event.note}" if event.note else "")
+
+
+def _settle(ledger: Ledger | None) -> None:
+    if ledger is None:
+        return
+    try:
+        ledger.settle(wait=True)
+    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
+        logger.warning("g4debug: kv-writes: the allocators' last events are lost (%s)", e)
+
+
+def _bare(write: Write, recorder: Recorder) -> Finding:
+    """A finding from what the kernel left, and nothing else."""
+    kind = NAMES[write.kind]
+    what = f"the KV of token {write.position} goes to slot {write.value}, which is wrong ({kind})"
+    if write.kind is Kind.UNREADABLE:
+        what = "a bad location was seen, but what was left of it cannot be read"
+    return Finding(
+        check="kv-writes",
+        kind=kind,
+        site="kv.set",
+        headline=f"g4debug: kv-writes: {what} (row {write.row})",
+        location=Location(
+            process="scheduler",
+            pid=os.getpid(),
+            rank=recorder.rank,
+            step=recorder.step,
+            row=write.row,
+        ),
+        expected=f"slot {write.expected}" if write.expected >= 0 else "a place of its own",
+        got=f"slot {write.value}",
+        cause="not known: nothing but this record is left",
+        reference=REFERENCES[kind],
+        next_command=ALL,
+    )

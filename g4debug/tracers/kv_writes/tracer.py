@@ -1,0 +1,424 @@
+"""kv-writes: the KV of every token is written to its own place, and nowhere else.
+
+A forward writes the K and V of each new token into a slot of a KV pool. Whatever goes wrong there,
+somebody else's answer breaks, and nothing is noticed: the page table is right, the allocator is
+right, and the KV behind them is another token's.
+
+**Where the locations come from.** ``ForwardBatch.out_cache_loc`` is one tensor for each forward;
+in a CUDA graph a static one, in which the rows of padding have location 0. The full layers get it
+as it is. The sliding layers of a SWA pool get the same tokens' locations in that pool. Up to 0.5.13
+``SWAKVPool.set_kv_buffer`` has them (``swa_loc``, or it translates by itself), later the attention
+backend's metadata has (``swa_out_cache_loc``). All layers of one pool get the same ones. With FP8
+KV on trtllm_mha a fused kernel writes, which gets them from ``_get_layer_cache_loc``.
+
+**Where it looks.** At ``MHATokenToKVPool.set_kv_buffer``, which is the pool of one kind of layer
+and gets what is really written, whichever attention backend calls it, and at
+``_get_layer_cache_loc``. Which forward it is, is known since ``AttentionBackend.forward``, where
+every backend begins with a layer. It looks once for each forward and pool: at the first layer that
+writes there. When that layer writes again, a new forward has begun.
+
+**What must hold.** :mod:`g4debug.tracers.kv_writes.check` says it: token i of row r at position p
+goes to ``req_to_token[r, p]``, in sliding layers to that token's place in the SWA pool; its page is
+held, was handed out to this request, and is not one of the prefix cache; no two tokens go to one
+place. The truth is that of page-table: SGLang's rows, and the shadow and the owners of the page
+ledger; under overlap scheduling as they were when the forward was launched
+(:mod:`g4debug.tracers.as_of_launch`).
+
+**What proves it.** A location that equals ``req_to_token`` is in range. It is this request's and no
+other's, because the owners say to whom its page was handed out; who rests on the row alone would
+not see a row that names another request's page. It is held, because the shadow says so. And no
+other token of the forward has it, because each location is stamped
+(:mod:`g4debug.tracers.kv_writes.kernels`): that also sees a row that names a page twice, and it
+needs no books at all.
+
+**Who writes nothing.** The draft of FROZEN_KV_MTP, which reads the target's KV, and the KV-shared
+layers of E2B and E4B, which have none. So there is nothing to look at. Other drafts write into
+pools of their own, and into pages that they have given back already; they are not judged.
+
+**What it does not see.** KV that is copied inside a pool (a verify with several draft paths,
+``move_kv_cache``), or brought from elsewhere (HiCache, disaggregation); the values that are written
+(:mod:`g4debug.tracers.kv_integrity`); a prefill inside of a CUDA graph, of which only ranges are
+checked.
+
+**What it does.** On a GPU the check is two small kernels, which are captured into SGLang's CUDA
+graphs with the write. They hand the write a copy of the locations, in which one that the pool does
+not have is its right place, or slot 0; in contain mode, every location that is certainly wrong.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from g4debug.findings.record import Evidence
+from g4debug.hooking.arguments import argument
+from g4debug.hooking.hooks import Order
+from g4debug.hooking.layer_pools import pool_of_layer
+from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.kv_writes import kernels
+from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
+from g4debug.tracers.kv_writes.confirm import ENDED, confirm
+from g4debug.tracers.kv_writes.forwards import rows_of
+from g4debug.tracers.kv_writes.launch import Launch, Write, write_of
+from g4debug.tracers.kv_writes.report import describe
+from g4debug.tracers.kv_writes.truth import Books
+from g4debug.tracers.trap_buffer import Left, TrapBuffer
+
+POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
+ALWAYS = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)  # reported whoever the row belonged to
+logger = logging.getLogger("g4debug")
+
+
+class KvWritesTracer:
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.contain = context.settings.mode != "log"
+        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
+        self.repair = context.settings.mode == "contain"
+        self.trap: TrapBuffer | None = None
+        self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
+        self.lost = False  # after an error of the device nothing more can be read or checked
+        self.in_flight = shared(context.recorder)
+        self.books = Books(context.ledger, self.in_flight)
+        # By slot and step: a slot's next launch may be made before this one's findings are read.
+        self._eager: dict[tuple[int, int], Launch] = {}
+        self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
+        self._latest: dict[tuple[int, str], Launch] = {}
+        self._eager_slots: dict[tuple[int, str], int] = {}
+        self._stamps: dict[int, tuple[Any, kernels.Stamps]] = {}  # by id() of a pool
+        self._buffers: dict[tuple[int, str, torch.dtype], list[torch.Tensor]] = {}
+        self._spoilt: set[int] = set()
+        self._said = 10  # from how many merged locations on the next line about them is logged
+
+    def install(self) -> None:
+        context = self.context
+        context.after("attn.init", self.after_backend_init)
+        context.after("attn.triton.init", self.after_backend_init)
+        put = context.hooks.around
+        put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
+        put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
+        context.after("attn.layer_cache_loc", self.after_layer_cache_loc)
+        context.before("scheduler.run_batch", self.before_run_batch)
+        context.before("forward_batch.init_new", self.before_forward)
+        context.after("scheduler.run_batch", self.after_run_batch)
+        context.before("scheduler.process_result", self.before_process_result)
+        context.before("scheduler.stream_output", self.before_stream_output)
+        context.on_exception("scheduler.run_event_loop", self.poll)
+        context.after("scheduler.init", self.after_scheduler_init)
+
+    def after_backend_init(
+        self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        self.books.learn(backend, model_runner)
+        if self.books.knows(backend):
+            self._prepare(getattr(model_runner, "token_to_kv_pool", None))
+        return result
+
+    def _prepare(self, pool: Any) -> None:
+        """Make room for the stamps and records of a KV pool before a CUDA graph is captured.
+
+        In a capture, the zeroing of new memory would become part of the graph.
+        """
+        for inner in (getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)):
+            if type(inner).__name__ == POOL_CLASS:
+                device = torch.device(inner.device)
+                self._stamps_of(inner, device)
+                self.trap = self.trap or TrapBuffer(device)
+
+    def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.books.targets:
+            self.context.off(
+                "this server has no trtllm_mha or triton attention backend, so nothing is checked"
+            )
+        for why in sorted(self.books.limits):
+            self.context.limit("ranges, and tokens that are written to one place", why)
+        return result
+
+    # --- what runs -------------------------------------------------------------------------
+
+    def around_attention(
+        self, call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """``forward(q, k, v, layer, forward_batch, ...)``: remember which forward writes."""
+        layer = args[3] if len(args) > 3 else kwargs.get("layer")
+        batch = args[4] if len(args) > 4 else kwargs.get("forward_batch")
+        self._now = (backend, layer, batch)
+        try:
+            return call_next(backend, *args, **kwargs)
+        finally:
+            self._now = None
+
+    def _around_write(self) -> Callable[..., Any]:
+        isolated = self.context.isolate(self.checked, keeps=True)
+
+        def around(call_next: Callable[..., Any], pool: Any, *args: Any, **kwargs: Any) -> Any:
+            """``set_kv_buffer(layer, loc, k, v, ...)``; later releases call it ``loc_info``."""
+            if self._now is None:
+                return call_next(pool, *args, **kwargs)
+            if len(args) > 1:
+                layer, loc, *others = args
+                return call_next(pool, layer, isolated(loc, pool), *others, **kwargs)
+            name = "loc_info" if "loc_info" in kwargs else "loc"
+            kwargs[name] = isolated(kwargs[name], pool)
+            return call_next(pool, *args, **kwargs)
+
+        return around
+
+    def after_layer_cache_loc(self, loc: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
+        """``_get_layer_cache_loc(layer, forward_batch)``, for the fused kernel that writes FP8."""
+        layer = argument(args, kwargs, 0, "layer")
+        batch = argument(args, kwargs, 1, "forward_batch")
+        if not self.books.knows(backend):
+            return loc
+        pool, name = pool_of_layer(backend, layer, batch)
+        return self._safe(loc, backend, layer, batch, pool, name)
+
+    def checked(self, loc_info: Any, pool: Any) -> Any:
+        """Check where a layer writes. Returns where it may: what SGLang wanted, or a safe copy."""
+        assert self._now is not None
+        backend, layer, batch = self._now
+        if not self.books.knows(backend):
+            return loc_info
+        inner, name = pool_of_layer(backend, layer, batch)
+        if inner is not pool:
+            return loc_info  # not one of the pools that this layer reads
+        if isinstance(loc_info, torch.Tensor):
+            return self._safe(loc_info, backend, layer, batch, pool, name)
+        loc = self._safe(loc_info.loc, backend, layer, batch, pool, name)
+        return loc_info if loc is loc_info.loc else dataclasses.replace(loc_info, loc=loc)
+
+    def _safe(
+        self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
+    ) -> torch.Tensor:
+        if type(pool).__name__ != POOL_CLASS:
+            self.context.limit(
+                f"not what is written into a {type(pool).__name__}",
+                "it is not known how that KV pool numbers its slots",
+            )
+            return loc
+        if not loc.numel():
+            return loc
+        key = (id(backend), name)
+        latest = self._latest.get(key)
+        if latest is None or not latest.is_for(layer, batch, loc):
+            latest = self._check(loc, backend, layer, batch, pool, name)
+            self._latest[key] = latest
+        return latest.out if self.contain else loc
+
+    def _check(
+        self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
+    ) -> Launch:
+        if self.trap is None:
+            self.trap = TrapBuffer(loc.device)
+        key = (id(backend), name)
+        captured = loc.is_cuda and torch.cuda.is_current_stream_capturing()
+        if captured:
+            slot = self.trap.new_slot()
+        else:
+            slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
+            self._eager_slots[key] = slot
+        plain = loc if loc.is_contiguous() else loc.contiguous()
+        rows = rows_of(batch, loc.numel(), captured)
+        stamps = self._stamps_of(pool, loc.device)
+        launch = Launch(
+            backend=backend,
+            layer=layer,
+            batch=batch,
+            loc=loc,
+            out=self._buffer(key, loc),
+            pool_name=name,
+            slots=stamps.slots.shape[0],
+            page_size=int(pool.page_size),
+            rows=rows,
+            truth=None if rows.firsts is None else self._truth(backend, batch, name, captured),
+            slot=slot,
+            captured=captured,
+        )
+        self.launches[slot] = launch
+        if not captured and self.in_flight.copy is not None:
+            self._eager[slot, self.in_flight.step] = launch
+            while len(self._eager) > 4 * IN_FLIGHT:
+                del self._eager[next(iter(self._eager))]
+        run = kernels.launch if loc.is_cuda else kernels.reference
+        run(
+            plain,
+            launch.out,
+            stamps,
+            self.trap,
+            slot,
+            launch.page_size,
+            rows,
+            launch.truth,
+            self.repair,
+        )
+        what = "locations captured in CUDA graphs" if captured else "locations"
+        self.context.checked(loc.numel(), what)
+        if not loc.is_cuda:
+            self.poll()
+        return launch
+
+    def _truth(self, backend: Any, batch: Any, name: str, captured: bool) -> Any:
+        by_copy = self.in_flight.copy is not None and not captured
+        if by_copy and self.in_flight.step != self.context.recorder.step:
+            return None  # this forward was not launched by the scheduler
+        return self.books.truth(backend, batch, name, captured)
+
+    def _stamps_of(self, pool: Any, device: torch.device) -> kernels.Stamps:
+        """The stamps of a pool, which is kept, so that its id() stays its own."""
+        if id(pool) not in self._stamps:
+            slots = int(pool.size) + int(pool.page_size)
+            self._stamps[id(pool)] = (pool, kernels.Stamps.new(slots, device))
+        return self._stamps[id(pool)][1]
+
+    def _buffer(self, key: tuple[int, str], loc: torch.Tensor) -> torch.Tensor:
+        """Memory of the shape and dtype of ``loc``, for the safe locations.
+
+        There is one buffer for each backend and pool, and a larger one when that is needed. A
+        captured CUDA graph keeps pointing at the buffer that it was captured with, so buffers that
+        became too small are kept.
+        """
+        kept = self._buffers.setdefault((*key, loc.dtype), [])
+        if not kept or kept[-1].numel() < loc.numel():
+            kept.append(torch.zeros(loc.numel(), dtype=loc.dtype, device=loc.device))
+        return kept[-1][: loc.numel()].view(loc.shape)
+
+    # --- the steps -------------------------------------------------------------------------
+
+    def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
+        self.in_flight.begin()
+
+    def before_forward(self, *args: Any, **kwargs: Any) -> None:
+        """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
+        if self.in_flight.copy is None:
+            return
+        batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
+        self.in_flight.forward(batch, self.context.recorder.step)
+
+    def before_process_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if self.in_flight.copy is not None:
+            self.in_flight.processing(batch)
+
+    def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        self.in_flight.launched(scheduler)
+        self.poll()
+        if self.trap is not None and not self.lost:
+            self.context.checked(1, "steps")
+        return result
+
+    def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
+        # SGLang has waited for the step's tokens, so what was seen in that forward is visible now.
+        # In raise mode no token of a bad step leaves the process.
+        self.poll()
+
+    # --- what was seen ---------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Report what the kernels saw. If they saw nothing, this is one read of host memory."""
+        if self.trap is None or self.lost or not self.trap.tripped:
+            return
+        found = []
+        for left in self.trap.take():
+            launch = self._launch_of(left)
+            write = write_of(left.fields)
+            if not self._is_real(launch, write):
+                continue
+            try:
+                found.append(describe(launch, write, self.context.recorder, self.context.ledger))
+            except Exception:
+                # A bug of ours must not hide the finding.
+                logger.exception("g4debug: kv-writes: a finding cannot be described in full")
+                found.append(describe(None, write, self.context.recorder, None))
+        self._account()
+        for finding, events in found:  # in raise mode the first one raises
+            self.context.trap.report(finding, Evidence(events=events))
+
+    def _launch_of(self, left: Left) -> Launch | None:
+        launch = self.launches.get(left.slot)
+        return self._eager.get((left.slot, left.fields["step"]), launch)
+
+    def _is_real(self, launch: Launch | None, write: Write) -> bool:
+        """True if SGLang's own structures confirm what was seen. If not, it is said why."""
+        ledger = self.context.ledger
+        what = f"{write.kind.name.lower()} at position {write.position} of row {write.row}"
+        left_early = write.step >= 0 and self.in_flight.is_void(write.step, write.request)
+        if left_early and write.kind not in ALWAYS:
+            logger.info(
+                "g4debug: kv-writes: nothing is reported of %s, because its request had ended "
+                "before the result of step %d was looked at",
+                what,
+                write.step,
+            )
+            return False
+        try:
+            why = confirm(launch, write, ledger, self.context.recorder)
+        except Exception as e:
+            logger.exception("g4debug: kv-writes: SGLang's own structures cannot be asked")
+            if ledger is not None:
+                ledger.give_up(f"kv-writes could not confirm what it saw ({type(e).__name__})")
+            return False
+        if not why:
+            return True
+        if ledger is not None and ledger.owners is not None and write.kind in SUSPICIONS:
+            page = write.other // launch.page_size if launch is not None else -1
+            ledger.owners.doubt(page, why)
+        elif ledger is not None and why != ENDED:
+            ledger.mistaken(f"{what} of a forward's writes: {why}")
+        else:
+            logger.warning("g4debug: kv-writes: nothing is reported of %s: %s", what, why)
+        return False
+
+    def _account(self) -> None:
+        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
+        assert self.trap is not None
+        for slot in self.trap.spoilt - self._spoilt:
+            self._spoilt.add(slot)
+            self.context.limit(
+                f"not what is seen for slot {slot} of its trap buffer",
+                "somebody else wrote into that host memory",
+            )
+        try:
+            merged = self.trap.merged()
+        except RuntimeError as e:
+            self.lost = True
+            self.context.off(f"the device is lost: {e}")
+            return
+        if merged >= self._said:
+            self._said = 10 ** len(str(merged))
+            logger.warning(
+                "g4debug: kv-writes: %d bad locations so far are in no finding of their own: they "
+                "were seen before the host had read the last one",
+                merged,
+            )
+
+
+def install(context: Context) -> None:
+    KvWritesTracer(context).install()
+
+
+TRACER = Tracer(
+    id="kv-writes",
+    title="the KV of every token is written to its own place, once, and nowhere else",
+    sites=(
+        "attn.forward",
+        "attn.init",
+        "attn.layer_cache_loc",
+        "forward_batch.init_new",
+        "kv.set",
+        "scheduler.init",
+        "scheduler.process_result",
+        "scheduler.run_batch",
+        "scheduler.run_event_loop",
+        "scheduler.stream_output",
+        "attn.triton.init",
+    ),
+    install=install,
+    ledger=True,
+    sure=("out-of-range", "negative", "written-twice"),
+    without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",
+    opt_in=True,
+)
