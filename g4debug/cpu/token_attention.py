@@ -143,10 +143,14 @@ def _refuse(kernel: str, options: dict[str, object], **named: object) -> None:
 
 
 def _slots(
-    kernel: str, indices: torch.Tensor, bounds: list[int], row: int, buffer: torch.Tensor
+    kernel: str, indices: torch.Tensor | None, bounds: list[int], row: int, buffer: torch.Tensor
 ) -> torch.Tensor | None:
     """The rows of the buffer that a row reads; None after a device fault."""
     begin, end = bounds[row], bounds[row + 1]
+    if indices is None:  # an EAGLE draft has no lists for sliding layers before 0.5.23
+        if end > begin:
+            raise TypeError(f"{kernel}: row {row} has {end - begin} entries, but there is no list")
+        return torch.empty(0, dtype=torch.int64)
     found = indices[begin:end].to(torch.int64)
     bad = ((found < 0) | (found >= buffer.shape[0])).nonzero()
     if begin < 0 or end > len(indices):  # it reads past the list, which is as illegal

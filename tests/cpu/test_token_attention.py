@@ -126,3 +126,17 @@ def test_a_list_that_ends_early_breaks_the_device() -> None:
         q, k, k, o, indptr, indices[:4], o, o, indptr, 1, 0.25, 1.0, 1.0
     )
     assert (fault.pending().row, fault.pending().column) == (0, 4)
+
+
+def test_without_a_list_nothing_is_read():
+    """What SGLang hands to a sliding layer of an EAGLE draft before 0.5.23: no entries, no list."""
+    q, k = normal(1, HEADS, DIM), normal(SLOTS, KV_HEADS, DIM, seed=2)
+    for ends, fails in (([0, 0], False), ([0, 3], True)):
+        o, indptr = torch.full_like(q, 7.0), torch.tensor(ends)
+        arguments = (q, k, k, o, indptr, None, o, o, indptr, 1, 0.25, 1.0, 1.0)
+        if fails:
+            with pytest.raises(TypeError, match="there is no list"):
+                token_attention.decode_attention_fwd(*arguments)
+        else:
+            token_attention.decode_attention_fwd(*arguments)
+            assert not o.any()

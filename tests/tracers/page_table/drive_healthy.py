@@ -22,6 +22,7 @@ def main():
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.models import write
     from g4debug.cpu.server import engine_arguments, server_arguments
+    from g4debug.hooking import targets
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--plain", action="store_true")
@@ -38,6 +39,8 @@ def main():
         "schedule_conservativeness": 0.01,  # admits more than fits: requests are retracted
     }
     settings["page_size"] = args.page
+    if args.plain and targets.matches("<0.5.14"):  # there page-table checks ranges under overlap
+        settings["disable_overlap_schedule"] = True
     if args.backends:
         prefill, decode = args.backends.split(",")
         settings |= {
