@@ -357,7 +357,7 @@ CONTAIN = "G4DEBUG_MODE=contain"
 MENDED = {
     "page-table": (
         *("full-index-in-swa-table", "out-of-range", "negative", "other-request", "stale"),
-        *("mismatch", "page-zero"),
+        *("mismatch", "page-zero", "list-bounds", "kv-splits", "window-offset"),
     ),
     "swa-allocator": ("double-free", "free-unallocated", "mapping-mismatch"),
 }

@@ -26,12 +26,14 @@ FAULTS = {
     "token-freed": {"stale"},
     "indptr-off-by-one": {"list-bounds"},
 }
-VERIFY = "1*on@mode=replay@runner=target"
+AT = "@mode=replay@runner=target"
+VERIFY = f"1*on{AT}"
+LATER = "{}*off" + AT + "->" + VERIFY  # each at a replay of its own: a launch leaves one record
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_contain_survives_a_fault_of_each_kind(workload: str, tmp_path: Path) -> None:
-    faults = ";".join(f"{name}={VERIFY}@step={12 + 3 * i}" for i, name in enumerate(FAULTS))
+    faults = ";".join(f"{name}={LATER.format(3 * i + 1)}" for i, name in enumerate(FAULTS))
     status, log, dumps = run_engine(
         tmp_path, WORKLOADS[workload], G4DEBUG_FAULTS=f"seed=3;{faults}", G4DEBUG_MODE="contain"
     )

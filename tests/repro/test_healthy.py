@@ -17,7 +17,7 @@ import torch
 REPRO = Path(__file__).parents[2] / "repro"
 PAGE = Path(tempfile.gettempdir()) / "g4debug-test-healthy.md"
 SCRIPT = ("healthy.py", "--only", "short", "--out", str(PAGE))
-CHECKERS = 5  # tracers that check something; the flight recorder keeps steps
+CHECKERS = 6  # tracers that check something; the flight recorder keeps steps
 
 
 @pytest.mark.engine
