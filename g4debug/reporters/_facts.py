@@ -23,6 +23,7 @@ from g4debug.findings.record import (
 )
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid
+from g4debug.reporters._table_words import unit
 
 HIDDEN = "set"  # in a dump, in place of a value that may not be shown
 MAX_ITEMS = 40  # entries of one environment line
@@ -233,7 +234,8 @@ def _table(record: TrapRecord) -> list[Block]:
     if record.table is None:
         return []
     at, note = record.finding.location, "as the kernel would have got it"
-    return [Map("PAGE TABLE", note, record.table, at.row, at.column, record.pools)]
+    label = "PAGE TABLE" if unit(record.table) == "page" else "TOKEN LIST"
+    return [Map(label, note, record.table, at.row, at.column, record.pools)]
 
 
 def _history(label: str, note: str, grid: Grid) -> list[Block]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from g4debug.findings.record import Pool
+from g4debug.findings.record import Pool, Table
 from g4debug.reporters._table_view import BIG, BadCell, TableView
 
 MAX_DIGITS = 7  # a longer number is rounded in its cell; the list below the map has it exactly
@@ -25,11 +25,18 @@ def number(value: int) -> str:
     return text if len(text) <= MAX_DIGITS else f"{value:.0e}".replace("e+", "e")
 
 
+def unit(table: Table) -> str:
+    """What a cell names: a page, or in the lists of the triton backend a token."""
+    return "token" if table.pool.page_size == 1 else "page"
+
+
 def title(view: TableView) -> list[str]:
     """The shape, the window, and which part of the table was saved."""
     table = view.table
     rows = "row" if view.rows_total == 1 else "rows"
-    parts = [f"{view.rows_total} {rows} x {view.columns_total} pages of {table.pool.page_size}"]
+    size = table.pool.page_size
+    cells = f"{unit(table)}s" + (f" of {size}" if size > 1 else "")
+    parts = [f"{view.rows_total} {rows} x {view.columns_total} {cells}"]
     parts.append(f"window {table.window} tokens" if table.window >= 0 else "no window")
     if table.q_len != 1:
         parts.append(f"{table.q_len} query tokens per row")
@@ -40,7 +47,8 @@ def title(view: TableView) -> list[str]:
 
 
 def pool_range(view: TableView) -> str:
-    return f"pages 0..{view.pages - 1}" if view.pages else "no pages"
+    cells = f"{unit(view.table)}s"
+    return f"{cells} 0..{view.pages - 1}" if view.pages else f"no {cells}"
 
 
 def reach(view: TableView, number: Callable[[int], str] = number) -> tuple[str, bool]:

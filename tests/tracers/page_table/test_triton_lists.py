@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import torch
 from real_backend import PAGE, capture_graph, draft_worker, dummy_pool, replay_graph
@@ -234,3 +239,23 @@ def test_a_list_that_cannot_be_judged_is_told_once(arm):
     assert "token lists" not in counts
     (limit,) = limits
     assert "decode context parallelism" in limit.why
+
+
+def test_the_report_speaks_of_tokens_and_not_of_pages(arm):
+    dumps = arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig)
+    backend.forward_metadata.kv_indices[3] = FAR
+    with pytest.raises(TrapError):
+        run(rig, backend, batch)
+    (path,) = dumps.glob("*.pt")
+    shown = subprocess.run(
+        [sys.executable, "-m", "g4debug", "show", path],
+        env={**os.environ, "COLUMNS": "110"},
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert "TOKEN LIST as the kernel would have got it" in shown
+    assert re.search(r"rows x \d+ tokens", shown)
+    assert "full pool: tokens 0..655" in shown
+    assert "PAGE TABLE" not in shown
