@@ -67,6 +67,7 @@ from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.launch import Launch, Write, write_of
 from g4debug.tracers.kv_writes.report import describe
 from g4debug.tracers.kv_writes.truth import Books
+from g4debug.tracers.trap_account import Account
 from g4debug.tracers.trap_buffer import Left, TrapBuffer
 
 POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
@@ -82,7 +83,7 @@ class KvWritesTracer:
         self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
-        self.lost = False  # after an error of the device nothing more can be read or checked
+        self.account = Account(context, "bad locations")
         self.in_flight = shared(context.recorder)
         self.books = Books(context.ledger, self.in_flight)
         # By slot and step: a slot's next launch may be made before this one's findings are read.
@@ -92,8 +93,6 @@ class KvWritesTracer:
         self._eager_slots: dict[tuple[int, str], int] = {}
         self._stamps: dict[int, tuple[Any, kernels.Stamps]] = {}  # by id() of a pool
         self._buffers: dict[tuple[int, str, torch.dtype], list[torch.Tensor]] = {}
-        self._spoilt: set[int] = set()
-        self._said = 10  # from how many merged locations on the next line about them is logged
 
     def install(self) -> None:
         context = self.context
@@ -306,7 +305,7 @@ class KvWritesTracer:
     def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.in_flight.launched(scheduler)
         self.poll()
-        if self.trap is not None and not self.lost:
+        if self.trap is not None and not self.account.lost:
             self.context.checked(1, "steps")
         return result
 
@@ -319,7 +318,7 @@ class KvWritesTracer:
 
     def poll(self) -> None:
         """Report what the kernels saw. If they saw nothing, this is one read of host memory."""
-        if self.trap is None or self.lost or not self.trap.tripped:
+        if self.trap is None or self.account.lost or not self.trap.tripped:
             return
         found = []
         for left in self.trap.take():
@@ -333,7 +332,7 @@ class KvWritesTracer:
                 # A bug of ours must not hide the finding.
                 logger.exception("g4debug: kv-writes: a finding cannot be described in full")
                 found.append(describe(None, write, self.context.recorder, None))
-        self._account()
+        self.account.give(self.trap)
         for finding, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(events=events))
 
@@ -371,29 +370,6 @@ class KvWritesTracer:
         else:
             logger.warning("g4debug: kv-writes: nothing is reported of %s: %s", what, why)
         return False
-
-    def _account(self) -> None:
-        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
-        assert self.trap is not None
-        for slot in self.trap.spoilt - self._spoilt:
-            self._spoilt.add(slot)
-            self.context.limit(
-                f"not what is seen for slot {slot} of its trap buffer",
-                "somebody else wrote into that host memory",
-            )
-        try:
-            merged = self.trap.merged()
-        except RuntimeError as e:
-            self.lost = True
-            self.context.off(f"the device is lost: {e}")
-            return
-        if merged >= self._said:
-            self._said = 10 ** len(str(merged))
-            logger.warning(
-                "g4debug: kv-writes: %d bad locations so far are in no finding of their own: they "
-                "were seen before the host had read the last one",
-                merged,
-            )
 
 
 def install(context: Context) -> None:

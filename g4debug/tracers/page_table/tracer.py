@@ -44,6 +44,7 @@ from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
 from g4debug.tracers.page_table.truth import Books
+from g4debug.tracers.trap_account import Account
 from g4debug.tracers.trap_buffer import Left, TrapBuffer
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
@@ -61,7 +62,7 @@ class PageTableTracer:
         self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
-        self.lost = False  # after an error of the device nothing more can be read or checked
+        self.account = Account(context, "bad cells")
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
@@ -69,9 +70,7 @@ class PageTableTracer:
         self.books = Books(context.ledger, self.in_flight)
         # By slot and step: a slot's next launch may be made before this one's findings are read.
         self._eager: dict[tuple[int, int], Launch] = {}
-        self._spoilt: set[int] = set()  # slots of the trap buffer that were reported as such
         self._not_guarded: set[tuple[str, str]] = set()
-        self._said = 10  # from how many merged cells on the next line about them is logged
         self._latest: dict[tuple[int, str], Launch] = {}
         self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
@@ -321,7 +320,7 @@ class PageTableTracer:
     def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         self.in_flight.launched(scheduler)
         self.poll()
-        if self.trap is not None and not self.lost:
+        if self.trap is not None and not self.account.lost:
             self.context.checked(1, "steps")
         return result
 
@@ -332,7 +331,7 @@ class PageTableTracer:
 
     def poll(self) -> None:
         """Report what the guard saw. If it saw nothing, this is one read of host memory."""
-        if self.trap is None or self.lost or not self.trap.tripped:
+        if self.trap is None or self.account.lost or not self.trap.tripped:
             return
         recorder, ledger, found = self.context.recorder, self.context.ledger, []
         for left in self.trap.take():
@@ -351,7 +350,7 @@ class PageTableTracer:
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
                 bare, _, _ = describe(None, left, recorder, draft, None)
                 found.append((bare, None, ()))
-        self._account()
+        self.account.give(self.trap)
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
 
@@ -392,30 +391,6 @@ class PageTableTracer:
         else:
             ledger.mistaken(what)
         return False
-
-    def _account(self) -> None:
-        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
-        assert self.trap is not None
-        for slot in self.trap.spoilt - self._spoilt:
-            self._spoilt.add(slot)
-            self.context.limit(
-                f"not what the guard sees for slot {slot} of its trap buffer",
-                "somebody else wrote into that host memory",
-            )
-        try:
-            merged = self.trap.merged()
-        except RuntimeError as e:
-            # The device can no longer be used, so nothing more can be checked.
-            self.lost = True
-            self.context.off(f"the device is lost: {e}")
-            return
-        if merged >= self._said:
-            self._said = 10 ** len(str(merged))
-            logger.warning(
-                "g4debug: page-table: %d bad cells so far are in no finding of their own: the "
-                "guard saw them before the host had read the last one",
-                merged,
-            )
 
 
 def install(context: Context) -> None:
