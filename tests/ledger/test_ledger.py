@@ -225,6 +225,24 @@ class Arrival:
         self.here = True
 
 
+def far(ledger, monkeypatch):
+    """Let index tensors be far away, as on CUDA, and copies arrive at once: the events made."""
+    made = []
+
+    class Event(Arrival):
+        here = True
+
+        def __init__(self):
+            made.append(self)
+
+        def record(self):
+            pass
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
+    return made
+
+
 @pytest.fixture
 def delayed(armed, monkeypatch):
     """What is handed out reaches the host later, as on CUDA: (rig, ledger, arrivals)."""
@@ -420,19 +438,7 @@ def test_which_pages_are_not_held(pages, loose):
 def test_an_event_of_the_device_is_used_again(armed, monkeypatch):
     """Making one costs more than recording it, and a step posts several copies."""
     rig, ledger = armed
-    made = []
-
-    class Event(Arrival):
-        here = True
-
-        def __init__(self):
-            made.append(self)
-
-        def record(self):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
+    made = far(ledger, monkeypatch)
     rig.admit("a", PAGE)
     posted = len(ledger._pending)
     assert len(made) == posted > 0
@@ -446,19 +452,7 @@ def test_an_event_of_the_device_is_used_again(armed, monkeypatch):
 def test_what_is_gathered_is_entered_while_the_forward_runs(armed, monkeypatch):
     """Without overlap scheduling the host has time only then. What frees pages does not wait."""
     rig, ledger = armed
-    made = []
-
-    class Event(Arrival):
-        here = True
-
-        def __init__(self):
-            made.append(self)
-
-        def record(self):
-            pass
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(ledger, "is_far", lambda indices: True)
+    made = far(ledger, monkeypatch)
     monkeypatch.setattr(ledger, "_beside", lambda ready: nullcontext())
     full, ledger.gathers = ledger.pools["full"], True
     a = rig.admit("a", 2 * PAGE)
