@@ -57,6 +57,7 @@ def diagnose(environ: Mapping[str, str], canary: str) -> Diagnosis:
         d.conclude(f"not ready: {NO_SGLANG}; these commands work: {', '.join(d.works)}")
         return d
     _release(d, settings)
+    _backends(d, settings or Settings())
     _plugin(d, environ)
     _shadowed(d)
     if d.problems:
@@ -205,6 +206,29 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
                 f"the fault {name} is injected, but no tracer that catches it is armed; "
                 f"it is caught by {', '.join(catchers)}"
             )
+
+
+def _backends(d: Diagnosis, settings: Settings) -> None:
+    """Whether page-table would judge what each attention backend hands to its kernels."""
+    try:
+        from g4debug.tracers.page_table.backends import adapters
+        from g4debug.tracers.page_table.tracer import judges
+    except ImportError:  # no torch: this machine serves nothing
+        return
+    if targets.sglang_version() is None:
+        return
+    on_cpu = settings.cpu or not d.gpus
+    for adapter in adapters():
+        if judges(adapter.name, settings, on_cpu):
+            phases = "prefill, decode, verify, and the draft of FROZEN_KV_MTP"
+            d.backends.append(Row(adapter.name, "judged", phases))
+        else:
+            why = (
+                f"too little of it was run on a GPU with SGLang {targets.sglang_version()}. "
+                "G4DEBUG_MODE=log judges it and only reports; G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 "
+                "judges it in every mode"
+            )
+            d.backends.append(Row(adapter.name, "not judged", why))
 
 
 def _armed(settings: Settings) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ STYLES = {
     "wrapped": "green",
     "applied": "green",
     "armed": "green",
+    "judged": "green",
+    "not judged": "yellow",
     "caught": "green",
     "missing": "bold red",
     "target-missing": "bold red",
@@ -60,6 +62,7 @@ class Diagnosis:
     shared: list[Row] = field(default_factory=list)  # sites where somebody else's hook is, too
     fixes: list[Row] = field(default_factory=list)
     tracers: list[Row] = field(default_factory=list)
+    backends: list[Row] = field(default_factory=list)  # attention backends, for page-table
     canary: list[Row] = field(default_factory=list)
     faults: list[Row] = field(default_factory=list)
     unchecked: dict[str, str] = field(default_factory=dict)
@@ -102,6 +105,8 @@ def render(d: Diagnosis, console: Console) -> None:
         _rows(console, "SHARED", d.shared, "", "sites where another plugin has a hook, too")
     _rows(console, "FIXES", d.fixes, d.unchecked.get("fixes", ""))
     _rows(console, "TRACERS", d.tracers, "")
+    if d.backends:
+        _rows(console, "BACKENDS", d.backends, "", "what page-table judges, by attention backend")
     _rows(console, "CANARY", d.canary, d.unchecked.get("canary", ""))
     _rows(console, "FAULTS", d.faults, "")
 

@@ -90,6 +90,8 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert {"flight-recorder", "page-table"} <= set(armed)
     will = f"ready: a server will arm {', '.join(armed)} in mode raise"
     assert data["headline"] == f"{will}; FAULTS ARE INJECTED"
+    backends = {b["name"]: b["state"] for b in data["backends"]}
+    assert backends == {"triton": "judged", "trtllm_mha": "judged"}
     sites = {s["name"]: s for s in data["sites"]}
     assert {s["state"] for s in sites.values()} <= {"wrapped", "found", "absent"}
     assert sites["attn.layer_page_table"]["state"] == "wrapped"
@@ -441,3 +443,22 @@ def test_the_report_fits_and_is_plain(width: int) -> None:
     assert lines[0] == "not ready: first \\x1b[31m"
     assert max(map(len, lines)) <= width
     assert "\x1b" not in stream.getvalue()
+
+
+@needs_sglang
+@pytest.mark.parametrize(
+    ("switches", "state"),
+    [
+        ({}, "not judged"),
+        ({"G4DEBUG_MODE": "contain"}, "not judged"),
+        ({"G4DEBUG_MODE": "log"}, "judged"),
+        ({"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}, "judged"),
+    ],
+)
+def test_a_backend_that_was_not_run_on_a_gpu_is_named(switches, state):
+    """What a backend hands over is judged only where that was run, or nothing is stopped by it."""
+
+    d = Diagnosis(gpus=["1 x NVIDIA H200"])
+    _diagnose._backends(d, Settings.from_environ({"SGLANG_TRTLLM_MHA_DEBUG": "1", **switches}))
+    assert [(b.name, b.state) for b in d.backends] == [("triton", state), ("trtllm_mha", "judged")]
+    assert ("G4DEBUG_MODE=log" in d.backends[0].detail) is (state == "not judged")

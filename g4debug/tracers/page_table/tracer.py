@@ -31,6 +31,7 @@ import torch
 from g4debug.findings.record import Evidence
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
+from g4debug.settings import Settings
 from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
@@ -52,6 +53,17 @@ SLACK = 4096
 # What cannot be right, whoever's row it is.
 CERTAIN = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)
 logger = logging.getLogger("g4debug")
+
+
+def judges(backend: str, settings: Settings, on_cpu: bool) -> bool:
+    """True if what this attention backend hands over is judged here.
+
+    Where it was never run with this tracer, a finding must not do more than be reported. on_cpu:
+    SGLang runs on the CPU engine.
+    """
+    if settings.mode == "log" or settings.not_run_on_this_release:
+        return True
+    return targets.backend_was_run(backend, on_cpu)
 
 
 class PageTableTracer:
@@ -94,10 +106,7 @@ class PageTableTracer:
     def is_refused(self, adapter: Adapter) -> bool:
         """True if this backend was never run here, and a finding would do more than be reported."""
         settings = self.context.settings
-        if settings.mode == "log" or settings.not_run_on_this_release:
-            return False
-        on_cpu = settings.cpu or not torch.cuda.is_available()
-        return not targets.backend_was_run(adapter.name, on_cpu)
+        return not judges(adapter.name, settings, settings.cpu or not torch.cuda.is_available())
 
     def after_built(self, adapter: Adapter) -> Callable[..., Any]:
         """The hook at the site at which the backends of an adapter are built."""
