@@ -32,6 +32,7 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.settings import Settings
+from g4debug.tracers import limits
 from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
@@ -128,7 +129,7 @@ class PageTableTracer:
         """A backend was built."""
         if self.is_refused(adapter):
             self.not_guarded(
-                f"not what the attention backend {adapter.name} hands to its kernels",
+                limits.BACKEND.format(adapter.name),
                 "it was never run with this tracer on this SGLang and this kind of machine, so a "
                 "finding could be false; G4DEBUG_MODE=log reports only, and "
                 "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk",
@@ -162,7 +163,7 @@ class PageTableTracer:
             for phase in found:
                 if not phase.guarded:
                     self.not_guarded(
-                        f"not what attention reads in {phase.name}",
+                        limits.PHASE.format(phase.name),
                         f"it runs on {phase.backend}, which is not guarded on this server",
                     )
         return result
