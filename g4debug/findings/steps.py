@@ -90,7 +90,7 @@ class Recorder:
         self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
-        used = {pool.name: pool.used_tokens for pool in self.pools()}
+        full_used, swa_used = self._used()
         waiting = getattr(self.scheduler, "waiting_queue", None)
         self.steps.append(
             Step(
@@ -99,8 +99,8 @@ class Recorder:
                 rids=tuple(rids),
                 seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
                 spec_info=type(spec).__name__ if spec is not None else "",
-                full_used=used.get("full", -1),
-                swa_used=used.get("swa", -1),
+                full_used=full_used,
+                swa_used=swa_used,
                 time_ns=time.time_ns(),
                 waiting=-1 if waiting is None else len(waiting),
                 rows=tuple(rows),
@@ -132,6 +132,18 @@ class Recorder:
                 _pool("swa", int(allocator.size_swa), allocator.swa_available_size(), page),
             )
         return (_pool("full", int(allocator.size), allocator.available_size(), page),)
+
+    def _used(self) -> tuple[int, int]:
+        """The tokens that are used in the full pool and in the SWA pool. -1: not known, or none."""
+        allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
+        if allocator is None:
+            return -1, -1
+        if hasattr(allocator, "full_available_size"):
+            return (
+                int(allocator.size_full - allocator.full_available_size()),
+                int(allocator.size_swa - allocator.swa_available_size()),
+            )
+        return int(allocator.size - allocator.available_size()), -1
 
 
 def ranks(scheduler: Any) -> Ranks:

@@ -42,10 +42,14 @@ class Waited:
     def processed(self, returned: Any, *args: Any, **kwargs: Any) -> Any:
         """``process_batch_result(scheduler, batch, result)`` returned."""
         result = argument(args, kwargs, 2, "result")
+        step = 0
+        for seen, step_of_it in self._running:
+            if seen() is result:
+                step = step_of_it
+                break
         mode = argument(args, kwargs, 1, "batch").forward_mode
-        step = next((s for seen, s in self._running if seen() is result), 0)
-        waits = mode.is_decode() or mode.is_extend()  # an idle batch has no tokens to wait for
-        if waits and step > self._processed:
+        # An idle batch has no tokens to wait for.
+        if step > self._processed and (mode.is_decode() or mode.is_extend()):
             whole = not self._speculates() or self._copied(result)
             self._finished, self._processed = step if whole else self._processed, step
             while self._running and self._running[0][1] <= step:

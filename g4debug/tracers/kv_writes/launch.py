@@ -12,7 +12,7 @@ from g4debug.tracers.kv_writes.check import Kind, Rows
 from g4debug.tracers.truth import Truth
 
 
-@dataclass
+@dataclass(slots=True)
 class Launch:
     """One check, with what is needed to describe what it found.
 

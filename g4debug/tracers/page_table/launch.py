@@ -23,7 +23,7 @@ _PASSING = (Kind.FREED, Kind.EVICTED)
 LIST_WORDS = (Kind.SHORT, Kind.INDPTR, Kind.SPLITS, Kind.OFFSET, Kind.MASK)
 
 
-@dataclass
+@dataclass(slots=True)
 class Launch:
     """One hand-over that the guard checked, with the tensors that are needed to check it again."""
 

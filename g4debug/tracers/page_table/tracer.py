@@ -75,6 +75,9 @@ class PageTableTracer(TrapTracer[Launch]):
         self.books = Books(context.ledger, self.in_flight)
         self._not_guarded: set[tuple[str, str]] = set()
         self._latest: dict[tuple[int, str], Launch] = {}
+        # The key of each layer that was seen: id() of the backend and its number -> that of its
+        # launches. A layer reads the same pool at every forward.
+        self._keys: dict[tuple[int, int], tuple[int, str]] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # what was taken of them last
 
@@ -156,18 +159,29 @@ class PageTableTracer(TrapTracer[Launch]):
             self._not_guarded.add((what, why))
             self.context.limit(what, why)
 
+    def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
+        """What the kernel gets, if this table was checked for another layer of the forward."""
+        key = self._keys.get((id(backend), layer.layer_id))
+        latest = None if key is None else self._latest.get(key)
+        if latest is None or latest.table is not table or latest.layer is layer:
+            return None
+        return latest.out if self.contain else table
+
     def page_table(
         self, adapter: Adapter, handed: PageTable, backend: Any, layer: Any, batch: Any
     ) -> torch.Tensor:
         """Check the table. Returns the one for the kernel: a safe one, or in log mode SGLang's."""
         pool, name = pool_of_layer(backend, layer, batch)
         key, table = (id(backend), name), handed.table
+        self._keys[id(backend), layer.layer_id] = key
         latest = self._latest.get(key)
         if latest is None or latest.table is not table or latest.layer is layer:
-            latest = self._launch(key, adapter, table, table.shape[0], backend, layer, batch, pool)
+            if latest is None or not self._renewed(latest, table, layer, batch):
+                rows = table.shape[0]
+                latest = self._launch(key, adapter, table, rows, backend, layer, batch, pool)
+                latest.out = self._buffer(key, table)
             latest.seq_lens, latest.cu_q = handed.seq_lens, handed.cu_q
             latest.window = handed.window if name == "swa" else -1
-            latest.out = self._buffer(key, table)
             self._check(latest)
             self._latest[key] = latest
         assert latest.out is not None
@@ -186,6 +200,29 @@ class PageTableTracer(TrapTracer[Launch]):
         latest.lists, latest.window = lists, lists.window
         self._check(latest)
         self._latest[key] = latest
+
+    def _renewed(self, launch: Launch, table: torch.Tensor, layer: Any, batch: Any) -> bool:
+        """True if the last launch of this key was made to be that of a new forward.
+
+        That saves a decode step outside of CUDA graphs most of the host's work, because only the
+        table, the lengths and the rows differ from the step before. A launch that is in a graph, or
+        that may be asked for later because its forward is still in flight, stays as it is.
+        """
+        truth, ledger = launch.truth, self.context.ledger
+        if launch.captured or truth is None or self.in_flight.copy is not None:
+            return False
+        if ledger is None or truth.shadow is None or truth.shadow is not ledger.shadow:
+            return False
+        if launch.table.shape != table.shape:
+            return False
+        if table.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        indices = launch.adapter.indices(launch.backend, batch)
+        if indices is None or indices.shape[0] < table.shape[0]:
+            return False
+        truth.req_pool_indices = indices
+        launch.table, launch.layer, launch.batch = table, layer, batch
+        return True
 
     def _launch(
         self,

@@ -31,6 +31,7 @@ class SpecBatches:
         self.v2 = v2
         self._merging = ""  # the state before the current merge
         self._filtering = ("", 0)  # the state and number of requests before the current filter
+        self._filtered: Any = None  # the spec_info before it
 
     def before_merge(self, batch: Any, other: Any) -> None:
         if not is_frozen_kv_mtp(batch):
@@ -71,7 +72,7 @@ class SpecBatches:
         if not is_frozen_kv_mtp(batch):
             return
         spec = batch.spec_info
-        self._filtering = state_of(spec), len(batch.reqs)
+        self._filtering, self._filtered = (state_of(spec), len(batch.reqs)), spec
         if keep_indices is None:
             live = any(not r.finished() for r in batch.reqs)
         else:
@@ -85,6 +86,9 @@ class SpecBatches:
         if not is_frozen_kv_mtp(batch):
             return result
         (before, had), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
+        was, self._filtered = self._filtered, None
+        if had == requests and spec is was and self.custody.holds(spec):
+            return result  # SGLang left the batch as it was, and that was judged before
         state = state_of(spec)
         if requests and state == DRAFT:
             self.custody.hold(spec)

@@ -85,6 +85,13 @@ class Custody:
         else:
             self._held[id(spec)] = (weakref.ref(spec), Mark.of(hidden))
 
+    def holds(self, spec: Any) -> bool:
+        """True if a draft input is known, and still carries its hidden states."""
+        owner, mark = self._held.get(id(spec), (None, None))
+        if owner is None or mark is None or owner() is not spec:
+            return False
+        return not mark.differs(getattr(spec, "hidden_states", None))
+
     def check_held(self, spec: Any) -> Violation | None:
         """A draft input must still carry its hidden states. One of unknown origin is not judged."""
         owner, mark = self._held.get(id(spec), (None, None))

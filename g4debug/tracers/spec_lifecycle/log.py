@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from g4debug.findings.record import Evidence, Transition
 from g4debug.findings.status import Tally
@@ -17,22 +18,41 @@ from g4debug.tracers.spec_lifecycle.spec_info import state_of
 HISTORY = 32  # hand-overs that are remembered
 _LABELS = {"worker.seed_step": "seed", "worker.forward": "end", "result.resolve": "result"}
 _MOST_LEFT = 64
+MOST_LENGTHS = 8  # accepted lengths that a note names
+
+
+class Accepted(NamedTuple):
+    """The note of a verify. It becomes words only if somebody reads it.
+
+    lengths: the accept length of each request. finished: how many requests ended. step: the step
+    that it was, where that is not clear.
+    """
+
+    lengths: Sequence[int]
+    finished: int = 0
+    step: int = -1
+
+    def __str__(self) -> str:
+        step = f"of step {self.step}: " if self.step >= 0 else ""
+        more = ", …" if len(self.lengths) > MOST_LENGTHS else ""
+        finished = f", {self.finished} finished" if self.finished else ""
+        return f"{step}accepted {', '.join(map(str, self.lengths[:MOST_LENGTHS]))}{more}{finished}"
 
 
 class History:
     """The last hand-overs of all batches in this process."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[int, str, str, str, int, str]] = deque(maxlen=HISTORY)
+        self._seen: deque[tuple[int, str, str, str, int, object]] = deque(maxlen=HISTORY)
 
     def add(
-        self, step: int, site: str, before: str, after: str, requests: int, note: str = ""
+        self, step: int, site: str, before: str, after: str, requests: int, note: object = ""
     ) -> None:
         self._seen.append((step, site, before, after, requests, note))
 
     def transitions(self, *last: Transition) -> tuple[Transition, ...]:
         """The hand-overs, oldest first, and then ``last``."""
-        return (*(Transition(*seen) for seen in self._seen), *last)
+        return (*(Transition(*rest, str(note)) for *rest, note in self._seen), *last)
 
 
 class SpecLog:
@@ -46,7 +66,7 @@ class SpecLog:
         self._judged: Tally | None = None
         self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
-    def note(self, site: str, before: str, after: str, requests: int, note: str = "") -> None:
+    def note(self, site: str, before: str, after: str, requests: int, note: object = "") -> None:
         """Note one hand-over that went well."""
         self.history.add(self.context.recorder.step, site, before, after, requests, note)
 
@@ -63,7 +83,7 @@ class SpecLog:
         batch: Any,
         violation: Violation | None,
         rids: list[str] | None = None,
-        note: str = "",
+        note: object = "",
         step: int = 0,
     ) -> None:
         """Report ``violation``, if there is one. Raises TrapError in raise mode.

@@ -32,7 +32,7 @@ from g4debug.tracers.spec_lifecycle.check import (
 )
 from g4debug.tracers.spec_lifecycle.counts import Counting, DeviceLengths
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
-from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_draft_input,
     check_fields,
@@ -160,8 +160,7 @@ class SpecLifecycleTracer:
         extend = output.draft_extend_input
         self._extend = weakref.ref(extend)
         live = [i for i, r in enumerate(batch.reqs) if not r.finished()]
-        done = len(batch.reqs) - len(live)
-        note = f"accepted {_few([n + 1 for n in correct])}" + (f", {done} finished" * bool(done))
+        note = Accepted([n + 1 for n in correct], len(batch.reqs) - len(live))
         self.log.judge(
             "worker.verify",
             batch,
@@ -258,10 +257,6 @@ class SpecLifecycleTracer:
 
 def _idle(batch: Any) -> bool:
     return bool(batch.forward_mode.is_idle())
-
-
-def _few(numbers: list[int], most: int = 8) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")
 
 
 def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:

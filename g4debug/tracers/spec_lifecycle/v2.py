@@ -40,7 +40,7 @@ from g4debug.tracers.spec_lifecycle.launches import (
     Launch,
     Launches,
 )
-from g4debug.tracers.spec_lifecycle.log import SpecLog
+from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
     check_fields,
     check_verify_input,
@@ -421,7 +421,7 @@ class SpecLifecycleV2:
                 "",
                 "",
                 len(launch.requests),
-                f"of step {launch.step}: accepted {_few(self._accepted)}",
+                Accepted(self._accepted, step=launch.step),
             )
         return kept
 
@@ -490,7 +490,3 @@ def _running(batch: Any) -> tuple[list[int], list[Any]]:
 
 def _relayed(future_map: Any) -> Any:
     return getattr(future_map, "hidden_states_buf", None)
-
-
-def _few(numbers: list[int], most: int = 8) -> str:
-    return ", ".join(map(str, numbers[:most])) + (", …" if len(numbers) > most else "")

@@ -14,6 +14,7 @@ from g4debug.cpu import fault
 from g4debug.dumps import reading
 from g4debug.ledger import shadow as shadows
 from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
 
 FAR = 10_000_000
@@ -324,3 +325,42 @@ def test_a_finding_that_cannot_be_described_is_not_lost(arm, monkeypatch, caplog
     else:
         rig.forward(backend, batch)
     assert any(f"page {FAR} is out of range (row 2, column 6)" in m for m in caplog.messages)
+
+
+def test_each_forward_outside_of_graphs_is_judged_by_its_own_rows(arm, guarded):
+    """From the second one on, the launch of the forward before is used again."""
+    arm(**DEBUG)
+    rig = Rig()
+    backend, batch = prepared(rig)
+    rig.forward(backend, batch)
+    a, b, c = rig.requests[-3:]
+    batch = rig.batch("decode", [b, c, a], backend)  # the same requests in other rows: all right
+    backend.init_forward_metadata(batch)
+    rig.forward(backend, batch)
+    assert len(guarded) == 4
+    batch = rig.batch("decode", [c, b, a], backend)
+    backend.init_forward_metadata(batch)
+    corrupt(backend, "full", row=1, column=6)
+    with pytest.raises(TrapError) as error:
+        rig.forward(backend, batch)
+    finding = error.value.finding
+    assert (finding.location.row, finding.location.column) == (1, 6)
+    assert finding.expected.endswith(f"for this cell, page {rig.page(b.rid, 6)}")
+
+
+def test_a_launch_in_a_graph_is_not_used_again(arm, monkeypatch):
+    """It is replayed for ever with what it was captured with."""
+    tracers, install = [], PageTableTracer.install
+    monkeypatch.setattr(
+        PageTableTracer, "install", lambda self: (tracers.append(self), install(self))[1]
+    )
+    arm(**DEBUG)
+    rig = Rig()
+    backend, batch = prepared(rig)
+    rig.forward(backend, batch)
+    launches = dict(tracers[0].launches)
+    assert len(launches) == 2
+    for launch in launches.values():
+        launch.captured = True
+    rig.step(backend, "decode", rig.requests[-3:])
+    assert all(launch.batch is batch for launch in launches.values())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from g4debug.tracers.page_table.token_check import TokenLists
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PageTable:
     """A page table that is handed over.
 
@@ -37,6 +37,13 @@ class PageTable:
 
 class Guarding(Protocol):
     """What an adapter calls at a hand-over: the tracer."""
+
+    def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
+        """What the kernel gets, if this page table was checked for another layer of the forward.
+
+        None if it was not. It is asked at each layer, so it must cost next to nothing.
+        """
+        ...
 
     def page_table(
         self, adapter: Adapter, handed: PageTable, backend: Any, layer: Any, batch: Any
