@@ -36,10 +36,12 @@ class Launch:
 
     def is_for(self, layer: Any, batch: Any, loc: torch.Tensor) -> bool:
         """True if these are the locations that were checked, for another layer of the forward."""
+        return self.layer is not layer and self.batch is batch and self.has(loc)
+
+    def has(self, loc: torch.Tensor) -> bool:
+        """True if ``loc`` is what was checked: the same memory, in whatever tensor."""
         return (
-            self.layer is not layer
-            and self.batch is batch
-            and self.loc.data_ptr() == loc.data_ptr()
+            self.loc.data_ptr() == loc.data_ptr()
             and self.loc.shape == loc.shape
             and self.loc.dtype == loc.dtype
         )

@@ -43,6 +43,8 @@ checked.
 **What it does.** On a GPU the check is two small kernels, which are captured into SGLang's CUDA
 graphs with the write. They hand the write a copy of the locations, in which one that the pool does
 not have is its right place, or slot 0; in contain mode, every location that is certainly wrong.
+A layer that reads by these locations gets the copy, too
+(:mod:`g4debug.tracers.kv_writes.read_back`).
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.layer_pools import pool_of_layer
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.kv_writes import kernels
+from g4debug.tracers.kv_writes import kernels, read_back
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
 from g4debug.tracers.kv_writes.confirm import HARMLESS, confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
@@ -82,6 +84,7 @@ class KvWritesTracer(TrapTracer[Launch]):
         self._latest: dict[tuple[int, str], Launch] = {}
         self._stamps: dict[int, tuple[Any, kernels.Stamps]] = {}  # by id() of a pool
         self._buffers: dict[tuple[int, str, torch.dtype], list[torch.Tensor]] = {}
+        self._places = context.isolate(self.checked_places)
 
     def install(self) -> None:
         context = self.context
@@ -132,9 +135,18 @@ class KvWritesTracer(TrapTracer[Launch]):
         batch = args[4] if len(args) > 4 else kwargs.get("forward_batch")
         self._now = (backend, layer, batch)
         try:
+            if self.contain and read_back.shares(args, kwargs):
+                found = self._places(backend, batch) or []
+                return read_back.call(found, lambda: call_next(backend, *args, **kwargs))
             return call_next(backend, *args, **kwargs)
         finally:
             self._now = None
+
+    def checked_places(self, backend: Any, batch: Any) -> read_back.Places:
+        """Where a layer without KV of its own finds the locations that were written to."""
+        keys = ((id(backend), name) for name in ("full", "swa"))
+        latest = [self._latest[key] for key in keys if key in self._latest]
+        return read_back.places(backend, batch, latest)
 
     def _around_write(self) -> Callable[..., Any]:
         isolated = self.context.isolate(self.checked, keeps=True)

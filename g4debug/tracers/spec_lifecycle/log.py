@@ -52,7 +52,8 @@ class History:
 
     def transitions(self, *last: Transition) -> tuple[Transition, ...]:
         """The hand-overs, oldest first, and then ``last``."""
-        return (*(Transition(*rest, str(note)) for *rest, note in self._seen), *last)
+        seen = ((*hand_over[:-1], str(hand_over[-1])) for hand_over in self._seen)
+        return (*(Transition(*hand_over) for hand_over in seen), *last)
 
 
 class SpecLog:
