@@ -286,7 +286,7 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
 # The same for the attention backends whose tables the tracer page-table guards. trtllm_mha is where
 # the tracer itself was run.
 BACKENDS_RUN: dict[str, dict[str, tuple[str, ...]]] = {
-    "triton": {"0.5.12.post1": (CPU,), "0.5.15.post1": (CPU,), "0.5.23": (CPU,)},
+    "triton": {"0.5.12.post1": (CPU, H200), "0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)},
 }
 
 

@@ -23,6 +23,7 @@ import g4debug
 from g4debug import cli
 from g4debug.cli import _diagnose
 from g4debug.cli._common import make_console
+from g4debug.hooking import targets
 from g4debug.reporters import doctor
 from g4debug.reporters.doctor import Diagnosis, Row
 from g4debug.settings import Settings
@@ -455,9 +456,13 @@ def test_the_report_fits_and_is_plain(width: int) -> None:
         ({"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}, "judged"),
     ],
 )
-def test_a_backend_that_was_not_run_on_a_gpu_is_named(switches, state):
+@pytest.mark.parametrize("was_run", [False, True])
+def test_a_backend_that_was_not_run_on_a_gpu_is_named(monkeypatch, switches, state, was_run):
     """What a backend hands over is judged only where that was run, or nothing is stopped by it."""
-
+    places = (targets.CPU, targets.H200) if was_run else (targets.CPU,)
+    runs = {str(targets.sglang_version()): places}
+    monkeypatch.setitem(targets.BACKENDS_RUN, "triton", runs)
+    state = "judged" if was_run else state
     d = Diagnosis(gpus=["1 x NVIDIA H200"])
     _diagnose._backends(d, Settings.from_environ({"SGLANG_TRTLLM_MHA_DEBUG": "1", **switches}))
     assert [(b.name, b.state) for b in d.backends] == [("triton", state), ("trtllm_mha", "judged")]

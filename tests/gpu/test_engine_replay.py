@@ -38,6 +38,7 @@ def run_engine(
         timeout=300,
         check=False,
     )
+    (folder / "log").write_text(finished.stdout)
     return finished.returncode, finished.stdout, sorted((folder / "dumps").glob("*.pt"))
 
 
