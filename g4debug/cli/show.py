@@ -18,7 +18,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, make_console, read_dump
+from g4debug.cli._common import (
+    CliError,
+    add_log_argument,
+    make_console,
+    read_dump,
+    with_log,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,12 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, help="show this many rows of the page table (default: 12)"
     )
     parser.add_argument("--all", action="store_true", help="show all of every table and history")
-    parser.add_argument(
-        "--log",
-        type=Path,
-        metavar="LOG",
-        help="the server's log: what CUDA printed there about a device-side assert is put in",
-    )
+    add_log_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
     view = None if one else _incident.load(args.paths)
     source = str(args.paths[0]) if view is None else view.first.path
     record = read_dump(args.paths[0]) if view is None else view.record
-    if args.log is not None:
-        if view is not None:
-            raise CliError("--log belongs to one dump, and these are several: show one of them")
-        record = _with_log(record, args.log)
+    record = with_log(record, args.log, view is None)
     try:
         _render(record, view, source, args)
     except (OSError, CliError):  # OSError: the output cannot be written
@@ -83,21 +81,6 @@ def run(args: argparse.Namespace) -> int:
             "try: --json, and please report this"
         ) from e
     return 0
-
-
-def _with_log(record: TrapRecord, path: Path) -> TrapRecord:
-    """The record with the assertions that the end of a log has."""
-    from g4debug.tracers.flight_recorder import asserted
-    from g4debug.tracers.flight_recorder.printed import MOST
-
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MOST))
-            return asserted.with_log(record, file.read(MOST).decode(errors="replace"))
-    except OSError as e:
-        raise CliError(f"cannot read {path}: {e.strerror or e}") from e
-    except ValueError as e:
-        raise CliError(f"{path}: {e}") from e
 
 
 def offline(svg: str) -> str:

@@ -33,7 +33,7 @@ LOOKUPS = 16
 STOPPED = "stopped by g4debug: the allocator did not get the page back"
 WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
 
-VERDICTS = {"could": "could have been", "cannot": "cannot have been"}  # "it", after these words
+VERDICTS = {"could": "could have been", "cannot": "cannot have been"}
 
 T = TypeVar("T")
 
@@ -293,7 +293,7 @@ def lookups(record: TrapRecord, most: int | None) -> Grid:
         return Row(cells, mark=x.verdict == "could", below=_notes(("", f"{x.place}: {x.why}")))
 
     columns = (
-        Column("it"),
+        Column("verdict"),
         Column("lookup", gives=2, least=16),
         Column("indices", gives=1),
         Column("range", right=True),

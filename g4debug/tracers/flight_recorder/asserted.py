@@ -81,7 +81,10 @@ def with_log(record: TrapRecord, log: str) -> TrapRecord:
     if not found:
         raise ValueError("no line of it reads `file:line: kernel: block: […] … Assertion … failed`")
     before = Asserted(record.asserts, record.lookups)
-    after = Asserted(found, lookups.judge(record.lookups, found))
+    known = {**record.defaults, **record.arguments}
+    sizes = (known.get(name, 1) for name in ("tp_size", "dp_size", "pp_size"))
+    shared = any(isinstance(size, int) and size > 1 for size in sizes)
+    after = Asserted(found, lookups.judge(record.lookups, found), shared=shared)
     return replace(
         record,
         asserts=found,

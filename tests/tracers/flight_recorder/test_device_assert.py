@@ -130,7 +130,7 @@ def test_what_is_no_such_line_is_none_and_takes_no_time(text):
 
 
 def test_no_folder_of_a_person_is_kept():
-    (found,) = asserts.parse(line("/home/jane/kernels/mine.cu:3: f", "i < n"))
+    (found,) = asserts.parse(line("/data/jane/kernels/mine.cu:3: f", "i < n"))
     assert found.file == "mine.cu"
 
 
@@ -546,6 +546,13 @@ def test_without_the_text_it_says_why_and_where_the_text_is(dead, tmp_path, caps
     assert "5 threads printed:" in shown
     assert "is not here" not in shown
     assert "ASSERTS" in shown
+    assert "Other ranks print to the same file" in shown
+    assert main(["report", str(path), "--log", str(log), "-o", str(tmp_path / "x.html")]) == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "5 threads printed:" in page
+    assert "ASSERTS" in page
+    assert main(["show", str(path), str(path), "--log", str(log)]) == 2
+    assert "--log belongs to one dump" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
