@@ -34,12 +34,11 @@ MOST = 16  # different assertions that are kept
 TEXT = 200  # characters that are kept of an expression or of a kernel's name
 NUMBER = r"-?\d+"
 TRIPLE = rf"\[({NUMBER},{NUMBER},{NUMBER})\]"
-# The second form is that of CUDA_KERNEL_ASSERT_PRINTF, which PyTorch prints to stdout.
 LINE = re.compile(
     r"(?<![^\s:`])(?P<file>[^\s:`]{1,500}):(?P<line>\d{1,9}):"
     r"(?: (?P<function>[^\n`]{0,2000}?):)? "
-    rf"block: {TRIPLE}, thread: {TRIPLE}:?\s"
-    r"Assertion (?:failed: )?`(?P<expression>[^\n]{0,2000}?)`(?: failed\.|: )"
+    rf"block: {TRIPLE}, thread: {TRIPLE}\s"
+    r"Assertion `(?P<expression>[^\n]{0,2000}?)` failed\."
 )
 # What each of PyTorch's files looks up.
 FILES: dict[str, tuple[Sort, ...]] = {
@@ -50,7 +49,7 @@ FILES: dict[str, tuple[Sort, ...]] = {
     "ScatterGatherKernel.cu": ("embedding", "gather"),  # an index_select of many rows is a gather
 }
 ANY: tuple[Sort, ...] = ("embedding", "index", "gather")
-SELECTS = re.compile(r"indexSelect", re.I)
+SELECTS = re.compile(r"indexSelect|srcSelectDimSize")
 BOUND = re.compile(r"index out of bounds: 0 <= .* < (\d{1,18})$")
 OF_AN_INDEX = re.compile(r"out of bounds|\b(?:src|dst)?(?:index|ind|idx)\w*\b.*<", re.I)
 
@@ -94,7 +93,7 @@ def _file(path: str) -> str:
 def sorts(found: DeviceAssert) -> tuple[Sort, ...]:
     """Which sorts of lookups this assertion belongs to. () if it is not about an index."""
     name = PurePosixPath(found.file).name
-    if name == "Indexing.cu" and not SELECTS.search(found.function):
+    if name == "Indexing.cu" and not SELECTS.search(f"{found.function} {found.expression}"):
         return ()  # index_add and index_fill, which are no lookups
     if name in FILES:
         return FILES[name]

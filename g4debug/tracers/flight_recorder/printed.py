@@ -28,40 +28,43 @@ import stat
 import time
 from collections.abc import Callable
 
-STDERR, STDOUT = 2, 1
+STDERR = 2
 MOST = 16 << 20  # bytes that are read, from the end; a thread's line has about 200
 PATIENCE = 1.0  # seconds to wait for another thread of this process that is still printing
 POLL = 0.05
 
 
 class Printed:
-    """What this process, and those that share its stderr, have printed since this was made.
+    """What this process, and those that share its stderr, have printed there since this was made.
 
-    CUDA's ``printf`` goes to stdout, and PyTorch explains some assertions there, so stdout is read
-    as well if it is another file. why: why nothing can be read from stderr, '' if it can.
+    why: why nothing can be read from stderr, '' if it can.
     """
 
     def __init__(self) -> None:
-        self.why = ""
-        self._files: dict[tuple[int, int], tuple[int, int]] = {}  # file -> descriptor, its size
-        for fd in (STDERR, STDOUT):
-            try:
-                found = os.fstat(fd)
-            except OSError as e:
-                self._cannot(fd, f"stderr cannot be looked at ({e.strerror})")
-                continue
-            if not stat.S_ISREG(found.st_mode):
-                self._cannot(fd, f"stderr is {_what(found.st_mode)}")
-                continue
-            self._files.setdefault((found.st_dev, found.st_ino), (fd, found.st_size))
-
-    def _cannot(self, fd: int, why: str) -> None:
-        if fd == STDERR:
-            self.why = why
+        self.why, self._begin = "", 0
+        try:
+            found = os.fstat(STDERR)
+        except OSError as e:
+            self.why = f"stderr cannot be looked at ({e.strerror})"
+            return
+        self._begin = found.st_size
+        if not stat.S_ISREG(found.st_mode):
+            self.why = f"stderr is {_what(found.st_mode)}"
 
     def text(self) -> str:
-        """The end of what was printed, at most MOST bytes of each file. Raises nothing."""
-        return "\n".join(self._read(fd, begin) for fd, begin in self._files.values())
+        """The end of what was printed, at most MOST bytes. Raises nothing: ``why`` says it."""
+        if self.why:
+            return ""
+        try:
+            # A descriptor of our own: this one may be write-only, and its position is the server's.
+            mine = os.open(f"/proc/self/fd/{STDERR}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return self._read(mine).decode(errors="replace")
+            finally:
+                os.close(mine)
+        except OSError as e:
+            self.why = f"the file that stderr goes to cannot be read ({e.strerror})"
+            return ""
 
     def wait_for(self, done: Callable[[str], bool]) -> str:
         """The text, as soon as it is ``done`` and did not grow any more; or after PATIENCE.
@@ -69,36 +72,21 @@ class Printed:
         The thread that found the error prints before it raises. But another one may have found it.
         """
         text, end = self.text(), time.monotonic() + PATIENCE
-        while self._files and time.monotonic() < end:
+        while not self.why and time.monotonic() < end:
             time.sleep(POLL)
             before, text = text, self.text()
             if done(text) and len(text) == len(before):
                 break
         return text
 
-    def _read(self, fd: int, begin: int) -> str:
-        try:
-            # A descriptor of our own: this one may be write-only, and its position is the server's.
-            mine = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as e:
-            self._cannot(fd, f"the file that stderr goes to cannot be read ({e.strerror})")
-            return ""
-        try:
-            size = os.fstat(mine).st_size
-            first = max(begin if begin <= size else 0, size - MOST)  # smaller: it was cut off
-            parts = []
-            while first < size:
-                part = os.pread(mine, min(size - first, 1 << 20), first)
-                if not part:
-                    break
-                parts.append(part)
-                first += len(part)
-            return b"".join(parts).decode(errors="replace")
-        except OSError as e:
-            self._cannot(fd, f"the file that stderr goes to cannot be read ({e.strerror})")
-            return ""
-        finally:
-            os.close(mine)
+    def _read(self, fd: int) -> bytes:
+        size = os.fstat(fd).st_size
+        begin = self._begin if self._begin <= size else 0  # it is smaller: it was cut off
+        at, parts = max(begin, size - MOST), []
+        while at < size and (part := os.pread(fd, min(size - at, 1 << 20), at)):
+            parts.append(part)
+            at += len(part)
+        return b"".join(parts)
 
 
 def _what(mode: int) -> str:

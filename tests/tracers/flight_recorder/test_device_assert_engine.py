@@ -130,12 +130,3 @@ def test_without_the_text_the_lookups_are_judged_all_the_same(runs):
     assert "because the file that stderr goes to has no such line" in record.finding.got
     assert found["req_to_token"].verdict == "not known"
     assert len(found) == len(death(runs["sound"])[1])
-
-
-def test_no_token_is_in_the_dump(runs):
-    """Ranges only."""
-    record, _ = death(runs["sound"])
-    assert not hasattr(record.steps[-1], "input_ids")
-    for lookup in record.lookups:
-        assert isinstance(lookup.low, int)
-        assert isinstance(lookup.high, int)
