@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -54,6 +55,38 @@ def read_dump(path: Path) -> TrapRecord:
         return read(path)
     except DumpError as e:
         raise CliError(str(e)) from e
+
+
+def add_log_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="LOG",
+        help="the server's log: what CUDA printed there about a device-side assert is put in",
+    )
+
+
+def with_log(record: TrapRecord, path: Path | None, one: bool) -> TrapRecord:
+    """The record with the assertions that the end of a log has. path: None for no log.
+
+    one: it is the record of one dump, not of an incident. Raises CliError if the log does not
+    belong to it.
+    """
+    if path is None:
+        return record
+    if not one:
+        raise CliError("--log belongs to one dump, and these are several: name one of them")
+    from g4debug.tracers.flight_recorder import asserted
+    from g4debug.tracers.flight_recorder.printed import MOST
+
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MOST))
+            return asserted.with_log(record, file.read(MOST).decode(errors="replace"))
+    except OSError as e:
+        raise CliError(f"cannot read {path}: {e.strerror or e}") from e
+    except ValueError as e:
+        raise CliError(f"{path}: {e}") from e
 
 
 def make_console(

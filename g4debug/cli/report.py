@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, read_dump
+from g4debug.cli._common import CliError, add_log_argument, read_dump, with_log
 
 NAME = "report"
 HELP = "write a dump's report as one HTML page"
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="OUT.html", help="where to write it (default: next to the dump)"
     )
+    add_log_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     view = None if _incident.is_one_dump(args.paths) else _incident.load(args.paths)
     source = args.paths[0] if view is None else Path(view.first.path)
     record = read_dump(source) if view is None else view.record
+    record = with_log(record, args.log, view is None)
     try:
         before = incident.before(view) if view else []
         after = incident.after(view) if view else []

@@ -18,7 +18,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, make_console, read_dump
+from g4debug.cli._common import (
+    CliError,
+    add_log_argument,
+    make_console,
+    read_dump,
+    with_log,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows", type=int, help="show this many rows of the page table (default: 12)"
     )
     parser.add_argument("--all", action="store_true", help="show all of every table and history")
+    add_log_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     view = None if one else _incident.load(args.paths)
     source = str(args.paths[0]) if view is None else view.first.path
     record = read_dump(args.paths[0]) if view is None else view.record
+    record = with_log(record, args.log, view is None)
     try:
         _render(record, view, source, args)
     except (OSError, CliError):  # OSError: the output cannot be written

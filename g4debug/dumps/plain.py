@@ -10,10 +10,12 @@ import torch
 from g4debug.findings.record import (
     KIND,
     Checked,
+    DeviceAssert,
     Finding,
     Holding,
     Limit,
     Location,
+    Lookup,
     OtherHook,
     PageEvent,
     Pool,
@@ -81,6 +83,8 @@ _LISTS: dict[str, type] = {
     "holdings": Holding,
     "allocator": PageEvent,
     "others": OtherHook,
+    "asserts": DeviceAssert,
+    "lookups": Lookup,
 }
 
 

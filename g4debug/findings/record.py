@@ -177,6 +177,43 @@ class Holding:
 
 
 @dataclass(frozen=True)
+class DeviceAssert:
+    """An assertion that failed in a kernel, as CUDA printed it. Equal ones are one, and counted."""
+
+    expression: str  # "srcIndex < srcSelectDimSize"
+    file: str  # "native/cuda/Indexing.cu", 'unknown' for a kernel that Triton made
+    line: int
+    function: str = ""  # the kernel, as far as CUDA names it: "indexSelectLargeIndex"
+    block: str = ""  # of the first that printed it: "3,0,0"
+    thread: str = ""
+    count: int = 1  # how many threads printed it
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A lookup of SGLang's: what indexes which table, and whether that index was out of range.
+
+    low, high: the smallest and the largest index that is known; not known if high < low. exact:
+    the host made these indices and sent them to the device in a step that the device may not have
+    finished. Otherwise the device made them, and they are within low and high only if nothing is
+    wrong.
+    """
+
+    name: str  # "the draft's token embedding"
+    place: str  # SGLang's file: "models/gemma4_mtp.py"
+    indices: str  # what indexes it: "token ids"
+    sorts: tuple[str, ...] = ()  # how it is looked up, see flight_recorder/asserts.py
+    rows: int = -1  # of the table, in this process; -1 if not known
+    low: int = 0
+    high: int = -1
+    exact: bool = False
+    never: str = ""  # why no index can be out of range, whatever it is; '' if it can
+    note: str = ""  # what else is known of the table or of its indices
+    verdict: str = ""  # "cannot", "could" or "not known"
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What a tracer adds to a finding for the dump."""
 
@@ -184,6 +221,8 @@ class Evidence:
     events: tuple[PageEvent, ...] = ()  # of the page that the finding is about, oldest first
     transitions: tuple[Transition, ...] = ()  # oldest first
     holdings: tuple[Holding, ...] = ()  # worst first
+    asserts: tuple[DeviceAssert, ...] = ()
+    lookups: tuple[Lookup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -276,4 +315,6 @@ class TrapRecord:
     launch: str = ""  # the same in all processes of one launch of a server
     plugins: dict[str, str] = field(default_factory=dict)  # SGLang's: name -> "allowed: where"
     others: tuple[OtherHook, ...] = ()  # other people's hooks at our sites
+    asserts: tuple[DeviceAssert, ...] = ()  # of kernels, in the order in which they were printed
+    lookups: tuple[Lookup, ...] = ()  # those that may have failed first, only for a device assert
     schema: int = SCHEMA

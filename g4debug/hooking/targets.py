@@ -105,6 +105,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
         (_ANY, None),
     ),
+    # A model with its pools: one for the target, one for the draft.
+    "runner.init": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.__init__"),),
     "runner.init_piecewise": (
         (
             "<0.5.14",

@@ -125,6 +125,8 @@ def report(
         top,
         [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
         _table(record),
+        _history("ASSERTS", "that CUDA printed", _histories.asserts(record, most)),
+        _history("LOOKUPS", "which one it may have been", _histories.lookups(record, most)),
         _history("HOLDERS", "of the pages, worst first", _histories.holdings(record, most)),
         [Entry("OWNER", _text(f.owner or "not known")), *_words(record, words)],
         _history("TIMELINE", "of the page, newest last", _histories.events(record, most)),

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from g4debug.findings.record import Holding, PageEvent, Pool, Step, Transition, TrapRecord
+from g4debug.findings.record import (
+    DeviceAssert,
+    Holding,
+    Lookup,
+    PageEvent,
+    Pool,
+    Step,
+    Transition,
+    TrapRecord,
+)
 
 # How many rows of each history are shown unless --all is given.
 STEPS = 8
@@ -18,9 +27,13 @@ EVENTS = 12
 TRANSITIONS = 12
 HOLDINGS = 8
 ALLOCATOR = 16
+ASSERTS = 4
+LOOKUPS = 16
 
 STOPPED = "stopped by g4debug: the allocator did not get the page back"
 WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
+
+VERDICTS = {"could": "could have been", "cannot": "cannot have been"}
 
 T = TypeVar("T")
 
@@ -246,6 +259,47 @@ def holdings(record: TrapRecord, most: int | None) -> Grid:
         Column("step", right=True),
     )
     return _grid("entry", columns, record.holdings, row, HOLDINGS, most, newest_last=False)
+
+
+def asserts(record: TrapRecord, most: int | None) -> Grid:
+    """What CUDA printed about assertions that failed in kernels, the first one first."""
+
+    def row(a: DeviceAssert) -> Row:
+        cells = (short(a.count), f"{a.file}:{short(a.line)}", a.function, a.block, a.thread)
+        return Row(cells, below=_notes(("assertion", a.expression)))
+
+    columns = (
+        Column("threads", right=True),
+        Column("file", gives=2, tail=True),
+        Column("kernel", gives=1),
+        Column("first block", gives=4),
+        Column("thread", gives=3),
+    )
+    return _grid("assertion", columns, record.asserts, row, ASSERTS, most, newest_last=False)
+
+
+def lookups(record: TrapRecord, most: int | None) -> Grid:
+    """The lookups whose index may have been out of range. One that does not fit is marked."""
+
+    def row(x: Lookup) -> Row:
+        known = x.high >= x.low
+        cells = (
+            VERDICTS.get(x.verdict, x.verdict),
+            x.name,
+            x.indices,
+            f"{short(x.low)}..{short(x.high)}" if known else "",
+            short(x.rows) if x.rows >= 0 else "",
+        )
+        return Row(cells, mark=x.verdict == "could", below=_notes(("", f"{x.place}: {x.why}")))
+
+    columns = (
+        Column("verdict"),
+        Column("lookup", gives=2, least=16),
+        Column("indices", gives=1),
+        Column("range", right=True),
+        Column("rows", right=True),
+    )
+    return _grid("lookup", columns, record.lookups, row, LOOKUPS, most, newest_last=False)
 
 
 def _grid(

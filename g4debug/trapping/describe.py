@@ -52,7 +52,14 @@ def device() -> dict[str, str]:
     }
 
 
-SIZES = ("context_len", "num_hidden_layers", "sliding_window_size", "head_dim", "swa_head_dim")
+SIZES = (
+    "vocab_size",
+    "context_len",
+    "num_hidden_layers",
+    "sliding_window_size",
+    "head_dim",
+    "swa_head_dim",
+)
 
 
 def geometry(scheduler: Any) -> dict[str, Plain]:
@@ -126,6 +133,8 @@ class Describer:
             launch=launch.of(self.recorder.scheduler),
             plugins=dict(self.plugins),
             others=others,
+            asserts=evidence.asserts,
+            lookups=evidence.lookups,
         )
 
 

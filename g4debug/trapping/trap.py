@@ -36,9 +36,14 @@ class TrapError(RuntimeError):
 
 def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     """The lines of the log and of the exception: headline, expected, got, dump, next command."""
-    out = [finding.headline, f"  expected: {finding.expected}", f"  got:      {finding.got}"]
+    under = "\n            "
+    out = [
+        finding.headline,
+        f"  expected: {finding.expected}",
+        "  got:      " + finding.got.replace("\n", under),
+    ]
     if finding.cause:
-        out.append("  likely:   " + finding.cause.replace("\n", "\n            "))
+        out.append("  likely:   " + finding.cause.replace("\n", under))
     if path is not None:
         out += [f"  dump:     {file.quoted(path)}", f"  next:     g4debug show {file.quoted(path)}"]
     else:

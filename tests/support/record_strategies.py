@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from g4debug.findings.record import (
     Checked,
+    DeviceAssert,
     Finding,
     Limit,
     Location,
+    Lookup,
     OtherHook,
     Pool,
     Step,
@@ -75,6 +77,20 @@ tracers = st.builds(
 )
 
 
+asserts = st.builds(DeviceAssert, TEXT, TEXT, st.integers(), TEXT, TEXT, TEXT, count=st.integers())
+lookups = st.builds(
+    Lookup,
+    *(TEXT, TEXT, TEXT),
+    sorts=st.lists(TEXT, max_size=2).map(tuple),
+    rows=st.integers(),
+    low=st.integers(),
+    high=st.integers(),
+    exact=st.booleans(),
+    verdict=TEXT | st.sampled_from(["could", "cannot", "not known"]),
+    why=TEXT,
+)
+
+
 @st.composite
 def tables(draw: st.DrawFn) -> Table:
     """Of the right types and shapes; the numbers are anything that an int64 can be."""
@@ -111,6 +127,8 @@ records = st.builds(
     pools=st.lists(pools, max_size=3).map(tuple),
     table=st.none() | tables(),
     steps=st.lists(steps, max_size=3).map(tuple),
+    asserts=st.lists(asserts, max_size=2).map(tuple),
+    lookups=st.lists(lookups, max_size=2).map(tuple),
 )
 
 

@@ -6,7 +6,16 @@ import dataclasses
 
 from sample_trap import RIDS, sample_record, sample_steps
 
-from g4debug.findings.record import Finding, Holding, Location, PageEvent, Transition, TrapRecord
+from g4debug.findings.record import (
+    DeviceAssert,
+    Finding,
+    Holding,
+    Location,
+    Lookup,
+    PageEvent,
+    Transition,
+    TrapRecord,
+)
 
 A, B = RIDS[3], RIDS[5]
 
@@ -158,9 +167,74 @@ def crash() -> TrapRecord:
     return _record(finding, allocator=evicted().allocator, steps=steps)
 
 
+def device_assert() -> TrapRecord:
+    """Flight recorder: an assertion in a kernel, on a draft with one rank's part of the table."""
+    found = DeviceAssert(
+        "srcIndex < srcSelectDimSize",
+        "ATen/native/cuda/Indexing.cu",
+        1141,
+        "indexSelectLargeIndex",
+        "3,0,0",
+        "64,0,0",
+        512,
+    )
+    ids = ("token ids", ("embedding",))
+    draft = "the draft's token embedding"
+    place = "models/gemma4_mtp.py"
+    why = (
+        "token ids 0 to 262,143 do not fit 131,072 rows; it was given the part of the vocabulary "
+        "of TP rank 0 of 2, not the whole; the vocabulary has 262,144 tokens, and the draft gets "
+        "ids of all of them"
+    )
+    fits = "token ids 0 to 262,143 would fit 262,144 rows, but the device made them"
+    sort = "Indexing.cu:1141 indexSelectLargeIndex is an embedding or index_select, and this is "
+    finding = Finding(
+        check="flight-recorder",
+        kind="device-assert",
+        site="scheduler.init",
+        headline="g4debug: flight-recorder in start-up: an index was out of range in a kernel "
+        "(device-side assert `srcIndex < srcSelectDimSize`, Indexing.cu:1141 "
+        "indexSelectLargeIndex)",
+        location=_at(step=-1, forward_mode=""),
+        expected="a scheduler that keeps running",
+        got="AcceleratorError in torch/_dynamo/eval_frame.py:1 _fn. This is only where it "
+        "surfaced: the next call that waits for the device reports a CUDA error, but the kernel "
+        "that failed was launched earlier\n512 threads printed: `srcIndex < srcSelectDimSize` "
+        "(Indexing.cu:1141 indexSelectLargeIndex). Other ranks print to the same file, so some of "
+        "it may be theirs",
+        cause=f"Of the lookups in LOOKUPS, only {draft} ({place}) has indices that do not fit its "
+        f"table: {why}.",
+        reference="TRIAGE.md, 'Device-side assert triggered'",
+    )
+    some = (
+        Lookup(draft, place, *ids, 131_072, 0, 262_143, verdict="could", why=why),
+        Lookup(
+            "the target's token embedding",
+            "models/gemma4_causal.py",
+            *ids,
+            262_144,
+            0,
+            262_143,
+            verdict="not known",
+            why=fits,
+        ),
+        Lookup(
+            "req_to_token",
+            "mem_cache/memory_pool.py",
+            "req_pool_indices",
+            ("index",),
+            4097,
+            verdict="cannot",
+            why=f"{sort}tensor[index]",
+        ),
+    )
+    return _record(finding, asserts=(found,), lookups=some, steps=())
+
+
 KINDS = {
     "evicted": evicted,
     "typestate": wrong_typestate,
     "leak": leak,
     "crash": crash,
+    "assert": device_assert,
 }

@@ -26,11 +26,13 @@ from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import discovery, plugin
 from g4debug.dumps import reading
-from g4debug.findings.record import PageEvent
+from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
 from g4debug.tracers import trap_buffer
+from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report
+from g4debug.tracers.flight_recorder.asserted import Asserted
 from g4debug.tracers.kv_integrity import causes as kv_causes
 from g4debug.tracers.kv_writes import report as writes_report
 from g4debug.tracers.kv_writes.check import Kind as WriteKind
@@ -1248,6 +1250,32 @@ for _kind in ("cuda-error", "exception", "hang"):
     scenario(f"flight-recorder: {_kind}", "not known: no tracer reported anything before")(
         lambda arm, kind=_kind: ended(kind)
     )
+
+
+def asserted(rows: int) -> tuple[str, str]:
+    """A device assert. The host knows the ids that go into a table of so many rows."""
+    context = SimpleNamespace(
+        settings=SimpleNamespace(mode="log"),
+        trap=SimpleNamespace(reported=[], doubted={}),
+        recorder=Recorder(4),
+    )
+    table = Lookup("the draft's table", "a.py", "ids", ("embedding",), rows, 0, 511)
+    said = Asserted((), lookups.judge((table,), ()))
+    error = RuntimeError("CUDA error: device-side assert triggered")
+    finding = flight_report.of_exception(
+        error, "scheduler.run_batch", context, True, lambda cuda: [], said
+    )
+    return finding.kind, finding.cause
+
+
+@scenario("flight-recorder: device-assert", "only the draft's table (a.py) has indices that do not")
+def a_table_that_is_too_small(arm):
+    return asserted(256)
+
+
+@scenario("flight-recorder: device-assert", "no index is known that does not fit its table")
+def a_table_that_is_large_enough(arm):
+    return asserted(512)
 
 
 # --- and all of them ----------------------------------------------------------------------------

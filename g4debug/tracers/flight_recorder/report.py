@@ -18,13 +18,15 @@ from g4debug.settings import Settings
 
 if TYPE_CHECKING:
     from g4debug.tracers.base import Context
+    from g4debug.tracers.flight_recorder.asserted import Asserted
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"
-Kind = Literal["cuda-error", "exception", "hang"]
+Kind = Literal["cuda-error", "device-assert", "exception", "hang"]
 _DIED = "TRIAGE.md, 'The server died and only the flight recorder left a dump'"
 REFERENCES: dict[Kind, str] = {
     "cuda-error": _DIED,
+    "device-assert": "TRIAGE.md, 'Device-side assert triggered'",
     "exception": _DIED,
     "hang": "TRIAGE.md, 'The scheduler hangs'",
 }
@@ -44,6 +46,9 @@ CUDA = re.compile(
     r"CUDA error|CUDA driver error|Triton Error \[CUDA\]|\bcudaError[A-Z]\w+|\bCUDA_ERROR_\w+"
     r"|CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error"
 )
+# An assertion failed in a kernel. PyTorch names "device-side assertions" below any CUDA error.
+ASSERT = re.compile(r"device-side assert triggered|\bcudaErrorAssert\b|\bCUDA_ERROR_ASSERT\b")
+VAGUE = re.compile(r"CUBLAS_STATUS_EXECUTION_FAILED|unhandled cuda error")
 OUT_OF_MEMORY = re.compile(r"out of memory|OUT_OF_MEMORY|cudaErrorMemoryAllocation", re.I)
 
 
@@ -73,17 +78,30 @@ def is_cuda(error: BaseException) -> bool:
     return False
 
 
+def is_vague(error: BaseException) -> bool:
+    """True if the error says that the device failed, but not of what."""
+    texts = [text for e in chain(error) if CUDA.search(text := str(e))]
+    return bool(texts) and all(VAGUE.search(text) for text in texts)
+
+
+def is_assert(error: BaseException) -> bool:
+    """True if the device failed because an assertion in a kernel did not hold."""
+    return is_cuda(error) and any(ASSERT.search(str(e)) for e in chain(error))
+
+
 def of_exception(
     error: BaseException,
     site: str,
     context: Context,
     complete: bool,
     innocence: Callable[[bool], list[str]],
+    printed: Asserted | None = None,
 ) -> Finding:
     """The finding about an exception.
 
     complete: all tracers are armed already. innocence: says what was found right before a CUDA
-    error (True) or another exception. It is asked only if no tracer found anything.
+    error (True) or another exception. It is asked only if no tracer found anything. printed: what
+    is known of the assertion in a kernel, if that was it.
     """
     cuda = is_cuda(error)
     frames = _frames(
@@ -95,18 +113,24 @@ def of_exception(
             ". This is only where it surfaced: the next call that waits for the device reports a "
             "CUDA error, but the kernel that failed was launched earlier"
         )
-    kind: Kind = "cuda-error" if cuda else "exception"
+    if printed is not None:
+        got += f"\n{printed.words()}"
+    kind: Kind = "exception" if not cuda else "cuda-error" if printed is None else "device-assert"
     again = BLOCKING if cuda else ""
+    what = _name_and_line(error) if printed is None else printed.headline()
+    cause = [_earlier(context), printed.cause() if printed is not None else ""]
+    if not cause[0]:
+        cause += [line for line in innocence(cuda) if line != NOT_KNOWN]
     return Finding(
         check=CHECK,
         kind=kind,
         site=site,
-        headline=f"g4debug: {CHECK} in {_phase(site, context)}: {_name_and_line(error)}",
+        headline=f"g4debug: {CHECK} in {_phase(site, context)}: {what}",
         location=_location(context),
         expected="a scheduler that keeps running",
         got=got,
         history=tuple(frames[-FRAMES:]),
-        cause=_earlier(context) or "\n".join(innocence(cuda)) or NOT_KNOWN,
+        cause="\n".join(filter(None, cause)) or NOT_KNOWN,
         reference=REFERENCES[kind],
         next_command=again if complete else ARM_ALL,
     )

@@ -21,9 +21,12 @@ from typing import Any
 
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.flight_recorder import asserts, lookups, tables
 from g4debug.tracers.flight_recorder import report as finding
+from g4debug.tracers.flight_recorder.asserted import Asserted
 from g4debug.tracers.flight_recorder.coredump import core_dump
 from g4debug.tracers.flight_recorder.innocence import Death, attention_backends, innocence
+from g4debug.tracers.flight_recorder.printed import Printed
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.waited import Waited
@@ -41,6 +44,8 @@ class FlightRecorder:
         self.recorder = context.recorder
         self.progress = Progress(context.recorder)
         self.waited = Waited(context.recorder)
+        self.printed = Printed()
+        self.seen = tables.Seen()
         self.armed_at = time.time()
         self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
         self.complete = finding.all_tracers_armed(context.settings)
@@ -50,7 +55,9 @@ class FlightRecorder:
         context, progress = self.context, self.progress
         context.after("scheduler.init", self.after_scheduler_init)
         context.before("scheduler.recv_requests", progress.came_round)
+        context.before("runner.init", self.seen.runner)
         context.before("scheduler.run_batch", progress.step_begins)
+        context.before("scheduler.run_batch", self.seen.batch)
         context.after("scheduler.run_batch", progress.step_ends)
         context.after("scheduler.run_batch", self.waited.launched)
         context.after("scheduler.process_result", self.waited.processed)
@@ -85,8 +92,40 @@ class FlightRecorder:
         error = sys.exception()
         if error is None or _reported(error):
             return
-        found = finding.of_exception(error, site, self.context, self.complete, self._innocence)
-        self.context.trap.report_end(found)
+        asserted = self._asserted(error)
+        found = finding.of_exception(
+            error, site, self.context, self.complete, self._innocence, asserted
+        )
+        self.context.trap.report_end(found, None if asserted is None else asserted.evidence)
+
+    def _asserted(self, error: BaseException) -> Asserted | None:
+        """What is known of an assertion in a kernel, None if that is not what the device died of.
+
+        cuBLAS and NCCL say only that the device failed. Then an assertion is believed if no other
+        rank can have printed it.
+        """
+        alone = not self._other_ranks()
+        if finding.is_assert(error):
+            found = asserts.parse(self.printed.wait_for(asserts.any_in))
+        elif not (alone and finding.is_vague(error)) or not (
+            found := asserts.parse(self.printed.text())
+        ):
+            return None
+        host = tables.Host(
+            self.recorder.scheduler,
+            self.seen,
+            self.recorder.steps,
+            self.waited.last,
+            self.recorder.rank,
+        )
+        judged = lookups.judge(tables.lookups(host), found)
+        why = self.printed.why or "the file that stderr goes to has no such line"
+        return Asserted(found, judged, "" if found else why, shared=not alone)
+
+    def _other_ranks(self) -> bool:
+        args = getattr(self.recorder.scheduler, "server_args", None)
+        sizes = (getattr(args, name, 1) for name in ("tp_size", "dp_size", "pp_size"))
+        return any(isinstance(size, int) and size > 1 for size in sizes)
 
     def _innocence(self, cuda: bool) -> list[str]:
         """What was checked and found right before the scheduler died, in whole sentences."""
@@ -145,6 +184,7 @@ TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
     sites=(
+        "runner.init",
         "scheduler.init",
         "scheduler.process_result",
         "scheduler.recv_requests",
