@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import _workload
@@ -25,6 +27,26 @@ def cpu(requests: int | None, **given: Any) -> Workload:
     engine = engine_arguments(log_level="info", skip_tokenizer_init=True, **given)
     small = _workload.cpu(requests or 6)
     return replace(small, prompt=(60, 300), output=40, engine=engine)
+
+
+@dataclass(frozen=True)
+class First(Workload):
+    """The first request only. Two ranks that draft different tokens also finish their requests at
+    different times, and of a batch they then wait for each other with other sizes."""
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        return super().prompts(seed)[:1]
+
+
+def low(requests: int | None) -> Workload:
+    """No token of the upper half of the vocabulary is ever looked up."""
+    import _half_vocabulary
+
+    folder = Path(tempfile.gettempdir()) / "g4debug-half-vocabulary"
+    target, assistant = _half_vocabulary.write(folder)
+    models = {"model_path": str(target), "speculative_draft_model_path": str(assistant)}
+    all_of_them = cpu(requests, tp_size=2, **models)
+    return First(**vars(all_of_them))
 
 
 def cuda(requests: int | None, **given: Any) -> Workload:
@@ -57,3 +79,4 @@ def _ranks(count: int) -> dict[str, Callable[[int | None], Workload]]:
 
 DEVICES = _ranks(2)
 ALONE = _ranks(1)
+LOW = {"cpu": low}

@@ -5,8 +5,9 @@
 
 No fault is injected: this is SGLang up to 0.5.21 as released. The target gives the draft the rows
 of its own tensor-parallel rank, and the draft looks whole token ids up in them. On a CPU that is an
-IndexError in the draft's first forward, on a GPU a device-side assert, mostly while the draft's
-CUDA graphs are captured. ``--device cuda`` needs two GPUs of the same kind.
+IndexError in the draft's first forward, on a GPU a device-side assert. The variant *silent*, on the
+CPU only, uses no token of the upper half of the vocabulary, so that no id is out of range: nothing
+crashes, and the answer is wrong. ``--device cuda`` needs two GPUs of the same kind.
 
 The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
 arguments, with fewer than two GPUs, or on SGLang 0.5.23 and later.
@@ -62,6 +63,23 @@ def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
     return Verdict(True, f"It dies {when}: {error}.")
 
 
+def judge_silent(run: Outcome, clean: Outcome | None) -> Verdict:
+    why_not = not_comparable(run, clean)
+    if why_not or clean is None:
+        return Verdict(False, why_not)
+    here, there = run.result["tokens"][0], clean.result["tokens"][0]
+    wrong = next((i for i, (a, b) in enumerate(zip(here, there, strict=True), 1) if a != b), 0)
+    if not wrong:
+        return Verdict(False, "It completes, and the answer is the right one: nothing is shown.")
+    if "Traceback" in run.text:
+        return Verdict(False, "It completes, and an error is logged.")
+    return Verdict(
+        True,
+        f"It completes, no error is logged, and the answer is wrong from its token {wrong} on. "
+        f"{accept_length(run)}",
+    )
+
+
 def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     record = dump_of(run)
     if record is None:
@@ -109,11 +127,20 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
 
 
 TWO, ONE = "_draft_embedding", "_draft_embedding:ALONE"
+SILENT = {
+    "silent": Variant(
+        "two ranks, the fix is off, one request, no token of the upper half of the vocabulary",
+        OFF,
+        judge_silent,
+        "_draft_embedding:LOW",
+    )
+}
 REPRO = Repro(
     title="draft_embedding_shard: a text-only Gemma-4, FROZEN_KV_MTP, --tp-size 2",
     variants={
         "clean": Variant("one rank, the fix is off", OFF, judge_clean, ONE),
         "broken": Variant("two ranks, the fix is off", OFF, judge_broken, TWO, "traceback"),
+        **(SILENT if default_device() == "cpu" else {}),  # a GPU looks up such ids at start
         "diagnosed": Variant(
             "two ranks, the fix is off, debugging is on",
             {**OFF, **DEBUG},
@@ -125,7 +152,7 @@ REPRO = Repro(
     },
     devices=DEVICES,
     releases="<0.5.23",
-    compares=("fixed",),
+    compares=("silent", "fixed"),
 )
 
 if __name__ == "__main__":

@@ -280,7 +280,6 @@ def _embedding(violation: Violation, at: HandOver) -> str:
     )
 
 
-
 _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "verify-input-left": _left,
     "spec-info-dropped": _dropped,
