@@ -55,6 +55,12 @@ def requests(shape: Shape, seed: int, count: int, tokens: int = 0) -> list[Reque
     return found
 
 
+def alone(shape: Shape, seed: int, count: int, prompt: int, tokens: int) -> list[Request]:
+    """``count`` requests with prompts of ``prompt`` tokens that share only their first one."""
+    rng = random.Random(seed)
+    return [Request([2, *_tokens(rng, shape, prompt - 1)], tokens) for _ in range(count)]
+
+
 def _tokens(rng: random.Random, shape: Shape, count: int) -> list[int]:
     return rng.choices(range(4, shape.vocab), k=count)
 

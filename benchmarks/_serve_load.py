@@ -3,8 +3,9 @@
 It reads one question in a line from stdin, and answers with one line. Requests are streamed, so
 that the time of every token is known:
 
-    {"serve": BATCH, "seed": S, "count": N, "tokens": T or 0}
-        N requests of _load.py, BATCH of them at a time: when one is done, the next is sent.
+    {"serve": BATCH, "seed": S, "count": N, "tokens": T or 0, "prompt": P or 0}
+        N requests of _load.py, BATCH of them at a time: when one is done, the next is sent. With
+        "prompt", each has a prompt of P tokens that shares nothing with another.
     {"tree": TRUNKS, "pages": P, "page_size": Z, "seed": S}
         requests that give the prefix cache about 2 x TRUNKS x P nodes
     {"edges": DELAYS_MS, "seed": S, "count": N, "length": L, "tokens": T}
@@ -77,7 +78,10 @@ async def answer(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> l
     shape = replace(shape, vocab=question.get("vocab", shape.vocab))
     if "serve" in question:
         count, tokens = question["count"], question.get("tokens", 0)
-        requests = _load.requests(shape, seed, count, tokens)
+        if question.get("prompt"):
+            requests = _load.alone(shape, seed, count, question["prompt"], tokens)
+        else:
+            requests = _load.requests(shape, seed, count, tokens)
         return await closed_loop(engine, requests, question["serve"])
     if "tree" in question:
         size = question["page_size"]

@@ -57,7 +57,7 @@ def phase(server: Gated, batch: int, count: int, args: argparse.Namespace, raw: 
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
     tracer_overhead.installed()
-    shared = tracer_overhead.engine(args.device)
+    shared = tracer_overhead.engine(args.device, ())
     variants = tracer_overhead.under_load(args.variants, shared)
     load = tracer_overhead.LOADS[args.device, args.quick]
     file = None

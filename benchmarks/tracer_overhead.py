@@ -1,7 +1,7 @@
 """Measures what armed tracers cost, as people serve.
 
     python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
-        [--variants NAMES] [--seed 1] [--first-round 0] [--rounds 100] [--quick]
+        [--variants NAMES] [--contexts TOKENS] [--seed 1] [--first-round 0] [--rounds 100] [--quick]
     python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
     python benchmarks/tracer_overhead.py --table FOLDER [--docs docs/costs.md]
 
@@ -21,10 +21,14 @@ kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES 
 <!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on; overlap scheduling is, where the
 release has it with FROZEN_KV_MTP.
 
+--contexts sends, in place of that load, one request at a time with prompts of so many tokens each
+(500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
+as long as the context.
+
 --variants names others than the four: single tracers (page-table-alone ...), which tells whose cost
 it is; SGLang's own checks, from 0.5.23 on (page-invariants,
-strict), and servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because SGLang's
---kv-canary does not run with it.
+strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because SGLang's
+--kv-canary does not run with it, and servers with everything on triton (triton, armed-triton).
 """
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ WITHOUT_MTP = dict.fromkeys(
         "speculative_num_draft_tokens",
     )
 )
+ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
 ALONE = ("page-table", "swa-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
@@ -71,6 +76,8 @@ VARIANTS |= {
     "no-mtp": Variant(engine=WITHOUT_MTP),
     "armed-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=WITHOUT_MTP),
     "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
+    "triton": Variant(engine=ON_TRITON),
+    "armed-triton": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=ON_TRITON),
 }
 # variant -> what it is compared with, and its name in the table
 COMPARED = {
@@ -82,6 +89,12 @@ COMPARED = {
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
     "kv-canary": ("no-mtp", "SGLang's `--kv-canary raise`, without MTP"),
+    "armed-triton": ("triton", "five tracers armed, on triton"),
+}
+BASES = {
+    "off": "debugging off",
+    "no-mtp": "debugging off, without MTP",
+    "triton": "debugging off, on triton",
 }
 
 
@@ -89,22 +102,25 @@ COMPARED = {
 class Load:
     """What every server is sent. fill: requests that fill the cache, and their tokens.
 
-    phases: (requests at a time, requests).
+    phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
+    place of prompts that share beginnings. of_context: requests of each, and their tokens.
     """
 
     fill: tuple[int, int]
     phases: tuple[tuple[int, int], ...]
+    of_context: tuple[int, int]
+    contexts: tuple[int, ...] = ()
 
 
 LOADS = {
-    ("cuda", False): Load((160, 4), ((1, 16), (8, 72), (64, 256))),
-    ("cuda", True): Load((128, 4), ((1, 4), (8, 16), (64, 128))),
-    ("cpu", False): Load((24, 2), ((1, 6), (4, 16))),
-    ("cpu", True): Load((8, 2), ((1, 2), (2, 4))),
+    ("cuda", False): Load((160, 4), ((1, 16), (8, 72), (64, 256)), (12, 150)),
+    ("cuda", True): Load((128, 4), ((1, 4), (8, 16), (64, 128)), (6, 100)),
+    ("cpu", False): Load((24, 2), ((1, 6), (4, 16)), (3, 8)),
+    ("cpu", True): Load((8, 2), ((1, 2), (2, 4)), (2, 4)),
 }
 
 
-def engine(device: str) -> dict[str, Any]:
+def engine(device: str, contexts: Sequence[int]) -> dict[str, Any]:
     models = _models.write("E4B", device)
     if device == "cpu":
         return _models.arguments(models, device, max_total_tokens=2560, max_running_requests=4)
@@ -116,6 +132,7 @@ def engine(device: str) -> dict[str, Any]:
         max_running_requests=64,
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
+        **({"context_length": max(contexts) + 1000} if contexts else {}),
     )
 
 
@@ -144,12 +161,20 @@ def fill(server: Gated, load: Load) -> None:
 
 def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
     """Send a server everything; the rows of its requests, without those that fill the cache."""
+    rows: list[dict[str, Any]] = []
+    if load.contexts:
+        for number, context in enumerate(load.contexts):
+            count, tokens = load.of_context
+            question = {"serve": 1, "seed": 1000 * seed + number, "count": count,
+                        "tokens": tokens, "prompt": context}  # fmt: skip
+            found = server.put(question)["rows"]
+            rows += [{"batch": 1, "context": context, **row} for row in found]
+        return rows
     fill(server, load)
-    rows = []
     for batch, count in load.phases:
         question = {"serve": batch, "seed": 1000 * seed + batch, "count": count}
         found = server.put(question)["rows"]
-        rows += [{"batch": batch, **row} for row in found]
+        rows += [{"batch": batch, "context": "", **row} for row in found]
     return rows
 
 
@@ -157,7 +182,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     """Run the plan as far as the time allows. Returns how many servers died."""
     installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
-    shared = engine(args.device)
+    shared = engine(args.device, args.contexts)
     first = "kv-integrity"  # it has the kernels of all tracers
     variants = under_load({first, *args.variants}, shared)
     last = args.first_round + args.rounds
@@ -175,7 +200,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 up = time.monotonic() - begin
                 if number:
                     fleet.quiet()
-                mine = LOADS[args.device, args.quick or not number]
+                mine = replace(LOADS[args.device, args.quick or not number], contexts=args.contexts)
                 before = server.facts()
                 seed = 100 * args.seed + int(number.partition(".")[2] or 99)
                 rows = ask(server, mine, seed)
@@ -221,6 +246,11 @@ def variant_names(text: str) -> tuple[str, ...]:
     return found
 
 
+def contexts(text: str) -> tuple[int, ...]:
+    """The prompts' tokens of a command line, such as "500,8000"."""
+    return tuple(int(t) for t in text.split(","))
+
+
 def installed() -> None:
     """Raise SystemExit if SGLang would not find g4debug, and every variant would be "off"."""
     if not entry_points(group="sglang.srt.plugins", name="g4debug"):
@@ -232,7 +262,7 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
-    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "kv-integrity": 6}
+    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6}
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):
@@ -244,29 +274,31 @@ def check(variant: str, facts: Mapping[str, Any]) -> None:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The figures as lines of Markdown: one for each batch size and comparison."""
-    batches = list(dict.fromkeys(int(r["batch"]) for r in rows))
+    loads = dict.fromkeys((int(r["batch"]), str(r.get("context", ""))) for r in rows)
     lines = [
         "| batch | what | rounds | time per token | first token | first token, p99 | throughput |",
         "|---|---|---|---|---|---|---|",
     ]
     present = {str(r["variant"]) for r in rows}
-    for batch in batches:
-        for base, what in (("off", "debugging off"), ("no-mtp", "debugging off, without MTP")):
+    for batch, context in loads:
+        mine = [r for r in rows if str(r.get("context", "")) == context]
+        load = f"{batch}, {int(context):,} tokens" if context else str(batch)
+        for base, what in BASES.items():
             if base not in present:
                 continue
-            was = _overhead.absolute(rows, batch, base)
+            was = _overhead.absolute(mine, batch, base)
             lines.append(
-                f"| {batch} | {what} | | {was['time per token']:.2f} ms "
+                f"| {load} | {what} | | {was['time per token']:.2f} ms "
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )
         for variant, (base, what) in COMPARED.items():
-            found = _overhead.compare(rows, batch, base, variant)
+            found = _overhead.compare(mine, batch, base, variant)
             if not found:
                 continue
             count = found["throughput"].rounds
             cells = " | ".join(str(found[metric]) for metric in _overhead.METRICS)
-            lines.append(f"| {batch} | {what} | {count} | {cells} |")
+            lines.append(f"| {load} | {what} | {count} | {cells} |")
     return lines
 
 
@@ -293,6 +325,9 @@ def main() -> int:
     parser.add_argument("--ahead", type=int, help="servers begun in advance (default: 8; cpu: 1)")
     parser.add_argument(
         "--variants", type=variant_names, default=FOUR, help=f"default: {','.join(FOUR)}"
+    )
+    parser.add_argument(
+        "--contexts", type=contexts, default=(), metavar="TOKENS", help="such as 500,8000,32000"
     )
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")

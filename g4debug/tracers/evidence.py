@@ -1,13 +1,36 @@
-"""What several tracers read off a page's history when they look for a cause."""
+"""What several tracers read off a page's history for a report, above all for its cause."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from g4debug.findings.record import PageEvent
+from g4debug.ledger.ledger import Ledger
 
 GIVES = ("extend", "decode", "alloc")  # events by which a page gets a holder
 TAKES = ("free", "evict", "clear")  # and by which it loses it
+
+
+logger = logging.getLogger("g4debug")
+
+
+def settle(ledger: Ledger | None, tracer: str) -> None:
+    """Let the ledger enter all that has happened, before it is asked."""
+    if ledger is None:
+        return
+    try:
+        ledger.settle(wait=True)
+    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
+        logger.warning("g4debug: %s: the allocators' last events are lost (%s)", tracer, e)
+
+
+def event_line(event: PageEvent) -> str:
+    """``step 12: extend for a1b2 (common.py:441 alloc_for_extend)``."""
+    whom = f" for {event.request}" if event.request else ""
+    by = f" ({event.caller})" if event.caller else ""
+    note = f": {event.note}" if event.note else ""
+    return f"step {event.step}: {event.kind}{whom}{by}{note}"
 
 
 def last_of(events: tuple[PageEvent, ...], kinds: Iterable[str]) -> PageEvent | None:

@@ -6,6 +6,11 @@ from typing import Any
 
 from g4debug.hooking import targets
 
+# What the status of page-table says of a backend, or of a phase of serving, at which it does not
+# look at all. The innocence of the others does not suffer from that.
+BACKEND = "not what the attention backend {} hands to its kernels"
+PHASE = "not what attention reads in {}"
+
 
 def overlaps(server_args: Any) -> bool:
     """True if the scheduler works on the next batch while a forward runs."""

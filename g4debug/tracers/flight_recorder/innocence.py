@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from g4debug.findings.record import TracerStatus
+from g4debug.tracers.limits import BACKEND, PHASE
 
 TABLES, ALLOCATOR, CENSUS = "page-table", "swa-allocator", "pool-leak"
 LEDGER, STEPS = "ledger", "step-recorder"
@@ -52,9 +53,11 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
     if not any(name in armed for name in SUBJECTS):
         return []
     table, allocator = armed.get(TABLES), armed.get(ALLOCATOR)
-    judged = _judged(table)
+    judged, guarded = _judged(table), _guarded(death, table)
+    if judged == "right" and guarded == []:
+        judged = "range"  # it is not known what runs on what, so which tables is not known, too
     pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs") > 0
-    lines = [_verdict(death, judged, pages)]
+    lines = [_verdict(death, judged, pages, guarded)]
     found_right = [_counts(armed[name]) for name in SUBJECTS if name in armed]
     lines += _list("Checked, and nothing found", [text for text in found_right if text])
     if judged != "nothing" and table is not None:
@@ -79,15 +82,17 @@ def attention_backends(scheduler: Any) -> dict[str, str]:
     return {phase: backend for phase, backend in found.items() if backend}
 
 
-def _verdict(death: Death, judged: Judged, pages: bool) -> str:
+def _verdict(death: Death, judged: Judged, pages: bool, guarded: Sequence[str] | None) -> str:
+    """guarded: the backends whose tables are judged, None if those are all."""
     if death.finished < 1:
         return "Nothing is known to be innocent: the device had finished no step yet."
     upto = f"up to step {death.finished}"
     if death.replays:
         upto += f" ({death.replays} of them CUDA-graph replays)"
     where = "; look at the kernel" if death.cuda else "; look at HISTORY"
-    others = any(backend not in GUARDED for backend in death.backends.values())
-    only = f" of {' and '.join(guarded)}" if others and (guarded := _guarded(death)) else ""
+    only = ""
+    if guarded is not None:
+        only = f" of {' and '.join(guarded)}" if guarded else " that was checked"
     if judged == "right" and pages:
         return f"Page tables{only} and KV pages are innocent {upto}{where}."
     if judged == "right":
@@ -107,9 +112,19 @@ def _verdict(death: Death, judged: Judged, pages: bool) -> str:
     return "Neither page tables nor KV pages were checked, so either may be guilty."
 
 
-def _guarded(death: Death) -> list[str]:
-    """The backends in use that page-table has an adapter for."""
-    return [name for name in GUARDED if name in death.backends.values()]
+def _guarded(death: Death, table: TracerStatus | None) -> list[str] | None:
+    """The backends in use whose tables page-table judges. None if those are all that are in use."""
+    used = set(death.backends.values())
+    said = [limit.what for limit in table.limits] if table is not None else []
+    judged = {name for name in GUARDED if BACKEND.format(name) not in said}
+    if used <= judged and not any(_is_whole(what) for what in said):
+        return None
+    return [name for name in GUARDED if name in used & judged]
+
+
+def _is_whole(limit: str) -> bool:
+    """True if it says that page-table does not look at a whole backend or phase."""
+    return any(limit.startswith(what.partition("{}")[0]) for what in (BACKEND, PHASE))
 
 
 def _judged(table: TracerStatus | None) -> Judged:
@@ -120,7 +135,7 @@ def _judged(table: TracerStatus | None) -> Judged:
         return "nothing"
     if any(limit.what.startswith("its hook ") for limit in table.limits):
         return "nothing"  # one of its hooks failed, and it may be the one that checks
-    return "range" if table.limits else "right"
+    return "range" if any(not _is_whole(limit.what) for limit in table.limits) else "right"
 
 
 def _sound(*parts: TracerStatus | None) -> bool:

@@ -21,7 +21,7 @@ from g4debug.ledger.owners import EVERYTHING
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
 from g4debug.tracers.trap_buffer import TrapBuffer
 from g4debug.tracers.trap_writer import leave
-from g4debug.tracers.truth import Truth
+from g4debug.tracers.truth import Truth, arguments
 
 BLOCK = 256
 BITS = 24  # of a stamp that say which token; the others are the number of the check
@@ -292,18 +292,7 @@ def launch(
     )
     if rows.rows == 0 or rows.most == 0:
         return
-    book, requests, words, known, stride, padding, apart = loc, 0, 0, 0, 0, 0, 1
-    if truth is not None:
-        requests, words = truth.req_to_token.shape
-        stride, padding, apart = truth.req_to_token.stride(0), truth.padding, truth.apart or 1
-        if truth.shadow is not None:
-            book, known = truth.shadow, truth.shadow.numel() - 1
-        elif truth.swa:
-            assert truth.mapping is not None
-            book, known = truth.mapping, truth.mapping.numel()
-    has_shadow = truth is not None and truth.shadow is not None
-    owned = truth is not None and truth.owners is not None and truth.protected is not None
-    has_owners = has_shadow and owned
+    given = arguments(truth, loc, 1)
     _launch_write(
         (rows.rows, -(-rows.most // BLOCK), 1),
         (
@@ -318,12 +307,7 @@ def launch(
             trap.total,
             trap.acks,
             trap.host,
-            loc if truth is None else truth.req_to_token,
-            loc if truth is None else truth.req_pool_indices,
-            book,
-            loc if truth is None or truth.owners is None else truth.owners,
-            loc if truth is None or truth.protected is None else truth.protected,
-            loc if truth is None or truth.step is None else truth.step,
+            *given.tensors,
         ),
         (
             count,
@@ -333,22 +317,15 @@ def launch(
             page_size,
             slot,
             trap.slots,
-            requests,
-            words,
-            apart,
-            known,
-            padding,
-            stride,
+            *given.numbers,
+            given.stride,
         ),
         (
             rows.firsts is not None,
             rows.starts is not None,
             truth is not None and rows.firsts is not None,
             truth is not None and truth.apart == 1 and page_size > 1,
-            has_shadow,
-            has_owners,
-            truth is not None and truth.step is not None,
-            truth is not None and truth.swa,
+            *given.flags,
             repair,
             loc.is_cuda,
         ),

@@ -6,7 +6,6 @@ report says less, but nothing that is not known.
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 from typing import Literal
@@ -14,11 +13,10 @@ from typing import Literal
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.evidence import GIVES, last_of, said
+from g4debug.tracers.evidence import GIVES, event_line, last_of, said, settle
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.launch import Launch, Write, rid_in_row, rid_of
 
-logger = logging.getLogger("g4debug")
 KindName = Literal[
     "negative",
     "out-of-range",
@@ -74,7 +72,7 @@ def describe(
     """The finding, and the events of the page that it is about."""
     if launch is None or write.kind is Kind.UNREADABLE:
         return _bare(write, recorder), ()
-    _settle(ledger)
+    settle(ledger, "kv-writes")
     words = Words(launch, write, recorder, ledger)
     layer = int(launch.layer.layer_id)
     layer_kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
@@ -105,7 +103,7 @@ def describe(
         expected=words.expected(),
         got=words.got(),
         owner=words.owner(),
-        history=tuple(_line(e) for e in events),
+        history=tuple(event_line(e) for e in events),
         cause=words.cause(),
         reference=REFERENCES[words.kind],
         next_command=CONTAIN if words.kind in ("negative", "out-of-range", "mismatch") else ALL,
@@ -338,21 +336,6 @@ class Words:
             "prefix length is too short, or its cache_protected_len too long; which of the two is "
             f"not known.{last}"
         )
-
-
-def _line(event: PageEvent) -> str:
-    whom = f" for {event.request}" if event.request else ""
-    by = f" ({event.caller})" if event.caller else ""
-    return f"step {event.step}: {event.kind}{whom}{by}" + (f": {event.note}" if event.note else "")
-
-
-def _settle(ledger: Ledger | None) -> None:
-    if ledger is None:
-        return
-    try:
-        ledger.settle(wait=True)
-    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
-        logger.warning("g4debug: kv-writes: the allocators' last events are lost (%s)", e)
 
 
 def _bare(write: Write, recorder: Recorder) -> Finding:

@@ -58,7 +58,6 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.layer_pools import pool_of_layer
-from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_writes import kernels
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
@@ -67,30 +66,20 @@ from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.launch import Launch, Write, write_of
 from g4debug.tracers.kv_writes.report import describe
 from g4debug.tracers.kv_writes.truth import Books
-from g4debug.tracers.trap_account import Account
-from g4debug.tracers.trap_buffer import Left, TrapBuffer
+from g4debug.tracers.trap_buffer import TrapBuffer
+from g4debug.tracers.trap_tracer import TrapTracer
 
 POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
 ALWAYS = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)  # reported whoever the row belonged to
 logger = logging.getLogger("g4debug")
 
 
-class KvWritesTracer:
+class KvWritesTracer(TrapTracer[Launch]):
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.contain = context.settings.mode != "log"
-        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
-        self.repair = context.settings.mode == "contain"
-        self.trap: TrapBuffer | None = None
-        self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
-        self.account = Account(context, "bad locations")
-        self.in_flight = shared(context.recorder)
+        super().__init__(context, "bad locations")
         self.books = Books(context.ledger, self.in_flight)
-        # By slot and step: a slot's next launch may be made before this one's findings are read.
-        self._eager: dict[tuple[int, int], Launch] = {}
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
         self._latest: dict[tuple[int, str], Launch] = {}
-        self._eager_slots: dict[tuple[int, str], int] = {}
         self._stamps: dict[int, tuple[Any, kernels.Stamps]] = {}  # by id() of a pool
         self._buffers: dict[tuple[int, str, torch.dtype], list[torch.Tensor]] = {}
 
@@ -102,12 +91,7 @@ class KvWritesTracer:
         put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
         put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
         context.after("attn.layer_cache_loc", self.after_layer_cache_loc)
-        context.before("scheduler.run_batch", self.before_run_batch)
-        context.before("forward_batch.init_new", self.before_forward)
-        context.after("scheduler.run_batch", self.after_run_batch)
-        context.before("scheduler.process_result", self.before_process_result)
-        context.before("scheduler.stream_output", self.before_stream_output)
-        context.on_exception("scheduler.run_event_loop", self.poll)
+        self.follow()
         context.after("scheduler.init", self.after_scheduler_init)
 
     def after_backend_init(
@@ -212,15 +196,9 @@ class KvWritesTracer:
     def _check(
         self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> Launch:
-        if self.trap is None:
-            self.trap = TrapBuffer(loc.device)
         key = (id(backend), name)
-        captured = loc.is_cuda and torch.cuda.is_current_stream_capturing()
-        if captured:
-            slot = self.trap.new_slot()
-        else:
-            slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
-            self._eager_slots[key] = slot
+        slot, captured = self.slot(key, loc)
+        assert self.trap is not None
         plain = loc if loc.is_contiguous() else loc.contiguous()
         rows = rows_of(batch, loc.numel(), captured)
         stamps = self._stamps_of(pool, loc.device)
@@ -239,10 +217,7 @@ class KvWritesTracer:
             captured=captured,
         )
         self.launches[slot] = launch
-        if not captured and self.in_flight.copy is not None:
-            self._eager[slot, self.in_flight.step] = launch
-            while len(self._eager) > 4 * IN_FLIGHT:
-                del self._eager[next(iter(self._eager))]
+        self.remember(launch)
         run = kernels.launch if loc.is_cuda else kernels.reference
         run(
             plain,
@@ -262,9 +237,8 @@ class KvWritesTracer:
         return launch
 
     def _truth(self, backend: Any, batch: Any, name: str, captured: bool) -> Any:
-        by_copy = self.in_flight.copy is not None and not captured
-        if by_copy and self.in_flight.step != self.context.recorder.step:
-            return None  # this forward was not launched by the scheduler
+        if self.is_strange(captured):
+            return None
         return self.books.truth(backend, batch, name, captured)
 
     def _stamps_of(self, pool: Any, device: torch.device) -> kernels.Stamps:
@@ -286,43 +260,10 @@ class KvWritesTracer:
             kept.append(torch.zeros(loc.numel(), dtype=loc.dtype, device=loc.device))
         return kept[-1][: loc.numel()].view(loc.shape)
 
-    # --- the steps -------------------------------------------------------------------------
-
-    def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
-        self.in_flight.begin()
-
-    def before_forward(self, *args: Any, **kwargs: Any) -> None:
-        """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-        if self.in_flight.copy is None:
-            return
-        batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
-        self.in_flight.forward(batch, self.context.recorder.step)
-
-    def before_process_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if self.in_flight.copy is not None:
-            self.in_flight.processing(batch)
-
-    def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        self.in_flight.launched(scheduler)
-        self.poll()
-        if self.trap is not None and not self.account.lost:
-            self.context.checked(1, "steps")
-        return result
-
-    def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
-        # SGLang has waited for the step's tokens, so what was seen in that forward is visible now.
-        # In raise mode no token of a bad step leaves the process.
-        self.poll()
-
-    # --- what was seen ---------------------------------------------------------------------
-
-    def poll(self) -> None:
-        """Report what the kernels saw. If they saw nothing, this is one read of host memory."""
-        if self.trap is None or self.account.lost or not self.trap.tripped:
-            return
+    def report(self, trap: TrapBuffer) -> None:
         found = []
-        for left in self.trap.take():
-            launch = self._launch_of(left)
+        for left in trap.take():
+            launch = self.launch_of(left)
             write = write_of(left.fields)
             if not self._is_real(launch, write):
                 continue
@@ -332,13 +273,9 @@ class KvWritesTracer:
                 # A bug of ours must not hide the finding.
                 logger.exception("g4debug: kv-writes: a finding cannot be described in full")
                 found.append(describe(None, write, self.context.recorder, None))
-        self.account.give(self.trap)
+        self.account.give(trap)
         for finding, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(events=events))
-
-    def _launch_of(self, left: Left) -> Launch | None:
-        launch = self.launches.get(left.slot)
-        return self._eager.get((left.slot, left.fields["step"]), launch)
 
     def _is_real(self, launch: Launch | None, write: Write) -> bool:
         """True if SGLang's own structures confirm what was seen. If not, it is said why."""

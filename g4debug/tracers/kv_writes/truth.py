@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.hooking.layer_pools import target_pool
 from g4debug.tracers.as_of_launch import Launches
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
-from g4debug.tracers.truth import Truth
+from g4debug.tracers.truth import Truth, of_forward
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
-    from g4debug.tracers.launch_copy import Copy
 
 
 class Books:
@@ -54,46 +52,6 @@ class Books:
         """The truth for one forward. None if only ranges and doubles can be checked."""
         if not self._judged.get(id(backend), False):
             return None
-        swa = pool_name == "swa"
         padding = int(backend.get_cuda_graph_seq_len_fill_value()) if captured else 0
-        copy = self.launches.copy
-        if copy is not None:
-            return self._as_of_launch(copy, backend, batch, swa, padding)
-        ledger = self.ledger
-        shadow = owners = protected = mapping = None
-        if ledger is not None:
-            shadow = ledger.shadow
-            if ledger.owners is not None:
-                owners, protected = ledger.owners.known(backend.req_to_token.shape[0])
-        if swa and shadow is None:
-            mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
-            if mapping is None:
-                return None
-        return Truth(
-            backend.req_to_token,
-            batch.req_pool_indices,
-            swa=swa,
-            shadow=shadow,
-            mapping=mapping,
-            owners=owners,
-            protected=protected,
-            padding=padding,
-        )
-
-    def _as_of_launch(
-        self, copy: Copy, backend: Any, batch: Any, swa: bool, padding: int
-    ) -> Truth | None:
-        """The truth from the copy that was made when the forward was launched."""
-        if backend.req_to_token is not copy.source or (swa and copy.shadow is None):
-            return None
-        return Truth(
-            copy.first_tokens,
-            batch.req_pool_indices,
-            swa=swa,
-            shadow=copy.shadow,
-            owners=copy.owners,
-            protected=copy.protected,
-            apart=1,
-            step=copy.step,
-            padding=padding,
-        )
+        copy, indices = self.launches.copy, batch.req_pool_indices
+        return of_forward(backend, batch, indices, pool_name == "swa", padding, self.ledger, copy)

@@ -36,6 +36,7 @@ from g4debug.tracers import trap_buffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
 from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
 from g4debug.tracers.trap_writer import fence_system
+from g4debug.tracers.truth import arguments
 
 BLOCK = 256
 
@@ -261,18 +262,7 @@ def launch(
     rows, columns = table.shape
     if rows == 0 or columns == 0:
         return
-    book, requests, words, known, stride_request, padding = seq_lens, 0, 0, 0, 0, 0
-    if truth is not None:
-        requests, words = truth.req_to_token.shape
-        stride_request, padding = truth.req_to_token.stride(0), truth.padding
-        if truth.shadow is not None:
-            book, known = truth.shadow, truth.shadow.numel() - 1
-        elif truth.swa:
-            assert truth.mapping is not None
-            book, known = truth.mapping, truth.mapping.numel()
-    has_shadow = truth is not None and truth.shadow is not None
-    owned = truth is not None and truth.owners is not None and truth.protected is not None
-    has_owners = has_shadow and owned
+    given = arguments(truth, seq_lens, page_size)
     _launch(
         (rows, -(-columns // BLOCK), 1),
         (
@@ -284,12 +274,7 @@ def launch(
             trap.total,
             trap.acks,
             trap.host,
-            seq_lens if truth is None else truth.req_to_token,
-            seq_lens if truth is None else truth.req_pool_indices,
-            book,
-            seq_lens if truth is None or truth.owners is None else truth.owners,
-            seq_lens if truth is None or truth.protected is None else truth.protected,
-            seq_lens if truth is None or truth.step is None else truth.step,
+            *given.tensors,
             trap.cells,
         ),
         (
@@ -299,22 +284,15 @@ def launch(
             columns,
             slot,
             trap.slots,
-            requests,
-            words,
-            page_size if truth is None else truth.apart or page_size,
-            known,
-            padding,
+            *given.numbers,
             *table.stride(),
             out.stride(0),
-            stride_request,
+            given.stride,
         ),
         (
             cu_q is not None,
             truth is not None,
-            has_shadow,
-            has_owners,
-            truth is not None and truth.step is not None,
-            truth is not None and truth.swa,
+            *given.flags,
             repair,
             table.is_cuda,
         ),

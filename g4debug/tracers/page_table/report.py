@@ -6,13 +6,13 @@ nothing that is not known.
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import suppress
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
+from g4debug.tracers.evidence import event_line, settle
 from g4debug.tracers.page_table.causes import cause
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
@@ -28,7 +28,6 @@ from g4debug.tracers.page_table.launch import (
 )
 from g4debug.tracers.trap_buffer import Left
 
-logger = logging.getLogger("g4debug")
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 _CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
@@ -97,7 +96,7 @@ def describe(
         else:
             table, cell = read_table(launch, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
-    _settle(ledger)
+    settle(ledger, "page-table")
     kind_of = Words if launch.lists is None else ListWords
     facts = kind_of(launch, cell, rid, ledger, foreign)
     events = facts.events()
@@ -343,23 +342,6 @@ def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | 
             page = int(launch.backend.req_to_token[row, cell.column * size]) // size
         raise Unconfirmed(page, why)
     return foreign
-
-
-def event_line(event: PageEvent) -> str:
-    """``step 12: extend for a1b2 (common.py:441 alloc_for_extend)``."""
-    whom = f" for {event.request}" if event.request else ""
-    by = f" ({event.caller})" if event.caller else ""
-    note = f": {event.note}" if event.note else ""
-    return f"step {event.step}: {event.kind}{whom}{by}{note}"
-
-
-def _settle(ledger: Ledger | None) -> None:
-    if ledger is None:
-        return
-    try:
-        ledger.settle(wait=True)
-    except RuntimeError as e:  # the CUDA context is dead, so the events up to now must do
-        logger.warning("g4debug: page-table: the allocators' last events are lost (%s)", e)
 
 
 def _used(recorder: Recorder, name: str) -> int:

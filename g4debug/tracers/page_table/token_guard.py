@@ -30,6 +30,7 @@ from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
 from g4debug.tracers.page_table.token_check import ListCheck, TokenLists, check_token_lists
 from g4debug.tracers.trap_buffer import CELLS, FIELDS, TrapBuffer
 from g4debug.tracers.trap_writer import fence_system
+from g4debug.tracers.truth import arguments
 
 BLOCK = 512
 PROGRAMS = 1024  # so many are started at most, if there are fewer rows than that
@@ -366,23 +367,14 @@ def launch(
     if rows <= 0:
         return
     none = lists.lengths
-    book, requests, words, known, stride_request, padding = none, 0, 0, 0, 0, 0
+    given = arguments(truth, none, page_size)
     longest = lists.indices.shape[0]
     if truth is not None:
-        requests, words = truth.req_to_token.shape
+        words = truth.req_to_token.shape[1]
         longest = min(longest, words * page_size if truth.apart == 1 else words)
-        stride_request, padding = truth.req_to_token.stride(0), truth.padding
-        if truth.shadow is not None:
-            book, known = truth.shadow, truth.shadow.numel() - 1
-        elif truth.swa:
-            assert truth.mapping is not None
-            book, known = truth.mapping, truth.mapping.numel()
     if lists.window >= 0:
         longest = min(longest, lists.window)
     parts = max(1, min(-(-longest // BLOCK), -(-PROGRAMS // rows)))
-    has_shadow = truth is not None and truth.shadow is not None
-    owned = truth is not None and truth.owners is not None and truth.protected is not None
-    has_owners = has_shadow and owned
     _launch(
         (rows, parts, 1),
         (
@@ -397,12 +389,7 @@ def launch(
             trap.acks,
             trap.host,
             trap.cells,
-            none if truth is None else truth.req_to_token,
-            none if truth is None else truth.req_pool_indices,
-            book,
-            none if truth is None or truth.owners is None else truth.owners,
-            none if truth is None or truth.protected is None else truth.protected,
-            none if truth is None or truth.step is None else truth.step,
+            *given.tensors,
         ),
         (
             lists.indices.shape[0],
@@ -413,25 +400,18 @@ def launch(
             rows,
             slot,
             trap.slots,
-            requests,
-            words,
-            page_size if truth is None else truth.apart or page_size,
-            known,
-            padding,
+            *given.numbers,
             lists.max_splits,
             lists.mask_size,
             lists.queries,
-            stride_request,
+            given.stride,
         ),
         (
             lists.splits is not None,
             lists.offsets is not None,
             lists.mask_starts is not None,
             truth is not None,
-            has_shadow,
-            has_owners,
-            truth is not None and truth.step is not None,
-            truth is not None and truth.swa,
+            *given.flags,
             int(repair),
             lists.indices.is_cuda,
             max(16, triton.next_power_of_2(rows)),

@@ -32,7 +32,7 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.settings import Settings
-from g4debug.tracers.as_of_launch import IN_FLIGHT, shared
+from g4debug.tracers import limits
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table import phases, token_guard
@@ -45,8 +45,8 @@ from g4debug.tracers.page_table.report import Unconfirmed, describe
 from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
 from g4debug.tracers.page_table.truth import Books
-from g4debug.tracers.trap_account import Account
 from g4debug.tracers.trap_buffer import Left, TrapBuffer
+from g4debug.tracers.trap_tracer import TrapTracer
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
@@ -66,25 +66,15 @@ def judges(backend: str, settings: Settings, on_cpu: bool) -> bool:
     return targets.backend_was_run(backend, on_cpu)
 
 
-class PageTableTracer:
+class PageTableTracer(TrapTracer[Launch]):
     def __init__(self, context: Context) -> None:
-        self.context = context
-        self.contain = context.settings.mode != "log"
-        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
-        self.repair = context.settings.mode == "contain"
-        self.trap: TrapBuffer | None = None
-        self.launches: dict[int, Launch] = {}  # by slot of the trap buffer
-        self.account = Account(context, "bad cells")
+        super().__init__(context, "bad cells")
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
-        self.in_flight = shared(context.recorder)
         self.books = Books(context.ledger, self.in_flight)
-        # By slot and step: a slot's next launch may be made before this one's findings are read.
-        self._eager: dict[tuple[int, int], Launch] = {}
         self._not_guarded: set[tuple[str, str]] = set()
         self._latest: dict[tuple[int, str], Launch] = {}
-        self._eager_slots: dict[tuple[int, str], int] = {}
         self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # what was taken of them last
 
@@ -93,14 +83,7 @@ class PageTableTracer:
             self.context.after(adapter.built, self.after_built(adapter))
             if not self.is_refused(adapter):
                 adapter.install(self.context, self)
-        self.context.before("scheduler.run_batch", self.before_run_batch)
-        self.context.before("forward_batch.init_new", self.before_forward)
-        self.context.after("scheduler.run_batch", self.after_run_batch)
-        self.context.before("scheduler.process_result", self.before_process_result)
-        self.context.before("scheduler.stream_output", self.before_stream_output)
-        # In log mode the kernel gets the bad page, and the CUDA context may be dead by now. What
-        # the guard saw is still in host memory.
-        self.context.on_exception("scheduler.run_event_loop", self.poll)
+        self.follow()
         self.context.after("scheduler.init", self.after_scheduler_init)
 
     def is_refused(self, adapter: Adapter) -> bool:
@@ -128,7 +111,7 @@ class PageTableTracer:
         """A backend was built."""
         if self.is_refused(adapter):
             self.not_guarded(
-                f"not what the attention backend {adapter.name} hands to its kernels",
+                limits.BACKEND.format(adapter.name),
                 "it was never run with this tracer on this SGLang and this kind of machine, so a "
                 "finding could be false; G4DEBUG_MODE=log reports only, and "
                 "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk",
@@ -162,7 +145,7 @@ class PageTableTracer:
             for phase in found:
                 if not phase.guarded:
                     self.not_guarded(
-                        f"not what attention reads in {phase.name}",
+                        limits.PHASE.format(phase.name),
                         f"it runs on {phase.backend}, which is not guarded on this server",
                     )
         return result
@@ -216,14 +199,7 @@ class PageTableTracer:
         pool: Any,
     ) -> Launch:
         """What both shapes of a hand-over have in common. key: of its slot, if not captured."""
-        if self.trap is None:
-            self.trap = TrapBuffer(table.device)
-        captured = table.is_cuda and torch.cuda.is_current_stream_capturing()
-        if captured:
-            slot = self.trap.new_slot()
-        else:
-            slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
-            self._eager_slots[key] = slot
+        slot, captured = self.slot(key, table)
         name, page_size = key[1].partition(",")[0], self.page_sizes.get(id(backend), 0)
         if not page_size:  # it was built before the tracer was armed
             page_size = adapter.page_size(backend, None)
@@ -246,10 +222,7 @@ class PageTableTracer:
     def _check(self, launch: Launch) -> None:
         assert self.trap is not None
         on_gpu = launch.table.is_cuda
-        if not launch.captured and self.in_flight.copy is not None:
-            self._eager[launch.slot, self.in_flight.step] = launch.remembered()
-            while len(self._eager) > 4 * IN_FLIGHT:
-                del self._eager[next(iter(self._eager))]
+        self.remember(launch)
         if launch.lists is not None:
             self.trap.keep_cells(launch.slot)
             check = token_guard.launch if on_gpu else token_guard.reference
@@ -289,9 +262,8 @@ class PageTableTracer:
     def _truth(
         self, adapter: Adapter, backend: Any, batch: Any, name: str, rows: int, captured: bool
     ) -> Truth | None:
-        by_copy = self.in_flight.copy is not None and not captured
-        if by_copy and self.in_flight.step != self.context.recorder.step:
-            return None  # this forward was not launched by the scheduler
+        if self.is_strange(captured):
+            return None
         return self.books.truth(adapter, backend, batch, name, rows, captured)
 
     def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
@@ -312,39 +284,13 @@ class PageTableTracer:
         view = self._views[key] = kept[-1][: rows * columns].view(rows, columns)
         return view
 
-    def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
-        self.in_flight.begin()
+    def kept(self, launch: Launch) -> Launch:
+        return launch.remembered()
 
-    def before_forward(self, *args: Any, **kwargs: Any) -> None:
-        """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-        if self.in_flight.copy is None:
-            return
-        batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
-        self.in_flight.forward(batch, self.context.recorder.step)
-
-    def before_process_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if self.in_flight.copy is not None:
-            self.in_flight.processing(batch)
-
-    def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        self.in_flight.launched(scheduler)
-        self.poll()
-        if self.trap is not None and not self.account.lost:
-            self.context.checked(1, "steps")
-        return result
-
-    def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
-        # SGLang has waited for the step's tokens, so what the guard wrote in that forward is
-        # visible now. In raise mode no token of a bad step leaves the process.
-        self.poll()
-
-    def poll(self) -> None:
-        """Report what the guard saw. If it saw nothing, this is one read of host memory."""
-        if self.trap is None or self.account.lost or not self.trap.tripped:
-            return
+    def report(self, trap: TrapBuffer) -> None:
         recorder, ledger, found = self.context.recorder, self.context.ledger, []
-        for left in self.trap.take():
-            launch = self._launch_of(left)
+        for left in trap.take():
+            launch = self.launch_of(left)
             draft = launch is not None and id(launch.backend) in self.drafts
             if not self._is_real(launch, left):
                 continue
@@ -359,13 +305,9 @@ class PageTableTracer:
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
                 bare, _, _ = describe(None, left, recorder, draft, None)
                 found.append((bare, None, ()))
-        self.account.give(self.trap)
+        self.account.give(trap)
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
-
-    def _launch_of(self, left: Left) -> Launch | None:
-        launch = self.launches.get(left.slot)
-        return self._eager.get((left.slot, left.fields["step"]), launch)
 
     def _is_real(self, launch: Launch | None, left: Left) -> bool:
         """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.hooking.layer_pools import target_pool
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.as_of_launch import Launches
-from g4debug.tracers.launch_copy import Copy
 from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
 from g4debug.tracers.page_table.backends.base import Adapter
-from g4debug.tracers.page_table.check import Truth
+from g4debug.tracers.truth import Truth, of_forward
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -72,48 +70,5 @@ class Books:
         padding = 0
         if captured:
             padding = adapter.padding(backend, batch, id(backend) in self._frozen)
-        if self.launches.copy is not None:
-            return self._as_of_launch(self.launches.copy, backend, indices, pool_name, padding)
-        ledger = self.ledger
-        swa = pool_name == "swa"
-        shadow = mapping = owners = protected = None
-        if with_shadow and ledger is not None:
-            shadow = ledger.shadow
-            if ledger.owners is not None:
-                owners, protected = ledger.owners.known(backend.req_to_token.shape[0])
-        if swa and shadow is None:
-            mapping = getattr(target_pool(backend, batch), "full_to_swa_index_mapping", None)
-            if mapping is None:
-                return None
-        return Truth(
-            req_to_token=backend.req_to_token,
-            req_pool_indices=indices,
-            swa=swa,
-            shadow=shadow,
-            mapping=mapping,
-            owners=owners,
-            protected=protected,
-            padding=padding,
-        )
-
-    def _as_of_launch(
-        self, copy: Copy, backend: Any, indices: Any, pool_name: str, padding: int
-    ) -> Truth | None:
-        """The truth from the copy that was made when the forward was launched."""
-        if backend.req_to_token is not copy.source:
-            return None
-        shadow = copy.shadow if self._with_shadow[id(backend)] else None
-        swa = pool_name == "swa"
-        if swa and shadow is None:  # there is no copy of SGLang's mapping
-            return None
-        return Truth(
-            req_to_token=copy.first_tokens,
-            req_pool_indices=indices,
-            swa=swa,
-            shadow=shadow,
-            owners=copy.owners if shadow is not None else None,
-            protected=copy.protected if shadow is not None else None,
-            apart=1,
-            step=copy.step,
-            padding=padding,
-        )
+        swa, copy = pool_name == "swa", self.launches.copy
+        return of_forward(backend, batch, indices, swa, padding, self.ledger, copy, with_shadow)

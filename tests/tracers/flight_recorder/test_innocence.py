@@ -107,6 +107,26 @@ def test_both_halves_of_a_split_backend_are_guarded():
     assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
 
 
+REFUSED = (
+    Limit("not what the attention backend triton hands to its kernels", "never run", 0),
+    Limit("not what attention reads in prefill", "it runs on TritonAttnBackend", 0),
+    Limit("not what attention reads in verify", "it runs on TritonAttnBackend", 0),
+)
+
+
+def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
+    """As on a GPU on which it was never run: trtllm_mha alone is judged, and that in full."""
+    backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
+    lines = said(but(page_table={"limits": REFUSED}), backends=backends)
+    assert lines[0].startswith("Page tables of trtllm_mha and KV pages are innocent up to step 41")
+    assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
+    (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
+    assert told.startswith("No page table that was checked named a page outside of its pool")
+    ranges = (*REFUSED, Limit("ranges only", "pages change hands", 0))
+    lines = said(but(page_table={"limits": ranges}), backends=backends)
+    assert lines[0].startswith("No page table of trtllm_mha named a page outside of its pool")
+
+
 def test_the_guarded_backends_are_those_with_an_adapter():
     assert set(GUARDED) == {adapter.name for adapter in adapters()}
 
