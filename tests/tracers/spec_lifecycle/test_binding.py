@@ -9,6 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from g4debug import discovery
+from g4debug.faults.base import Injection
+from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
@@ -81,7 +84,7 @@ def bound(sglang):
     """``bound(target_worker, table, rank, ranks)``: bind a real assistant while its worker is
     built; returns the tracer's context."""
 
-    def bind(target_worker, table, rank=0, ranks=2, by_name=True):
+    def bind(target_worker, table, rank=0, ranks=2, by_name=True, around=None):
         settings = Settings(mode="raise", max_dumps=0)
         recorder = Recorder(4)
         args = SimpleNamespace(tp_size=ranks, dp_size=1)
@@ -97,7 +100,8 @@ def bound(sglang):
         else:
             binding.before_init(object(), object(), 0, 1, None, target_worker)
         draft = _assistant()
-        draft.set_embed_and_head(table, table)
+        give = type(draft).set_embed_and_head
+        around(give, draft, table, table) if around else give(draft, table, table)
         binding.after_bind(None, draft, table, table)
         binding.after_init(None)
         return context
@@ -155,3 +159,24 @@ def test_a_worker_without_its_target_is_a_limit_and_no_finding(bound):
 def test_what_another_worker_binds_is_not_judged(bound):
     """EAGLE's worker can be made to serve the assistant, and the tracer is off then."""
     assert not limits(bound(None, torch.zeros(6, HIDDEN)))
+
+
+@pytest.mark.parametrize("task", ["1*on", "off"])
+def test_the_fault_is_caught_at_start_with_one_rank(bound, task):
+    fault = discovery.load("fault", "draft-embedding-shard")
+    injection = Injection(
+        fault, Chain(parse(f"{fault.id}={task}").chains[fault.id], 0, fault.id), 0
+    )
+    put: list = []
+    fault.install(SimpleNamespace(around=lambda *given: put.append(given)), injection)
+    [(site, _, _, around)] = put
+    assert site == "draft.bind_embedding"
+    layer = torch.nn.Embedding(VOCABULARY, HIDDEN)
+    if task == "off":
+        assert not limits(bound(worker_of(layer), layer.weight, ranks=1, around=around))
+        assert not injection.schedule
+        return
+    with pytest.raises(TrapError) as raised:
+        bound(worker_of(layer), layer.weight, ranks=1, around=around)
+    assert raised.value.finding.kind == "draft-embedding"
+    assert "rows 0 to 5 of 12" in injection.schedule[0]
