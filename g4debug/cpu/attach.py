@@ -23,6 +23,7 @@ from g4debug.cpu import (
     sm100,
     softcap,
     streams,
+    thread_binding,
     token_attention,
     verify_greedy,
 )
@@ -189,6 +190,21 @@ TABLE: Final[tuple[StandIn, ...]] = (
         streams.record_stream,
         "torch refuses it for a tensor on the CPU, and overlap scheduling calls it on every device",
         ">=0.5.14,<0.5.23",
+    ),
+    StandIn(
+        f"{_SRT}.model_executor.model_runner",
+        "ModelRunner.init_threads_binding",
+        thread_binding.init_of_runner,
+        "it refuses more tensor-parallel ranks than the machine has NUMA nodes, to bind threads "
+        "that only a kernel for AMX has",
+        "<0.5.18",
+    ),
+    StandIn(
+        f"{_SRT}.utils.numa_utils",
+        "init_threads_binding",
+        thread_binding.init_threads_binding,
+        "the same, a function",
+        ">=0.5.18",
     ),
     _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),
     _kernel("verify_tree_greedy_cpu", verify_greedy.verify_tree_greedy_cpu, _CALLED),

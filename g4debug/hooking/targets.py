@@ -32,6 +32,7 @@ _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
 _MM = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
+_ASSISTANT = "sglang.srt.models.gemma4_mtp.Gemma4AssistantForCausalLM"
 _GEMMA4 = "sglang.srt.models.gemma4_causal"
 _VISION = "sglang.srt.models.gemma4_vision"
 _ANY = ""
@@ -128,6 +129,10 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ),
         (_ANY, None),
     ),
+    "model.embed_and_head": ((_ANY, f"{_CAUSAL}.get_embed_and_head"),),
+    # FROZEN_KV_MTP's draft gets the target's embedding table while its worker is built.
+    "worker.init": (("<0.5.14", f"{_WORKER}.__init__"), (_ANY, f"{_DRAFT_V2}.__init__")),
+    "draft.bind_embedding": ((_ANY, f"{_ASSISTANT}.set_embed_and_head"),),
     "worker.frozen_view": (
         ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
         (_ANY, f"{_DRAFT_V2}._frozen_kv_target_view"),

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from g4debug.cpu import bonus_tokens, cache_locs, kv_copy, sm100, streams, verify_greedy
+from g4debug.cpu import (
+    CpuEngineError,
+    bonus_tokens,
+    cache_locs,
+    kv_copy,
+    sm100,
+    streams,
+    thread_binding,
+    verify_greedy,
+)
 
 WIDTH = 12
 spans = st.lists(
@@ -126,3 +138,14 @@ def test_verify_takes_the_names_of_sgl_kernel():
     )  # fmt: skip
     assert one["accept_index"].tolist() == [[0, 1, -1]]
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_rank_may_use_the_cores_of_its_process():
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    for rank in range(3):  # more than most machines have NUMA nodes
+        assert thread_binding.init_threads_binding(numa_index=rank, world_size=3) == cores
+        runner = SimpleNamespace(tp_rank=rank, tp_size=3)
+        thread_binding.init_of_runner(runner)
+        assert runner.local_omp_cpuid == cores
+    with pytest.raises(CpuEngineError, match="cores of rank 3, and has 3 ranks"):
+        thread_binding.init_threads_binding(numa_index=3, world_size=3)

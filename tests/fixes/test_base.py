@@ -243,8 +243,8 @@ def test_what_mends_and_what_makes_faster():
         for p in ("correctness", "performance", "experiment")
     }
     assert by["correctness"] == {
-        "hybrid-pool-swap", "idle-draft-input", "locked-prefix", "optional-kv",
-        "residual-aliasing", "spec-batch-guards", "swa-state-swap",
+        "draft-embedding-shard", "hybrid-pool-swap", "idle-draft-input", "locked-prefix",
+        "optional-kv", "residual-aliasing", "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
     assert by["experiment"] == {
         "force-eagle", "mm-piecewise-graph", "page-clamp", "triton-decode-window",

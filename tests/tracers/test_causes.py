@@ -1011,6 +1011,21 @@ def went_too_far(arm):
     return in_v2(spec_check.check_allocated([8], [5], "why"), "result.resolve")
 
 
+def bound_to(first: int) -> tuple[str, str]:
+    wrong = spec_check.check_embedding(256, first, 512, 512, 1, 2)
+    return in_v2(wrong, "draft.bind_embedding")
+
+
+@scenario("spec-lifecycle: draft-embedding", "the rows of one tensor-parallel rank")
+def bound_to_a_shard(arm):
+    return bound_to(first=256)
+
+
+@scenario("spec-lifecycle: draft-embedding", "not known: the table is no part of the target's")
+def bound_to_another_table(arm):
+    return bound_to(first=-1)
+
+
 # --- kv-writes, on SGLang's real pools and backend ----------------------------------------------
 
 

@@ -24,6 +24,7 @@ A, N, OFF = "applied", "not-needed", "off"
 # What a server without any switch says; one column for each release of wheels.RELEASES.
 STATES = {
     #                     12p1 13p1 0.5.14 15p1 0.5.18 0.5.21 0.5.23
+    "draft-embedding-shard": (A, A, A, A, A, A, N),  # 0.5.23 asks what the draft's embedding is
     "force-eagle":        (OFF, OFF, N, N, N, N, N),  # a way out of v1's promotion
     "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on

@@ -261,6 +261,25 @@ def _stale(violation: Violation, at: HandOver) -> str:
     )
 
 
+def _embedding(violation: Violation, at: HandOver) -> str:
+    then = (
+        "; the draft looks whole token ids up in it, and one that is beyond its end is an "
+        "IndexError on a CPU and a device-side assert on a GPU, in the draft's first forward or "
+        "while its CUDA graphs are captured"
+    )
+    if "of the target's" not in violation.got:
+        return "not known: the table is no part of the target's" + then
+    if "(rows 0 to " not in violation.got:
+        then += (
+            ". An id that is in it gets the embedding of another token on this rank, so the rank "
+            "drafts other tokens than rank 0"
+        )
+    return (
+        "the target gave the draft the rows of one tensor-parallel rank, as it does for an EAGLE3 "
+        "draft, whose embedding knows which rows it has" + then
+    )
+
+
 _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "verify-input-left": _left,
     "spec-info-dropped": _dropped,
@@ -274,4 +293,5 @@ _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "publish-order": _published,
     "bonus-token": _bonus,
     "allocated-len": _room,
+    "draft-embedding": _embedding,
 }

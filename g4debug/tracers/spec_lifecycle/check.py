@@ -32,6 +32,7 @@ Kind = Literal[
     "publish-order",
     "bonus-token",
     "allocated-len",
+    "draft-embedding",
 ]
 
 
@@ -265,3 +266,27 @@ def check_allocated(needs: Sequence[int], allocated: Sequence[int], why: str) ->
                 have - need,
             )
     return None
+
+
+def check_embedding(
+    rows: int, first: int, table: int, vocabulary: int, rank: int, ranks: int
+) -> Violation | None:
+    """The table in which the draft looks token ids up has a row for each token.
+
+    rows: of that table. first: which row of the target's table is its first one, -1 if it is no
+    part of it. table: the rows of the target's embedding, on all ranks together. A table with more
+    rows than tokens is padded. A vocabulary that is larger than the target's own table is a number
+    that nobody looks up: both must say that rows are missing. rank, ranks: tensor-parallel, -1 and
+    1 if not known.
+    """
+    if rows >= min(vocabulary, table):
+        return None
+    where = [f"rows {first} to {first + rows - 1} of the target's"] if first >= 0 else []
+    where += [f"rank {rank} of {ranks}"] if rank >= 0 else []
+    return Violation(
+        "draft-embedding",
+        f"an embedding table of at least {vocabulary} rows, one for each token",
+        f"an embedding table of {rows} rows" + (f" ({'; '.join(where)})" if where else ""),
+        what="target_embed_weight",
+        off=rows - vocabulary,
+    )

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
+from g4debug.fixes import draft_embedding_shard as shard
+from g4debug.hooking import targets
 from g4debug.tracers.spec_lifecycle.causes import cause
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
@@ -16,6 +18,7 @@ GUARDS = "fix spec-batch-guards (seed PR #22); "
 _EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to do with it
 _LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
 _STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
+_EMBEDDING = "TRIAGE.md, 'MTP with tensor parallelism: the draft has only a part of the embedding'"
 REFERENCES: dict[Kind, str] = {
     "verify-input-left": _LEFT,
     "spec-info-dropped": _STEP,
@@ -29,6 +32,7 @@ REFERENCES: dict[Kind, str] = {
     "publish-order": _STEP,
     "bonus-token": _STEP,
     "allocated-len": _STEP,
+    "draft-embedding": _EMBEDDING,
 }
 
 
@@ -38,6 +42,7 @@ _RUNNERS = {
     "worker.draft": "draft",
     "worker.seed_step": "draft",
     "worker.draft_extend": "draft",
+    "draft.bind_embedding": "draft",
 }
 
 
@@ -97,6 +102,9 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "publish-order": lambda p, about: f"{p.got}, expected {p.expected}",
     "bonus-token": lambda p, about: f"the draft goes on from {p.got}{about}, not {p.expected}",
     "allocated-len": lambda p, about: f"{p.got}{about}, should be {_least(p)}",
+    "draft-embedding": lambda p, about: (
+        f"the draft looks tokens up in {p.got}, and the vocabulary has {-p.off} tokens more"
+    ),
 }
 
 
@@ -106,6 +114,8 @@ def _least(p: Violation) -> str:
 
 def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
+    if violation.kind == "draft-embedding":
+        return _explain_embedding()
     if at.v2:
         return _explain_v2(violation)
     if violation.kind == "verify-input-left" and at.left is not None and at.left.live == 0:
@@ -127,6 +137,12 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
     if violation.kind == "bookkeeping":
         return "seed PR #24 (double bookkeeping); ", f"{LAUNCH} --disable-overlap-schedule"
     return "", _EAGER
+
+
+def _explain_embedding() -> tuple[str, str]:
+    if not targets.matches(shard.FIX.needs):
+        return "", "g4debug doctor"
+    return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
 
 
 def _explain_v2(violation: Violation) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import v2
+from g4debug.tracers.spec_lifecycle import binding, v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -54,6 +54,7 @@ V1_SITES = (
     "batch.filter",
     "scheduler.init",
     "scheduler.stream_output",
+    *binding.SITES,
 )
 
 
@@ -69,6 +70,7 @@ class SpecLifecycleTracer:
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
+        self.binding = binding.Binding(context, self.log)
         self._drafted: weakref.ref[Any] | None = (
             None  # the verify input that this step's draft made
         )
@@ -94,6 +96,7 @@ class SpecLifecycleTracer:
         self.context.after("worker.forward", self.after_forward)
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.after("scheduler.init", self.after_scheduler_init)
+        self.binding.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(scheduler):

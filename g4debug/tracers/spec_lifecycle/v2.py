@@ -16,6 +16,7 @@ from typing import Any
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle import binding
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -63,6 +64,7 @@ SITES = (
     "batch.merge",
     "batch.filter",
     "scheduler.init",
+    *binding.SITES,
 )
 
 
@@ -78,6 +80,7 @@ class SpecLifecycleV2:
         self.batches = SpecBatches(self.log, self.custody, v2=True)
         self.rows = FutureRows()
         self.launches = Launches()
+        self.binding = binding.Binding(context, self.log)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in
@@ -119,6 +122,7 @@ class SpecLifecycleV2:
                 self.context.before(site, before)
             if after is not None:
                 self.context.after(site, after)
+        self.binding.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(scheduler):
