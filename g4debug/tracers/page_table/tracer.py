@@ -187,12 +187,19 @@ class PageTableTracer(TrapTracer[Launch]):
         assert latest.out is not None
         return latest.out if self.contain else table
 
+    def listed(self, indices: torch.Tensor, backend: Any, layer: Any) -> bool:
+        """True if these entries of lists were checked for another layer of the forward."""
+        key = self._keys.get((id(backend), layer.layer_id))
+        latest = None if key is None else self._latest.get(key)
+        return latest is not None and latest.table is indices and latest.layer is not layer
+
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
         """Check the lists, and change what a kernel must not read; nothing in log mode."""
         pool, name = pool_of_layer(backend, layer, batch)
         key = (id(backend), f"{name}, window" if lists.window >= 0 else name)
+        self._keys[id(backend), layer.layer_id] = key
         latest, indices = self._latest.get(key), lists.indices
         if latest is not None and latest.table is indices and latest.layer is not layer:
             return

@@ -51,6 +51,13 @@ class Guarding(Protocol):
         """A layer's page table goes to its kernel. Returns the one that the kernel gets."""
         ...
 
+    def listed(self, indices: torch.Tensor, backend: Any, layer: Any) -> bool:
+        """True if these entries of lists were checked for another layer of the forward.
+
+        It is asked at each layer, so it must cost next to nothing.
+        """
+        ...
+
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:

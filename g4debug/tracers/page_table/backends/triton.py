@@ -106,6 +106,9 @@ class Triton(Adapter):
             *args: Any,
             **kwargs: Any,
         ) -> None:
+            indices = _entries(backend.forward_metadata, layer)
+            if indices is not None and guard.listed(indices, backend, layer):
+                return
             lists = self.lists(backend, layer, guard)
             if lists is not None:
                 guard.token_lists(self, lists, backend, layer, forward_batch)
@@ -201,9 +204,8 @@ class Triton(Adapter):
         """What the kernel of this layer gets. None if that cannot be judged, which is said."""
         metadata = backend.forward_metadata
         of = built(metadata)
-        sliding = layer.sliding_window_size is not None and layer.sliding_window_size > -1
+        sliding, indices = _slides(layer), _entries(metadata, layer)
         indptr = metadata.window_kv_indptr if sliding else metadata.kv_indptr
-        indices = metadata.window_kv_indices if sliding else metadata.kv_indices
         why = of.why
         if not why and (indptr is None or indices is None):
             why = f"it has no list for {'sliding' if sliding else 'full'} layers"
@@ -229,6 +231,18 @@ class Triton(Adapter):
             mask_size=int(mask.shape[0]) if masked else 0,
             queries=int(metadata.max_extend_len) if masked else 0,
         )
+
+
+def _slides(layer: Any) -> bool:
+    return layer.sliding_window_size is not None and layer.sliding_window_size > -1
+
+
+def _entries(metadata: Any, layer: Any) -> torch.Tensor | None:
+    """The entries of the lists that this layer's kernel gets."""
+    found: torch.Tensor | None = (
+        metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
+    )
+    return found
 
 
 def built(metadata: Any) -> Built:
