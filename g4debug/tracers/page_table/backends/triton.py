@@ -237,12 +237,9 @@ def _slides(layer: Any) -> bool:
     return layer.sliding_window_size is not None and layer.sliding_window_size > -1
 
 
-def _entries(metadata: Any, layer: Any) -> torch.Tensor | None:
-    """The entries of the lists that this layer's kernel gets."""
-    found: torch.Tensor | None = (
-        metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
-    )
-    return found
+def _entries(metadata: Any, layer: Any) -> Any:
+    """The entries of the lists that this layer's kernel gets: a tensor, or None."""
+    return metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
 
 
 def built(metadata: Any) -> Built:
