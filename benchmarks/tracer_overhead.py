@@ -161,20 +161,30 @@ def fill(server: Gated, load: Load) -> None:
 
 def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
     """Send a server everything; the rows of its requests, without those that fill the cache."""
-    rows: list[dict[str, Any]] = []
+    questions: list[dict[str, Any]]
     if load.contexts:
-        for number, context in enumerate(load.contexts):
-            count, tokens = load.of_context
-            question = {"serve": 1, "seed": 1000 * seed + number, "count": count,
-                        "tokens": tokens, "prompt": context}  # fmt: skip
-            found = server.put(question)["rows"]
-            rows += [{"batch": 1, "context": context, **row} for row in found]
-        return rows
-    fill(server, load)
-    for batch, count in load.phases:
-        question = {"serve": batch, "seed": 1000 * seed + batch, "count": count}
+        count, tokens = load.of_context
+        questions = [
+            {
+                "serve": 1,
+                "seed": 1000 * seed + n,
+                "count": count,
+                "tokens": tokens,
+                "prompt": prompt,
+            }
+            for n, prompt in enumerate(load.contexts)
+        ]
+    else:
+        fill(server, load)
+        questions = [
+            {"serve": batch, "seed": 1000 * seed + batch, "count": count}
+            for batch, count in load.phases
+        ]
+    rows = []
+    for question in questions:
         found = server.put(question)["rows"]
-        rows += [{"batch": batch, "context": "", **row} for row in found]
+        at = {"batch": question["serve"], "context": question.get("prompt", "")}
+        rows += [{**at, **row} for row in found]
     return rows
 
 

@@ -90,7 +90,7 @@ class Recorder:
         self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
-        full_used, swa_used = self._used()
+        used = {name: tokens - available for name, tokens, available in self._sizes()}
         waiting = getattr(self.scheduler, "waiting_queue", None)
         self.steps.append(
             Step(
@@ -99,8 +99,8 @@ class Recorder:
                 rids=tuple(rids),
                 seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
                 spec_info=type(spec).__name__ if spec is not None else "",
-                full_used=full_used,
-                swa_used=swa_used,
+                full_used=used.get("full", -1),
+                swa_used=used.get("swa", -1),
                 time_ns=time.time_ns(),
                 waiting=-1 if waiting is None else len(waiting),
                 rows=tuple(rows),
@@ -122,28 +122,23 @@ class Recorder:
 
     def pools(self) -> tuple[Pool, ...]:
         """Sizes and use of the target's KV pools, as the allocator knows them on the host."""
+        sizes = self._sizes()
+        if not sizes:
+            return ()
+        page = int(self.scheduler.token_to_kv_pool_allocator.page_size)
+        return tuple(_pool(name, tokens, available, page) for name, tokens, available in sizes)
+
+    def _sizes(self) -> tuple[tuple[str, int, int], ...]:
+        """(name, tokens, available tokens) of each pool. It is read in each step."""
         allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
         if allocator is None:
             return ()
-        page = int(allocator.page_size)
         if hasattr(allocator, "full_available_size"):
             return (
-                _pool("full", int(allocator.size_full), allocator.full_available_size(), page),
-                _pool("swa", int(allocator.size_swa), allocator.swa_available_size(), page),
+                ("full", int(allocator.size_full), int(allocator.full_available_size())),
+                ("swa", int(allocator.size_swa), int(allocator.swa_available_size())),
             )
-        return (_pool("full", int(allocator.size), allocator.available_size(), page),)
-
-    def _used(self) -> tuple[int, int]:
-        """The tokens that are used in the full pool and in the SWA pool. -1: not known, or none."""
-        allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
-        if allocator is None:
-            return -1, -1
-        if hasattr(allocator, "full_available_size"):
-            return (
-                int(allocator.size_full - allocator.full_available_size()),
-                int(allocator.size_swa - allocator.swa_available_size()),
-            )
-        return int(allocator.size - allocator.available_size()), -1
+        return (("full", int(allocator.size), int(allocator.available_size())),)
 
 
 def ranks(scheduler: Any) -> Ranks:
@@ -183,7 +178,7 @@ def _context(scheduler: Any) -> Any:
 
 def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     # A pool of N tokens has N / page_size allocatable pages and the reserved page 0.
-    return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - int(available))
+    return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - available)
 
 
 def _committed(reqs: Sequence[Any]) -> tuple[int, ...]:

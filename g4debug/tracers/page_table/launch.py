@@ -45,6 +45,10 @@ class Launch:
     out: torch.Tensor | None = None
     lists: TokenLists | None = None  # if it is no page table
 
+    def is_for(self, table: torch.Tensor, layer: Any) -> bool:
+        """True if this is the table that was checked, for another layer of the forward."""
+        return self.table is table and self.layer is not layer
+
     def remembered(self) -> Launch:
         """The same without its list, which is as long as the context of all rows together."""
         if self.lists is None:

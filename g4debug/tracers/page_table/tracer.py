@@ -161,11 +161,20 @@ class PageTableTracer(TrapTracer[Launch]):
 
     def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
         """What the kernel gets, if this table was checked for another layer of the forward."""
-        key = self._keys.get((id(backend), layer.layer_id))
-        latest = None if key is None else self._latest.get(key)
-        if latest is None or latest.table is not table or latest.layer is layer:
+        latest = self._known(table, backend, layer)
+        if latest is None:
             return None
         return latest.out if self.contain else table
+
+    def listed(self, indices: torch.Tensor, backend: Any, layer: Any) -> bool:
+        """True if these entries of lists were checked for another layer of the forward."""
+        return self._known(indices, backend, layer) is not None
+
+    def _known(self, table: torch.Tensor, backend: Any, layer: Any) -> Launch | None:
+        """The check of this table for another layer of the forward. None if there was none."""
+        key = self._keys.get((id(backend), layer.layer_id))
+        latest = None if key is None else self._latest.get(key)
+        return latest if latest is not None and latest.is_for(table, layer) else None
 
     def page_table(
         self, adapter: Adapter, handed: PageTable, backend: Any, layer: Any, batch: Any
@@ -175,7 +184,7 @@ class PageTableTracer(TrapTracer[Launch]):
         key, table = (id(backend), name), handed.table
         self._keys[id(backend), layer.layer_id] = key
         latest = self._latest.get(key)
-        if latest is None or latest.table is not table or latest.layer is layer:
+        if latest is None or not latest.is_for(table, layer):
             if latest is None or not self._renewed(latest, table, layer, batch):
                 rows = table.shape[0]
                 latest = self._launch(key, adapter, table, rows, backend, layer, batch, pool)
@@ -187,12 +196,6 @@ class PageTableTracer(TrapTracer[Launch]):
         assert latest.out is not None
         return latest.out if self.contain else table
 
-    def listed(self, indices: torch.Tensor, backend: Any, layer: Any) -> bool:
-        """True if these entries of lists were checked for another layer of the forward."""
-        key = self._keys.get((id(backend), layer.layer_id))
-        latest = None if key is None else self._latest.get(key)
-        return latest is not None and latest.table is indices and latest.layer is not layer
-
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
@@ -201,7 +204,7 @@ class PageTableTracer(TrapTracer[Launch]):
         key = (id(backend), f"{name}, window" if lists.window >= 0 else name)
         self._keys[id(backend), layer.layer_id] = key
         latest, indices = self._latest.get(key), lists.indices
-        if latest is not None and latest.table is indices and latest.layer is not layer:
+        if latest is not None and latest.is_for(indices, layer):
             return
         latest = self._launch(key, adapter, indices, lists.rows, backend, layer, batch, pool)
         latest.lists, latest.window = lists, lists.window

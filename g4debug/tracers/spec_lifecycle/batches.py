@@ -30,8 +30,8 @@ class SpecBatches:
         self.custody = custody
         self.v2 = v2
         self._merging = ""  # the state before the current merge
-        self._filtering = ("", 0)  # the state and number of requests before the current filter
-        self._filtered: Any = None  # the spec_info before it
+        # The state, the number of requests and the spec_info before the current filter.
+        self._filtering: tuple[str, int, Any] = ("", 0, None)
 
     def before_merge(self, batch: Any, other: Any) -> None:
         if not is_frozen_kv_mtp(batch):
@@ -72,7 +72,7 @@ class SpecBatches:
         if not is_frozen_kv_mtp(batch):
             return
         spec = batch.spec_info
-        self._filtering, self._filtered = (state_of(spec), len(batch.reqs)), spec
+        self._filtering = state_of(spec), len(batch.reqs), spec
         if keep_indices is None:
             live = any(not r.finished() for r in batch.reqs)
         else:
@@ -85,8 +85,8 @@ class SpecBatches:
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(batch):
             return result
-        (before, had), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
-        was, self._filtered = self._filtered, None
+        (before, had, was), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
+        self._filtering = before, had, None  # it must not keep the old one alive
         if had == requests and spec is was and self.custody.holds(spec):
             return result  # SGLang left the batch as it was, and that was judged before
         state = state_of(spec)

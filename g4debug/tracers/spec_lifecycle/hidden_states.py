@@ -87,18 +87,21 @@ class Custody:
 
     def holds(self, spec: Any) -> bool:
         """True if a draft input is known, and still carries its hidden states."""
-        owner, mark = self._held.get(id(spec), (None, None))
-        if owner is None or mark is None or owner() is not spec:
-            return False
-        return not mark.differs(getattr(spec, "hidden_states", None))
+        mark = self._mark(spec)
+        return mark is not None and not mark.differs(getattr(spec, "hidden_states", None))
 
     def check_held(self, spec: Any) -> Violation | None:
         """A draft input must still carry its hidden states. One of unknown origin is not judged."""
-        owner, mark = self._held.get(id(spec), (None, None))
-        if owner is None or mark is None or owner() is not spec:
+        mark = self._mark(spec)
+        if mark is None:
             return None
         why = mark.differs(getattr(spec, "hidden_states", None))
         return _stale("those that the last hand-over left in it", why) if why else None
+
+    def _mark(self, spec: Any) -> Mark | None:
+        """What a draft input was left with, None if it is not known."""
+        owner, mark = self._held.get(id(spec), (None, None))
+        return mark if owner is not None and owner() is spec else None
 
 
 def _stale(expected: str, got: str) -> Violation:
