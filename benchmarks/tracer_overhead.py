@@ -2,6 +2,7 @@
 
     python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
         [--variants NAMES] [--contexts TOKENS] [--seed 1] [--first-round 0] [--rounds 100] [--quick]
+    python benchmarks/tracer_overhead.py --together COPIES --out FOLDER [--seconds 520] ...
     python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
     python benchmarks/tracer_overhead.py --table FOLDER [--docs docs/costs.md]
 
@@ -20,6 +21,11 @@ kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES 
 --table prints the figures; --docs also writes them into a page, between the lines
 <!-- overhead --> and <!-- /overhead -->. FROZEN_KV_MTP is on; overlap scheduling is, where the
 release has it with FROZEN_KV_MTP.
+
+--together starts so many servers of each variant at once and keeps them on the device; see
+_together.py. A round is then a short turn of each, in an order of its own. With two copies or more
+there is a line in the table that compares two servers with debugging off: what it says of itself
+is how far the other figures can be trusted.
 
 --contexts sends, in place of that load, one request at a time with prompts of so many tokens each
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
@@ -48,6 +54,7 @@ import _overhead
 import _results
 from _fleet import Fleet, Gated
 from _servers import ServerDied, Variant
+from _together import Crowd
 
 DEFAULT = "page-table,swa-allocator,spec-lifecycle,pool-leak,flight-recorder"
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
@@ -110,6 +117,12 @@ class Load:
     phases: tuple[tuple[int, int], ...]
     of_context: tuple[int, int]
     contexts: tuple[int, ...] = ()
+
+    def turn(self) -> Load:
+        """A small part of it, with no request that fills the cache: one turn with --together."""
+        phases = tuple((batch, max(batch, count // 3)) for batch, count in self.phases)
+        count, tokens = self.of_context
+        return replace(self, fill=(0, 0), phases=phases, of_context=(max(1, count // 4), tokens))
 
 
 LOADS = {
@@ -175,7 +188,8 @@ def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
             for n, prompt in enumerate(load.contexts)
         ]
     else:
-        fill(server, load)
+        if load.fill[0]:
+            fill(server, load)
         questions = [
             {"serve": batch, "seed": 1000 * seed + batch, "count": count}
             for batch, count in load.phases
@@ -245,6 +259,59 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     return died
 
 
+AWAKE_AGAIN = 8  # requests that are not written down, after a server has slept
+
+
+def measure_together(args: argparse.Namespace, folder: Path) -> int:
+    """Rounds of short turns, as many as the time allows. Returns how many servers died."""
+    installed()
+    end = time.monotonic() + args.seconds
+    shared = engine(args.device, args.contexts)
+    # SGLang takes a share of what is free when it starts. The servers start at the same time, and
+    # max_total_tokens says how large the pools are: so the share is only not to be too small.
+    variants = under_load(args.variants, {**shared, "mem_fraction_static": 0.9})
+    whole = replace(LOADS[args.device, args.quick], contexts=args.contexts)
+    named = [(v, copy) for copy in range(args.together) for v in args.variants]
+    servers = [Gated(f"{v}-{copy}", variants[v], args.device, folder) for v, copy in named]
+    number, longest = args.first_round, 0.0
+    with Crowd(servers) as crowd:
+        try:
+            device = crowd.start(lambda server: fill(server, whole))
+            print(f"{len(servers)} servers, {end - time.monotonic():.0f} s left", flush=True)
+            written = _results.Growing(args.out / "requests.csv", device)
+            turns = list(zip(named, servers, strict=True))
+            while time.monotonic() + 1.1 * longest < end and number < args.rounds:
+                begin = time.monotonic()
+                random.Random(f"{args.seed}.{number}").shuffle(turns)
+                seed = 1000 * args.seed + number
+                for (variant, copy), server in turns:
+                    with crowd.awake(server):
+                        again = {"serve": AWAKE_AGAIN, "seed": 0, "count": AWAKE_AGAIN}
+                        server.put({**again, "tokens": 16})
+                        rows = ask(server, whole.turn(), seed)
+                    at = {"round": f"{args.seed}.{number}.{copy}", "variant": variant}
+                    written.add([{**at, "copy": copy, **row} for row in rows])
+                longest = max(longest, time.monotonic() - begin)
+                print(f"round {number}: {time.monotonic() - begin:.0f} s", flush=True)
+                number += 1
+            written.close()
+            told = _results.Growing(args.out / "servers.csv", device)
+            for (variant, copy), server in turns:
+                with crowd.awake(server):
+                    server.put({"serve": 1, "seed": 0, "count": 1, "tokens": 2})
+                    facts = server.facts()
+                of = {"variant": variant, "copy": copy, "rounds": number - args.first_round}
+                said = ("steps", "nodes", "sites", "tracers")
+                told.add([{**of, **{name: facts[name] for name in said}}])
+                check(variant, facts)
+            told.close()
+        except ServerDied as e:
+            print(e, flush=True)
+            return 1
+    print(f"the next call: --seed {args.seed} --first-round {number}")
+    return 0
+
+
 def variant_names(text: str) -> tuple[str, ...]:
     """The variants of a command line. Raises ArgumentTypeError if there is no such one."""
     found = tuple(text.split(","))
@@ -282,6 +349,20 @@ def check(variant: str, facts: Mapping[str, Any]) -> None:
         )
 
 
+AGAIN = "again"  # the variant of a second server of a base
+
+
+def twins(rows: Sequence[Mapping[str, Any]], base: str) -> list[Mapping[str, Any]]:
+    """The rows of the first server of a base, and those of its second one as a variant."""
+    mine = [r for r in rows if r["variant"] == base]
+    first = [r for r in mine if str(r.get("copy")) == "0"]
+    second = [r for r in mine if str(r.get("copy")) == "1"]
+    as_variant = {"variant": AGAIN}
+    return first + [
+        {**r, **as_variant, "round": f"{str(r['round']).rpartition('.')[0]}.0"} for r in second
+    ]
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The figures as lines of Markdown: one for each batch size and comparison."""
     loads = dict.fromkeys((int(r["batch"]), str(r.get("context", ""))) for r in rows)
@@ -302,6 +383,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )
+            if alike := _overhead.compare(twins(mine, base), batch, base, AGAIN):
+                cells = " | ".join(str(alike[metric]) for metric in _overhead.METRICS)
+                count = alike["throughput"].rounds
+                lines.append(f"| {load} | {what}, a second server | {count} | {cells} |")
         for variant, (base, what) in COMPARED.items():
             found = _overhead.compare(mine, batch, base, variant)
             if not found:
@@ -339,6 +424,9 @@ def main() -> int:
     parser.add_argument(
         "--contexts", type=contexts, default=(), metavar="TOKENS", help="such as 500,8000,32000"
     )
+    parser.add_argument(
+        "--together", type=int, metavar="COPIES", help="servers of each variant, all at once"
+    )
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--table", type=Path, metavar="FOLDER")
@@ -360,7 +448,7 @@ def main() -> int:
             _results.merge([folder / name for folder in args.merge], args.out / name)
         return 0
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
-        died = measure(args, Path(folder))
+        died = (measure_together if args.together else measure)(args, Path(folder))
     rows = _results.read(args.out / "requests.csv")[1]
     if rows:
         print("\n".join(table(rows)))
