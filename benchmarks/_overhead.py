@@ -18,7 +18,7 @@ from typing import Any
 Times = Mapping[int, float]
 Pair = tuple[Times, Times]
 DRAWS = 2000
-METRICS = ("time per token", "first token", "first token, p99", "throughput")
+METRICS = ("time per step", "time per token", "first token", "first token, p99", "throughput")
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def compare(
 ) -> dict[str, Figure]:
     """The figure of each of METRICS, of a variant over a base, in the rounds that have both.
 
-    rows: those of the CSV: round, variant, batch, number, sent_ms, ttft_ms, tpot_ms, end_ms,
-    tokens. The figure of the throughput is what is lost: positive is slower, as everywhere.
+    rows: those of the CSV: round, variant, batch, number, sent_ms, ttft_ms, tpot_ms, step_ms,
+    end_ms, tokens. The figure of the throughput is what is lost: positive is slower, as everywhere.
     """
     mine: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -108,6 +108,7 @@ def compare(
         return {}
     first = pairs("ttft_ms")
     return {
+        "time per step": figure(pairs("step_ms"), median_of_pairs),
         "time per token": figure(pairs("tpot_ms"), median_of_pairs),
         "first token": figure(first, median_of_pairs),
         "first token, p99": figure(first, pooled_p99),
@@ -116,12 +117,13 @@ def compare(
 
 
 def absolute(rows: Sequence[Mapping[str, Any]], batch: int, variant: str) -> dict[str, float]:
-    """The same metrics themselves, of all rounds together: ms, ms, ms, tokens per second."""
+    """The same metrics themselves, of all rounds together: four in ms, then tokens per second."""
     mine = [r for r in rows if int(r["batch"]) == batch and r["variant"] == variant]
     first = [float(r["ttft_ms"]) for r in mine]
     rounds = dict.fromkeys(str(r["round"]) for r in mine)
     rates = [per_second([r for r in mine if str(r["round"]) == of]) for of in rounds]
     return {
+        "time per step": statistics.median(float(r["step_ms"]) for r in mine if r["step_ms"]),
         "time per token": statistics.median(float(r["tpot_ms"]) for r in mine if r["tpot_ms"]),
         "first token": statistics.median(first),
         "first token, p99": percentile(first, 99),

@@ -22,17 +22,23 @@ import gc
 import json
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import _load
 
 
 async def ask(engine: Any, request: _load.Request, began: float) -> dict[str, Any]:
-    """Send a request and time its tokens. Times are ms; sent and end count from ``began``."""
+    """Send a request and time its tokens. Times are ms; sent and end count from ``began``.
+
+    step_ms is the median of the times between two parts of the answer. It is the time of a decode
+    step: steps that waited for another request's prefill are fewer, and do not count.
+    """
     sampling = {"temperature": 0, "max_new_tokens": request.tokens, "ignore_eos": True}
     sent = time.perf_counter()
     stream = await engine.async_generate(
@@ -40,16 +46,20 @@ async def ask(engine: Any, request: _load.Request, began: float) -> dict[str, An
     )
     first = last = 0.0
     in_first, meta = 0, {}
+    came = []
     async for chunk in stream:
         last = time.perf_counter()
+        came.append(last)
         meta = chunk["meta_info"]
         if not first:
             first, in_first = last, meta["completion_tokens"]
     rest = meta["completion_tokens"] - in_first
+    steps = [after - before for before, after in pairwise(came)]
     return {
         "sent_ms": round((sent - began) * 1000, 3),
         "ttft_ms": round((first - sent) * 1000, 4),
         "tpot_ms": round((last - first) * 1000 / rest, 5) if rest else "",
+        "step_ms": round(statistics.median(steps) * 1000, 5) if steps else "",
         "end_ms": round((last - began) * 1000, 3),
         "prompt": len(request.prompt),
         "cached": meta["cached_tokens"],

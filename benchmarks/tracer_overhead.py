@@ -120,7 +120,7 @@ class Load:
 
     def turn(self) -> Load:
         """A small part of it, with no request that fills the cache: one turn with --together."""
-        phases = tuple((batch, max(batch, count // 3)) for batch, count in self.phases)
+        phases = tuple((batch, max(batch, count // 4)) for batch, count in self.phases)
         count, tokens = self.of_context
         return replace(self, fill=(0, 0), phases=phases, of_context=(max(1, count // 4), tokens))
 
@@ -367,8 +367,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The figures as lines of Markdown: one for each batch size and comparison."""
     loads = dict.fromkeys((int(r["batch"]), str(r.get("context", ""))) for r in rows)
     lines = [
-        "| batch | what | rounds | time per token | first token | first token, p99 | throughput |",
-        "|---|---|---|---|---|---|---|",
+        f"| batch | what | rounds | {' | '.join(_overhead.METRICS)} |",
+        "|---|---|---" + "|---" * len(_overhead.METRICS) + "|",
     ]
     present = {str(r["variant"]) for r in rows}
     for batch, context in loads:
@@ -379,7 +379,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             was = _overhead.absolute(mine, batch, base)
             lines.append(
-                f"| {load} | {what} | | {was['time per token']:.2f} ms "
+                f"| {load} | {what} | | {was['time per step']:.2f} ms "
+                f"| {was['time per token']:.2f} ms "
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )

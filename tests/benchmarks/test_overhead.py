@@ -15,7 +15,7 @@ def rows(times, batch=1):
     return [
         {
             "round": of, "variant": variant, "batch": batch, "number": number,
-            "sent_ms": 10.0 * number, "ttft_ms": 2 * tpot, "tpot_ms": tpot,
+            "sent_ms": 10.0 * number, "ttft_ms": 2 * tpot, "tpot_ms": tpot, "step_ms": 2 * tpot,
             "end_ms": 10.0 * number + 100 * tpot, "tokens": 10,
         }
         for (of, variant), found in times.items()
