@@ -65,8 +65,11 @@ def main():
     lengths = [1, 2, 3, 5, *(rng.randint(8, 40) for _ in range(8))]
     plain = serve("plain", prompts, [{**GREEDY, "max_new_tokens": n} for n in lengths])
     if "grammar" in sys.argv:
-        asks = [{"regex": "[0-9]+"}, {}, {"json_schema": "{}"}]
-        serve("grammar", prompts[:3], [{**GREEDY, "max_new_tokens": 5, **a} for a in asks])
+        for asks in ({"regex": "[0-9]+"}, {"json_schema": "{}"}):
+            try:
+                engine.generate(input_ids=prompts[0], sampling_params={**GREEDY, **asks})
+            except ValueError as e:
+                print("RESULT", json.dumps({"round": "refused", "requests": str(e)}))
     if "short" in sys.argv:
         engine.shutdown()
         return
