@@ -185,11 +185,25 @@ TABLE: Final[tuple[StandIn, ...]] = (
         ">=0.5.14,<0.5.18",
     ),
     StandIn(
+        f"{_SRT}.speculative.eagle_info_v2",
+        "assign_extend_cache_locs_func",
+        cache_locs.extend,
+        "the same; there only the path frozen-kv-mtp-v2 runs speculative decoding v2",
+        "<0.5.13",
+    ),
+    StandIn(
+        f"{_SRT}.speculative.eagle_info_v2",
+        "verify_tree_greedy_func",
+        verify_greedy.verify_tree_greedy,
+        "the same function as eagle_utils has, imported by name",
+        "<0.5.13",
+    ),
+    StandIn(
         "torch",
         "Tensor.record_stream",
         streams.record_stream,
         "torch refuses it for a tensor on the CPU, and overlap scheduling calls it on every device",
-        ">=0.5.14,<0.5.23",
+        "<0.5.13 or >=0.5.14,<0.5.23",
     ),
     StandIn(
         f"{_SRT}.model_executor.model_runner",

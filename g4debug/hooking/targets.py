@@ -28,6 +28,7 @@ _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWork
 _EAGLE_V2 = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
 _FUTURE = "sglang.srt.managers.overlap_utils.FutureMap"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_ALGORITHM = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm"
 _RADIX = "sglang.srt.layers.radix_attention"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
@@ -178,6 +179,30 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
             ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
         ),
     ),
+    # The same of 0.5.12's v2, which FROZEN_KV_MTP has there with the path frozen-kv-mtp-v2 only.
+    "result.resolve_overlap": (
+        (
+            "<0.5.13",
+            "sglang.srt.managers.scheduler_output_processor_mixin"
+            ".SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens",
+        ),
+        (_ANY, None),
+    ),
+    # Which worker speculates, and whether under overlap scheduling.
+    "args.speculative": (
+        ("<0.5.13", "sglang.srt.server_args.ServerArgs._handle_speculative_decoding"),
+        (_ANY, None),
+    ),
+    "spec.supports_v2": (("<0.5.13", f"{_ALGORITHM}.supports_spec_v2"), (_ANY, None)),
+    "spec.create_worker": (("<0.5.13", f"{_ALGORITHM}.create_worker"), (_ANY, None)),
+    # Called once for each request, before it may be scheduled.
+    "grammar.begin": (
+        (
+            "<0.5.13",
+            "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar",
+        ),
+        (_ANY, None),
+    ),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
     # 0.5.13 moved the speculative arguments into a module of their own.
@@ -253,6 +278,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     # Not hooked: where there is such a barrier, a forward's tables are built before they change.
     "scheduler.war_barrier": _from_0_5_14(f"{_SCHEDULER}._apply_war_barrier"),
+    "scheduler.next_batch": ((_ANY, f"{_SCHEDULER}.get_next_batch_to_run"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
     # Called in every round of every kind of event loop. 0.5.13 moved it.

@@ -247,9 +247,12 @@ def test_what_mends_and_what_makes_faster():
         "optional-kv", "residual-aliasing", "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
     assert by["experiment"] == {
-        "force-eagle", "mm-piecewise-graph", "page-clamp", "triton-decode-window",
+        "force-eagle", "frozen-kv-mtp-v2", "mm-piecewise-graph", "page-clamp",
+        "triton-decode-window",
     }  # fmt: skip
-    assert by["performance"] == {n for n, f in found.items() if f.eligible} | {"swa-ratio"}
+    # A path that refuses requests is one that nobody gets without asking for it by name.
+    paths = {n for n, f in found.items() if f.eligible} - {"frozen-kv-mtp-v2"}
+    assert by["performance"] == paths | {"swa-ratio"}
     assert set.union(*by.values()) == set(found)
 
 

@@ -26,6 +26,7 @@ STATES = {
     #                     12p1 13p1 0.5.14 15p1 0.5.18 0.5.21 0.5.23
     "draft-embedding-shard": (A, A, A, A, A, A, N),  # 0.5.23 asks what the draft's embedding is
     "force-eagle":        (OFF, OFF, N, N, N, N, N),  # a way out of v1's promotion
+    "frozen-kv-mtp-v2":   (OFF, N, N, N, N, N, N),  # upstream has it from 0.5.14 on
     "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
