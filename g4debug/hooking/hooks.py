@@ -44,19 +44,26 @@ class Isolated:
 
     failed: told of the exception. It sets ``on`` to False, or raises what must go on to SGLang.
     keeps: a call gives its first argument if there is no result, as it must after a site.
+    watches: a call gives its first argument in any case, and what the hook returns is nobody's.
     """
 
-    __slots__ = ("failed", "hook", "keeps", "on")
+    __slots__ = ("failed", "hook", "keeps", "on", "watches")
 
     def __init__(
-        self, hook: Callable[..., Any], failed: Callable[[Exception], None], keeps: bool = False
+        self,
+        hook: Callable[..., Any],
+        failed: Callable[[Exception], None],
+        keeps: bool = False,
+        watches: bool = False,
     ) -> None:
-        self.hook, self.failed, self.keeps, self.on = hook, failed, keeps, True
+        self.hook, self.failed, self.on = hook, failed, True
+        self.keeps, self.watches = keeps or watches, watches
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.on:
             try:
-                return self.hook(*args, **kwargs)
+                result = self.hook(*args, **kwargs)
+                return args[0] if self.watches else result
             except Exception as e:
                 self.failed(e)
         return args[0] if self.keeps else None
@@ -290,7 +297,9 @@ def _together(entries: list[Entry]) -> Around:
         for leave in after:
             if leave.on:
                 try:
-                    result = leave.hook(result, *args, **kwargs)
+                    found = leave.hook(result, *args, **kwargs)
+                    if not leave.watches:
+                        result = found
                 except Exception as e:
                     leave.failed(e)
         return result

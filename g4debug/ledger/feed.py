@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.hooking import targets
+from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.ledger import Ledger, PoolLedger
 from g4debug.ledger.owners import Owners
@@ -53,34 +54,32 @@ class Feed:
                     f"{type(allocator).__qualname__} is not an allocator that it knows",
                 )
 
-    def isolate(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """``hook``, which gives up the ledger if it fails, and does nothing from then on."""
+    def isolate(self, hook: Callable[..., Any], watches: bool = False) -> Isolated:
+        """``hook``, which gives up the ledger if it fails, and does nothing from then on.
 
-        ledger = self.ledger
-
-        def isolated(*args: Any, **kwargs: Any) -> Any:
-            if ledger.broken:
-                return None
-            try:
-                return hook(*args, **kwargs)
-            except TrapError:
-                raise
-            except Exception as e:
-                name = getattr(hook, "__name__", "a hook")
-                ledger.give_up(f"it failed in {name}: {type(e).__name__}: {e}", e)
-                return None
-
+        watches: as of :class:`Isolated`, for a hook that runs after a site.
+        """
+        isolated = self._isolated(hook, watches)
+        self.ledger.stop_when_given_up(isolated)
         return isolated
 
-    def isolate_result(self, hook: Callable[..., None]) -> Callable[..., Any]:
-        """The same for a hook that runs after a site, and does not change the site's result."""
-        isolated = self.isolate(hook)
+    def once(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        """The same for what is called once, later, and is not kept until then."""
+        ledger, isolated = self.ledger, self._isolated(entry, False)
 
-        def after(result: Any, *args: Any, **kwargs: Any) -> Any:
-            isolated(result, *args, **kwargs)
-            return result
+        def unless_given_up(*args: Any) -> Any:
+            return None if ledger.broken else isolated(*args)
 
-        return after
+        return unless_given_up
+
+    def _isolated(self, hook: Callable[..., Any], watches: bool) -> Isolated:
+        def failed(error: Exception) -> None:
+            if isinstance(error, TrapError):
+                raise error
+            name = getattr(hook, "__name__", "a hook")
+            self.ledger.give_up(f"it failed in {name}: {type(error).__name__}: {error}", error)
+
+        return Isolated(hook, failed, watches=watches)
 
 
 def _is_sglangs(allocator: Any) -> bool:

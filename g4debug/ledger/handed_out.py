@@ -177,7 +177,7 @@ class HandOuts:
             for rid, page in zip(tails, going_on.tolist(), strict=False):
                 pool.ends_in(rid, page)
 
-        self.ledger.post(out, self.feed.isolate(enter))
+        self.ledger.post(out, self.feed.once(enter))
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -251,7 +251,7 @@ class HandOuts:
                     )
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
-        self.ledger.post(out, self.feed.isolate(enter))
+        self.ledger.post(out, self.feed.once(enter))
 
     def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
         """Mark new pages in the shadow, unless the pairing with SWA pages does it later."""
@@ -348,7 +348,7 @@ class HandOuts:
         # What was handed out may be wrong: an index that the mapping does not have.
         mapping = allocator.full_to_swa_index_mapping
         written_there = mapping.index_select(0, full.clamp(0, len(mapping) - 1))
-        self.ledger.post(written_there, self.feed.isolate(written))
+        self.ledger.post(written_there, self.feed.once(written))
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """Pair pages that were allocated one by one, or that go over. 0 means no SWA page."""
@@ -369,7 +369,7 @@ class HandOuts:
             self.ledger.enter(swa_pool, "map", partner, holds=None, caller=where)
 
         both = torch.cat((full.to(torch.int64), swa.to(torch.int64)))
-        self.ledger.post(both, self.feed.isolate(enter))
+        self.ledger.post(both, self.feed.once(enter))
 
     def _mismatch(
         self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
@@ -407,7 +407,7 @@ class HandOuts:
                 note = f"the full pool had handed out {', '.join(map(str, handed))}"
                 self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
 
-        self.ledger.post(together, self.feed.isolate(enter))
+        self.ledger.post(together, self.feed.once(enter))
 
     def _requests(self, rows: int) -> Sequence[Any]:
         """The requests that are allocated for, () if they are not known."""

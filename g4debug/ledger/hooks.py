@@ -40,7 +40,7 @@ class LedgerHooks:
     def install(self, hooks: Hooks) -> None:
         """Put the hooks on the sites that this SGLang has."""
         out, back = self.handed_out, self.taken_back
-        isolate: Callable[..., Any] = self.feed.isolate
+        isolate = self.feed.isolate
         after: dict[str, Callable[..., None]] = {
             "pool.init": self.after_init,
             "swa.init": self.after_swa_init,
@@ -57,7 +57,7 @@ class LedgerHooks:
             "swa.clear_mapping": back.after_clear_mapping,
         }
         for site, hook in after.items():
-            self._put(hooks.after, site, self.feed.isolate_result(hook))
+            self._put(hooks.after, site, isolate(hook, watches=True))
         before: dict[str, Callable[..., None]] = {
             "batch.prepare_for_extend": self.before_extend,
             "batch.prepare_for_decode": self.before_decode,
@@ -66,9 +66,9 @@ class LedgerHooks:
         for site, (kind, place) in token_rows.SITES.items():
             self._put(hooks.around, site, self._during(before.get(site), place, kind))
         self._put(hooks.before, "worker.target_forward", isolate(self.before_forward))
-        self._put(hooks.after, "worker.target_forward", self.feed.isolate_result(self.meanwhile))
+        self._put(hooks.after, "worker.target_forward", isolate(self.meanwhile, watches=True))
         self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
-        self._put(hooks.after, "scheduler.init", self.feed.isolate_result(self.after_scheduler))
+        self._put(hooks.after, "scheduler.init", isolate(self.after_scheduler, watches=True))
         # Where all frees end in one place, that place, and not also what leads to it.
         every = targets.path("pool.release") is not None
         self._put(hooks.around, "pool.release", back.around_release)

@@ -24,6 +24,7 @@ import torch
 
 from g4debug.findings.record import PageEvent
 from g4debug.findings.status import LEDGER
+from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.host import Pages as Pages
 from g4debug.ledger.owners import Owners
@@ -186,6 +187,7 @@ class Ledger:
         # Tracers for which a free is entered before it happens, even if that has to wait.
         self.judges_first: set[str] = set()
         self.broken = ""
+        self._hooks: list[Isolated] = []  # which must not run any more once it is broken
         self.status = recorder.status.part(LEDGER)
         self.shadow: torch.Tensor | None = None  # of the full pool, see ledger/shadow.py
         self.owners: Owners | None = None  # of the full pool, see ledger/owners.py
@@ -443,6 +445,11 @@ class Ledger:
             self._arrived(self._pending.popleft())
         self._pending.clear()
 
+    def stop_when_given_up(self, hook: Isolated) -> None:
+        """Switch this hook off when the ledger is given up, or now, if it was."""
+        hook.on = not self.broken
+        self._hooks.append(hook)
+
     def mistaken(self, what: str) -> None:
         """Give up the ledger, because SGLang's own structures agree, and only the ledger differs.
 
@@ -460,6 +467,8 @@ class Ledger:
         error: the failure of ours that it comes from.
         """
         self.broken = why
+        for hook in self._hooks:
+            hook.on = False
         self.status.off(why, error)
         self._unsent.clear()
         self._pending.clear()

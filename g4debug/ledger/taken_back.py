@@ -133,7 +133,7 @@ class TakeBacks:
         def enter(pages: Pages) -> None:
             self._enter(pool, np.sort(pages), where)
 
-        self.ledger.post(given, self.feed.isolate(enter))
+        self.ledger.post(given, self.feed.once(enter))
 
     def _enter(self, pool: PoolLedger, pages: Pages, where: str) -> Pages:
         """Enter that these pages come back. Returns those that a listener lets through."""
@@ -217,7 +217,7 @@ class TakeBacks:
             return np.concatenate([judge(pool, event, pages) for judge in judges])
 
         if self._may_wait(tokens):
-            ledger.post(tokens, self.feed.isolate(staying))
+            ledger.post(tokens, self.feed.once(staying))
             return None
         ledger.settle(wait=True)
         given = on_host(tokens)
@@ -302,7 +302,7 @@ class TakeBacks:
         both = torch.cat((tokens, mapped))
         if self._may_wait(both):
             self._mark_parted(pool, tokens)
-            self.ledger.post(both, self.feed.isolate(enter))
+            self.ledger.post(both, self.feed.once(enter))
         else:
             self.ledger.settle(wait=True)
             enter(on_host(both))  # raises if a finding stops it: then it will not happen
@@ -360,7 +360,7 @@ class TakeBacks:
             swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
             pool.partner[pages] = 0
 
-        self.ledger.post(full, self.feed.isolate(enter))
+        self.ledger.post(full, self.feed.once(enter))
 
     # --- everything at once -------------------------------------------------------------------
 

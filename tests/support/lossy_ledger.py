@@ -41,10 +41,10 @@ def register() -> None:
 
     assert plugin.in_force is None, "g4debug was loaded first: its hooks cannot be changed any more"
     misses = one_in(int(os.environ["LOSSY_EVERY"]), int(os.environ.get("LOSSY_SEED", "0")))
-    isolate = Feed.isolate
+    isolate, once = Feed.isolate, Feed.once
     missed = 0
 
-    def lossy(feed: Any, hook: Any) -> Any:
+    def missing(hook: Any) -> Any:
         name = getattr(hook, "__name__", "")
 
         def forgetful(*args: Any, **kwargs: Any) -> Any:
@@ -54,8 +54,11 @@ def register() -> None:
                 return None
             return hook(*args, **kwargs)
 
-        isolated = isolate(feed, forgetful)
-        if name != "after_clear":
+        return forgetful
+
+    def lossy(feed: Any, hook: Any, watches: bool = False) -> Any:
+        isolated = isolate(feed, missing(hook), watches)
+        if getattr(hook, "__name__", "") != "after_clear":
             return isolated
 
         def begins_anew(*args: Any, **kwargs: Any) -> Any:
@@ -66,6 +69,8 @@ def register() -> None:
             if ledger.broken:
                 print(f"{GAVE_UP}: {ledger.broken}", flush=True)
                 ledger.broken = ""
+                for stopped in ledger._hooks:
+                    stopped.on = True
                 for pool in ledger.pools.values():
                     pool.forget()
                 if ledger.shadow is not None:
@@ -75,3 +80,4 @@ def register() -> None:
         return begins_anew
 
     Feed.isolate = lossy  # type: ignore[method-assign]
+    Feed.once = lambda feed, entry: once(feed, missing(entry))  # type: ignore[method-assign]
