@@ -1,0 +1,113 @@
+"""Servers that sleep between their turns: real processes, each with a child."""
+
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import tracer_overhead
+from _together import Crowd
+
+PARENT = (
+    "import subprocess, sys\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    "print(child.pid, flush=True)\n"
+    "child.wait()\n"
+)
+
+
+@dataclass
+class Asleep:
+    """What Crowd needs of a server."""
+
+    process: subprocess.Popen[str]
+    child: int
+
+    @classmethod
+    def begun(cls) -> "Asleep":
+        process = subprocess.Popen(
+            [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        return cls(process, int(process.stdout.readline()))
+
+    def start(self) -> dict[str, str]:
+        return {"device": "cpu"}
+
+    def stop(self) -> None:
+        for pid in (self.child, self.process.pid):
+            psutil.Process(pid).kill()
+        self.process.wait()
+
+    def states(self) -> set[str]:
+        return {psutil.Process(p).status() for p in (self.process.pid, self.child)}
+
+
+def settled(server: Asleep, stopped: bool) -> bool:
+    """True as soon as all its processes are stopped, or none is."""
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        found = server.states()
+        if (found == {psutil.STATUS_STOPPED}) == stopped and (
+            stopped or psutil.STATUS_STOPPED not in found
+        ):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_one_server_at_a_time_is_awake():
+    servers = [Asleep.begun(), Asleep.begun(), Asleep.begun()]
+    prepared = []
+    with Crowd(servers) as crowd:
+        assert crowd.start(prepared.append) == "cpu"
+        assert {id(s) for s in prepared} == {id(s) for s in servers}
+        assert prepared[0] is servers[0]
+        assert all(settled(s, True) for s in servers)
+        with crowd.awake(servers[1]):
+            assert settled(servers[1], False)
+            assert settled(servers[0], True)
+            assert settled(servers[2], True)
+        assert settled(servers[1], True)
+    assert all(s.process.poll() is not None for s in servers)
+
+
+def fail_while_awake(servers: list[Asleep]) -> None:
+    with Crowd(servers) as crowd:
+        crowd.start(lambda server: None)
+        with crowd.awake(servers[0]):
+            raise ValueError("no answer")
+
+
+def test_a_server_that_fails_is_not_left_asleep():
+    servers = [Asleep.begun(), Asleep.begun()]
+    with pytest.raises(ValueError, match="no answer"):
+        fail_while_awake(servers)
+    assert all(s.process.poll() is not None for s in servers)
+
+
+def test_a_second_server_of_a_base_is_compared_with_the_first():
+    rows = [
+        {"variant": v, "copy": c, "round": f"1.{n}.{c}"}
+        for v in ("off", "armed")
+        for c in ("0", "1")
+        for n in (0, 1)
+    ]
+    found = tracer_overhead.twins(rows, "off")
+    assert [(r["variant"], r["round"]) for r in found] == [
+        ("off", "1.0.0"), ("off", "1.1.0"), ("again", "1.0.0"), ("again", "1.1.0"),
+    ]  # fmt: skip
+    assert rows[2]["variant"] == "off"
+
+
+def test_a_turn_is_a_part_of_the_load_that_fills_no_cache():
+    whole = tracer_overhead.LOADS["cuda", False]
+    turn = whole.turn()
+    assert turn.fill == (0, 0)
+    assert [batch for batch, _ in turn.phases] == [batch for batch, _ in whole.phases]
+    assert all(t <= w and t >= b for (b, t), (_, w) in zip(turn.phases, whole.phases, strict=True))
