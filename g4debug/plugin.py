@@ -203,6 +203,7 @@ def _arm(
         return None, None
     from g4debug.findings.status import STEPS
     from g4debug.hooking.hooks import HookError
+    from g4debug.tracers import one_incident
     from g4debug.tracers.base import Context
     from g4debug.tracers.hook_watch import HookWatch
 
@@ -251,6 +252,7 @@ def _arm(
             context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
+    one_incident.install(steps, server=role() == "server")
     return ledger, watch
 
 
