@@ -6,13 +6,20 @@ evidence of its own: it waits 5 s, asks py-spy for the stacks of the schedulers,
 core dumps of CUDA, while the other ranks hang in a collective. After a finding every rank has left
 a dump by then, which says more, so that is skipped. After a crash of which no tracer has found the
 reason, it is not.
+
+The server kills by SIGKILL, its resource tracker, too, so the blocks of shared memory of its
+processes stay in /dev/shm: 25 MB and more of each server that ended so. After a finding their names
+are removed. Who has them mapped keeps them until its end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from g4debug.dumps import launch
@@ -24,6 +31,9 @@ from g4debug.tracers.base import Context
 
 # SGLang's own switches. Read each time, so that they may be set for one call.
 SAVES = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
+# In /proc/PID/maps, at the end of a line. "(deleted)" would follow a name that is removed already.
+SHARED = re.compile(r" /dev/shm/((?:psm_|sem\.mp-|sgl_|sglang_)[\w.-]+)$", re.M)
+logger = logging.getLogger("g4debug")
 
 
 def install(context: Context, server: bool) -> None:
@@ -63,9 +73,30 @@ def before_crash(context: Context, others: Others) -> None:
         if not others.found():
             return call_next(*args, **kwargs)
         with switched_off():
-            return call_next(*args, **kwargs)
+            result = call_next(*args, **kwargs)
+        try:
+            remove_shared_memory()
+        except Exception:  # the server must end in any case
+            logger.exception("g4debug: /dev/shm was not cleaned. Please report this.")
+        return result
 
     context.hooks.around("server.before_crash", Order.TRACER, context.tracer_id, around)
+
+
+def remove_shared_memory() -> None:
+    """Remove the names of what this process and its children have mapped from /dev/shm.
+
+    Only names that SGLang and Python's multiprocessing give.
+    """
+    import psutil  # SGLang needs it, too
+
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
+            for name in set(SHARED.findall(maps)):
+                with contextlib.suppress(OSError):
+                    os.unlink(f"/dev/shm/{name}")
 
 
 @contextlib.contextmanager
