@@ -38,6 +38,7 @@ ARMS = {
     },
 }
 LIMIT = 300.0  # seconds for one run
+LOOK = 1.0  # seconds between two looks at /dev/shm
 REAPED = 10.0  # seconds that the system may take to reap what it has inherited
 SERVE = """
 import sys
@@ -107,10 +108,12 @@ def run(arm: str, ranks: int, folder: Path) -> dict[str, Any]:
             start_new_session=True,
         )
         try:
-            begin = time.monotonic()
+            begin = looked = time.monotonic()
             while process.poll() is None and time.monotonic() < begin + LIMIT:
-                shared |= mapped(process.pid)
-                time.sleep(0.05)
+                if time.monotonic() > looked + LOOK:
+                    shared |= mapped(process.pid)
+                    looked = time.monotonic()
+                time.sleep(0.01)
             while session(process.pid)[0] and time.monotonic() < begin + LIMIT:
                 time.sleep(0.01)
             gone = time.time()

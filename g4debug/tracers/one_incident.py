@@ -15,6 +15,7 @@ are removed. Who has them mapped keeps them until its end.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -88,8 +89,7 @@ def remove_shared_memory() -> None:
 
     Only names that SGLang and Python's multiprocessing give.
     """
-    import psutil  # SGLang needs it, too
-
+    psutil: Any = importlib.import_module("psutil")  # SGLang needs it, too
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):
         with contextlib.suppress(OSError):
