@@ -25,8 +25,8 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 # underscore.
 _SHARED: Final = (
     "as_of_launch", "base", "evidence", "grammar", "hook_watch", "idle", "launch_copy", "limits",
-    "lists", "locations", "source", "tables", "trap_account", "trap_buffer", "trap_tracer",
-    "trap_writer", "truth",
+    "lists", "locations", "one_incident", "source", "tables", "trap_account", "trap_buffer",
+    "trap_tracer", "trap_writer", "truth",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
+    from g4debug.findings.others import Others
     from g4debug.findings.steps import Recorder
     from g4debug.findings.teller import Teller
     from g4debug.hooking.hooks import Hooks
@@ -49,6 +50,7 @@ class InForce:
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
     not_run: tuple[str, ...] = ()  # armed tracers that were never run on this SGLang
     teller: Teller | None = None  # shows the status to others; None: no tracer is armed
+    others: Others | None = None  # the other ranks of this launch; None: no tracer is armed
 
     @property
     def tracers(self) -> dict[str, str]:
@@ -142,7 +144,8 @@ def _register(settings: Settings, plan: Plan) -> None:
             print(line, file=sys.stderr, flush=True)
         return
     if settings.tracers:
-        in_force = replace(in_force, teller=_tell(settings, hooks, recorder, trap))
+        told = _tell(settings, hooks, recorder, trap)
+        in_force = replace(in_force, teller=told, others=trap.others)
     hooks.install()
     _after_apply(hooks, settings, line, watch, not_run)
 
@@ -203,6 +206,7 @@ def _arm(
         return None, None
     from g4debug.findings.status import STEPS
     from g4debug.hooking.hooks import HookError
+    from g4debug.tracers import one_incident
     from g4debug.tracers.base import Context
     from g4debug.tracers.hook_watch import HookWatch
 
@@ -251,6 +255,7 @@ def _arm(
             context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
+    one_incident.install(steps, server=role() == "server")
     return ledger, watch
 
 

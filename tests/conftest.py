@@ -208,9 +208,11 @@ def arm(sglang, tmp_path, monkeypatch):
         return tmp_path / "dumps"
 
     def show_nothing() -> None:
-        """A status that a test has left would be taken for this process's own."""
+        """What a test has left would be taken for this process's own."""
         if plugin.in_force is not None and plugin.in_force.teller is not None:
             plugin.in_force.teller.close()
+        if plugin.in_force is not None and plugin.in_force.others is not None:
+            plugin.in_force.others.close()
 
     yield register
     show_nothing()

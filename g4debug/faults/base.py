@@ -6,10 +6,11 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
+from g4debug.findings.steps import ranks
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -24,7 +25,8 @@ class Fault:
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
     recreates: the id of the fix whose bug it puts back, or ''. arguments: the tasks that take an
     argument. selectors: those for which the fault passes a value to ``Injection.fire``. Another one
-    would never match, so it is an error; ``@at=`` and ``@step=`` belong to every fault. drills:
+    would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to every fault.
+    drills:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
     fault. backend: the attention backend that it needs, '' for trtllm_mha.
@@ -53,18 +55,32 @@ class Fault:
         return f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
 
 
-EVERY_FAULT = ("at", "step")  # selectors that need no value from the fault
+EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fault
 
 
 @dataclass
 class Clock:
     """Counts the worker steps of this process. The numbers are those of findings and dumps.
 
+    It also knows the scheduler, and so the tensor-parallel rank.
+
     While SGLang prepares a batch, and allocates for it, the step is already that of the batch.
     """
 
     step: int = 0
     preparing: bool = False
+    scheduler: Any = None
+    _rank: int = -1
+
+    def attach(self, scheduler: Any, *args: object, **kwargs: object) -> None:
+        self.scheduler = scheduler
+
+    @property
+    def rank(self) -> int:
+        """The tensor-parallel rank, -1 if it is not known yet."""
+        if self._rank < 0:
+            self._rank = ranks(self.scheduler).tp
+        return self._rank
 
     def prepare(self, *args: object, **kwargs: object) -> None:
         self.step += not self.preparing
@@ -95,11 +111,13 @@ class Injection:
         the number of the opportunity, so a replay draws the same.
         """
         self.opportunities += 1
-        action = self.chain.fire(at=self.opportunities, step=self.clock.step, **context)
+        clock = self.clock
+        action = self.chain.fire(at=self.opportunities, step=clock.step, rank=clock.rank, **context)
         if action is not None:
             self.random = random.Random(f"{self.seed}:{self.fault.id}:{self.opportunities}")
             argument = f"({action.argument})" if action.argument else ""
-            self._fired = f"1*{action.task}{argument}@at={self.opportunities}"
+            rank = "".join(f"@rank={value}" for key, value in action.select if key == "rank")
+            self._fired = f"1*{action.task}{argument}@at={self.opportunities}{rank}"
         return action
 
     def log(self, what: str) -> None:
@@ -151,6 +169,7 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
         hooks.before("batch.prepare_for_extend", Order.FAULT, "clock", clock.prepare)
         hooks.before("batch.prepare_for_decode", Order.FAULT, "clock", clock.prepare)
         hooks.before("scheduler.run_batch", Order.FAULT, "clock", clock.tick)
+        hooks.before("scheduler.init", Order.FAULT, "clock", clock.attach)
     return tuple(injections)
 
 
@@ -164,6 +183,10 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
         if key not in (*EVERY_FAULT, *fault.selectors):
             valid = ", ".join(f"@{s}" for s in (*EVERY_FAULT, *fault.selectors))
             raise GrammarError(f"{fault.id} has no selector @{key}; valid: {valid}")
+        if key == "rank" and not value.isdecimal():
+            raise GrammarError(
+                f"{fault.id}: @rank={value}: expected a tensor-parallel rank, from 0"
+            )
         known = selector_values(key)
         if known and value.lower() not in known:
             raise GrammarError(

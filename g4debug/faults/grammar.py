@@ -11,7 +11,8 @@
 ``page-oob=5%3*corrupt(1)@mode=decode`` fires at each decode with a probability of 5 %, at most
 three times. In a chain, the next action takes over when the count of an action is used up.
 ``@at=N`` is the N-th opportunity of the fault in the process, counted from 1; logged firings are
-repeated by it. Source: fail-rs (https://docs.rs/fail, ``fail::cfg``).
+repeated by it. ``@rank=N`` strikes the tensor-parallel rank N only. Source: fail-rs
+(https://docs.rs/fail, ``fail::cfg``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 
 from g4debug import discovery
 
-SELECTORS = ("at", "layer", "mode", "request", "runner", "step")
+SELECTORS = ("at", "layer", "mode", "rank", "request", "runner", "step")
 
 _ACTION = re.compile(
     r"""^\s*(?:(?P<percent>\d+(?:\.\d+)?)%)?

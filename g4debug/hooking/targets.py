@@ -254,6 +254,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.maybe_evict_swa": _from_0_5_14(f"{_BATCH}.maybe_evict_swa"),
     # Called once by the process that launches a server or an Engine, before it starts the others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
+    # What the server does before it kills its processes because one of them has failed. In 0.5.23
+    # it waits 5 s, asks py-spy for the stacks, and waits 60 s for core dumps of CUDA.
+    "server.before_crash": (
+        (_ANY, "sglang.srt.managers.tokenizer_manager.TokenizerManager.dump_requests_before_crash"),
+    ),
     "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),

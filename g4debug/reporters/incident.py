@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
@@ -20,10 +20,20 @@ from g4debug.findings.record import Step, TrapRecord
 from g4debug.reporters._facts import Entry, Line, Span
 from g4debug.reporters._histories import length_range
 from g4debug.reporters.json import jsonable
-from g4debug.reporters.text import shorten
+from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, shorten
 
 SHOWN = 40  # lines of one part; --json has all
 UNKNOWN = "not known"
+# What the ranks of one batch have in common in each step, beside the batch.
+IN_STEP = {
+    "spec_info": "spec_info",
+    "rows": "rows of req_to_token",
+    "committed": "committed tokens",
+    "allocated": "allocated tokens",
+    "evicted": "evicted tokens",
+    "full_used": "tokens in use in the full pool",
+    "swa_used": "tokens in use in the swa pool",
+}
 
 
 @dataclass(frozen=True)
@@ -134,12 +144,7 @@ def differences(view: View) -> list[Difference]:
         if member.record is not None
     ]
     tables = {label: _facts_of(record) for label, record in known}
-    common = _last_common([record for _, record in known])
-    if common is not None:
-        for label, record in known:
-            step = next(s for s in record.steps if s.step == common)
-            tables[label][f"batch of step {common}"] = _batch(step)
-    found = []
+    found = _in_first_step(known)
     for name in dict.fromkeys(name for table in tables.values() for name in table):
         values: dict[str, tuple[str, ...]] = {}
         for label, table in tables.items():
@@ -147,7 +152,6 @@ def differences(view: View) -> list[Difference]:
             values[value] = (*values.get(value, ()), label)
         if len(values) > 1:
             found.append(Difference(name, values))
-    found.sort(key=lambda d: not d.name.startswith("batch of step"))
     return found
 
 
@@ -184,8 +188,9 @@ def render_json(view: View, stream: IO[str]) -> None:
 def _facts_of(record: TrapRecord) -> dict[str, str]:
     """What is compared: name -> value."""
     finding, at = record.finding, record.finding.location
+    own = finding.kind != OTHER_RANK
     facts: dict[str, Any] = {
-        "finding": f"{finding.check}: {finding.kind}",
+        "finding": f"{finding.check}: {finding.kind}" if own else "none of its own",
         "step": at.step if at.step >= 0 else UNKNOWN,
         "forward mode": at.forward_mode or UNKNOWN,
     }
@@ -212,12 +217,56 @@ def _batch(step: Step) -> str:
     return f"{mode}, {_count(n, 'request')}{lengths}" + (f" ({rids}{more})" if rids else "")
 
 
-def _last_common(records: Sequence[TrapRecord]) -> int | None:
-    """The last step that all records have; ranks of one model must have had the same batch."""
-    if len(records) < 2:
-        return None
-    numbers = set.intersection(*({s.step for s in r.steps} for r in records))
-    return max(numbers, default=None)
+def _in_first_step(known: Sequence[tuple[str, TrapRecord]]) -> list[Difference]:
+    """What differs in the first step in which ranks differ that serve the same batch.
+
+    These are the tensor-parallel ranks of one launch with the same dp and pp rank.
+    """
+    groups: dict[tuple[str, int, int], list[tuple[str, dict[int, Step]]]] = {}
+    for label, record in known:
+        at = record.finding.location
+        steps = {step.step: step for step in record.steps}
+        groups.setdefault((record.launch, at.dp_rank, at.pp_rank), []).append((label, steps))
+    found = []
+    for group in groups.values():
+        common = set.intersection(*(set(steps) for _, steps in group))
+        for number in sorted(common):
+            there = [
+                difference
+                for name, value in _STEP.items()
+                if len((difference := _difference(name, number, value, group)).values) > 1
+            ]
+            found += there
+            if there:
+                break
+    return found
+
+
+def _difference(
+    name: str,
+    number: int,
+    value: Callable[[Step], str],
+    group: Sequence[tuple[str, Mapping[int, Step]]],
+) -> Difference:
+    values: dict[str, tuple[str, ...]] = {}
+    for label, steps in group:
+        text = value(steps[number])
+        values[text] = (*values.get(text, ()), label)
+    return Difference(f"{name} of step {number}", values)
+
+
+def _part(field: str) -> Callable[[Step], str]:
+    def text(step: Step) -> str:
+        value = getattr(step, field)
+        return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+    return text
+
+
+_STEP: dict[str, Callable[[Step], str]] = {
+    "batch": _batch,
+    **{words: _part(field) for field, words in IN_STEP.items()},
+}
 
 
 def _line(view: View, member: Member, label: str) -> Line:
@@ -225,6 +274,8 @@ def _line(view: View, member: Member, label: str) -> Line:
     if member.broken:
         return ((Span(label), Span(f"cannot be read: {member.broken}", "warn")), _file(member))
     what = head.headline.removeprefix("g4debug: ") or f"{head.check}: {head.kind}"
+    if head.kind == OTHER_RANK:
+        what = NOTHING_FOUND
     step = ((Span(f"step {head.step}"),),) if head.step >= 0 else ()
     return (
         (Span(f"+{_after(view, member):.1f} s", "dim"), Span(label, "strong")),

@@ -18,7 +18,7 @@ from rich.text import Text
 from g4debug.dumps.file import quoted
 from g4debug.dumps.heads import Head
 from g4debug.dumps.incidents import Dump, Incident
-from g4debug.reporters.text import clean, shorten, symbols_for
+from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, clean, shorten, symbols_for
 
 CHECK_WIDTH = 15  # as long as "flight-recorder"
 MANY = 8  # dumps; a command that names more of them is longer than anybody copies
@@ -115,7 +115,9 @@ def _where(head: Head) -> str:
 
 
 def _what(head: Head) -> str:
-    """The headline without what the line above already says."""
+    """The headline without what the line above already says, or what the first one says."""
+    if head.kind == OTHER_RANK:
+        return NOTHING_FOUND
     text = head.headline.removeprefix("g4debug: ").removeprefix(head.check).lstrip(": ")
     return text or head.kind or "written by an older g4debug; show tells more"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 MAX_TEXT = 2000  # characters of one field; --json has all of it
+OTHER_RANK = "other-rank"  # kind of the dump of a rank that found nothing
+NOTHING_FOUND = "found nothing itself; saved because another rank had stopped"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from g4debug.dumps import file, writing
+from g4debug.findings.launch_memory import Stop
+from g4debug.findings.others import Others
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
 from g4debug.findings.status import Status
 from g4debug.settings import Settings
@@ -69,6 +71,7 @@ class Trap:
         self.status = status  # counts the findings; None where nobody asks for them
         # Says why a finding must not be believed, '' if nothing speaks against it.
         self.doubt: Callable[[Finding], str] = lambda finding: ""
+        self.others = Others()  # the other ranks: a finding that stops this one is told to them
         self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings
@@ -94,11 +97,13 @@ class Trap:
             if str(count).strip("0") == "1":
                 logger.error("%s (seen %d times)", finding.headline, count)
             return
+        self.others.ending |= raising
         path, problem = self._dump(finding, evidence or Evidence(), self.settings.max_dumps)
         if len(self.reported) < REMEMBERED:
             self.reported.append(f"{finding.headline} ({path or problem})")
         logger.error("\n".join(lines(finding, path, problem)))
         if raising:
+            self.stop(finding, path)
             raise TrapError(finding, path, problem)
 
     def _doubts(self, finding: Finding) -> bool:
@@ -121,6 +126,14 @@ class Trap:
         path, problem = self._dump(finding, evidence or Evidence(), budget + 1 if budget else 0)
         logger.error("\n".join(lines(finding, path, problem)))
         return path
+
+    def stop(self, finding: Finding, path: Path | None) -> None:
+        """Tell the other ranks that this process ends, and wait a moment for their dumps."""
+        said = Stop(finding.check, finding.kind, finding.headline, str(path or ""))
+        try:
+            self.others.stop(said)
+        except Exception:  # the finding must not be lost
+            logger.exception("g4debug: the other ranks could not be told. Please report this.")
 
     def _count(self, finding: Finding) -> None:
         if self.status is not None:

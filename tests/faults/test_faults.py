@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from real_backend import PAGE, Rig, capture_graph, draft_worker, dummy_pool, replay_graph
@@ -38,15 +39,35 @@ def bad_cells(backend) -> set[tuple[str, int, int, int]]:
         ("page-oob=1*on->corrupt(0)", "number of cells"),
         ("page-oob=corrupt(-1)", "number of cells"),
         ("page-oob=on(3)", "on takes no argument"),
-        ("page-oob=on@layer=3", "no selector @layer; valid: @at, @step, @mode, @runner"),
+        ("page-oob=on@layer=3", "no selector @layer; valid: @at, @rank, @step, @mode, @runner"),
         ("stale-swa-state=corrupt(1)", "no task 'corrupt'; valid: off, on"),
-        ("stale-swa-state=on@mode=decode", "no selector @mode; valid: @at, @step, @runner"),
+        ("stale-swa-state=on@mode=decode", "no selector @mode; valid: @at, @rank, @step, @runner"),
+        ("page-oob=on@rank=tp1", "@rank=tp1: expected a tensor-parallel rank, from 0"),
     ],
 )
 def test_what_a_fault_cannot_do_is_refused_at_start(plan, says):
     with pytest.raises(GrammarError) as error:
         install_all(parse(plan), Hooks())
     assert says in str(error.value)
+
+
+def test_a_fault_may_strike_one_rank_only():
+    """Until its rank is known, which is while the scheduler starts, it strikes none."""
+
+    def injection(scheduler):
+        fault = discovery.load("fault", "page-oob")
+        made = Injection(fault, Chain(parse("page-oob=2*on@rank=1").chains[fault.id], 0, "x"), 7)
+        made.clock.attach(scheduler)
+        return made
+
+    assert injection(SimpleNamespace(tp_rank=0)).fire() is None
+    starting = SimpleNamespace()
+    one = injection(starting)
+    assert one.fire() is None
+    starting.tp_rank = 1
+    assert one.fire() is not None
+    one.log("struck")
+    assert replay(7, one.schedule) == "seed=7;page-oob=1*on@at=2@rank=1"
 
 
 def test_a_fault_that_this_release_cannot_have_is_refused_at_start(monkeypatch):

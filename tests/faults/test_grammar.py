@@ -85,7 +85,7 @@ def test_parses(text, plan):
         ("page-oob=on(", "expected"),
         ("page-oob=on@mode", "expected"),
         ("page-oob=on@mode=", "expected"),
-        ("page-oob=on@colour=red", "@at, @layer, @mode, @request, @runner, @step"),
+        ("page-oob=on@colour=red", "@at, @layer, @mode, @rank, @request, @runner, @step"),
         ("page-oob=on on", "expected"),
     ],
 )

@@ -26,6 +26,7 @@ from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import discovery, plugin
 from g4debug.dumps import reading
+from g4debug.findings.launch_memory import STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
@@ -1265,6 +1266,25 @@ for _kind in ("cuda-error", "exception", "hang"):
     scenario(f"flight-recorder: {_kind}", "not known: no tracer reported anything before")(
         lambda arm, kind=_kind: ended(kind)
     )
+
+
+def other_rank(dump: str) -> tuple[str, str]:
+    """Another rank stopped, and left a dump or none."""
+    stop = Stop("page-table", "stale", "g4debug: page-table: page 9", dump)
+    first = Seat(1, 4711, STOPPED, 0, 1, 0, -1, 1, stop)
+    context = SimpleNamespace(recorder=Recorder(4))
+    finding = flight_report.of_other_rank(first, None, context)
+    return finding.kind, finding.cause
+
+
+@scenario("flight-recorder: other-rank", "its dump: /dumps/a.pt")
+def another_rank_with_a_dump(arm):
+    return other_rank("/dumps/a.pt")
+
+
+@scenario("flight-recorder: other-rank", "it has left no dump")
+def another_rank_without_a_dump(arm):
+    return other_rank("")
 
 
 def asserted(rows: int) -> tuple[str, str]:

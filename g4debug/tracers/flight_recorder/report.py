@@ -13,22 +13,25 @@ from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from g4debug import discovery
+from g4debug.dumps.file import quoted
 from g4debug.findings.record import Finding, Location
 from g4debug.settings import Settings
 
 if TYPE_CHECKING:
+    from g4debug.findings.launch_memory import Seat
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder.asserted import Asserted
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"
-Kind = Literal["cuda-error", "device-assert", "exception", "hang"]
+Kind = Literal["cuda-error", "device-assert", "exception", "hang", "other-rank"]
 _DIED = "TRIAGE.md, 'The server died and only the flight recorder left a dump'"
 REFERENCES: dict[Kind, str] = {
     "cuda-error": _DIED,
     "device-assert": "TRIAGE.md, 'Device-side assert triggered'",
     "exception": _DIED,
     "hang": "TRIAGE.md, 'The scheduler hangs'",
+    "other-rank": "TRIAGE.md, 'One rank stops, or the ranks differ'",
 }
 WRAPPERS = (
     "g4debug/hooking/hooks.py",
@@ -153,6 +156,40 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         cause=_earlier(context) or NOT_KNOWN,
         reference=REFERENCES["hang"],
         next_command="" if complete else ARM_ALL,
+    )
+
+
+def of_other_rank(first: Seat, error: BaseException | None, context: Context) -> Finding:
+    """The finding of a rank that found nothing, when another one has stopped.
+
+    error: the exception that this rank died of afterwards; None if it still runs.
+    """
+    if error is None:
+        frames = main_thread()
+        got = f"this rank found nothing; its main thread was in {_innermost(frames)}"
+    else:
+        frames = _frames(
+            _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
+        )
+        got = (
+            f"this rank found nothing, and then died of {_name_and_line(error)} in "
+            f"{_innermost(frames)}, because the other one was gone"
+        )
+    stop = first.stop
+    what = stop.headline.removeprefix("g4debug: ")
+    dump = f"\nits dump: {quoted(stop.dump)}" if stop.dump else "\nit has left no dump"
+    return Finding(
+        check=CHECK,
+        kind="other-rank",
+        site="scheduler.run_event_loop",
+        headline=f"g4debug: {CHECK}: rank {first.name} stopped the server: {what}",
+        location=_location(context),
+        expected="ranks that go on together",
+        got=got,
+        history=tuple(frames[-FRAMES:]),
+        cause=f"the finding of rank {first.name} (pid {first.pid}){dump}",
+        reference=REFERENCES["other-rank"],
+        next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else "g4debug list",
     )
 
 

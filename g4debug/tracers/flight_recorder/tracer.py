@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from typing import Any
 
+from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import asserts, lookups, tables
@@ -50,6 +52,9 @@ class FlightRecorder:
         self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
         self.complete = finding.all_tracers_armed(context.settings)
         self.warned = False  # True once a dump was written ahead of SGLang's watchdog
+        self.others = context.trap.others
+        self.telling = threading.Lock()  # of the main thread and of the one that waits for others
+        self.told = False  # True once a dump was written because another rank has stopped
 
     def install(self) -> None:
         context, progress = self.context, self.progress
@@ -63,6 +68,7 @@ class FlightRecorder:
         context.after("scheduler.process_result", self.waited.processed)
         context.before(LOOP, self.before_event_loop)
         context.after(LOOP, self.after_event_loop)
+        context.before("scheduler.init", self.watch_others)
         # Order.LAST, to see if a tracer has made a TrapError of the exception.
         context.on_exception("scheduler.init", self.on_init_exception, Order.LAST)
         context.on_exception(LOOP, self.on_loop_exception, Order.LAST)
@@ -72,6 +78,9 @@ class FlightRecorder:
         if isinstance(describer, Describer):
             describer.remember_machine()
         return result
+
+    def watch_others(self, *args: Any, **kwargs: Any) -> None:
+        self.others.watch(self.on_other_rank)
 
     def before_event_loop(self, *args: Any, **kwargs: Any) -> None:
         self.progress.came_round()
@@ -92,11 +101,33 @@ class FlightRecorder:
         error = sys.exception()
         if error is None or _reported(error):
             return
+        first = self.others.first()
+        if first is not None:
+            self._tell_other_rank(first, error)
+            return
+        self.others.ending = True
         asserted = self._asserted(error)
         found = finding.of_exception(
             error, site, self.context, self.complete, self._innocence, asserted
         )
-        self.context.trap.report_end(found, None if asserted is None else asserted.evidence)
+        trap = self.context.trap
+        path = trap.report_end(found, None if asserted is None else asserted.evidence)
+        trap.stop(found, path)
+
+    def on_other_rank(self, first: Seat) -> None:
+        """Another rank has stopped: save what this one has. Runs in a thread that waits for it."""
+        self._tell_other_rank(first, None)
+
+    def _tell_other_rank(self, first: Seat, error: BaseException | None) -> None:
+        """Write the dump of a rank that found nothing, once. error: what it then died of."""
+        with self.telling:
+            if self.told:
+                return
+            self.told = self.others.ending = True
+            found = finding.of_other_rank(first, error, self.context)
+            trap = self.context.trap
+            path = trap.report_end(found)
+            trap.stop(found, path)
 
     def _asserted(self, error: BaseException) -> Asserted | None:
         """What is known of an assertion in a kernel, None if that is not what the device died of.

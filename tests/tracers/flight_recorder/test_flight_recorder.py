@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from g4debug.dumps import reading
+from g4debug.findings.launch_memory import ALIVE, LaunchMemory, Stop
+from g4debug.findings.others import Others
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
@@ -164,6 +167,88 @@ def test_a_finding_of_a_tracer_has_its_own_dump_only(make):
     wrapped.__cause__ = TrapError(found, None, "")
     assert end(make(), wrapped) is wrapped
     assert [r.finding.check for r in dumps(context)] == ["page-table"]
+
+
+@pytest.fixture
+def ranks():
+    """This process is rank 0. ``stops()``: rank 3 of the same launch stops with a finding."""
+    others = Others()
+    others.make("L")
+    others.join("L")
+    others.name_ranks(0, 0, 0)
+    third = LaunchMemory(os.dup(others.memory.fd))
+
+    def stops(**stop) -> None:
+        third.mine = 3
+        third.name_ranks(0, 3, 0)
+        said = {"check": "page-table", "kind": "stale", "headline": "g4debug: a stale page"}
+        third.stop(Stop(**{**said, "dump": "/dumps/first.pt", **stop}), time.time_ns())
+
+    yield others, stops
+    third.close()
+    others.close()
+
+
+def test_a_rank_that_dies_because_another_one_is_gone_says_so(make, ranks):
+    others, stops = ranks
+    context = make()
+    context.trap.others = others
+    install(context)
+    stops()
+    error = RuntimeError("Connection closed by peer")
+    assert end(context, error) is error
+    (record,) = dumps(context)
+    f = record.finding
+    assert (f.check, f.kind) == ("flight-recorder", "other-rank")
+    assert f.headline.endswith("rank dp0/tp3/pp0 stopped the server: a stale page")
+    assert "died of RuntimeError: Connection closed by peer in " in f.got
+    assert "/dumps/first.pt" in f.cause
+    assert f.next_command == "g4debug show /dumps/first.pt"
+    assert others.memory.seat(others.memory.mine).stop.kind == "other-rank"
+
+
+def test_a_rank_is_dumped_once_whoever_is_first(make, ranks):
+    others, stops = ranks
+    context = make()
+    context.trap.others = others
+    recorder = FlightRecorder(context)
+    recorder.install()
+    stops(dump="")
+    recorder.on_other_rank(others.first())
+    end(context, RuntimeError("Connection closed by peer"))
+    (record,) = dumps(context)
+    assert record.finding.got.startswith("this rank found nothing; its main thread was in ")
+    assert "it has left no dump" in record.finding.cause
+    assert record.finding.next_command == "g4debug list"
+
+
+def test_a_crash_is_told_to_the_other_ranks(make, ranks):
+    others, _ = ranks
+    context = make()
+    context.trap.others = others
+    install(context)
+    end(context, RuntimeError(ILLEGAL))
+    stop = others.memory.seat(others.memory.mine).stop
+    assert (stop.check, stop.kind) == ("flight-recorder", "cuda-error")
+    assert stop.dump.endswith(".pt")
+    assert not others.found()  # so SGLang's own evidence is not skipped
+
+
+def test_a_finding_is_told_in_raise_mode_only(make, ranks):
+    others, _ = ranks
+    found = Finding("page-table", "k", "s", "g4debug: found", Location(), "e", "g")
+    seat = others.memory.seat
+    for mode in ("log", "contain"):
+        context = make(mode=mode)
+        context.trap.others = others
+        context.trap.report(found)
+        assert seat(others.memory.mine).state == ALIVE
+    context = make()
+    context.trap.others = others
+    with pytest.raises(TrapError):
+        context.trap.report(found)
+    assert seat(others.memory.mine).stop.headline == "g4debug: found"
+    assert others.found()
 
 
 def test_a_finding_that_was_let_pass_is_the_first_suspect(make):
