@@ -188,6 +188,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ),
         (_ANY, None),
     ),
+    # The rest of 0.5.12's v2. There the FutureMap is a ring: a step gets rows of its own in it.
+    "overlap.forward": (("<0.5.13", f"{_EAGLE_V2}.forward_batch_generation"), (_ANY, None)),
+    "overlap.verify": (("<0.5.13", f"{_EAGLE_V2}.verify"), (_ANY, None)),
+    "overlap.resolve": (("<0.5.13", f"{_FUTURE}.resolve_future"), (_ANY, None)),
+    "overlap.store": (("<0.5.13", f"{_FUTURE}.store_to_map"), (_ANY, None)),
     # Which worker speculates, and whether under overlap scheduling.
     "args.speculative": (
         ("<0.5.13", "sglang.srt.server_args.ServerArgs._handle_speculative_decoding"),

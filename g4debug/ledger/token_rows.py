@@ -76,7 +76,7 @@ class TokenRows:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         begins = self.batch.seq_lens_cpu.numpy().astype(np.int64)
         each = tokens // rows if rows and tokens % rows == 0 else 0
-        if self.kind == "decode" and each != 1:
+        if self.kind == "decode" and (each != 1 or _speculates(self.batch)):
             each = 0  # speculative decoding v2 allocates ahead here, for each row differently
         return begins, np.full(rows, each, dtype=np.int64)
 
@@ -86,3 +86,8 @@ class TokenRows:
         if self.kind != "verify":
             return True
         return int(getattr(self.batch.spec_info, "topk", 1) or 1) == 1
+
+
+def _speculates(batch: Any) -> bool:
+    algorithm = getattr(batch, "spec_algorithm", None)
+    return algorithm is not None and not algorithm.is_none()

@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from g4debug.hooking import req_kv
+from g4debug.hooking import req_kv, targets
 from g4debug.tracers.launch_copy import Copy
 
 if TYPE_CHECKING:
@@ -90,13 +90,17 @@ class Launches:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         requests = dict(zip(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs, strict=True))
-        self._launched[step] = Launched(batch.forward_iter, requests)
+        # 0.5.12's batch for a worker has no number yet; see `launched`.
+        self._launched[step] = Launched(getattr(batch, "forward_iter", -1), requests)
         while len(self._launched) > IN_FLIGHT:
             del self._launched[next(iter(self._launched))]
 
     def launched(self, scheduler: Any) -> None:
         """``run_batch`` has returned: let the scheduling stream wait for what the forward reads."""
         self._due = False
+        last = self._launched.get(self.step)
+        if last is not None and last.number < 0:
+            last.number = scheduler.forward_ct
         if self._event is None:
             return
         torch.cuda.current_stream().wait_event(self._event)
@@ -151,8 +155,12 @@ def wait_for_tables(scheduler: Any) -> None:
 
     This is SGLang's own barrier, for the releases that come to it too late: they keep the event of
     the forward in a ``war_fastpath_runner``. The barrier takes the event away, and the one at
-    SGLang's own place would then wait for the whole forward. So it is put back.
+    SGLang's own place would then wait for the whole forward. So it is put back. 0.5.12 has no
+    barrier; there the scheduling stream waits for the whole forward.
     """
+    if targets.path("scheduler.war_barrier") is None:
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+        return
     runner = getattr(scheduler.model_worker, "war_fastpath_runner", None)
     if runner is None:
         return

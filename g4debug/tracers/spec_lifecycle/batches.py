@@ -57,7 +57,10 @@ class SpecBatches:
 
     def _check_rows(self, spec: Any, requests: int) -> Violation | None:
         if self.v2 and spec.future_indices is not None:
-            fields = check_fields(spec, ("future_indices",), requests)
+            # Up to 0.5.13 they are in an object of their own.
+            ring = hasattr(spec.future_indices, "indices")
+            holder, name = (spec.future_indices, "indices") if ring else (spec, "future_indices")
+            fields = check_fields(holder, (name,), requests)
             return fields or self.custody.check_held(spec)
         return check_draft_input(self.custody, spec, requests)
 

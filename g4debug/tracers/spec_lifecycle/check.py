@@ -111,6 +111,22 @@ def check_counts(
     )
 
 
+def check_bound(what: str, bounds: Sequence[int], got: Sequence[int]) -> Violation | None:
+    """No number may be above its bound. Both have one number for each request."""
+    for row, (bound, have) in enumerate(zip(bounds, got, strict=True)):
+        if have > bound:
+            off = have - bound
+            return Violation(
+                "seq-len",
+                f"{what} = at most {bound}",
+                f"{what} = {have} ({off:+d})",
+                row,
+                what,
+                off,
+            )
+    return None
+
+
 def check_advance(
     kind: Kind, what: str, before: Sequence[int], after: Sequence[int], by: Sequence[int]
 ) -> Violation | None:

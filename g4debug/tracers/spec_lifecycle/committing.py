@@ -2,6 +2,9 @@
 
 Only this processing may count. So from its end until it begins for the next result of the same
 request, nothing may change, unless the request is retracted or prefilled meanwhile.
+
+Where a request may end inside a verify (``cuts``), it may be given fewer tokens than were accepted.
+Then it must have ended when its tokens leave.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from g4debug.hooking import req_kv
 from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_counts
 from g4debug.tracers.spec_lifecycle.future_rows import goes_on, live_rows
+from g4debug.tracers.spec_lifecycle.launches import Books, committed
 
 OUTPUT, VERIFIES = "output_ids", "spec_verify_ct"
 _NAMES = (OUTPUT, req_kv.COMMITTED, VERIFIES)
@@ -20,10 +24,10 @@ _outputs, _verifies = attrgetter("output_ids"), attrgetter("spec_verify_ct")
 Columns = list[list[int]]  # one list for each of _NAMES, with a number for each request
 
 
-def columns_of(requests: Sequence[Any]) -> Columns:
+def columns_of(requests: Sequence[Any], books: Books = committed) -> Columns:
     return [
         list(map(len, map(_outputs, requests))),
-        req_kv.column(requests, req_kv.COMMITTED),
+        books(requests),
         list(map(_verifies, requests)),
     ]
 
@@ -39,9 +43,15 @@ def _compare(expected: Columns, got: Columns) -> Violation | None:
 
 
 class Committing:
-    """Of the last result that was processed, and of the one that is."""
+    """Of the last result that was processed, and of the one that is.
 
-    def __init__(self) -> None:
+    books: what is committed. cuts: a request that ends inside a verify is given fewer tokens.
+    """
+
+    def __init__(self, books: Books = committed, cuts: bool = False) -> None:
+        self._books = books
+        self._cuts = cuts
+        self._cut: set[int] = set()  # by id(): requests that were given fewer tokens
         self._live: list[int] = []  # positions in the batch of the requests that it counts for
         self._requests: list[Any] = []  # these requests
         self._known: Columns = [[], [], []]  # what they are left with
@@ -55,7 +65,7 @@ class Committing:
         """A result is about to be processed: nothing was counted since the one before."""
         live = live_rows(requests)
         now = list(requests) if len(live) == len(requests) else [requests[i] for i in live]
-        columns = columns_of(now)
+        columns = columns_of(now, self._books)
         expected = self._known
         if self._forgotten or now != self._requests:
             expected = self._expected(now, columns)
@@ -83,6 +93,11 @@ class Committing:
         live = self._live
         given = [len(kept[i]) for i in live]
         taken = [accepted[i] for i in live]
+        if self._cuts and given != taken:
+            pairs = zip(self._requests, given, taken, strict=True)
+            self._cut = {id(r) for r, m, n in pairs if 0 < m < n}
+            pairs = zip(self._requests, given, taken, strict=True)
+            taken = [m if id(r) in self._cut else n for r, m, n in pairs]
         if given != taken:
             free = [
                 n if r.grammar is None else m
@@ -91,10 +106,11 @@ class Committing:
             violation = check_counts("accept-length", "accepted tokens", free, given)
             if violation is not None:
                 return at_rows(violation, live)
-        outputs, committed, verifies = self._known
-        committed, verifies = list(map(add, committed, given)), [n + 1 for n in verifies]
-        violation = _compare([outputs, committed, verifies], columns_of(self._requests))
-        self._known = [list(map(add, outputs, given)), committed, verifies]
+        outputs, kv, verifies = self._known
+        kv, verifies = list(map(add, kv, given)), [n + 1 for n in verifies]
+        now = columns_of(self._requests, self._books)
+        violation = _compare([outputs, kv, verifies], now)
+        self._known = [list(map(add, outputs, given)), kv, verifies]
         return at_rows(violation, live)
 
     def check_sent(self, requests: Sequence[Any]) -> Violation | None:
@@ -105,8 +121,11 @@ class Committing:
         """
         if not self._requests:
             return None
+        violation = self._check_cut(requests)
+        if violation is not None:
+            return violation
         known = self._known
-        now = columns_of(self._requests)
+        now = columns_of(self._requests, self._books)
         if now != known:
             given = set(map(id, requests))
             for i, request in enumerate(self._requests):
@@ -126,4 +145,18 @@ class Committing:
             on = live_rows(self._requests)
             self._requests = [self._requests[i] for i in on]
             self._known = [[column[i] for i in on] for column in known]
+        return None
+
+    def _check_cut(self, requests: Sequence[Any]) -> Violation | None:
+        """Who was given fewer tokens than were accepted has ended with them."""
+        cut, self._cut = self._cut, set()
+        for row, request in enumerate(requests if cut else ()):
+            if id(request) in cut and goes_on(request):
+                return Violation(
+                    "accept-length",
+                    "all accepted tokens given to a request that goes on",
+                    "fewer accepted tokens given",
+                    row,
+                    "accepted tokens",
+                )
         return None

@@ -28,7 +28,13 @@ from g4debug.tracers.spec_lifecycle.copies import MOST, Copies
 from g4debug.tracers.spec_lifecycle.future_rows import Written, live_rows
 
 Some = Callable[[Sequence[Any]], Sequence[Any]]  # takes the requests that go on
+Books = Callable[[Sequence[Any]], list[int]]  # how many tokens of each request are committed
 INDICES, LENS, BONUS, NEW_LENS = "indices", "lens", "bonus", "new lens"  # what is copied
+
+
+def committed(requests: Sequence[Any]) -> list[int]:
+    """What SGLang's books say, for the releases in which nothing is claimed in advance."""
+    return req_kv.column(requests, req_kv.COMMITTED)
 
 
 @dataclass
@@ -51,6 +57,7 @@ class Launch:
     depth: int
     width: int
     copies: Copies
+    books: Books = committed
     drafted: weakref.ref[Any] | None = None  # the verify input that the draft made
     lengths: weakref.ref[Any] | None = None  # the lengths that must be published
     verified: bool = False
@@ -113,8 +120,7 @@ class Launch:
         if violation is None and lens is not None:
             if self.lens is not None:
                 violation = check_counts("seq-len", _NAMES[LENS], some(self.lens), lens)
-            committed = req_kv.column(requests, req_kv.COMMITTED)
-            violation = violation or check_counts("seq-len", "seq_lens", committed, lens)
+            violation = violation or check_counts("seq-len", "seq_lens", self.books(requests), lens)
         if violation is None and bonus is not None:
             last = [r.output_ids[-1] for r in requests]
             if last != bonus:

@@ -16,9 +16,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from g4debug.fixes.base import state_of as state_of_fix
 from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import binding, v2
+from g4debug.tracers.limits import V2_PATH
+from g4debug.tracers.spec_lifecycle import binding, overlapped, v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -282,7 +284,9 @@ def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
 
 def install(context: Context) -> None:
     """Follow the worker that this SGLang has: the seed step is a hand-over of v1 only."""
-    if not is_v2():
+    if not is_v2() and state_of_fix(V2_PATH) == "applied":
+        overlapped.install(context, SpecLifecycleTracer)
+    elif not is_v2():
         SpecLifecycleTracer(context).install()
     else:
         v2.SpecLifecycleV2(context).install()
@@ -291,6 +295,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="spec-lifecycle",
     title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
-    sites=(*V1_SITES, *(s for s in v2.SITES if s not in V1_SITES)),
+    sites=(*V1_SITES, *(s for s in (*v2.SITES, *overlapped.SITES) if s not in V1_SITES)),
     install=install,
 )
