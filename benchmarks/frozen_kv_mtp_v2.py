@@ -1,0 +1,170 @@
+"""Measures FROZEN_KV_MTP on speculative decoding v2 against v1's worker, side by side.
+
+    python benchmarks/frozen_kv_mtp_v2.py [--device cuda|cpu] [--batches 1,8,64] [--tokens 300]
+        [--rounds 5] [--variants v1,ours] [--accept N] [--out FILE]
+    python benchmarks/frozen_kv_mtp_v2.py --table FILE...
+
+One server for each variant: ``v1``, ``ours`` (``SGLANG_FROZEN_KV_MTP_V2=1``), ``ours-armed`` (the
+same with the default tracers). On SGLang 0.5.14 and later there is ``upstream`` in their place. All
+are up together, on one device, and are asked in turns, in an order of its own for each round. E4B's
+geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
+trtllm_mha, pages of 64.
+
+A round asks each server for one token of each prompt, and then for --tokens of them. What a row
+says is of the difference, so it has no prefill in it: ``ms_per_token`` is the time per output token
+of one request, ``ms_per_step`` that time the accept length. The first round is not written down.
+
+--accept lets SGLang accept so many tokens in each verify, whatever was drafted
+(SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft. --table
+prints the table of files that were written before; the first file's first variant is what the
+others are compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import _models
+import _results
+from _servers import Server, ServerDied, Variant
+
+from g4debug.cpu.server import free_port
+
+# SGLang itself switches overlap scheduling off where FROZEN_KV_MTP does not run with it.
+OVERLAP = {"disable_overlap_schedule": False}
+ON = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
+VARIANTS = {
+    "v1": Variant(engine=OVERLAP),
+    "ours": Variant(ON, engine=OVERLAP),
+    "ours-armed": Variant({**ON, "SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=OVERLAP),
+    "upstream": Variant(engine=OVERLAP),
+}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "max_total_tokens": 64 * 1600,
+             "chunked_prefill_size": 8192, "mem_fraction_static": 0.4},
+    "cpu": {"max_total_tokens": 4096},
+}  # fmt: skip
+
+
+def default_variants() -> list[str]:
+    from g4debug.hooking.speculation import is_v2
+
+    return ["upstream"] if is_v2() else ["v1", "ours"]
+
+
+def ask(server: Server, batch: int, tokens: int) -> dict[str, Any]:
+    """The row of one round; see the top of this file."""
+    first = server.ask(batch, 1)["seconds"]
+    whole = server.ask(batch, tokens)
+    per_token = (whole["seconds"] - first) / (tokens - 1) * 1000
+    accepted = whole["accept_length"]
+    return {
+        "ms_per_token": round(per_token, 4),
+        "ms_per_step": round(per_token * accepted, 4),
+        "accept_length": round(accepted, 4),
+    }
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    models = _models.write("E4B", args.device)
+    shared = _models.arguments(models, args.device, **ARGUMENTS[args.device])
+    environment = {"SGLANG_SIMULATE_ACC_LEN": str(args.accept)} if args.accept else {}
+    rows: list[dict[str, Any]] = []
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        for name in args.variants:
+            known = VARIANTS[name]
+            engine = {**shared, **known.engine, "nccl_port": free_port()}
+            variant = Variant({**environment, **known.environment}, engine)
+            server = Server(name, variant, args.device, folder)
+            stack.callback(server.stop)
+            hello = server.read()  # one after the other: each looks at how much memory is free
+            servers[name] = server
+            print(f"{name}: up", flush=True)
+        out = args.out or _results.HERE / f"frozen_kv_mtp_v2_{hello['device'].split()[-1]}.csv"
+        growing = _results.Growing(out, hello["device"], accept=args.accept or "")
+        try:
+            for number in range(args.rounds + 1):
+                for batch in args.batches:
+                    order = list(servers)
+                    random.Random(f"{number} {batch}").shuffle(order)
+                    for name in order:
+                        row = {"round": number, "batch": batch, "variant": name}
+                        row |= ask(servers[name], batch, args.tokens)
+                        if number:
+                            growing.add([row])
+                            rows.append(row)
+        finally:
+            growing.close()
+            for name, server in servers.items():
+                warned = [x for x in server.tail().splitlines() if "g4debug:" in x]
+                print("\n".join(f"{name}: {x}" for x in warned[-4:]), file=sys.stderr)
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown: one line for each batch and variant. Medians over the rounds."""
+    lines = [
+        "| batch | variant | ms per token | of the first | ms per step | accept length | rounds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for batch in dict.fromkeys(r["batch"] for r in rows):
+        base = None
+        for variant in dict.fromkeys(r["variant"] for r in rows):
+            mine = [r for r in rows if r["batch"] == batch and r["variant"] == variant]
+            if not mine:
+                continue
+            per_token, per_step, accepted = (
+                statistics.median(float(r[name]) for r in mine)
+                for name in ("ms_per_token", "ms_per_step", "accept_length")
+            )
+            base = base or per_token
+            lines.append(
+                f"| {batch} | {variant} | {per_token:.2f} | {per_token / base:.2f} "
+                f"| {per_step:.2f} | {accepted:.2f} | {len(mine)} |"
+            )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--batches", type=lambda t: [int(x) for x in t.split(",")])
+    parser.add_argument("--tokens", type=int, help="output tokens of each request")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--variants", type=lambda t: t.split(","))
+    parser.add_argument("--accept", type=float, default=0.0, metavar="N")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
+    args = parser.parse_args()
+    if args.table:
+        print("\n".join(table([row for path in args.table for row in _results.read(path)[1]])))
+        return 0
+    args.variants = args.variants or default_variants()
+    unknown = set(args.variants) - set(VARIANTS)
+    if unknown:
+        parser.error(f"unknown variants {sorted(unknown)}; known: {', '.join(VARIANTS)}")
+    args.batches = args.batches or ([1, 8, 64] if args.device == "cuda" else [1, 4])
+    args.tokens = args.tokens or (300 if args.device == "cuda" else 24)
+    with tempfile.TemporaryDirectory(prefix="g4debug-v2-") as folder:
+        try:
+            rows = measure(args, Path(folder))
+        except ServerDied as e:
+            print(e, file=sys.stderr)
+            return 1
+    print("\n".join(table(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
