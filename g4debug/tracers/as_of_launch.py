@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from g4debug.hooking import req_kv, targets
+from g4debug.hooking import req_kv
 from g4debug.tracers.launch_copy import Copy
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def wait_for_tables(scheduler: Any) -> None:
     SGLang's own place would then wait for the whole forward. So it is put back. 0.5.12 has no
     barrier; there the scheduling stream waits for the whole forward.
     """
-    if targets.path("scheduler.war_barrier") is None:
+    if not hasattr(scheduler, "_apply_war_barrier"):
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
         return
     runner = getattr(scheduler.model_worker, "war_fastpath_runner", None)

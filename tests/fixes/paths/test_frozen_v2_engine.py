@@ -1,4 +1,7 @@
-"""frozen-kv-mtp-v2 on a real engine: v1's tokens, ends, logprobs and numbers of verify steps."""
+"""frozen-kv-mtp-v2 on a real engine: v1's tokens, ends, logprobs and numbers of verify steps.
+
+v2 runs with every tracer armed, in raise mode, under SGLang's strict leak check.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,11 @@ from real_engine import ENGINE, drive, side_by_side
 DRIVER = Path(__file__).with_name("drive_frozen_v2.py")
 ON = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+ARMED = {
+    "G4DEBUG_TRACE": "flight-recorder,kv-integrity,kv-writes,page-table,pool-leak,spec-lifecycle,"
+    "swa-allocator",
+    "G4DEBUG_LEAK_STEPS": "16",
+}
 TRITON = {"attention_backend": "triton"}
 pytestmark = [*ENGINE, pytest.mark.written_for("frozen-kv-mtp-v2")]
 
@@ -42,11 +50,14 @@ def test_the_answers_of_v1(tmp_path, arguments):
 
     runs = side_by_side(
         v1=lambda: run("v1", **STRICT),
-        v2=lambda: run("v2", **ON, **STRICT),
+        v2=lambda: run("v2", **ON, **STRICT, **ARMED),
     )
     v1, v2 = runs["v1"], runs["v2"]
     assert (v1.status, v2.status) == (0, 0), v1.log[-3000:] + v2.log[-3000:]
+    assert not v2.dumps
     assert "frozen-kv-mtp-v2: overlap scheduling stays on" in v2.log
+    limited = [x for x in v2.log.splitlines() if "limited" in x and "g4debug: " in x]
+    assert not limited, limited
     assert "frozen-kv-mtp-v2" not in v1.log.replace("frozen-kv-mtp-v2 (off)", "")
     assert [r["round"] for r in v1.results] == [r["round"] for r in v2.results]
     for mine, theirs in zip(v2.results, v1.results, strict=True):

@@ -264,6 +264,13 @@ def test_an_empty_batch_makes_no_copy():
     launches.forward(SimpleNamespace(req_pool_indices=None, reqs=None), 1)
 
 
+def test_without_a_barrier_the_scheduling_stream_waits_for_the_forward():
+    waited = []
+    stream = SimpleNamespace(wait_stream=waited.append)
+    wait_for_tables(SimpleNamespace(schedule_stream=stream, forward_stream="forward"))
+    assert waited == ["forward"]
+
+
 def test_sglangs_barrier_is_called_early_and_keeps_its_event():
     runner = SimpleNamespace(war_fastpath_read_done_event="event")
     called = []
@@ -279,7 +286,8 @@ def test_sglangs_barrier_is_called_early_and_keeps_its_event():
     assert called == ["event"]
     assert runner.war_fastpath_read_done_event == "event"
     # A release that has its barrier right behind the launch needs no help.
-    wait_for_tables(SimpleNamespace(model_worker=SimpleNamespace()))
+    wait_for_tables(SimpleNamespace(model_worker=SimpleNamespace(), _apply_war_barrier=barrier))
+    assert called == ["event"]
 
 
 @pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "EAGLE"])
