@@ -51,6 +51,13 @@ class Gated(Server):
         found: dict[str, Any] = json.loads(path.read_text())
         return found
 
+    def switch(self) -> None:
+        """Switch the tracers off, or on again; see ``_gate.py``. Only while it serves nothing."""
+        path = Path(f"{self.gate}.switched")
+        path.unlink(missing_ok=True)
+        os.kill(int(Path(f"{self.gate}.ready").read_text()), signal.SIGUSR1)
+        self._wait_for(path)
+
     def stop(self) -> None:
         """Kill the processes, and return when the last has left the device."""
         try:

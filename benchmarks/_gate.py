@@ -6,6 +6,10 @@ has gone. It reads a pipe, which costs nothing while it waits.
 
 On SIGUSR2 the scheduler writes into a file how many forwards it has run, how many nodes its prefix
 cache has, and what g4debug has armed in it. The plugin hooks nothing.
+
+With the variable SWITCH, SIGUSR1 takes g4debug's tracers out of the way, and the next one puts them
+back: SGLang's functions then lead past their hooks. So one process is measured with tracers and
+without. Kernels of ours that are part of a CUDA graph stay in it.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-VARIABLE = "BENCHMARK_GATE"  # the beginning of the names of the three files
+VARIABLE = "BENCHMARK_GATE"  # the beginning of the names of the files
+SWITCH = "BENCHMARK_SWITCH"  # 1: the tracers can be switched off and on
+armed = True
 
 
 def register() -> None:
@@ -28,11 +34,46 @@ def register() -> None:
     if not gate or plugin.role() != "scheduler":
         return
     signal.signal(signal.SIGUSR2, lambda number, frame: _write(Path(f"{gate}.facts"), frame))
+    if os.environ.get(SWITCH) == "1":
+        make_switchable()
+        signal.signal(signal.SIGUSR1, lambda number, frame: _switch(Path(f"{gate}.switched")))
     ready = Path(f"{gate}.ready")
     ready.with_suffix(".tmp").write_text(str(os.getpid()))
     ready.with_suffix(".tmp").rename(ready)
     with open(f"{gate}.pipe") as pipe:
         pipe.read()
+
+
+def make_switchable() -> None:
+    """From now on a site leads past the tracers while they are switched off, but not past fixes.
+
+    Raises AssertionError if g4debug has put its hooks in place already.
+    """
+    from g4debug import plugin
+    from g4debug.hooking.hooks import Around, Hooks, Order
+
+    assert plugin.in_force is None, "g4debug was loaded first"
+    compose = Hooks._compose
+
+    def both(hooks: Hooks, site: str) -> Around:
+        whole = compose(hooks, site)
+        entries = hooks._entries[site]
+        hooks._entries[site] = [e for e in entries if e.order < Order.TRACER]
+        bare = compose(hooks, site)
+        hooks._entries[site] = entries
+
+        def either(original: Around, *args: Any, **kwargs: Any) -> Any:
+            return (whole if armed else bare)(original, *args, **kwargs)
+
+        return either
+
+    Hooks._compose = both  # type: ignore[method-assign]
+
+
+def _switch(path: Path) -> None:
+    global armed
+    armed = not armed
+    path.write_text("on" if armed else "off")
 
 
 def _write(path: Path, frame: FrameType | None) -> None:

@@ -8,6 +8,8 @@ that the time of every token is known:
         "prompt", each has a prompt of P tokens that shares nothing with another.
     {"tree": TRUNKS, "pages": P, "page_size": Z, "seed": S}
         requests that give the prefix cache about 2 x TRUNKS x P nodes
+    {"flush": true}
+        empty the prefix cache
     {"edges": DELAYS_MS, "seed": S, "count": N, "length": L, "tokens": T}
         N requests, one after the other. Each is sent one of the delays after the last token of the
         request before it, which is when the server becomes idle.
@@ -132,7 +134,12 @@ def serve(device: str, arguments: dict[str, Any]) -> None:
     shape = _load.SHAPES[device]
     print(json.dumps({"device": device_name()}), file=answers, flush=True)
     for line in sys.stdin:
-        rows = engine.loop.run_until_complete(answer(engine, shape, json.loads(line)))
+        question = json.loads(line)
+        if "flush" in question:
+            engine.flush_cache()
+            rows = []
+        else:
+            rows = engine.loop.run_until_complete(answer(engine, shape, question))
         print(json.dumps({"rows": rows}), file=answers, flush=True)
 
 

@@ -3,6 +3,7 @@
     python benchmarks/tracer_overhead.py [--device cuda|cpu] --out FOLDER [--seconds 520]
         [--variants NAMES] [--contexts TOKENS] [--seed 1] [--first-round 0] [--rounds 100] [--quick]
     python benchmarks/tracer_overhead.py --together COPIES --out FOLDER [--seconds 520] ...
+    python benchmarks/tracer_overhead.py --switch VARIANT --out FOLDER [--seconds 520] ...
     python benchmarks/tracer_overhead.py --merge FOLDER... --out FOLDER
     python benchmarks/tracer_overhead.py --table FOLDER [--docs docs/costs.md]
 
@@ -27,6 +28,11 @@ _together.py. A round is then a short turn of each, in an order of its own. With
 there is a line in the table that compares two servers with debugging off: what it says of itself
 is how far the other figures can be trusted.
 
+--switch measures in one server: a variant with tracers, whose hooks are in the way in one turn and
+not in the next. Two processes that run the same code can differ by a tenth for as long as they
+live; here there is only one. Each turn begins with an empty prefix cache. The guards that are part
+of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures.
+
 --contexts sends, in place of that load, one request at a time with prompts of so many tokens each
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
 as long as the context.
@@ -49,6 +55,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import _gate
 import _models
 import _overhead
 import _results
@@ -312,6 +319,55 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
+def measure_switched(args: argparse.Namespace, folder: Path) -> int:
+    """Turns with the tracers and without, as many as the time allows. Returns 1 if it died."""
+    installed()
+    end = time.monotonic() + args.seconds
+    base = COMPARED[args.switch][0]
+    variant = under_load([args.switch], engine(args.device, args.contexts))[args.switch]
+    environment = {**variant.environment, _gate.SWITCH: "1"}
+    turn = replace(LOADS[args.device, args.quick], contexts=args.contexts).turn()
+    number, longest = args.first_round, 0.0
+    server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
+    try:
+        device = server.start()["device"]
+        check(args.switch, server.facts())
+        for _ in range(2):  # one turn each way that is not written down
+            ask(server, turn, 0)
+            server.put({"flush": True})
+            server.switch()
+        print(f"up, {end - time.monotonic():.0f} s left", flush=True)
+        written = _results.Growing(args.out / "requests.csv", device)
+        armed = True
+        while time.monotonic() + 1.1 * longest < end and number < args.rounds:
+            begin = time.monotonic()
+            seed = 1000 * args.seed + number
+            # What a round ends with is what the next one begins with, so no switch is needed then.
+            for now in (armed, not armed):
+                if now is not armed:
+                    server.switch()
+                rows = ask(server, turn, seed)
+                at = {"round": f"{args.seed}.{number}", "variant": args.switch if now else base}
+                written.add([{**at, **row} for row in rows])
+                server.put({"flush": True})
+                armed = now
+            longest = max(longest, time.monotonic() - begin)
+            number += 1
+        written.close()
+        facts = server.facts()
+        told = _results.Growing(args.out / "servers.csv", device)
+        said = {name: facts[name] for name in ("steps", "nodes", "sites", "tracers")}
+        told.add([{"variant": args.switch, "rounds": number - args.first_round, **said}])
+        told.close()
+    except ServerDied as e:
+        print(e, flush=True)
+        return 1
+    finally:
+        server.stop()
+    print(f"{number - args.first_round} rounds; the next call: --first-round {number}")
+    return 0
+
+
 def variant_names(text: str) -> tuple[str, ...]:
     """The variants of a command line. Raises ArgumentTypeError if there is no such one."""
     found = tuple(text.split(","))
@@ -428,6 +484,8 @@ def main() -> int:
     parser.add_argument(
         "--together", type=int, metavar="COPIES", help="servers of each variant, all at once"
     )
+    armed = [name for name in COMPARED if name.startswith("armed") or name.endswith("-alone")]
+    parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--table", type=Path, metavar="FOLDER")
@@ -449,7 +507,8 @@ def main() -> int:
             _results.merge([folder / name for folder in args.merge], args.out / name)
         return 0
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
-        died = (measure_together if args.together else measure)(args, Path(folder))
+        way = measure_switched if args.switch else measure_together if args.together else measure
+        died = way(args, Path(folder))
     rows = _results.read(args.out / "requests.csv")[1]
     if rows:
         print("\n".join(table(rows)))
