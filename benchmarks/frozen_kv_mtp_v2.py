@@ -48,7 +48,7 @@ VARIANTS = {
     "upstream": Variant(engine=OVERLAP),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "max_total_tokens": 64 * 1600,
+    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64], "max_total_tokens": 64 * 1600,
              "chunked_prefill_size": 8192, "mem_fraction_static": 0.4},
     "cpu": {"max_total_tokens": 4096},
 }  # fmt: skip
