@@ -116,10 +116,12 @@ def run(
     folder: Path,
     timeout: float = TIMEOUT,
     backend: str = "",
+    ranks: int = 1,
 ) -> Outcome:
     """One run of the mixed workload in a process of its own.
 
-    backend: the attention backend, '' for trtllm_mha.
+    backend: the attention backend, '' for trtllm_mha. ranks: tensor-parallel ranks; each is a
+    process with as much to do as a single one has.
     """
     result = folder / f"{name}.json"
     command = [
@@ -129,8 +131,11 @@ def run(
         str(REQUESTS),
         str(WAVES),
     ]
-    arguments = {"attention_backend": backend} if backend else {}
-    return run_command(name, [*command, json.dumps(arguments)], result, env, folder, timeout)
+    arguments: dict[str, Any] = {"attention_backend": backend} if backend else {}
+    if ranks > 1:
+        arguments["tp_size"] = ranks
+    command.append(json.dumps(arguments))
+    return run_command(name, command, result, env, folder, timeout * ranks)
 
 
 def run_clean(folder: Path, backend: str = "") -> Clean:
@@ -159,10 +164,11 @@ def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
     row = Row(fault.id, drill, fault.caught_by)
     name = f"{fault.id}-{re.sub(r'[^a-z0-9]+', '-', drill)}"
     faults = f"seed=1;{fault.id}={drill}"
-    bare = run(name, environment(faults, False, folder), folder, backend=fault.backend)
+    needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks}
+    bare = run(name, environment(faults, False, folder), folder, **needs)
     row.seen = what_a_user_sees(bare, clean)
     dumps = folder / f"{name}-dumps"
-    armed = run(f"{name}-armed", environment(faults, True, dumps), folder, backend=fault.backend)
+    armed = run(f"{name}-armed", environment(faults, True, dumps), folder, **needs)
     fired = [int(step) for step in _FIRED.findall(armed.text)]
     if not fired and not _FIRED.search(bare.text):
         row.problem = "" if armed.completed else "It DIED BEFORE THE FAULT FIRED."

@@ -29,7 +29,8 @@ class Fault:
     drills:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
-    fault. backend: the attention backend that it needs, '' for trtllm_mha.
+    fault. backend: the attention backend that it needs, '' for trtllm_mha. ranks: how many
+    tensor-parallel ranks it needs.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Fault:
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
     backend: str = ""
+    ranks: int = 1
 
     @property
     def absent(self) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 NAME = "g4debug-launch"
 SEATS = 64
 SEAT_BYTES = 4096
-RING_BYTES = 1 << 20  # behind the seats, one for each: for whoever compares the ranks
+RING_BYTES = 2 << 20  # behind the seats, one for each: for whoever compares the ranks
 HEAD_BYTES = 4096
 TOTAL_BYTES = HEAD_BYTES + SEATS * (SEAT_BYTES + RING_BYTES)  # only what is written takes memory
 MAX_ANCESTORS = 16
@@ -95,11 +95,17 @@ class LaunchMemory:
                 seat = self.seat(number)
                 if seat.state == FREE or seat.pid == os.getpid() or not is_alive(seat.pid):
                     self.mine = number
-                    self._write(ALIVE, (-1, -1, -1), -1, 0, Stop())
+                    if seat.state != FREE:
+                        self.ring(number)[:] = bytes(RING_BYTES)
+                    self.claim()
                     return number
         finally:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
         raise LaunchMemoryError(f"more than {SEATS} schedulers on this host")
+
+    def claim(self) -> None:
+        """Sit down in seat ``mine``, which is known to be free."""
+        self._write(ALIVE, (-1, -1, -1), -1, 0, Stop())
 
     def may_be_woken(self, wake: int) -> None:
         """``wake``: see Seat. This process's watcher begins to wait."""

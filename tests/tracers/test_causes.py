@@ -26,7 +26,7 @@ from writing import ARMED, Writing, put, scheduled, swa_loc
 
 from g4debug import discovery, plugin
 from g4debug.dumps import reading
-from g4debug.findings.launch_memory import STOPPED, Seat, Stop
+from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
@@ -41,6 +41,8 @@ from g4debug.tracers.kv_writes.launch import Write
 from g4debug.tracers.page_table import report as table_report
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
+from g4debug.tracers.rank_divergence import report as rank_report
+from g4debug.tracers.rank_divergence.check import Difference
 from g4debug.tracers.spec_lifecycle import check as spec_check
 from g4debug.tracers.spec_lifecycle import hand_over
 from g4debug.tracers.spec_lifecycle import report as spec_report
@@ -1285,6 +1287,44 @@ def another_rank_with_a_dump(arm):
 @scenario("flight-recorder: other-rank", "it has left no dump")
 def another_rank_without_a_dump(arm):
     return other_rank("")
+
+
+def differing(*differences: Difference) -> tuple[str, str]:
+    seat = Seat(1, 4711, ALIVE, 0, 1, 0, -1, 0, Stop())
+    finding = rank_report.describe(9, "dp0/tp0/pp0", seat, differences, "DECODE", 0)
+    return finding.kind, finding.cause
+
+
+@scenario("rank-divergence: ranks-differ", "c is in the batch of dp0/tp1/pp0 only")
+def a_request_on_one_rank_only(arm):
+    lengths = Difference("sequence lengths", "5, 6", "5, 6, 7")
+    return differing(Difference("requests", "a, b", "a, b, c"), lengths)
+
+
+@scenario("rank-divergence: ranks-differ", "the same requests in another order")
+def requests_in_another_order(arm):
+    return differing(Difference("requests", "a, b", "b, a"))
+
+
+@scenario("rank-divergence: ranks-differ", "the ranks sampled different tokens")
+def other_tokens_on_one_rank(arm):
+    return differing(Difference("output tokens", "5 (checksum 1)", "5 (checksum 2)"))
+
+
+@scenario("rank-divergence: ranks-differ", "the prefix caches of the ranks hold different")
+def another_prefix(arm):
+    lengths = Difference("extend lengths", "64", "128")
+    return differing(Difference("prefix lengths", "128", "64"), lengths)
+
+
+@scenario("rank-divergence: ranks-differ", "its KV is kept in other places")
+def other_places(arm):
+    return differing(Difference("out_cache_loc", "64", "128"))
+
+
+@scenario("rank-divergence: ranks-differ", "something on one of the ranks decides by itself")
+def another_length(arm):
+    return differing(Difference("sequence lengths", "5", "6"))
 
 
 def asserted(rows: int) -> tuple[str, str]:

@@ -1,0 +1,68 @@
+"""Lets one tensor-parallel rank decide for itself, as no rank may.
+
+Either it takes the requests that came together in another order: then the ranks add up the rows of
+different requests, and nobody sees that but who reads the answers. Or it ends a request that the
+others go on with, as a clock that only it has asked would: then the ranks' batches do not fit
+together any more. Rank 0 is left alone, because it is what the others are compared with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults.base import Fault, Injection
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
+
+    tasks = {action.task for action in injection.chain.actions}
+
+    def after_recv(result: Any, *args: Any, **kwargs: Any) -> Any:
+        if "on" not in tasks or injection.clock.rank < 1 or not isinstance(result, list):
+            return result
+        # A list of prompts comes as one message that has them in a list of its own.
+        several = [received for received in result if len(getattr(received, "batch", ())) > 1]
+        places = [i for i, received in enumerate(result) if hasattr(received, "input_ids")]
+        if not (several or len(places) > 1) or injection.fire() is None:
+            return result
+        turned = list(result)
+        for place, source in zip(places, reversed(places), strict=True):
+            turned[place] = result[source]
+        for message in several:
+            message.batch = message.batch[::-1]
+        count = len(places) + sum(len(message.batch) for message in several)
+        injection.log(f"{count} requests in the opposite order")
+        return turned
+
+    def before_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if "abort" not in tasks or injection.clock.rank < 1 or not batch.forward_mode.is_decode():
+            return
+        running = [r for r in batch.reqs if not r.finished() and r.to_finish is None]
+        if len(running) < 2 or injection.fire() is None:
+            return
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+        request = running[-1]
+        request.to_finish = FINISH_ABORT()
+        injection.log(f"request {request.rid} is aborted on this rank")
+
+    hooks.after("scheduler.recv_requests", Order.FAULT, injection.fault.id, after_recv)
+    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_step)
+
+
+FAULT = Fault(
+    id="rank-divergence",
+    title="a tensor-parallel rank does something else than rank 0",
+    tasks={
+        "on": "it takes requests that came together in the opposite order",
+        "abort": "it aborts a running request that the others go on with",
+    },
+    caught_by=("rank-divergence",),
+    install=install,
+    drills=("1*on", "1*abort"),
+    ranks=2,
+)

@@ -1,0 +1,101 @@
+"""Proves that the rank-divergence tracer works: two ranks of an invented server, in one process.
+
+The tracer, the shared memory, the check, the trap and the dump are the real ones. The schedulers
+and their batches are stand-ins.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from g4debug.dumps import reading
+from g4debug.findings.launch_memory import LaunchMemory
+from g4debug.findings.others import Others
+from g4debug.findings.record import Step
+from g4debug.findings.steps import Recorder
+from g4debug.hooking.hooks import Hooks
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
+from g4debug.tracers.rank_divergence.tracer import RankDivergence
+from g4debug.trapping.describe import Describer
+from g4debug.trapping.trap import Trap, TrapError
+
+
+class Rank:
+    """One rank. ``step(n, rids)``: it is about to run step n with these requests."""
+
+    def __init__(self, tp: int, memory: LaunchMemory, settings: Settings) -> None:
+        self.recorder = Recorder(settings.steps)
+        trap = Trap(settings, Describer(self.recorder))
+        trap.others.memory = memory
+        context = Context("rank-divergence", Hooks(), settings, self.recorder, trap)
+        self.tracer = RankDivergence(context)
+        self.scheduler: Any = SimpleNamespace(
+            tp_rank=tp,
+            dp_rank=0,
+            pp_rank=0,
+            server_args=SimpleNamespace(tp_size=2, dp_size=1, nnodes=1),
+            req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(4, 8, dtype=torch.int32)),
+        )
+        self.recorder.attach(self.scheduler)
+        self.tracer.after_init(None, self.scheduler)
+
+    def step(self, number: int, rids: tuple[str, ...], seq_lens: tuple[int, ...] = ()) -> None:
+        self.recorder.step = number
+        rows = tuple(range(len(rids)))
+        lengths = seq_lens or tuple(7 + number for _ in rids)
+        self.recorder.steps.append(
+            Step(number, "DECODE", rids, lengths, rows=rows, committed=(4,) * len(rids))
+        )
+        batch = SimpleNamespace(
+            reqs=[SimpleNamespace(rid=rid, output_ids=[1, 2]) for rid in rids],
+            forward_mode=SimpleNamespace(is_extend=lambda: False),
+            spec_info=None,
+            out_cache_loc=torch.arange(len(rids)),
+        )
+        self.tracer.before_step(self.scheduler, batch)
+
+
+def pair(settings: Settings) -> tuple[Rank, Rank, Others]:
+    """Two ranks that share a memory. Whoever is done closes it: ``others.close()``."""
+    others = Others()
+    others.make("canary")
+    assert others.memory is not None
+    others.memory.take()
+    second = LaunchMemory(os.dup(others.memory.fd))
+    second.mine = 1
+    second.claim()
+    return Rank(0, others.memory, settings), Rank(1, second, settings), others
+
+
+def fire(folder: Path, device: torch.device) -> str:
+    """Let one rank have its requests in another order; expect a finding and a dump in ``folder``.
+
+    Returns what was seen.
+    """
+    first, second, others = pair(Settings(debug=True, debug_dir=folder))
+    try:
+        try:
+            for number in (1, 2, 3):
+                first.step(number, ("a", "b"))
+                second.step(number, ("a", "b"))
+        except TrapError as e:
+            raise CanaryError("ranks that did the same were reported") from e
+        first.step(4, ("a", "b"))
+        try:
+            second.step(4, ("b", "a"))
+        except TrapError as e:
+            if e.path is None:
+                raise CanaryError(f"it was found, but not dumped: {e.problem}") from e
+            finding = reading.read(e.path).finding
+            if "another order" not in finding.cause:
+                raise CanaryError(f"the cause is {finding.cause!r}") from e
+            return "found the rank with another order of requests; dump read back"
+        raise CanaryError("two ranks differed, but it was not found")
+    finally:
+        others.close()

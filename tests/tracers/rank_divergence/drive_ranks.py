@@ -1,0 +1,65 @@
+"""Driven by test_rank_divergence_engine.py: three waves of mixed requests on two ranks.
+
+``drive_ranks.py mtp|plain [ARGUMENTS_JSON]``: more arguments of the engine. Prints the number of
+tokens of each answer, and what each rank has compared by then.
+"""
+
+import json
+import random
+import sys
+import time
+
+import psutil
+
+from g4debug.findings import board
+
+
+def compared():
+    """Title of each scheduler -> its status of rank-divergence: state, and what was checked."""
+    time.sleep(1.5)  # the status is told once in a second
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        if title.startswith("sglang::scheduler"):
+            shown = board.read(process.pid)
+            (mine,) = (t for t in shown["tracers"] if t["name"] == "rank-divergence")
+            count = sum(c["count"] for c in mine["checked"])
+            found[title.split()[0]] = {"off": mine["off"], "steps": shown["step"], "count": count}
+    return found
+
+
+def main():
+    import sglang
+
+    from g4debug.cpu.server import engine_arguments
+
+    rng = random.Random(5)
+    more = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
+    arguments = engine_arguments(mtp=sys.argv[1] == "mtp", tp_size=2)
+    engine = sglang.Engine(**{**arguments, **more})
+    shared = [rng.randrange(4, 512) for _ in range(200)]
+
+    def prompt(number):
+        own = [rng.randrange(4, 512) for _ in range(rng.randrange(5, 300))]
+        return [2, *(shared if number % 2 else []), *own]
+
+    lengths = []
+    for _ in range(3):
+        sampling = [
+            {
+                "temperature": 0 if i % 3 else 1.0,
+                "max_new_tokens": rng.randrange(1, 60),
+                "ignore_eos": bool(i % 2),
+            }
+            for i in range(14)
+        ]
+        prompts = [prompt(i) for i in range(14)]
+        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        lengths += [len(o["output_ids"]) for o in outputs]
+    print("RESULT", json.dumps({"lengths": lengths, "ranks": compared()}), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()
+    sys.exit(0)
