@@ -1,9 +1,9 @@
 """Lets one tensor-parallel rank decide for itself, as no rank may.
 
-Either it takes the requests that came together in another order: then the ranks add up the rows of
-different requests, and nobody sees that but who reads the answers. Or it ends a request that the
-others go on with, as a clock that only it has asked would: then the ranks' batches do not fit
-together any more. Rank 0 is left alone, because it is what the others are compared with.
+Either it takes two requests that came together in the opposite order: then the ranks add up the
+rows of different requests, and nobody sees that but who reads the answers. Or it ends a request
+that the others go on with, as a clock that only it has asked would: then the ranks' batches do not
+fit together any more. Rank 0 is left alone, because it is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -24,19 +24,16 @@ def install(hooks: Hooks, injection: Injection) -> None:
     def after_recv(result: Any, *args: Any, **kwargs: Any) -> Any:
         if "on" not in tasks or injection.clock.rank < 1 or not isinstance(result, list):
             return result
-        # A list of prompts comes as one message that has them in a list of its own.
-        several = [received for received in result if len(getattr(received, "batch", ())) > 1]
-        places = [i for i, received in enumerate(result) if hasattr(received, "input_ids")]
-        if not (several or len(places) > 1) or injection.fire() is None:
-            return result
-        turned = list(result)
-        for place, source in zip(places, reversed(places), strict=True):
-            turned[place] = result[source]
-        for message in several:
-            message.batch = message.batch[::-1]
-        count = len(places) + sum(len(message.batch) for message in several)
-        injection.log(f"{count} requests in the opposite order")
-        return turned
+        # A list of prompts may come as one message that has them in a list of its own.
+        lists = [result, *(m.batch for m in result if isinstance(getattr(m, "batch", None), list))]
+        for received in lists:
+            places = [i for i, message in enumerate(received) if hasattr(message, "input_ids")]
+            if len(places) > 1 and injection.fire() is not None:
+                one, two = places[:2]
+                received[one], received[two] = received[two], received[one]
+                injection.log(f"{received[two].rid} comes after {received[one].rid}")
+                break
+        return result
 
     def before_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if "abort" not in tasks or injection.clock.rank < 1 or not batch.forward_mode.is_decode():
@@ -58,7 +55,7 @@ FAULT = Fault(
     id="rank-divergence",
     title="a tensor-parallel rank does something else than rank 0",
     tasks={
-        "on": "it takes requests that came together in the opposite order",
+        "on": "it takes two requests that came together in the opposite order",
         "abort": "it aborts a running request that the others go on with",
     },
     caught_by=("rank-divergence",),
