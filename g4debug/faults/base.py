@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
-from g4debug.findings.steps import ranks
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -80,7 +79,9 @@ class Clock:
     @property
     def rank(self) -> int:
         """The tensor-parallel rank, -1 if it is not known yet."""
-        if self._rank < 0:
+        if self._rank < 0 and self.scheduler is not None:
+            from g4debug.findings.steps import ranks  # needs torch, which a list of faults does not
+
             self._rank = ranks(self.scheduler).tp
         return self._rank
 
