@@ -1,12 +1,15 @@
 """Looks for false findings: 2,000 requests in which nothing is wrong.
 
-    python repro/soak.py [--device cpu|cuda] [--requests N] [--keep]
+    python repro/soak.py [--device cpu|cuda] [--requests N] [--keep] [--v2]
 
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
 seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which
 stops at the first finding. On a GPU the tokens of a request depend on what else is in its batch, so
 there it is only said how many requests got the same ones.
+
+With --v2, on SGLang 0.5.12.post1, the armed run has ``SGLANG_FROZEN_KV_MTP_V2=1`` and SGLang's
+strict leak check, so that it is FROZEN_KV_MTP on v2 that is held against v1's tokens.
 
 The exit code is 0 if both runs complete without a finding and, on the CPU engine, with the same
 tokens. It is 1 if not, and 2 for wrong arguments.
@@ -35,13 +38,20 @@ ENGINE = {
     "cuda": {"max_running_requests": 12, "max_total_tokens": 4096},
 }
 SHAPE = {"cpu": {"longest": 160, "output": [2, 14]}, "cuda": {"longest": 900, "output": [2, 60]}}
+V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 TIMEOUT = 3600.0  # seconds of one run
 
 
 def run(
-    name: str, armed: bool, count: int, folder: Path, console: Console, device: str = "cpu"
+    name: str,
+    armed: bool,
+    count: int,
+    folder: Path,
+    console: Console,
+    device: str = "cpu",
+    v2: bool = False,
 ) -> Outcome:
-    env = {"G4DEBUG_FAULTS": STRESS}
+    env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
     if armed:
         env |= {
             "G4DEBUG_TRACE": ",".join(discovery.names("tracer")),
@@ -81,6 +91,9 @@ def main() -> int:
     parser.add_argument(
         "--keep", action="store_true", help="keep the logs and dumps and say where they are"
     )
+    parser.add_argument(
+        "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
+    )
     args = parser.parse_args()
     console = Console(highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="g4debug-soak-"))
@@ -88,7 +101,7 @@ def main() -> int:
     try:
         plain = run("plain", False, args.requests, folder, console, args.device)
         _render.say(console, f"Without tracers: {_line(plain)}", hang=4)
-        armed = run("armed", True, args.requests, folder, console, args.device)
+        armed = run("armed", True, args.requests, folder, console, args.device, args.v2)
         _render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         findings = sorted((folder / "dumps").glob("*.pt"))
         both = plain.completed and armed.completed

@@ -1,7 +1,8 @@
 """What the faults of speculative decoding share: a decode step of FROZEN_KV_MTP ends.
 
 With the v1 worker (to SGLang 0.5.13) that is the end of the worker's forward. With v2 the scheduler
-puts the next draft input on the batch after it, so there it is the end of ``run_batch``.
+puts the next draft input on the batch after it, so there it is the end of ``run_batch``. 0.5.12 has
+both: v1's worker, and v2 where the path frozen-kv-mtp-v2 is in force (``OVERLAP``).
 
 In the order of hooks the faults come after the fixes and before the tracers, so a fix inside the
 worker's forward does not undo them. Only a step in which a request goes on is an opportunity.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking import targets
 from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
 
 CAUGHT_BY = ("spec-lifecycle",)
+# Sites of 0.5.12's v2. With v1's worker nothing of FROZEN_KV_MTP passes them.
+OVERLAP = ("overlap.forward", "overlap.verify", "result.resolve_overlap")
 UNSEEN = 8  # tokens of two verifies, with the 4 draft tokens that Gemma-4's servers here use
 AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that go on, action
 
@@ -37,8 +41,20 @@ def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
             act(batch, rows, action)
         return result
 
-    site = "scheduler.run_batch" if is_v2() else "worker.forward"
-    hooks.after(site, Order.FAULT, injection.fault.id, at_end)
+    def at_end_of_overlapped(result: Any, scheduler: Any, batch: Any, *a: Any, **k: Any) -> Any:
+        return at_end(result, scheduler, batch) if scheduler.enable_overlap else result
+
+    if is_v2():
+        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, at_end)
+        return
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, at_end)
+    if has_overlap():
+        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, at_end_of_overlapped)
+
+
+def has_overlap() -> bool:
+    """True on 0.5.12, which has a v2 beside v1's worker."""
+    return all(targets.path(site) is not None for site in OVERLAP)
 
 
 def asks_for(injection: Injection, task: str) -> bool:
@@ -58,7 +74,9 @@ def survivors(batch: Any) -> list[int]:
     nobody minds. So a request must have more tokens left than those verifies can give it.
     """
     live = [i for i, r in enumerate(batch.reqs) if not (r.finished() or r.is_retracted)]
-    return [i for i in live if _left(batch.reqs[i]) > UNSEEN] if is_v2() else live
+    # A batch that a worker is given does not say; SGLang gives v1's worker another kind.
+    ahead = is_v2() or getattr(batch, "enable_overlap", True)
+    return [i for i in live if _left(batch.reqs[i]) > UNSEEN] if ahead else live
 
 
 def _left(request: Any) -> int:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, changed, survivors, verify_output
+from g4debug.faults._spec import CAUGHT_BY, changed, has_overlap, survivors, verify_output
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.speculation import is_v2
+from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -21,7 +21,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        live = survivors(batch) if result.accept_lens is not None else []
+        mtp = is_frozen_kv_mtp(batch) and result.accept_lens is not None
+        live = survivors(batch) if mtp else []
         action = injection.fire() if live else None
         if action is not None:
             row = injection.random.choice(live)
@@ -33,6 +34,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
     if is_v2():
         hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
         return
+    if has_overlap():
+        hooks.after("overlap.forward", Order.FAULT, injection.fault.id, after_forward)
 
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         live = survivors(batch)

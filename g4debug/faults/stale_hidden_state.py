@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, has_overlap, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking.speculation import is_v2
 
@@ -62,6 +62,9 @@ def install(hooks: Hooks, injection: Injection) -> None:
         hooks.before("worker.draft_extend", Order.FAULT, injection.fault.id, before_draft_extend)
         hooks.before("worker.forward", Order.FAULT, injection.fault.id, before_forward)
         return
+
+    if has_overlap():  # what only the seed step gets is inside the draft there
+        hooks.before("overlap.forward", Order.FAULT, injection.fault.id, before_forward)
 
     def before_extend(worker: Any, batch: Any) -> None:
         if decodes(batch) and survivors(batch):

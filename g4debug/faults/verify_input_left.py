@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, has_overlap, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import GrammarError
 from g4debug.hooking.speculation import is_v2
@@ -47,9 +47,15 @@ def install(hooks: Hooks, injection: Injection) -> None:
         leave(batch, verify_input, injection)
         return result
 
+    def after_overlap(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return after_forward(result, scheduler, batch) if scheduler.enable_overlap else result
+
     hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
     end = "scheduler.run_batch" if is_v2() else "worker.forward"
     hooks.after(end, Order.FAULT, injection.fault.id, after_forward)
+    if has_overlap():
+        hooks.before("overlap.verify", Order.FAULT, injection.fault.id, before_verify)
+        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_overlap)
 
 
 FAULT = Fault(

@@ -77,6 +77,30 @@ def test_the_answers_of_v1(tmp_path, arguments):
         assert finished["stop strings"] == {"stop"}
 
 
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("double-bookkeeping=1*kv", "bookkeeping"),
+        ("accept-length=1*zero", "accept-length"),
+        ("seq-len-off-by-one=1*plus", "seq-len"),
+        ("verify-input-left=1*on", "verify-input-left"),
+    ],
+)
+def test_what_is_wrong_is_found_in_its_step(tmp_path, fault, kind):
+    environ = {**ON, "G4DEBUG_TRACE": "spec-lifecycle", "G4DEBUG_FAULTS": f"seed=3;{fault}"}
+    run = drive(tmp_path, str(DRIVER), "{}", "short", **environ)
+    assert run.status != 0
+    assert [(d.finding.check, d.finding.kind) for d in run.dumps] == [("spec-lifecycle", kind)]
+
+
+def test_a_page_that_v1s_counting_loses_is_found_by_pool_leak(tmp_path):
+    environ = {**ON, "G4DEBUG_TRACE": "pool-leak", "G4DEBUG_LEAK_STEPS": "1"}
+    fault = {"G4DEBUG_FAULTS": "seed=3;double-bookkeeping=1*kv"}
+    run = drive(tmp_path, str(DRIVER), "{}", "short", **environ, **fault)
+    assert run.status != 0
+    assert [d.finding.check for d in run.dumps] == ["pool-leak"]
+
+
 def test_a_grammar_is_refused_with_the_reason(tmp_path):
     run = drive(tmp_path, str(DRIVER), "{}", "short", "grammar", **ON, **STRICT)
     assert run.status == 0, run.log[-3000:]
