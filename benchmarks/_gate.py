@@ -9,7 +9,9 @@ cache has, and what g4debug has armed in it. The plugin hooks nothing.
 
 With the variable SWITCH, SIGUSR1 takes g4debug's tracers out of the way, and the next one puts them
 back: SGLang's functions then lead past their hooks. So one process is measured with tracers and
-without. Kernels of ours that are part of a CUDA graph stay in it.
+without. Kernels of ours that are part of a CUDA graph stay in it. Meanwhile the ledger sees no page
+handed out, so they are told not to believe it, as if it had been given up. Whoever switches must
+empty SGLang's prefix cache first: then no page is held, by SGLang and by the ledger.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 VARIABLE = "BENCHMARK_GATE"  # the beginning of the names of the files
 SWITCH = "BENCHMARK_SWITCH"  # 1: the tracers can be switched off and on
 armed = True
+ledgers: list[Any] = []
 
 
 def register() -> None:
@@ -51,9 +54,14 @@ def make_switchable() -> None:
     """
     from g4debug import plugin
     from g4debug.hooking.hooks import Around, Hooks, Order
+    from g4debug.ledger.hooks import LedgerHooks
 
     assert plugin.in_force is None, "g4debug was loaded first"
-    compose = Hooks._compose
+    compose, install = Hooks._compose, LedgerHooks.install
+
+    def installed(ledger_hooks: LedgerHooks, hooks: Hooks) -> None:
+        ledgers.append(ledger_hooks.ledger)
+        install(ledger_hooks, hooks)
 
     def both(hooks: Hooks, site: str) -> Around:
         whole = compose(hooks, site)
@@ -68,11 +76,15 @@ def make_switchable() -> None:
         return either
 
     Hooks._compose = both  # type: ignore[method-assign]
+    LedgerHooks.install = installed  # type: ignore[method-assign]
 
 
 def _switch(path: Path) -> None:
     global armed
     armed = not armed
+    for ledger in ledgers:
+        if ledger.shadow is not None and not ledger.broken:
+            ledger.shadow[-1:].fill_(int(armed))
     path.write_text("on" if armed else "off")
 
 
@@ -91,13 +103,16 @@ def facts(scheduler: Any) -> dict[str, Any]:
     """Steps, nodes of the prefix cache, tracers and their hook sites in this process."""
     from g4debug import discovery, plugin
 
-    found: dict[str, Any] = {"steps": None, "nodes": None, "tracers": "", "sites": 0}
+    found: dict[str, Any] = {
+        "steps": None, "nodes": None, "overlap": None, "tracers": "", "sites": 0,
+    }  # fmt: skip
     if plugin.in_force is not None:
         hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
         found["tracers"] = " ".join(plugin.in_force.tracers)
         found["sites"] = sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
     if scheduler is not None:
         found["steps"] = int(scheduler.forward_ct)
+        found["overlap"] = bool(scheduler.enable_overlap)
         stack, nodes = [getattr(scheduler.tree_cache, "root_node", None)], 0
         while stack:
             node = stack.pop()

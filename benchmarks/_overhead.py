@@ -107,8 +107,10 @@ def compare(
     if not both:
         return {}
     first = pairs("ttft_ms")
+    known = any(row.get("step_ms") for row in rows)
+    steps = {"time per step": figure(pairs("step_ms"), median_of_pairs)} if known else {}
     return {
-        "time per step": figure(pairs("step_ms"), median_of_pairs),
+        **steps,
         "time per token": figure(pairs("tpot_ms"), median_of_pairs),
         "first token": figure(first, median_of_pairs),
         "first token, p99": figure(first, pooled_p99),
@@ -122,8 +124,9 @@ def absolute(rows: Sequence[Mapping[str, Any]], batch: int, variant: str) -> dic
     first = [float(r["ttft_ms"]) for r in mine]
     rounds = dict.fromkeys(str(r["round"]) for r in mine)
     rates = [per_second([r for r in mine if str(r["round"]) == of]) for of in rounds]
+    steps = [float(r["step_ms"]) for r in mine if r.get("step_ms")]
     return {
-        "time per step": statistics.median(float(r["step_ms"]) for r in mine if r["step_ms"]),
+        **({"time per step": statistics.median(steps)} if steps else {}),
         "time per token": statistics.median(float(r["tpot_ms"]) for r in mine if r["tpot_ms"]),
         "first token": statistics.median(first),
         "first token, p99": percentile(first, 99),

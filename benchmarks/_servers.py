@@ -72,7 +72,8 @@ def serve(device: str, overrides: Mapping[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the server prints must not get between the answers
     engine = start(engine_arguments(device, overrides))
-    hello = {"hooks": tracer_sites(), "device": device_name()}
+    overlap = not engine.server_args.disable_overlap_schedule  # as SGLang has decided it
+    hello = {"hooks": tracer_sites(), "device": device_name(), "overlap": overlap}
     print(json.dumps(hello), file=answers, flush=True)
     rng = random.Random(0)
     length = PROMPT[device]

@@ -48,8 +48,9 @@ VARIANTS = {
     "upstream": Variant(engine=OVERLAP),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64], "max_total_tokens": 64 * 1600,
-             "chunked_prefill_size": 8192, "mem_fraction_static": 0.4},
+    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64],
+             "max_total_tokens": 64 * 1600, "chunked_prefill_size": 8192,
+             "mem_fraction_static": 0.4},
     "cpu": {"max_total_tokens": 4096},
 }  # fmt: skip
 
@@ -88,6 +89,9 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             stack.callback(server.stop)
             hello = server.read()  # one after the other: each looks at how much memory is free
             servers[name] = server
+            if hello["overlap"] == (name == "v1"):
+                is_on = "on" if hello["overlap"] else "off"
+                raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")
             print(f"{name}: up", flush=True)
         out = args.out or _results.HERE / f"frozen_kv_mtp_v2_{hello['device'].split()[-1]}.csv"
         growing = _results.Growing(out, hello["device"], accept=args.accept or "")

@@ -31,7 +31,8 @@ is how far the other figures can be trusted.
 --switch measures in one server: a variant with tracers, whose hooks are in the way in one turn and
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
 live; here there is only one. Each turn begins with an empty prefix cache. The guards that are part
-of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures.
+of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures. With
+overlap scheduling it refuses: there those guards compare with a copy that a hook makes.
 
 --contexts sends, in place of that load, one request at a time with prompts of so many tokens each
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
@@ -331,7 +332,10 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
     try:
         device = server.start()["device"]
-        check(args.switch, server.facts())
+        facts = server.facts()
+        check(args.switch, facts)
+        if facts["overlap"] and args.device == "cuda":
+            raise SystemExit("--switch needs a server without overlap scheduling; use --together")
         for _ in range(2):  # one turn each way that is not written down
             ask(server, turn, 0)
             server.put({"flush": True})
@@ -405,6 +409,10 @@ def check(variant: str, facts: Mapping[str, Any]) -> None:
         )
 
 
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} ms"
+
+
 AGAIN = "again"  # the variant of a second server of a base
 
 
@@ -435,13 +443,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             was = _overhead.absolute(mine, batch, base)
             lines.append(
-                f"| {load} | {what} | | {was['time per step']:.2f} ms "
+                f"| {load} | {what} | | {_ms(was.get('time per step'))} "
                 f"| {was['time per token']:.2f} ms "
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )
             if alike := _overhead.compare(twins(mine, base), batch, base, AGAIN):
-                cells = " | ".join(str(alike[metric]) for metric in _overhead.METRICS)
+                cells = " | ".join(str(alike.get(metric, "")) for metric in _overhead.METRICS)
                 count = alike["throughput"].rounds
                 lines.append(f"| {load} | {what}, a second server | {count} | {cells} |")
         for variant, (base, what) in COMPARED.items():
@@ -449,7 +457,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             if not found:
                 continue
             count = found["throughput"].rounds
-            cells = " | ".join(str(found[metric]) for metric in _overhead.METRICS)
+            cells = " | ".join(str(found.get(metric, "")) for metric in _overhead.METRICS)
             lines.append(f"| {load} | {what} | {count} | {cells} |")
     return lines
 
