@@ -1,9 +1,10 @@
 """Lets one tensor-parallel rank decide for itself, as no rank may.
 
 Either it takes two requests that came together in the opposite order: then the ranks add up the
-rows of different requests, and nobody sees that but who reads the answers. Or it ends a request
-that the others go on with, as a clock that only it has asked would: then the ranks' batches do not
-fit together any more. Rank 0 is left alone, because it is what the others are compared with.
+rows of different requests, and answers are wrong until their batches no longer fit together, which
+is an error of the collectives that names no cause. Or it ends a request that the others go on with,
+as a clock that only it has asked would. Rank 0 is left alone, because it is what the others are
+compared with.
 """
 
 from __future__ import annotations
