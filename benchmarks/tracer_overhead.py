@@ -284,7 +284,13 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     number, longest = args.first_round, 0.0
     with Crowd(servers) as crowd:
         try:
-            device = crowd.start(lambda server: fill(server, whole))
+            variant_of = {id(s): v for (v, _), s in zip(named, servers, strict=True)}
+
+            def prepare(server: Gated) -> None:
+                check(variant_of[id(server)], server.facts())
+                fill(server, whole)
+
+            device = crowd.start(prepare)
             print(f"{len(servers)} servers, {end - time.monotonic():.0f} s left", flush=True)
             written = _results.Growing(args.out / "requests.csv", device)
             turns = list(zip(named, servers, strict=True))
@@ -311,7 +317,6 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
                 of = {"variant": variant, "copy": copy, "rounds": number - args.first_round}
                 said = ("steps", "nodes", "sites", "tracers")
                 told.add([{**of, **{name: facts[name] for name in said}}])
-                check(variant, facts)
             told.close()
         except ServerDied as e:
             print(e, flush=True)
