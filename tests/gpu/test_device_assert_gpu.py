@@ -88,7 +88,10 @@ def test_a_pipe_keeps_the_text_and_the_dump_says_so(tmp_path):
 
 
 def test_a_real_server_whose_draft_has_half_of_its_table_names_it(tmp_path):
-    """E4B's shape with FROZEN_KV_MTP and CUDA graphs, as it starts or in its first requests."""
+    """E4B's shape with FROZEN_KV_MTP and CUDA graphs, as it starts or in its first requests.
+
+    Only the flight recorder is armed: spec-lifecycle would stop this server before the assert.
+    """
     installed_plugin.install(tmp_path / "site", "half", "half_a_draft:register")
     log = tmp_path / "log"
     with log.open("wb") as sink:
@@ -100,7 +103,7 @@ def test_a_real_server_whose_draft_has_half_of_its_table_names_it(tmp_path):
             env={
                 **os.environ,
                 "PYTHONPATH": installed_plugin.path(tmp_path / "site", HERE),
-                "SGLANG_TRTLLM_MHA_DEBUG": "1",
+                "G4DEBUG_TRACE": "flight-recorder",
                 "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path / "dumps"),
             },
             stdout=sink,
