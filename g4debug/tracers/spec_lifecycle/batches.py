@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_state
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
@@ -58,7 +60,7 @@ class SpecBatches:
     def _check_rows(self, spec: Any, requests: int) -> Violation | None:
         if self.v2 and spec.future_indices is not None:
             # Up to 0.5.13 they are in an object of their own.
-            ring = hasattr(spec.future_indices, "indices")
+            ring = not isinstance(spec.future_indices, torch.Tensor)
             holder, name = (spec.future_indices, "indices") if ring else (spec, "future_indices")
             fields = check_fields(holder, (name,), requests)
             return fields or self.custody.check_held(spec)
