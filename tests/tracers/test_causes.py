@@ -1306,6 +1306,11 @@ def requests_in_another_order(arm):
     return differing(Difference("requests", "a, b", "b, a"))
 
 
+@scenario("rank-divergence: ranks-differ", "was aborted on one rank and not on the other")
+def an_abort_on_one_rank(arm):
+    return differing(Difference("ending requests", "none", "b"))
+
+
 @scenario("rank-divergence: ranks-differ", "the ranks sampled different tokens")
 def other_tokens_on_one_rank(arm):
     return differing(Difference("output tokens", "5 (checksum 1)", "5 (checksum 2)"))

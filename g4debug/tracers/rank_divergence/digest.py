@@ -24,6 +24,7 @@ _MARK = b"\0cut\0"
 FIELDS = (
     "forward mode",
     "requests",
+    "ending requests",
     "output tokens",
     "prefix lengths",
     "extend lengths",
@@ -37,7 +38,7 @@ FIELDS = (
     "out_cache_loc",
     "KV locations",
 )
-TEXTS = frozenset({"forward mode", "requests", "spec_info"})
+TEXTS = frozenset({"forward mode", "requests", "ending requests", "spec_info"})
 
 
 def of(step: Step, batch: Any, req_to_token: torch.Tensor | None) -> bytes:
@@ -51,6 +52,7 @@ def of(step: Step, batch: Any, req_to_token: torch.Tensor | None) -> bytes:
     values: tuple[bytes, ...] = (
         step.forward_mode.encode(),
         "\n".join(step.rids).encode(),
+        "\n".join(str(r.rid) for r in reqs if getattr(r, "to_finish", None) is not None).encode(),
         _output(reqs),
         _numbers(batch.prefix_lens if extend else ()),
         _numbers(batch.extend_lens if extend else ()),

@@ -51,6 +51,11 @@ def cause_of(me: str, other: str, found: Sequence[Difference]) -> str:
     requests = by_name.get("requests")
     if requests is not None:
         return _cause_of_requests(me, other, requests)
+    if "ending requests" in by_name:
+        return (
+            "a request was aborted on one rank and not on the other, or one step later: whatever "
+            "aborts it is asked on each rank by itself"
+        )
     if "output tokens" in by_name:
         return (
             "the ranks sampled different tokens in an earlier step: their logits or their random "
@@ -88,7 +93,7 @@ def _cause_of_requests(me: str, other: str, requests: Difference) -> str:
 
 def _rids(difference: Difference, text: str) -> str:
     """Of a request's id, the beginning says enough."""
-    if difference.name != "requests":
+    if difference.name not in ("requests", "ending requests"):
         return text
     return ", ".join(rid if len(rid) <= 9 else f"{rid[:8]}…" for rid in text.split(", "))
 

@@ -32,9 +32,12 @@ STEPS = st.builds(
 )
 
 
-def batch(outputs=(), loc=None, extend=None, spec=None):
+def batch(outputs=(), loc=None, extend=None, spec=None, ending=()):
     return SimpleNamespace(
-        reqs=[SimpleNamespace(output_ids=list(ids)) for ids in outputs],
+        reqs=[
+            SimpleNamespace(rid=f"r{i}", output_ids=list(ids), to_finish=i if i in ending else None)
+            for i, ids in enumerate(outputs)
+        ],
         forward_mode=SimpleNamespace(is_extend=lambda: extend is not None),
         prefix_lens=extend and extend[0],
         extend_lens=extend and extend[1],
@@ -71,6 +74,7 @@ def test_equal_steps_are_equal_and_others_differ_in_what_differs(one, two):
     [
         ("output tokens", {"outputs": ([1, 2], [3, 9])}, "2 (checksum"),
         ("output tokens", {"outputs": ([1, 2], [3])}, "1 (checksum"),
+        ("ending requests", {"ending": (1,)}, "r1"),
         ("prefix lengths", {"extend": ([0, 64], [5, 6])}, "0, 64"),
         ("extend lengths", {"extend": ([0, 0], [5, 7])}, "5, 7"),
         ("out_cache_loc", {"loc": torch.tensor([70, 72])}, "70, 72"),
