@@ -152,6 +152,7 @@ def _batch(device: torch.device) -> Any:
         reqs=reqs,
         forward_mode=SimpleNamespace(name="DECODE", is_idle=no, is_extend=no),
         is_extend_in_batch=False,
+        enable_overlap=False,
         seq_lens=torch.tensor(LENGTHS, device=device),
         seq_lens_cpu=torch.tensor(LENGTHS),
         spec_info=_draft_input(device),
