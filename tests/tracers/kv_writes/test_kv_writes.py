@@ -237,10 +237,7 @@ def around_pool(it, seen):
 
 
 @pytest.fixture(autouse=True)
-def _restored():
-    if importlib.util.find_spec("sglang") is None:
-        yield
-        return
+def _restored(_sglang_imported):
     from sglang.srt.mem_cache import memory_pool
 
     saved = memory_pool._set_kv_buffer_impl
