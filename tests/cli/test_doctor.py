@@ -87,7 +87,8 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert data["ready"]
     armed = [t["name"] for t in data["tracers"] if t["state"] == "armed (raise)"]
     opt_in = [t["name"] for t in data["tracers"] if t["state"] == "opt-in"]
-    assert opt_in == ["kv-integrity", "kv-writes"]  # SGLANG_TRTLLM_MHA_DEBUG=1 does not arm them
+    # SGLANG_TRTLLM_MHA_DEBUG=1 does not arm them.
+    assert opt_in == ["kv-integrity", "kv-writes", "rank-divergence"]
     assert {"flight-recorder", "page-table"} <= set(armed)
     will = f"ready: a server will arm {', '.join(armed)} in mode raise"
     assert data["headline"] == f"{will}; FAULTS ARE INJECTED"

@@ -49,6 +49,12 @@ def test_pins_are_exact_and_name_no_place():
         assert len(names) == len(set(names)), path.name
 
 
+def test_no_two_test_files_share_a_name():
+    """pytest imports them as modules by that name, and cannot collect the second of two."""
+    names = [path.name for path in tracked("tests/**/test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_no_file_names_a_registry_or_a_machine():
     """A clone works against whatever registry pip is configured for, on any machine."""
     places = re.compile(
