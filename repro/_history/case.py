@@ -1,0 +1,71 @@
+"""What a case of the history suite declares: a real bug of SGLang, and how to meet it.
+
+A case is a file ``repro/history/NAME.py`` with a ``CASE``. The counter that says whether its bug
+was really met is in ``repro/history/truth/NAME.py``, and imports nothing of g4debug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _healthy.workload import Client
+
+Drive = Callable[[Client, int], Awaitable[None]]
+
+NATURAL = "natural"
+FLAGS = "natural with flags"
+PUT_BACK = "put back"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a case.
+
+    release: of SGLang. fixes: ids of our fixes that are on; all others are off. faults: what
+    ``G4DEBUG_FAULTS`` puts back. engine, environ: on top of those of the case.
+    """
+
+    release: str
+    fixes: tuple[str, ...] = ()
+    faults: str = ""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    number: its place in the table. title: the bug, in a few words. threads: where upstream talks
+    of it. origin: NATURAL, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine that
+    gives the right answers, if it is not the fixed side's.
+    cause: (file below ``sglang/srt/``, function) that the upstream fix changed; a tool that names
+    one of them names the cause. drive: the workload, ``drive(client, seed)``, from the text of the
+    thread. engine, environ: arguments of ``sgl.Engine`` on the toy models, and switches.
+    mtp: with FROZEN_KV_MTP. expected: tool -> the grade that was predicted before the first run,
+    as text of ``_history.grades``. why: what the case is in the suite for, one sentence.
+    chosen_after: the case was chosen when g4debug's tracers existed. gpu: why no CPU can run it.
+    seconds: after which a run counts as one that hangs.
+    """
+
+    number: int
+    title: str
+    threads: tuple[str, ...]
+    origin: str
+    buggy: Arm
+    fixed: Arm
+    cause: tuple[tuple[str, str], ...]
+    drive: Drive
+    why: str
+    expected: Mapping[str, str]
+    right: Arm | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    mtp: bool = True
+    chosen_after: bool = False
+    gpu: str = ""
+    seconds: float = 120.0
+    prepare: Callable[[Path], Mapping[str, Any]] | None = None

@@ -1,0 +1,96 @@
+"""The ground truth of a case: how often its bug was reached and triggered. Nothing of g4debug.
+
+A case's truth is a module with ``install(counter)``. It wraps functions of SGLang, before any tool
+does, and calls ``counter.reached()`` where the code with the bug runs, and ``counter.triggered()``
+where it did the wrong thing. It changes nothing. Each count is written to a file at once, so it is
+there even if the process is killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+SIZE = 512  # bytes of the record, padded: it is overwritten in place
+
+
+@dataclass
+class Counts:
+    """steps: batches that the scheduler ran. first: the step of the first trigger, -1 if none.
+
+    note: what the first trigger was, in a few words.
+    """
+
+    steps: int = 0
+    reached: int = 0
+    triggered: int = 0
+    first: int = -1
+    note: str = ""
+
+
+class Counter:
+    """Counts in this process, and keeps a file up to date: one per process that counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file = -1
+        self.counts = Counts()
+
+    def step(self) -> None:
+        self.counts.steps += 1
+        self._write()
+
+    def reached(self, times: int = 1) -> None:
+        self.counts.reached += times
+        self._write()
+
+    def triggered(self, note: str = "", times: int = 1) -> None:
+        if not self.counts.triggered:
+            self.counts.first = self.counts.steps
+            self.counts.note = note[:200]
+        self.counts.triggered += times
+        self._write()
+
+    def _write(self) -> None:
+        if self._file < 0:
+            path = self._folder / f"truth-{os.getpid()}.json"
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.pwrite(self._file, json.dumps(asdict(self.counts)).ljust(SIZE).encode(), 0)
+
+
+def read(folder: Path) -> Counts:
+    """The counts of the process that ran most steps: the scheduler. Zeros if nothing counted."""
+    found = [Counts(**json.loads(path.read_text())) for path in folder.glob("truth-*.json")]
+    return max(found, key=lambda c: (c.steps, c.reached, c.triggered), default=Counts())
+
+
+def before(owner: Any, name: str, look: Callable[..., None]) -> None:
+    """Let ``look`` see the arguments of each call of ``owner.name``, before it runs."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        look(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(owner, name, looked)
+
+
+def around(owner: Any, name: str, look: Callable[..., Callable[[Any], None] | None]) -> None:
+    """``look(*args)`` runs before a call, and what it returns sees the result, after it."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def looked(*args: Any, **kwargs: Any) -> Any:
+        then = look(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if then is not None:
+            then(result)
+        return result
+
+    setattr(owner, name, looked)

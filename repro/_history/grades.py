@@ -1,0 +1,14 @@
+"""What a tool can say of a bug, from nothing to its cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NA: Final = "n/a"  # the tool refuses, or does not exist in that release
+SILENT: Final = "silent"
+CRASH: Final = "crash only"  # SGLang died of the bug, and the tool said no more than that
+LATE: Final = "late"  # an alarm, after an answer that is wrong has left
+ALARM: Final = "alarm"
+OBJECT: Final = "object"  # names the page and the request
+CAUSE: Final = "cause"  # names a file and function that the upstream fix changed
+ORDER: Final = (NA, SILENT, CRASH, LATE, ALARM, OBJECT, CAUSE)
