@@ -1,0 +1,60 @@
+"""A cached prefix gets new SWA pages, and the end of the free group takes them away again.
+
+The threads' servers serve bursts of requests that share a system prompt, until SGLang says that one
+SWA page is missing. Here two of them arrive while another prompt is computed, so they are computed
+in one batch: a long one first, then a short one. Afterwards others need their place in the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from _healthy.workload import Client
+from _history.case import NATURAL, Arm, Case
+from _history.grades import LATE, NA, OBJECT, SILENT
+
+SYSTEM, BURSTS, OTHERS = 256, 2, 6
+
+
+async def drive(client: Client, seed: int) -> None:
+    for n in range(BURSTS):
+        system = client.prompt(SYSTEM)
+        busy = asyncio.ensure_future(client.generate(client.prompt(600), 2, name=f"busy-{n}"))
+        await client.until("Prefill batch", 2 * n + 1)
+        await client.together(
+            client.generate(system + client.tokens(384), 12, name=f"long-{n}"),
+            client.generate(system + client.tokens(64), 12, name=f"short-{n}"),
+        )
+        await busy
+    for n in range(OTHERS):
+        await client.generate(client.prompt(640), 2, name=f"other-{n}")
+
+
+CASE = Case(
+    number=2,
+    title="a free group frees the SWA pages that a cached prefix has just been given",
+    threads=("#36081", "#36135", "#36381", "#36646"),
+    origin=NATURAL,
+    buggy=Arm("0.5.18"),
+    fixed=Arm("0.5.23"),
+    right=Arm("0.5.18", engine={"disable_radix_cache": True}),
+    cause=(
+        ("mem_cache/allocator/swa.py", "free_swa"),
+        ("mem_cache/allocator/swa.py", "free_group_end"),
+    ),
+    drive=drive,
+    mtp=False,
+    seconds=240.0,
+    engine={"max_total_tokens": 4096, "chunked_prefill_size": 2048, "max_prefill_tokens": 2048},
+    why="Answers are wrong at once, and a count that is one page short says so much later.",
+    chosen_after=True,
+    expected={
+        "nothing": SILENT,
+        "g4debug": NA,
+        "g4debug-best": OBJECT,
+        "sglang": LATE,
+        "busy-inv": LATE,
+        "strict": NA,
+        "tree": LATE,
+    },
+)
