@@ -216,9 +216,16 @@ TABLE: Final[tuple[StandIn, ...]] = (
     StandIn(
         f"{_SRT}.utils.numa_utils",
         "init_threads_binding",
-        thread_binding.init_threads_binding,
+        thread_binding.init_for_tensor_parallel,
         "the same, a function",
-        ">=0.5.18",
+        ">=0.5.18,<0.5.19",
+    ),
+    StandIn(
+        f"{_SRT}.utils.numa_utils",
+        "init_threads_binding",
+        thread_binding.init_threads_binding,
+        "the same, with other arguments",
+        ">=0.5.19",
     ),
     _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),
     _kernel("verify_tree_greedy_cpu", verify_greedy.verify_tree_greedy_cpu, _CALLED),

@@ -15,7 +15,7 @@ from g4debug.cpu.error import CpuEngineError
 
 
 def init_threads_binding(*, numa_index: int, world_size: int) -> str:
-    """Stands in for SGLang's function of this name, since 0.5.18: the cores, as "0,1,2".
+    """Stands in for SGLang's function of this name, since 0.5.19: the cores, as "0,1,2".
 
     numa_index: the rank, 0..world_size-1. Raises CpuEngineError for another one.
     """
@@ -25,6 +25,11 @@ def init_threads_binding(*, numa_index: int, world_size: int) -> str:
             "ranks. Start all ranks on this machine, with one --tp-size for all of them."
         )
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+
+def init_for_tensor_parallel(*, tp_rank: int, tp_size: int) -> str:
+    """Stands in for the same function in 0.5.18, which counts the ranks of one group."""
+    return init_threads_binding(numa_index=tp_rank, world_size=tp_size)
 
 
 def init_of_runner(runner: Any) -> None:

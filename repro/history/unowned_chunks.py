@@ -2,14 +2,15 @@
 
 The thread's script: a short prompt with the flag, a long prompt without it, and a long prompt with
 it. The flag is ``bootstrap_host="2.2.2.2"``, which any client may send. The third request never
-gets beyond its first chunk. Each step takes new pages for it, and nobody owns the old ones.
+gets beyond its first chunk. Each step takes new pages for it, and nobody owns the old ones. The
+thread's server dies when there are none left; this release waits for free pages, for ever.
 """
 
 from __future__ import annotations
 
 from _healthy.workload import Client
 from _history.case import NATURAL, Arm, Case
-from _history.grades import ALARM, CRASH, NA, OBJECT
+from _history.grades import ALARM, NA, OBJECT, SILENT
 
 FLAG = "2.2.2.2"
 SHORT, LONG = 160, 1200  # tokens
@@ -35,17 +36,17 @@ CASE = Case(
     ),
     drive=drive,
     mtp=False,
-    seconds=240.0,
+    seconds=100.0,
     engine={"max_total_tokens": 4096, "chunked_prefill_size": 512},
-    why="Pages are lost in every step, and the server dies of it before a rare count of them.",
+    why="Pages are lost in every step, and none is left before a count that is made now and then.",
     chosen_after=True,
     expected={
-        "nothing": CRASH,
-        "g4debug": CRASH,
+        "nothing": SILENT,
+        "g4debug": SILENT,
         "g4debug-best": OBJECT,
-        "sglang": CRASH,
+        "sglang": SILENT,
         "busy-inv": ALARM,
         "strict": NA,
-        "tree": CRASH,
+        "tree": SILENT,
     },
 )

@@ -144,6 +144,7 @@ def test_each_rank_may_use_the_cores_of_its_process():
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     for rank in range(3):  # more than most machines have NUMA nodes
         assert thread_binding.init_threads_binding(numa_index=rank, world_size=3) == cores
+        assert thread_binding.init_for_tensor_parallel(tp_rank=rank, tp_size=3) == cores
         runner = SimpleNamespace(tp_rank=rank, tp_size=3)
         thread_binding.init_of_runner(runner)
         assert runner.local_omp_cpuid == cores

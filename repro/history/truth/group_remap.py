@@ -36,7 +36,11 @@ def install(counter: Counter) -> None:
 
     def remap(_allocator: Any, full: Any, swa: Any) -> None:
         if group and full.numel():
-            found = {a: b for a, b in zip(full.tolist(), swa.tolist()) if a in given and b > 0}
+            found = {
+                a: b
+                for a, b in zip(full.tolist(), swa.tolist(), strict=True)
+                if a in given and b > 0
+            }
             if found:
                 counter.reached()
                 remapped.update(found)

@@ -42,7 +42,7 @@ def locked_tombstones(tree: Any, params: Any) -> list[int]:
     """The full positions of the locked nodes that the insert would give a new SWA half."""
     if tree.disable or params.value is None:
         return []
-    key, value = params.key.maybe_to_bigram_view(tree.is_eagle, params.value)
+    key, _ = params.key.maybe_to_bigram_view(tree.is_eagle, params.value)
     key = key.page_aligned(tree.page_size)
     owned = max(params.prev_prefix_len, params.swa_evicted_seqlen)
     node, end, found = tree.root_node, 0, []

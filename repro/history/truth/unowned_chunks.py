@@ -21,7 +21,9 @@ def install(counter: Counter) -> None:
     def run_batch(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
         if not batch.forward_mode.is_extend():
             return
-        for req, begin, length in zip(batch.reqs, batch.prefix_lens, batch.extend_lens):
+        for req, begin, length in zip(
+            batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True
+        ):
             if not req.skip_radix_cache_insert:
                 continue
             end = ends.pop(req.rid, 0)
