@@ -16,6 +16,7 @@ from _history.counter import Counter, before
 
 TRUTH = "G4HISTORY_TRUTH"  # the file of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
+PUT_BACK = "G4HISTORY_PUT_BACK"  # the file that puts the case's bug back, if it is not natural
 
 
 def register() -> None:
@@ -38,8 +39,16 @@ def install(path: Path, counter: Counter) -> None:
     from sglang.srt.managers.scheduler import Scheduler
 
     before(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
-    spec = importlib.util.spec_from_file_location(f"truth_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    _module("truth", path).install(counter)
+    put_back = os.environ.get(PUT_BACK)
+    if put_back:  # around the truth, which so sees what SGLang's code is given in the end
+        _module("put_back", Path(put_back)).install()
+
+
+def _module(kind: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.install(counter)
+    return module

@@ -16,17 +16,19 @@ from _history.counter import Counter, before
 def install(counter: Counter) -> None:
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
-    def decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *a: Any, **kw: Any):
+    def decode(
+        backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> None:
         radius = layer.sliding_window_size
         if radius is None or radius <= 0 or not batch.forward_mode.is_decode():
             return
         bounds = backend.forward_metadata.window_kv_indptr[: batch.batch_size + 1]
-        listed = (bounds[1:] - bounds[:-1]).tolist()
-        behind = [n for n, length in zip(listed, batch.seq_lens.tolist()) if length > radius]
-        if not behind:
+        listed = (bounds[1:] - bounds[:-1])[batch.seq_lens > radius]
+        if not len(listed):
             return
         counter.reached()
-        if min(behind) <= radius:
-            counter.triggered(f"{min(behind)} keys, and the window has {radius + 1}")
+        least = int(listed.min())
+        if least <= radius:
+            counter.triggered(f"{least} keys, and the window has {radius + 1}")
 
     before(TritonAttnBackend, "forward_decode", decode)

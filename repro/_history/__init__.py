@@ -1,0 +1,1 @@
+"""The machinery of the history suite; the cases are in ``repro/history``."""

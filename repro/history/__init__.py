@@ -1,0 +1,1 @@
+"""Cases of the history suite: one file each, found by its name."""

@@ -1,0 +1,1 @@
+"""The ground truth of each case. Nothing here imports g4debug."""
