@@ -7,48 +7,40 @@ sees is what SGLang's own code was given.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from pathlib import Path
 from typing import Any
 
 from _history.counter import Counter, before
 
-TRUTH = "G4HISTORY_TRUTH"  # the file of the case's truth
+TRUTH = "G4HISTORY_TRUTH"  # the module of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
-PUT_BACK = "G4HISTORY_PUT_BACK"  # the file that puts the case's bug back, if it is not natural
+PUT_BACK = "G4HISTORY_PUT_BACK"  # the module that puts a bug back which the release does not have
 
 
 def register() -> None:
-    path = os.environ.get(TRUTH)
-    if not path:
+    truth = os.environ.get(TRUTH)
+    if not truth:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     original = HookRegistry.apply_hooks
 
     def apply_hooks(*args: Any, **kwargs: Any) -> Any:
-        install(Path(path), Counter(Path(os.environ[FOLDER])))
         HookRegistry.apply_hooks = original
+        install(truth, Counter(Path(os.environ[FOLDER])))
         return original(*args, **kwargs)
 
-    HookRegistry.apply_hooks = apply_hooks
+    HookRegistry.apply_hooks = staticmethod(apply_hooks)
 
 
-def install(path: Path, counter: Counter) -> None:
+def install(truth: str, counter: Counter) -> None:
+    """Count the scheduler's batches, and let the case's truth wrap what it looks at."""
     from sglang.srt.managers.scheduler import Scheduler
 
     before(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
-    _module("truth", path).install(counter)
+    importlib.import_module(truth).install(counter)
     put_back = os.environ.get(PUT_BACK)
-    if put_back:  # around the truth, which so sees what SGLang's code is given in the end
-        _module("put_back", Path(put_back)).install()
-
-
-def _module(kind: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"{kind}_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if put_back:  # around the truth, which sees what SGLang's own code is then given
+        importlib.import_module(put_back).install()

@@ -1,25 +1,110 @@
-"""The tools that are compared: their switches, and how their alarm is known in a log."""
+"""The tools that are compared: how each is switched on, and how its alarm is known.
+
+Each has its documented best setting. The columns are in this order in the table.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-LEAK: Final = r"memory leak detected|pool memory leak|mem(?:ory)? leak|Pool invariant"
+from packaging.version import Version
+
+BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
+# What SGLang's own checks say when they raise. Each release has some of them.
+SGLANG_SAYS: Final = (
+    r"memory leak detected![^\n]*",  # at idle: counts
+    r"(?:Full|SWA) Pool Mem Leak Detected![^\n]*",  # while busy: counts
+    r"KV double free:[^\n]*",
+    r"KV page use-after-free:[^\n]*",
+    # An assertion without a text: the function it stands in is all there is.
+    r"in (?:_check_kv_page_invariants|_add_owner)\b",
+    r"in sanity_check\b",
+    r"invariant \S+ (?:violated|failed)[^\n]*",
+)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """since: the first release that has it. alarm: in the log. needs: why no CPU can run it."""
+    """A column of the table.
+
+    environ: its switches. ours: it is g4debug, whose alarm is a dump. since: the first release
+    that has it. within: from this release on it is a tool of its own; before, SGLang does it by
+    default. gpu: why no CPU can run it.
+    """
 
     id: str
     title: str
-    environ: Mapping[str, str] = field(default_factory=dict)
-    alarm: str = ""
+    environ: Callable[[], Mapping[str, str]] = dict
+    ours: bool = False
     since: str = ""
-    needs: str = ""
+    within: str = ""
+    gpu: str = ""
+    says: tuple[str, ...] = field(default=())
 
-    def alarmed(self, log: str) -> re.Match[str] | None:
-        return re.search(self.alarm, log) if self.alarm else None
+    def refusal(self, release: str) -> str:
+        """Why it cannot be switched on in a release, '' if it can."""
+        if self.gpu:
+            return self.gpu
+        if self.since and Version(release) < Version(self.since):
+            return f"SGLang has it from {self.since} on"
+        if self.within and Version(release) < Version(self.within):
+            return f"part of SGLang's default before {self.within}"
+        return ""
+
+    def alarm(self, log: str) -> str:
+        """What it said in the log, '' if nothing."""
+        for pattern in self.says:
+            found = re.search(pattern, log)
+            if found:
+                return found[0]
+        return ""
+
+
+def _best() -> dict[str, str]:
+    from g4debug import discovery
+
+    # rank-divergence compares ranks, and a case here has one.
+    every = [t for t in discovery.names("tracer") if t != "rank-divergence"]
+    return {
+        **DEBUG,
+        "G4DEBUG_TRACE": ",".join(every),
+        "G4DEBUG_LEAK_STEPS": "1",
+        "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+    }
+
+
+TOOLS: Final = {
+    tool.id: tool
+    for tool in (
+        Tool("nothing", "no tool", lambda: {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}),
+        Tool("g4debug", "g4debug, default", lambda: DEBUG, ours=True),
+        Tool("g4debug-best", "g4debug, every tracer", _best, ours=True),
+        Tool("sglang", "SGLang, default", says=SGLANG_SAYS),
+        Tool(
+            "busy-inv",
+            "SGLang, busy and page checks",
+            lambda: {**BUSY, "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"},
+            says=SGLANG_SAYS,
+        ),
+        Tool(
+            "strict",
+            "SGLang, strict invariants",
+            lambda: {"SGLANG_INVARIANT_CHECK": "strict"},
+            since="0.5.21",
+            says=SGLANG_SAYS,
+        ),
+        Tool(
+            "tree",
+            "SGLang, tree check",
+            lambda: {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"},
+            within="0.5.21",
+            says=SGLANG_SAYS,
+        ),
+        Tool("kv-canary", "SGLang --kv-canary", gpu="needs CUDA, and no speculative decoding"),
+        Tool("compute-sanitizer", "compute-sanitizer", gpu="needs CUDA"),
+    )
+}

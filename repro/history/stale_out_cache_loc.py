@@ -27,10 +27,10 @@ CASE = Case(
     expected={
         "nothing": CRASH,
         "g4debug": NA,
-        "g4debug-best": NA,
+        "g4debug-best": CRASH,
         "sglang": CRASH,
         "busy-inv": CRASH,
         "strict": NA,
-        "tree": CRASH,
+        "tree": NA,
     },
 )

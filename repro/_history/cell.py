@@ -1,0 +1,215 @@
+"""One cell of the table: a case, one of its arms, a tool and a seed, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from _run import HERE, Outcome, run_command
+
+from _history import counter, grades
+from _history.case import Arm, Case
+from _history.cases import truth_of
+from _history.plugin import FOLDER, TRUTH
+from _history.tools import Tool
+from g4debug.dumps import reading
+from g4debug.findings.record import TrapRecord
+
+BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
+ROOT = HERE.parent
+# What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
+NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
+_REFUSED = re.compile(r"g4debug: could not be armed: (.*)|SettingsError: (.*)")
+_DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)$", re.MULTILINE)
+
+
+@dataclass
+class Cell:
+    """What came of it.
+
+    grade: one of ``_history.grades``. after: steps from the first trigger to the alarm, or to the
+    end if there was none. said: what the tool said, or why the process died, in one line. wrong:
+    answers that are not the right ones, of ``answers``; -1 where there are none to compare with.
+    """
+
+    case: str
+    arm: str
+    tool: str
+    seed: int
+    grade: str = grades.SILENT
+    said: str = ""
+    after: int = -1
+    steps: int = 0
+    reached: int = 0
+    triggered: int = 0
+    note: str = ""
+    ended: str = ""  # "completed", "died", "hangs"
+    wrong: int = -1
+    answers: int = 0
+    seconds: float = 0.0
+    outputs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return f"{self.case}.{self.arm}.{self.tool}.{self.seed}"
+
+
+def interpreter(release: str) -> Path:
+    """The Python of the environment that has a release of SGLang, whether or not it is there."""
+    from g4debug.hooking import targets
+
+    if str(targets.sglang_version()) == release:
+        return Path(sys.executable)
+    own = ROOT / f".venv-{release}" / "bin" / "python"
+    default = ROOT / ".venv" / "bin" / "python"
+    return own if own.exists() or not _has(default, release) else default
+
+
+def _has(python: Path, release: str) -> bool:
+    return any(python.parent.parent.glob(f"lib/python3*/site-packages/sglang-{release}.dist-info"))
+
+
+def arm_of(case: Case, name: str) -> Arm:
+    if name == BUGGY:
+        return case.buggy
+    return case.fixed if name == FIXED or case.right is None else case.right
+
+
+def run(
+    name: str, case: Case, arm: str, tool: Tool, seed: int, folder: Path, right: Mapping[str, Any]
+) -> Cell:
+    """Run a cell. right: request -> tokens, the right answers; empty if they are not known yet."""
+    cell = Cell(name, arm, tool.id, seed)
+    side = arm_of(case, arm)
+    refusal = tool.refusal(side.release)
+    if refusal:
+        return replace(cell, grade=grades.NA, said=refusal)
+    folder = folder / cell.id
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("truth-*.json"):
+        old.unlink()
+    for old in (folder / "dumps").glob("*.pt"):
+        old.unlink()
+    result = folder / "result.json"
+    result.unlink(missing_ok=True)
+    ran = run_command(
+        "cell",
+        [str(interpreter(side.release)), str(HERE / "_history_variant.py"), name, arm, str(seed),
+         str(result)],
+        result,
+        environment(name, case, side, tool, folder),
+        folder,
+        case.seconds,
+    )  # fmt: skip
+    return judge(cell, case, tool, ran, folder, right)
+
+
+def environment(name: str, case: Case, side: Arm, tool: Tool, folder: Path) -> dict[str, str]:
+    """What the cell's processes get: the case's and the tool's switches, and the ground truth."""
+    dist = folder / "plugin" / "g4debug_history-0.dist-info"
+    dist.mkdir(parents=True, exist_ok=True)
+    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: g4debug-history\nVersion: 0\n")
+    (dist / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\ng4debug-history = _history.plugin:register\n"
+    )
+    path = [str(folder / "plugin"), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    from g4debug.cpu import SITE
+
+    return {
+        "G4DEBUG_FIXES": "none",
+        **{f"G4DEBUG_FIX_{fix.upper().replace('-', '_')}": "1" for fix in side.fixes},
+        **({"G4DEBUG_FAULTS": side.faults} if side.faults else {}),
+        "PYTHONPATH": os.pathsep.join([str(SITE), *filter(None, path)]),
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
+        TRUTH: truth_of(name),
+        FOLDER: str(folder),
+        **case.environ,
+        **side.environ,
+        **tool.environ(),
+    }
+
+
+def judge(
+    cell: Cell, case: Case, tool: Tool, ran: Outcome, folder: Path, right: Mapping[str, Any]
+) -> Cell:
+    text = ran.text
+    truth = counter.read(folder)
+    cell.steps, cell.reached, cell.triggered = truth.steps, truth.reached, truth.triggered
+    cell.note = truth.note
+    cell.seconds = round(ran.seconds, 1)
+    cell.outputs = ran.result.get("outputs", {})
+    completed = ran.status == 0 and ran.result.get("completed", False)
+    cell.ended = "completed" if completed else "hangs" if ran.status is None else "died"
+    if right:
+        cell.answers = len(right)
+        cell.wrong = sum(cell.outputs[k] != v for k, v in right.items() if k in cell.outputs)
+    if truth.first >= 0:
+        cell.after = truth.steps - truth.first
+    cell.grade, cell.said = _grade(case, tool, cell, text, folder)
+    return cell
+
+
+def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple[str, str]:
+    if tool.ours:
+        refused = _REFUSED.search(text)
+        if refused:
+            return grades.NA, (refused[1] or refused[2]).strip()
+        alarm, named, cause = _dump(case, folder)
+    else:
+        alarm = tool.alarm(text)
+        named, cause = False, bool(alarm) and _names(case, alarm)
+    if not alarm:
+        if cell.ended == "died":
+            died = _DIED.findall(text)
+            return grades.CRASH, died[0][:200] if died else "died without a word"
+        return grades.SILENT, "hangs" if cell.ended == "hangs" else ""
+    if cell.wrong > 0:
+        return grades.LATE, alarm
+    if cause:
+        return grades.CAUSE, alarm
+    return (grades.OBJECT if named else grades.ALARM), alarm
+
+
+def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
+    """The headline of the first finding, whether it names page and request, whether the cause."""
+    records = [reading.read(path) for path in (folder / "dumps").glob("*.pt")]
+    found = [r for r in records if not _died_by_itself(r)]
+    if not found:
+        return "", False, False
+    record = min(found, key=lambda r: r.finding.location.step)
+    finding = record.finding
+    words = "\n".join(
+        [finding.headline, finding.expected, finding.got, finding.owner, *finding.history,
+         finding.cause, *(e.caller for e in record.events)]
+    )  # fmt: skip
+    page = re.search(r"\bpages? \d+", words) is not None
+    request = bool(finding.location.request) or re.search(r"\brequest", words) is not None
+    return finding.headline, page and request, _names(case, words)
+
+
+def _died_by_itself(record: TrapRecord) -> bool:
+    return record.finding.kind in NO_ALARM
+
+
+def _names(case: Case, words: str) -> bool:
+    """Whether the words have both the file and the function of something that the fix changed."""
+    return any(
+        re.search(rf"\b{re.escape(Path(file).name)}\b", words)
+        and re.search(rf"\b{re.escape(function)}\b", words)
+        for file, function in case.cause
+    )
+
+
+def keep(cell: Cell, folder: Path) -> None:
+    (folder / f"{cell.id}.json").write_text(json.dumps(asdict(cell)))
+
+
+def kept(cell_id: str, folder: Path) -> Cell | None:
+    path = folder / f"{cell_id}.json"
+    return Cell(**json.loads(path.read_text())) if path.is_file() else None

@@ -1,0 +1,159 @@
+"""Writes docs/history.md: the table, what each tool said, and what was predicted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from _history import picture, table
+from _history.case import PUT_BACK, Case
+from _history.cases import HERE
+from _history.table import Row
+from _history.tools import TOOLS
+
+ROOT = HERE.parents[1]
+PAGE, PICTURE = ROOT / "docs" / "history.md", ROOT / "docs" / "history.svg"
+FIRST = HERE / "first.json"  # what each tool said in the first run, and of which commit
+
+
+def write(known: Mapping[str, Case], found: Sequence[Row]) -> list[Path]:
+    """The page and the picture; rows that ran for the first time are entered as such."""
+    first = _first(found)
+    PAGE.write_text(markdown(found, first))
+    PICTURE.write_text(picture.svg(found))
+    return [PAGE, PICTURE, FIRST]
+
+
+def _first(found: Sequence[Row]) -> dict[str, Any]:
+    kept: dict[str, Any] = json.loads(FIRST.read_text()) if FIRST.is_file() else {}
+    commit = _commit()
+    for name, said in table.as_json(found).items():
+        kept.setdefault(name, {"commit": commit, **said})
+    FIRST.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=9"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def markdown(found: Sequence[Row], first: Mapping[str, Any]) -> str:
+    ran = [r for r in found if r.ran]
+    tools = [t for t in TOOLS if t != "nothing" and not TOOLS[t].gpu]
+    lines = [
+        "# The history suite: real bugs, every tool",
+        "",
+        "Made by `make history`. Each row is a bug that SGLang shipped or that its developers",
+        "mended, met by real SGLang on the CPU engine. Each tool had its documented best setting.",
+        "A ground truth that imports nothing of g4debug counts whether the bug was *reached* and",
+        "*triggered*; a run in which it was not triggered proves nothing and does not count.",
+        "",
+        "![Who noticed what](history.svg)",
+        "",
+        "What the entries mean, from worst to best: **silent**: the tool said nothing. **crash",
+        "only**: SGLang died of the bug, and the tool said no more than SGLang did. **late**: an",
+        "alarm, after a wrong answer had left. **alarm**: before that. **object**: it also names",
+        "the page and the request. **cause**: it names a file and a function that the upstream",
+        "fix changed. `k/n`: it told in k of n runs with different seeds. **n/a**: it cannot run",
+        "there; why is below. FALSE: it accused the arm without the bug.",
+        "",
+        f"| # | case | SGLang | without a tool | {' | '.join(TOOLS[t].title for t in tools)} |",
+        f"|--:|---|---|---|{'---|' * len(tools)}",
+    ]
+    for row in ran:
+        case = row.case
+        entries = " | ".join(row.entries[t].words for t in tools)
+        lines.append(
+            f"| {case.number} | [{row.name}](#{row.name}) | {case.buggy.release} | "
+            f"{_cell(row.seen)} | {entries} |"
+        )
+    lines += ["", *_totals(ran, tools), ""]
+    for row in found:
+        lines += _section(row, first.get(row.name, {}), tools)
+    return "\n".join(lines) + "\n"
+
+
+def _totals(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
+    natural = [r for r in ran if r.case.origin != PUT_BACK]
+    groups = {
+        "natural": natural,
+        "put back": [r for r in ran if r.case.origin == PUT_BACK],
+        "natural, chosen when the tracers existed": [r for r in natural if r.case.chosen_after],
+    }
+    lines = [
+        "Cases in which a tool told in most of the runs. There is no single score: natural bugs",
+        "and bugs that were put back are counted apart, and so are the cases that were chosen",
+        "when the tracers existed, because that choice could favour them.",
+        "",
+        f"| cases | {' | '.join(TOOLS[t].title for t in tools)} |",
+        f"|---|{'---|' * len(tools)}",
+    ]
+    for name, group in groups.items():
+        if group:
+            lines.append(f"| {name} | {' | '.join(table.rates(group, t) for t in tools)} |")
+    return lines
+
+
+def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[str]:
+    case = row.case
+    origin = case.origin + (", chosen when the tracers existed" if case.chosen_after else "")
+    lines = [
+        f"## {row.name}",
+        "",
+        f"{case.title}. {case.why}",
+        "",
+        f"- **Upstream:** {', '.join(case.threads) or 'no thread is known'}. **Origin:** {origin}.",
+        f"- **With the bug:** SGLang {_arm(case, 'buggy')}. **Without:** SGLang "
+        f"{_arm(case, 'fixed')}.",
+        f"- **The fix changes:** {', '.join(f'`{f}` `{n}`' for f, n in case.cause)}.",
+    ]
+    if case.gpu:
+        return [*lines, f"- **Not run:** {case.gpu}.", ""]
+    if not row.ran:
+        return [*lines, "- **Not run.**", ""]
+    lines.append(
+        f"- **Ground truth:** triggered in {row.triggered} of {row.runs} runs"
+        + (f" ({row.note})" if row.note else "")
+        + f". **Without a tool:** {row.seen}."
+    )
+    if row.problem:
+        lines.append(f"- **Not valid:** {row.problem}.")
+    commit = first.get("commit", "")
+    lines += [
+        "",
+        f"| tool | predicted | first run, at {commit} | now | what it said |",
+        "|---|---|---|---|---|",
+    ]
+    for tool in tools:
+        entry = row.entries[tool]
+        was = first.get(tool, {}).get("words", "not run")
+        lines.append(
+            f"| {TOOLS[tool].title} | {case.expected.get(tool, '–')} | {was} | {entry.words} | "
+            f"{_cell(entry.said)} |"
+        )
+    return [*lines, ""]
+
+
+def _arm(case: Case, name: str) -> str:
+    arm = case.buggy if name == "buggy" else case.fixed
+    more = [f"our fix {', '.join(arm.fixes)}"] if arm.fixes else []
+    more += [f"put back by `{arm.faults}`"] if arm.faults else []
+    more += [f"`{k}={v}`" for k, v in {**case.environ, **arm.environ}.items()]
+    more += [f"`{k}={v}`" for k, v in arm.engine.items()]
+    return arm.release + (f" ({'; '.join(more)})" if more else "")
+
+
+def _cell(text: str) -> str:
+    """Text as a cell of a table: in one line, and nothing in it ends the cell."""
+    short = " ".join(text.split()).replace("|", "\\|")
+    return (short[:157] + "…") if len(short) > 158 else short

@@ -1,0 +1,212 @@
+"""From cells to rows: what each tool said of each case, in numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from _render import Block
+from packaging.version import Version
+
+from _history import grades
+from _history.case import Case
+from _history.cell import BUGGY, FIXED, Cell
+from _history.tools import TOOLS
+
+
+@dataclass
+class Entry:
+    """What one tool said of one case, over the seeds.
+
+    grade: the commonest. alarms: seeds in which it told, of ``seeds`` whose bug was triggered.
+    after: median of the steps from the trigger to the alarm, -1 if there was none. said: of one of
+    them. void: seeds in which the bug was not triggered. false: alarms on the healthy arm.
+    """
+
+    grade: str = grades.NA
+    alarms: int = 0
+    seeds: int = 0
+    after: float = -1
+    said: str = ""
+    void: int = 0
+    false: int = 0
+    healthy: int = 0
+
+    @property
+    def words(self) -> str:
+        if self.grade == grades.NA:
+            return grades.NA
+        if not self.seeds:
+            return "void" if self.void else "not run"
+        told = self.grade
+        if self.grade in TOLD:
+            told += f" {self.alarms}/{self.seeds}, {_steps(self.after)}"
+        elif self.alarms:
+            told += f" (told {self.alarms}/{self.seeds})"
+        return told + (f"; {self.false} FALSE" if self.false else "")
+
+
+TOLD = (grades.LATE, grades.ALARM, grades.OBJECT, grades.CAUSE)
+
+
+@dataclass
+class Row:
+    """A case and its ground truth. problem: why the row proves nothing, '' if it does.
+
+    runs: with the bug and without a tool; reached, triggered: how many of them did. note: what
+    the first trigger was. seen: what a user sees without a tool.
+    """
+
+    name: str
+    case: Case
+    entries: dict[str, Entry] = field(default_factory=dict)
+    runs: int = 0
+    reached: int = 0
+    triggered: int = 0
+    seen: str = ""
+    note: str = ""
+    problem: str = ""
+    ran: bool = False
+
+    @property
+    def good(self) -> bool:
+        return not self.problem and not any(
+            e.false for t, e in self.entries.items() if TOOLS[t].ours
+        )
+
+
+def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
+    every = list(cells)
+    return [_row(name, case, [c for c in every if c.case == name]) for name, case in known.items()]
+
+
+def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
+    row = Row(name, case)
+    row.entries = {tool: _entry([c for c in cells if c.tool == tool], case) for tool in TOOLS}
+    bare = [c for c in cells if c.tool == "nothing" and c.arm == BUGGY]
+    sound = [c for c in cells if c.tool == "nothing" and c.arm == FIXED]
+    row.ran = bool(bare)
+    if not row.ran:
+        return row
+    row.reached, row.triggered = (
+        sum(c.reached > 0 for c in bare),
+        sum(c.triggered > 0 for c in bare),
+    )
+    row.note = next((c.note for c in bare if c.note), "")
+    row.seen = seen(bare)
+    if not row.triggered:
+        row.problem = "the bug was not triggered, so nothing was missed either"
+    elif any(c.triggered for c in sound):
+        row.problem = "the arm without the bug triggered it"
+    elif sound and not all(c.reached for c in sound):
+        row.problem = "the arm without the bug was never in the situation"
+    return row
+
+
+def _entry(cells: Sequence[Cell], case: Case) -> Entry:
+    buggy = [c for c in cells if c.arm == BUGGY]
+    healthy = [c for c in cells if c.arm == FIXED]
+    refused = [c for c in cells if c.grade == grades.NA and c.arm == BUGGY]
+    if not buggy:
+        return Entry("not run")
+    if refused:
+        return Entry(grades.NA, said=refused[0].said)
+    real = [c for c in buggy if c.triggered]
+    told = [c for c in real if c.grade in TOLD]
+    entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
+    if real:
+        tally = Tally(c.grade for c in real)
+        entry.grade = max(tally, key=lambda g: (tally[g], grades.ORDER.index(g)))
+    if told:
+        entry.after = statistics.median(c.after for c in told)
+        entry.said = told[0].said
+    elif real:
+        entry.said = real[0].said
+    entry.false = sum(c.grade in TOLD for c in healthy)
+    entry.healthy = len(healthy)
+    return entry
+
+
+def seen(bare: Sequence[Cell]) -> str:
+    """What a user sees without any tool, in a few words."""
+    real = [c for c in bare if c.triggered] or list(bare)
+    ended = Tally(c.ended for c in real).most_common(1)[0][0]
+    if ended == "died":
+        return next((c.said for c in real if c.said), "it dies")
+    if ended == "hangs":
+        return "it hangs"
+    wrong = [c for c in real if c.wrong > 0]
+    if wrong:
+        worst = max(wrong, key=lambda c: c.wrong)
+        return (
+            f"wrong answers ({worst.wrong} of {worst.answers}, in {len(wrong)} of {len(real)} runs)"
+        )
+    return "nothing: it completes, and all answers are right"
+
+
+def _steps(after: float) -> str:
+    if after == 0:
+        return "in its step"
+    return f"{after:g} step{'s' * (after != 1)} later"
+
+
+def releases(known: Mapping[str, Case]) -> list[str]:
+    found = {
+        arm.release
+        for case in known.values()
+        if not case.gpu
+        for arm in (case.buggy, case.fixed, case.right or case.fixed)
+    }
+    return sorted(found, key=Version)
+
+
+def blocks(found: Sequence[Row]) -> list[Block]:
+    """What a terminal shows of each row that ran."""
+    return [
+        Block(
+            f"{row.case.number} {row.name}",
+            row.good,
+            (f"{row.problem.capitalize()}. " if row.problem else "")
+            + f"Without a tool: {row.seen}. "
+            + " ".join(
+                f"{tool}: {entry.words}."
+                for tool, entry in row.entries.items()
+                if tool != "nothing" and entry.grade not in (grades.NA, "not run")
+            ),
+            title=row.case.title,
+        )
+        for row in found
+        if row.ran
+    ]
+
+
+def as_json(found: Sequence[Row]) -> dict[str, Any]:
+    """row -> tool -> what it said, for the record of the first run."""
+    return {
+        row.name: {
+            tool: {
+                "words": entry.words,
+                "grade": entry.grade,
+                "alarms": entry.alarms,
+                "seeds": entry.seeds,
+                "after": entry.after,
+                "said": entry.said,
+                "false": entry.false,
+                "healthy": entry.healthy,
+            }
+            for tool, entry in row.entries.items()
+        }
+        | {"seen": row.seen, "problem": row.problem, "note": row.note}
+        for row in found
+        if row.ran
+    }
+
+
+def rates(found: Sequence[Row], tool: str) -> str:
+    """``told of triggered``: cases in which the tool told in most of the seeds."""
+    real = [r for r in found if r.ran and not r.problem and r.entries[tool].seeds]
+    told = [r for r in real if r.entries[tool].alarms * 2 > r.entries[tool].seeds]
+    return f"{len(told)} of {len(real)}" if real else "–"

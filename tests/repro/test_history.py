@@ -1,0 +1,293 @@
+"""The history suite: its ground truth knows nothing of g4debug, and its verdicts are what they
+claim. A cell that cannot fail, a void run that counts as a miss, would make the table a lie.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sample_trap import sample_record
+
+from g4debug.dumps import writing
+
+REPRO = Path(__file__).parents[2] / "repro"
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """``suite("table")``: a module of the suite's machinery."""
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    return lambda name: importlib.import_module(f"_history.{name}")
+
+
+@pytest.fixture
+def known(suite):
+    return suite("cases").cases()
+
+
+# --- the cases --------------------------------------------------------------------------------
+
+
+def test_each_case_has_a_truth_of_its_own(known):
+    truths = {p.stem for p in (REPRO / "history" / "truth").glob("*.py")} - {"__init__"}
+    assert truths == {name.replace("-", "_") for name in known}
+    numbers = [case.number for case in known.values()]
+    assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("path", sorted((REPRO / "history" / "truth").glob("*.py")), ids=str)
+def test_a_truth_imports_nothing_of_g4debug(path):
+    """Nor of the suite, but for the counter, which imports nothing but Python's library."""
+    for file in (path, REPRO / "_history" / "counter.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert not name.startswith("g4debug"), f"{file}: {name}"
+                assert not name.startswith("_") or name in ("__future__", "_history.counter")
+
+
+def test_what_is_predicted_is_a_grade_of_a_tool(known, suite):
+    tools, order = suite("tools").TOOLS, suite("grades").ORDER
+    for name, case in known.items():
+        assert set(case.expected) <= set(tools), name
+        assert set(case.expected.values()) <= set(order), name
+
+
+# --- the ground truth -------------------------------------------------------------------------
+
+
+def test_counts_outlive_a_process_that_is_killed(tmp_path, suite):
+    counter = suite("counter")
+    script = (
+        "import sys; from pathlib import Path; from _history.counter import Counter\n"
+        "c = Counter(Path(sys.argv[1])); c.step(); c.reached(); c.step(); c.triggered('page 7')\n"
+        "c.step(); c.triggered('page 8'); print(flush=True); sys.stdin.read()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(REPRO)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    found = counter.read(tmp_path)
+    assert (found.steps, found.reached, found.triggered) == (3, 1, 2)
+    assert (found.first, found.note) == (2, "page 7")
+
+
+def test_the_process_that_ran_the_batches_counts(tmp_path, suite):
+    counter = suite("counter")
+    assert counter.read(tmp_path) == counter.Counts()
+    (tmp_path / "truth-1.json").write_text(json.dumps({"steps": 0, "reached": 9}))
+    (tmp_path / "truth-2.json").write_text(json.dumps({"steps": 4, "reached": 1}))
+    assert counter.read(tmp_path).steps == 4
+
+
+def test_a_truth_sees_arguments_and_results(suite):
+    counter, seen = suite("counter"), []
+
+    class Pool:
+        def free(self, page):
+            return page + 1
+
+    counter.around(Pool, "free", lambda self, page: lambda result: seen.append((page, result)))
+    counter.before(Pool, "free", lambda self, page: seen.append(page))
+    assert Pool().free(1) == 2
+    assert seen == [1, (1, 2)]
+
+
+# --- a cell's grade ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def judged(suite, known, tmp_path, monkeypatch):
+    """``judged(tool, log, status, outputs, truth, finding)``: the cell that comes of it."""
+    cell, tools = suite("cell"), suite("tools").TOOLS
+    case = next(iter(known.values()))
+    monkeypatch.syspath_prepend(str(REPRO))
+    outcome = importlib.import_module("_run").Outcome
+
+    def judge(tool="g4debug", log="", status=0, outputs=None, finding=None, right=None, **truth):
+        (tmp_path / "cell.log").write_text(log)
+        (tmp_path / "dumps").mkdir(exist_ok=True)
+        (tmp_path / "truth-7.json").write_text(json.dumps(truth))
+        if finding is not None:
+            writing.write(writing.encode(finding), tmp_path / "dumps", "one.pt")
+        result = {"outputs": outputs or {}, "completed": status == 0}
+        ran = outcome("cell", status, 1.0, tmp_path / "cell.log", result)
+        blank = cell.Cell("some", cell.BUGGY, tool, 0)
+        return cell.judge(blank, case, tools[tool], ran, tmp_path, right or {})
+
+    return judge
+
+
+TRUTH = {"steps": 12, "reached": 3, "triggered": 1, "first": 10}
+
+
+def test_who_says_nothing_is_silent_however_wrong_the_answers(judged):
+    right, got = {"a": [[1]], "b": [[2]]}, {"a": [[1]], "b": [[3]]}
+    cell = judged("nothing", outputs=got, right=right, **TRUTH)
+    assert (cell.grade, cell.ended, cell.wrong, cell.answers) == ("silent", "completed", 1, 2)
+    assert cell.after == 2
+
+
+def test_sglangs_own_death_is_not_an_alarm(judged):
+    log = "Scheduler hit an exception: Traceback\nIndexError: list index out of range\n"
+    for tool in ("nothing", "g4debug", "sglang"):
+        cell = judged(tool, log, status=-9, **TRUTH)
+        assert (cell.grade, cell.said) == ("crash only", "IndexError: list index out of range")
+
+
+def test_a_process_that_does_not_end_hangs(judged):
+    cell = judged("sglang", status=None, **TRUTH)
+    assert (cell.grade, cell.ended) == ("silent", "hangs")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ValueError: pool memory leak detected! [full] total=4096, available=4032",
+        "AssertionError: SWA Pool Mem Leak Detected! [swa] total=1024",
+        "ValueError: KV page use-after-free: 3 owner page refs are in the free pool",
+        '  File "swa_radix_cache.py", line 3, in sanity_check\nAssertionError',
+    ],
+)
+def test_sglangs_checks_are_known_by_their_words(judged, said):
+    cell = judged("busy-inv", f"Scheduler hit an exception\n{said}\n", status=1, **TRUTH)
+    assert cell.grade == "alarm"
+
+
+def test_sglangs_alarm_is_not_g4debugs(judged):
+    cell = judged("g4debug", "ValueError: memory leak detected! x", status=1, **TRUTH)
+    assert cell.grade == "crash only"
+
+
+def test_an_alarm_after_a_wrong_answer_is_late(judged):
+    cell = judged(finding=sample_record(), outputs={"a": [[3]]}, right={"a": [[1]]}, **TRUTH)
+    assert cell.grade == "late"
+
+
+def test_a_finding_with_page_and_request_names_the_object(judged):
+    cell = judged(finding=sample_record(), right={"a": [[1]]}, **TRUTH)
+    assert cell.grade == "object"
+    assert cell.said.startswith("g4debug: ")
+    assert cell.wrong == 0
+
+
+def test_a_refusal_is_quoted(judged):
+    log = "g4debug: could not be armed: SettingsError: SGLang 0.5.18 was never run with page-table"
+    cell = judged("g4debug", log, status=1, **TRUTH)
+    assert (cell.grade, cell.said.split(":")[0]) == ("n/a", "SettingsError")
+
+
+def test_what_names_only_the_file_does_not_name_the_cause(suite, known):
+    cell = suite("cell")
+    case = next(iter(known.values()))
+    file, function = case.cause[0]
+    name = Path(file).name
+    assert cell._names(case, f"freed by {name}:12 {function}")
+    assert not cell._names(case, f"freed by {name}:12 somewhere_else")
+    assert not cell._names(case, f"freed by other_file.py:12 {function}")
+
+
+# --- a row ------------------------------------------------------------------------------------
+
+
+def row_of(suite, known, *cells):
+    name = next(iter(known))
+    return next(r for r in suite("table").rows(known, cells) if r.name == name)
+
+
+@pytest.fixture
+def cells(suite, known):
+    """``cells(arm, tool, seed, ...)``: a cell of the first case."""
+    cell, name = suite("cell").Cell, next(iter(known))
+
+    def make(arm, tool, seed=0, **more):
+        return cell(name, arm, tool, seed, **{"reached": 1, "ended": "completed", **more})
+
+    return make
+
+
+def test_a_run_that_did_not_trigger_is_void_and_not_a_miss(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "g4debug", 0, triggered=1, grade="object", after=0),
+        cells("buggy", "g4debug", 1, triggered=0),
+    )
+    entry = row.entries["g4debug"]
+    assert (entry.alarms, entry.seeds, entry.void) == (1, 1, 1)
+    assert entry.words == "object 1/1, in its step"
+    assert row.good
+
+
+def test_a_case_that_never_triggers_proves_nothing(suite, known, cells):
+    row = row_of(suite, known, cells("buggy", "nothing"), cells("fixed", "nothing"))
+    assert "not triggered" in row.problem
+    assert not row.good
+
+
+@pytest.mark.parametrize("wrong", [{"triggered": 1}, {"reached": 0}])
+def test_the_other_arm_must_reach_and_not_trigger(suite, known, cells, wrong):
+    row = row_of(
+        suite, known, cells("buggy", "nothing", triggered=1), cells("fixed", "nothing", **wrong)
+    )
+    assert row.problem
+
+
+def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "g4debug", triggered=1),
+        cells("fixed", "g4debug", grade="alarm"),
+    )
+    assert row.entries["g4debug"].words == "silent; 1 FALSE"
+    assert not row.good
+
+
+def test_what_the_user_sees_counts_the_wrong_answers(suite, cells):
+    seen = suite("table").seen
+    wrong = cells("buggy", "nothing", triggered=1, wrong=2, answers=5)
+    assert seen([wrong]) == "wrong answers (2 of 5, in 1 of 1 runs)"
+    died = cells("buggy", "nothing", triggered=1, ended="died", said="IndexError: x")
+    assert seen([died]) == "IndexError: x"
+
+
+def test_the_page_and_the_picture_have_every_row_that_ran(suite, known, cells):
+    rows = suite("table").rows(
+        known,
+        [
+            cells("buggy", "nothing", triggered=1),
+            cells("fixed", "nothing"),
+            cells("buggy", "g4debug", triggered=1, grade="cause", said="a | b <c>", after=3),
+        ],
+    )
+    page = suite("page").markdown(rows, {})
+    name = next(iter(known))
+    assert f"[{name}](#{name})" in page
+    assert "cause 1/1, 3 steps later" in page
+    assert "a \\| b" in page
+    picture = suite("picture").svg(rows)
+    assert f"  {name}</text>" in picture
+    assert "&lt;c&gt;" in picture
