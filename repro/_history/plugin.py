@@ -16,6 +16,7 @@ from _history.counter import Counter, before
 
 TRUTH = "G4HISTORY_TRUTH"  # the module of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
+PUT_BACK = "G4HISTORY_PUT_BACK"  # the module that puts a bug back which the release does not have
 
 
 def register() -> None:
@@ -40,3 +41,6 @@ def install(truth: str, counter: Counter) -> None:
 
     before(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
     importlib.import_module(truth).install(counter)
+    put_back = os.environ.get(PUT_BACK)
+    if put_back:  # around the truth, which sees what SGLang's own code is then given
+        importlib.import_module(put_back).install()

@@ -1,0 +1,50 @@
+"""The prefix cache evicts pages of which one has no SWA page, and the reserved page 0 is freed.
+
+In the thread an external cache put such pages into the tree. No CPU can run one, so
+``put_back/page_0_freed.py`` takes the SWA page of one page away, once, just before an eviction. The
+code that then goes wrong is SGLang's own.
+"""
+
+from __future__ import annotations
+
+from _healthy.workload import Client
+from _history.case import PUT_BACK, Arm, Case
+from _history.grades import ALARM, OBJECT, SILENT
+
+UNPAIRED = {"G4HISTORY_PUT_BACK": "history.put_back.page_0_freed"}
+
+
+async def drive(client: Client, seed: int) -> None:
+    # More prompts than the pool holds, so the tree evicts; the next ones get what it freed.
+    for _ in range(3):
+        await client.together(
+            *(client.generate(client.prompt(client.between(400, 600)), 8) for _ in range(4))
+        )
+
+
+CASE = Case(
+    number=14,
+    title="the eviction of a page without a SWA page frees the reserved page 0",
+    threads=("#38159", "#38269", "#38519"),
+    origin=PUT_BACK,
+    buggy=Arm("0.5.23", environ=UNPAIRED),
+    fixed=Arm("0.5.23"),
+    cause=(
+        ("mem_cache/allocator/swa.py", "_free_swa_pages"),
+        ("mem_cache/allocator/swa.py", "_free_swa_pages_none_cuda"),
+        ("mem_cache/allocator/swa.py", "free_swa_segment"),
+    ),
+    drive=drive,
+    engine={"max_total_tokens": 4096, "swa_full_tokens_ratio": 0.5, "chunked_prefill_size": 512},
+    mtp=False,
+    why="SGLang's own check strict tells this one at once and exactly: the case that it wins.",
+    expected={
+        "nothing": SILENT,
+        "g4debug": OBJECT,
+        "g4debug-best": OBJECT,
+        "sglang": ALARM,
+        "busy-inv": ALARM,
+        "strict": ALARM,
+        "tree": ALARM,
+    },
+)

@@ -1,0 +1,1 @@
+"""What brings a bug back that the release does not have: one module for each such case."""

@@ -1,0 +1,36 @@
+"""FROZEN_KV_MTP without CUDA graphs dies in its first decode: the draft has the prefill's slots."""
+
+from __future__ import annotations
+
+from _healthy.workload import Client
+from _history.case import NATURAL, Arm, Case
+from _history.grades import CRASH, NA
+
+
+async def drive(client: Client, seed: int) -> None:
+    await client.together(
+        *(client.generate(client.prompt(client.between(20, 300)), 16) for _ in range(3))
+    )
+
+
+CASE = Case(
+    number=7,
+    title="the draft's batch keeps the places to which the prefill wrote",
+    threads=("#28264", "#28817", "#29616"),
+    origin=NATURAL,
+    buggy=Arm("0.5.14"),
+    fixed=Arm("0.5.15.post1"),
+    cause=(("speculative/frozen_kv_mtp_worker_v2.py", "draft"),),
+    drive=drive,
+    why="A crash of shapes at the first decode, on a release that no tracer was run on: a tool "
+    "that guesses here does harm.",
+    expected={
+        "nothing": CRASH,
+        "g4debug": NA,
+        "g4debug-best": CRASH,
+        "sglang": CRASH,
+        "busy-inv": CRASH,
+        "strict": NA,
+        "tree": NA,
+    },
+)
