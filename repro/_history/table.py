@@ -85,7 +85,8 @@ def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
 
 def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     row = Row(name, case)
-    row.entries = {tool: _entry([c for c in cells if c.tool == tool], case) for tool in TOOLS}
+    met = {c.seed for c in cells if c.tool == "nothing" and c.arm == BUGGY and c.triggered}
+    row.entries = {tool: _entry([c for c in cells if c.tool == tool], met) for tool in TOOLS}
     bare = [c for c in cells if c.tool == "nothing" and c.arm == BUGGY]
     sound = [c for c in cells if c.tool == "nothing" and c.arm == FIXED]
     row.ran = bool(bare)
@@ -106,7 +107,8 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     return row
 
 
-def _entry(cells: Sequence[Cell], case: Case) -> Entry:
+def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
+    """met: the seeds that trigger the bug if no tool stops them before it."""
     buggy = [c for c in cells if c.arm == BUGGY]
     healthy = [c for c in cells if c.arm == FIXED]
     refused = [c for c in cells if c.grade == grades.NA and c.arm == BUGGY]
@@ -114,14 +116,14 @@ def _entry(cells: Sequence[Cell], case: Case) -> Entry:
         return Entry("not run")
     if refused:
         return Entry(grades.NA, said=refused[0].said)
-    real = [c for c in buggy if c.triggered]
+    real = [c for c in buggy if c.triggered or (c.grade in TOLD and c.seed in met)]
     told = [c for c in real if c.grade in TOLD]
     entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
     if real:
         tally = Tally(c.grade for c in real)
         entry.grade = max(tally, key=lambda g: (tally[g], grades.ORDER.index(g)))
     if told:
-        entry.after = statistics.median(c.after for c in told)
+        entry.after = statistics.median(max(0, c.after) for c in told)
         entry.said = told[0].said
     elif real:
         entry.said = real[0].said

@@ -239,6 +239,21 @@ def test_a_run_that_did_not_trigger_is_void_and_not_a_miss(suite, known, cells):
     assert row.good
 
 
+def test_who_stops_a_bug_before_it_is_triggered_has_told(suite, known, cells):
+    """Only where the same seed triggers it without a tool. Else it accused a healthy run."""
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", 0, triggered=1),
+        cells("buggy", "nothing", 1, triggered=0),
+        cells("fixed", "nothing"),
+        cells("buggy", "g4debug", 0, grade="alarm", after=-1),
+        cells("buggy", "g4debug", 1, grade="alarm", after=-1),
+    )
+    entry = row.entries["g4debug"]
+    assert (entry.alarms, entry.seeds, entry.void, entry.after) == (1, 1, 1, 0)
+
+
 def test_a_case_that_never_triggers_proves_nothing(suite, known, cells):
     row = row_of(suite, known, cells("buggy", "nothing"), cells("fixed", "nothing"))
     assert "not triggered" in row.problem
