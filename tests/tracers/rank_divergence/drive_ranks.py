@@ -1,4 +1,4 @@
-"""Driven by test_rank_divergence_engine.py: three waves of mixed requests on two ranks.
+"""Driven by test_rank_divergence_engine.py: two waves of mixed requests on two ranks.
 
 ``drive_ranks.py mtp|plain [ARGUMENTS_JSON]``: more arguments of the engine. Prints the number of
 tokens of each answer, and what each rank has compared by then.
@@ -12,6 +12,8 @@ import time
 import psutil
 
 from g4debug.findings import board
+
+REQUESTS = 9  # of a wave: more than run at the same time
 
 
 def compared():
@@ -44,16 +46,16 @@ def main():
         return [2, *(shared if number % 2 else []), *own]
 
     lengths = []
-    for _ in range(3):
+    for _ in range(2):
         sampling = [
             {
                 "temperature": 0 if i % 3 else 1.0,
-                "max_new_tokens": rng.randrange(1, 60),
+                "max_new_tokens": rng.randrange(1, 32),
                 "ignore_eos": bool(i % 2),
             }
-            for i in range(14)
+            for i in range(REQUESTS)
         ]
-        prompts = [prompt(i) for i in range(14)]
+        prompts = [prompt(i) for i in range(REQUESTS)]
         outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
         lengths += [len(o["output_ids"]) for o in outputs]
     print("RESULT", json.dumps({"lengths": lengths, "ranks": compared()}), flush=True)
