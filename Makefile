@@ -17,7 +17,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy versions lint env clean distclean
+.PHONY: help demo test matrix soak healthy history versions lint env clean distclean
 .PHONY: .measured-env
 
 help: ## This list
@@ -45,6 +45,13 @@ soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, 
 
 healthy: .measured-env ## Healthy servers do what production does, armed: no finding; writes docs/healthy.md
 	@exec "$(RUN)" repro/healthy.py $(ARGS)
+
+# Each case names the releases that have its bug and that do not, so several environments are made.
+history: env ## SGLang's own bugs against every tool; writes docs/history.md. Six releases, hours
+	@for release in $$("$(RUN)" repro/history_suite.py --releases); do \
+	  make --no-print-directory env SGLANG="$$release" || exit; \
+	done; \
+	exec "$(RUN)" repro/history_suite.py --write $(ARGS)
 
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
