@@ -13,7 +13,7 @@ from _history.grades import SILENT
 
 async def drive(client: Client, seed: int) -> None:
     await client.together(
-        *(client.generate(client.prompt(client.between(140, 260)), 24) for _ in range(4))
+        *(client.generate(client.prompt(client.between(140, 400)), 48) for _ in range(8))
     )
 
 
