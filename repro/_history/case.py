@@ -67,5 +67,5 @@ class Case:
     mtp: bool = True
     chosen_after: bool = False
     gpu: str = ""
-    seconds: float = 120.0
+    seconds: float = 240.0
     prepare: Callable[[Path], Mapping[str, Any]] | None = None
