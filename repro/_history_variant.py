@@ -1,6 +1,7 @@
 """One cell of the history suite: a case's workload on one engine, in a process of its own.
 
-``python repro/_history_variant.py CASE ARM SEED RESULT.json``. What the processes print must go to
+``python repro/_history_variant.py CASE ARM SEED RESULT.json ENGINE_JSON``. The last one has the
+arguments of the engine that the tool asks for. What the processes print must go to
 ``cell.log`` beside the result. The result has the answers so far after each of them, because the
 engine may die with the next one.
 """
@@ -34,7 +35,8 @@ def main() -> None:
 
     from g4debug.cpu.server import engine_arguments
 
-    more = case.prepare(result.parent) if case.prepare is not None else {}
+    more = dict(case.prepare(result.parent)) if case.prepare is not None else {}
+    more |= json.loads(sys.argv[5])
     engine = sglang.Engine(
         **engine_arguments(
             mtp=case.mtp,

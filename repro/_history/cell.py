@@ -101,7 +101,7 @@ def run(
     ran = run_command(
         "cell",
         [str(interpreter(side.release)), str(HERE / "_history_variant.py"), name, arm, str(seed),
-         str(result)],
+         str(result), json.dumps(tool.engine(side.release, case.mtp))],
         result,
         environment(name, case, side, tool, folder),
         folder,

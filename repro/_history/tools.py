@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from packaging.version import Version
 
@@ -31,14 +31,16 @@ SGLANG_SAYS: Final = (
 class Tool:
     """A column of the table.
 
-    environ: its switches. ours: it is g4debug, whose alarm is a dump. since: the first release
-    that has it. within: from this release on it is a tool of its own; before, SGLang does it by
-    default. gpu: why no CPU can run it.
+    environ: its switches. engine: arguments of the engine that its documentation asks for, by
+    release and whether FROZEN_KV_MTP runs. ours: it is g4debug, whose alarm is a dump. since: the
+    first release that has it. within: from this release on it is a tool of its own; before, SGLang
+    does it by default. gpu: why no CPU can run it.
     """
 
     id: str
     title: str
     environ: Callable[[], Mapping[str, str]] = dict
+    engine: Callable[[str, bool], Mapping[str, Any]] = lambda release, mtp: {}
     ours: bool = False
     since: str = ""
     within: str = ""
@@ -77,12 +79,23 @@ def _best() -> dict[str, str]:
     }
 
 
+def _best_engine(release: str, mtp: bool) -> dict[str, Any]:
+    """What page-table's own line at start asks for, where it could only check ranges otherwise.
+
+    Before 0.5.14 FROZEN_KV_MTP runs without overlap scheduling anyhow, and later releases have
+    the fences that page-table needs.
+    """
+    if Version(release) < Version("0.5.14") and not mtp:
+        return {"disable_overlap_schedule": True}
+    return {}
+
+
 TOOLS: Final = {
     tool.id: tool
     for tool in (
         Tool("nothing", "no tool", lambda: {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}),
         Tool("g4debug", "g4debug, default", lambda: DEBUG, ours=True),
-        Tool("g4debug-best", "g4debug, every tracer", _best, ours=True),
+        Tool("g4debug-best", "g4debug, every tracer", _best, _best_engine, ours=True),
         Tool("sglang", "SGLang, default", says=SGLANG_SAYS),
         Tool(
             "busy-inv",
