@@ -13,17 +13,20 @@ from _healthy.workload import Client
 from _history.case import NATURAL, Arm, Case
 from _history.grades import LATE, NA, OBJECT, SILENT
 
-SYSTEM, BURSTS, OTHERS = 256, 2, 6
+SYSTEM, BUSY, BURSTS, OTHERS = 256, 1500, 3, 5
+PREFILL = "Prefill batch"
 
 
 async def drive(client: Client, seed: int) -> None:
     for n in range(BURSTS):
         system = client.prompt(SYSTEM)
-        busy = asyncio.ensure_future(client.generate(client.prompt(600), 2, name=f"busy-{n}"))
-        await client.until("Prefill batch", 2 * n + 1)
+        long, short = system + client.tokens(384), system + client.tokens(64)
+        before = client.log().count(PREFILL)
+        busy = asyncio.ensure_future(client.generate(client.prompt(BUSY), 2, name=f"busy-{n}"))
+        await client.until(PREFILL, before + 1)
         await client.together(
-            client.generate(system + client.tokens(384), 12, name=f"long-{n}"),
-            client.generate(system + client.tokens(64), 12, name=f"short-{n}"),
+            client.generate(long, 12, name=f"long-{n}"),
+            client.generate(short, 12, name=f"short-{n}"),
         )
         await busy
     for n in range(OTHERS):
