@@ -22,18 +22,29 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 
-def batch(size: int) -> Any:
+def batch(rids: tuple[str, ...], lengths: tuple[int, ...]) -> Any:
     """A decode batch whose locations lie on a device that cannot be asked."""
+    size = len(rids)
     return SimpleNamespace(
-        reqs=[SimpleNamespace(output_ids=[1] * 500) for _ in range(size)],
-        forward_mode=SimpleNamespace(is_extend=lambda: False),
+        reqs=[
+            SimpleNamespace(
+                rid=rid,
+                output_ids=[1] * 500,
+                req_pool_idx=row,
+                kv_committed_len=length,
+                kv_allocated_len=length,
+                swa_evicted_seqlen=row,
+            )
+            for row, (rid, length) in enumerate(zip(rids, lengths, strict=True))
+        ],
+        seq_lens_cpu=torch.tensor(lengths),
+        forward_mode=SimpleNamespace(name="DECODE", is_extend=lambda: False),
         spec_info=SimpleNamespace(verified_id=torch.zeros(size), topk_p=torch.zeros(size, 2)),
         out_cache_loc=torch.zeros(size, device="meta"),
     )
 
 
 def main() -> None:
-    from g4debug.findings.record import Step
     from g4debug.settings import Settings
     from g4debug.tracers.rank_divergence import canary
 
@@ -46,19 +57,15 @@ def main() -> None:
         rank.scheduler.req_to_token_pool.req_to_token = on_device
     number = 0
     for size in (1, 8, 64):
-        rids, rows = tuple(f"{i:032x}" for i in range(size)), tuple(range(size))
+        rids = tuple(f"{i:032x}" for i in range(size))
         times = []
         for _ in range(args.steps):
             number += 1
             lengths = tuple(range(number, number + size))
             for rank in (first, second):
-                step = Step(
-                    number, "DECODE", rids, lengths, "EagleDraftInput", rows=rows,
-                    committed=lengths, allocated=lengths, evicted=rows,
-                )  # fmt: skip
-                rank.recorder.step = number
-                rank.recorder.steps.append(step)
-                run = batch(size)
+                run = batch(rids, lengths)
+                rank.recorder.step = number - 1
+                rank.recorder.begin_step(run)
                 begin = time.perf_counter()
                 rank.tracer.before_step(rank.scheduler, run)
                 times.append((time.perf_counter() - begin) * 1e6)

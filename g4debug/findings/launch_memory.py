@@ -29,6 +29,7 @@ MAX_ANCESTORS = 16
 # The head: magic, and the name of the launch. Another format gets another magic.
 _MAGIC = b"g4debug-launch 1\n"
 _NUMBERS = struct.Struct("<8q")  # of a seat: see Seat
+_STATE = struct.Struct("<8xq")  # the second of them alone
 _TEXT_BYTES = (64, 64, 2400, 1024)  # of a seat, behind the numbers: see Stop
 FREE, ALIVE, STOPPED = range(3)  # states of a seat
 UNKNOWN = -1
@@ -140,8 +141,11 @@ class LaunchMemory:
 
     def others(self) -> list[Seat]:
         """The seats of the other schedulers: those that run, and those that have stopped."""
-        seats = (self.seat(n) for n in range(SEATS) if n != self.mine)
-        return [s for s in seats if s.state != FREE]
+        # A thread asks once in a second, and the scheduler waits for the GIL meanwhile. So a seat
+        # that nobody has taken is not read any further.
+        state = _STATE.unpack_from
+        taken = [n for n in range(SEATS) if state(self.map, self._at(n))[0] != FREE]
+        return [s for s in map(self.seat, taken) if s.number != self.mine and s.state != FREE]
 
     def ring(self, number: int) -> memoryview:
         """RING_BYTES behind the seats, for the seat's own process to write."""

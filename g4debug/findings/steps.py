@@ -18,6 +18,8 @@ from g4debug.findings.record import Pool, Step
 from g4debug.findings.status import Status
 from g4debug.hooking import req_kv
 
+FIELDS = (req_kv.ROW, req_kv.COMMITTED, req_kv.ALLOCATED)  # of each request of a step
+
 
 class Ranks(NamedTuple):
     """The ranks of a scheduler: data-, tensor- and pipeline-parallel. -1: not known."""
@@ -37,12 +39,19 @@ class Recorder:
     """
 
     def __init__(self, size: int) -> None:
-        self.steps: deque[Step] = deque(maxlen=size)
+        # The fields of each step. They become a Step only if somebody reads them: to make one takes
+        # as long as the rest of what is done here.
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=size)
         self.step = 0
         self.scheduler: Any = None
         self._preparing = False
         self.status = Status(self)
         self._rids: dict[int, str] = {}
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The last steps, oldest first."""
+        return tuple(map(_step, self._kept.copy()))  # another thread may read them
 
     def attach(self, scheduler: Any) -> None:
         """Remember the scheduler of this process; pools, sizes and ranks are read from it.
@@ -86,35 +95,42 @@ class Recorder:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
         # Noted now: a request that ends in this step gives its row back before anybody looks.
         reqs = batch.reqs
-        rows, rids = req_kv.column(reqs, req_kv.ROW), [str(r.rid) for r in reqs]
+        rids = [str(r.rid) for r in reqs]
+        if req_kv.evicts_by_component(reqs):
+            rows, committed, allocated = req_kv.columns(reqs, FIELDS)
+            evicted = _evicted(reqs)
+        else:
+            rows, committed, allocated, evicted = req_kv.columns(reqs, (*FIELDS, req_kv.EVICTED))
+        if None in rows:
+            rows = [-1 if row is None else row for row in rows]
         self._rids = {row: rid for row, rid in zip(rows, rids, strict=True) if row >= 0}
         lengths = batch.seq_lens_cpu
         spec = getattr(batch, "spec_info", None)
-        used = {name: tokens - available for name, tokens, available in self._sizes()}
+        used = [tokens - available for _, tokens, available in self._sizes()]
         waiting = getattr(self.scheduler, "waiting_queue", None)
-        self.steps.append(
-            Step(
-                step=self.step,
-                forward_mode=batch.forward_mode.name if batch.forward_mode else "",
-                rids=tuple(rids),
-                seq_lens=tuple(lengths.tolist()) if lengths is not None else (),
-                spec_info=type(spec).__name__ if spec is not None else "",
-                full_used=used.get("full", -1),
-                swa_used=used.get("swa", -1),
-                time_ns=time.time_ns(),
-                waiting=-1 if waiting is None else len(waiting),
-                rows=tuple(rows),
-                committed=_committed(reqs),
-                allocated=tuple(req_kv.column(reqs, req_kv.ALLOCATED)),
-                evicted=_evicted(reqs),
+        mode = batch.forward_mode
+        self._kept.append(
+            (
+                self.step,
+                mode.name if mode else "",
+                rids,
+                lengths.tolist() if lengths is not None else [],
+                "" if spec is None else type(spec).__name__,
+                used,
+                time.time_ns(),
+                -1 if waiting is None else len(waiting),
+                rows,
+                committed,
+                allocated,
+                evicted,
             )
         )
 
     @property
     def current(self) -> Step | None:
         """The step that was counted last, None if it was not recorded."""
-        last = self.steps[-1] if self.steps else None
-        return last if last is not None and last.step == self.step else None
+        last = self._kept[-1] if self._kept else None
+        return _step(last) if last is not None and last[0] == self.step else None
 
     def requests_by_pool_index(self) -> dict[int, str]:
         """Row of ``req_to_token`` -> rid, for the requests of the running batch."""
@@ -129,7 +145,7 @@ class Recorder:
         return tuple(_pool(name, tokens, available, page) for name, tokens, available in sizes)
 
     def _sizes(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, tokens, available tokens) of each pool. It is read in each step."""
+        """(name, tokens, available tokens) of each pool, the full one first. Read in each step."""
         allocator = getattr(self.scheduler, "token_to_kv_pool_allocator", None)
         if allocator is None:
             return ()
@@ -181,15 +197,31 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
     return Pool(name, tokens // page_size + 1, page_size, tokens, tokens - available)
 
 
-def _committed(reqs: Sequence[Any]) -> tuple[int, ...]:
-    """One number for each request. () if the requests of this SGLang do not have it."""
-    found = req_kv.values(reqs, req_kv.COMMITTED)
-    return () if None in found else tuple(found)
-
-
-def _evicted(reqs: Sequence[Any]) -> tuple[int, ...]:
-    """The same, of what each has given back of its SWA pages."""
+def _evicted(reqs: Sequence[Any]) -> list[int | None]:
+    """What each request has given back of its SWA pages, None if one does not say it."""
     try:
-        return tuple(req_kv.evicted_column(reqs))
+        return [*req_kv.evicted_column(reqs)]
     except AttributeError:
-        return ()
+        return [None]
+
+
+def _step(kept: tuple[Any, ...]) -> Step:
+    """What was kept of one step, see :meth:`Recorder.record`."""
+    step, mode, rids, lengths, spec, used, at, waiting, rows, committed, allocated, evicted = kept
+    full, swa = (*used, -1, -1)[:2]
+    return Step(
+        step=step,
+        forward_mode=mode,
+        rids=tuple(rids),
+        seq_lens=tuple(lengths),
+        spec_info=spec,
+        full_used=full,
+        swa_used=swa,
+        time_ns=at,
+        waiting=waiting,
+        rows=tuple(rows),
+        # () if the requests of this SGLang do not have it.
+        committed=() if None in committed else tuple(committed),
+        allocated=tuple(0 if n is None else n for n in allocated),
+        evicted=() if None in evicted else tuple(map(int, evicted)),
+    )

@@ -7,12 +7,14 @@ is released.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 COMMITTED, ALLOCATED, ROW = "kv_committed_len", "kv_allocated_len", "req_pool_idx"
 PROTECTED = "cache_protected_len"
+EVICTED = "swa_evicted_seqlen"
+_getters: dict[tuple[str, ...], Callable[[Any], tuple[Any, ...]]] = {}  # by paths
 
 
 def holder(request: Any, name: str) -> Any:
@@ -33,6 +35,23 @@ def values(requests: Sequence[Any], name: str) -> list[Any]:
         return list(map(attrgetter(path), requests))
     except AttributeError:
         return [getattr(holder(r, name), name, None) for r in requests]
+
+
+def columns(requests: Sequence[Any], names: tuple[str, ...]) -> list[list[Any]]:
+    """:func:`values` of two fields or more, in one pass over the requests."""
+    if not requests:
+        return [[] for _ in names]
+    kv = getattr(requests[0], "kv", None)
+    paths = names
+    if kv is not None:
+        paths = tuple(f"kv.{name}" if hasattr(kv, name) else name for name in names)
+    read = _getters.get(paths)
+    if read is None:
+        read = _getters[paths] = attrgetter(*paths)
+    try:
+        return list(map(list, zip(*map(read, requests), strict=True)))
+    except AttributeError:
+        return [values(requests, name) for name in names]
 
 
 def column(requests: Sequence[Any], name: str) -> list[int]:
@@ -68,12 +87,17 @@ def protected(request: Any) -> int | None:
 
 def evicted_column(requests: Sequence[Any]) -> list[int]:
     """:func:`evicted` of each request. Raises AttributeError as that does."""
-    if requests and hasattr(getattr(requests[0], "kv", None), "component_evicted_seqlens"):
+    if evicts_by_component(requests):
         return [evicted(request) for request in requests]
-    found = values(requests, "swa_evicted_seqlen")
+    found = values(requests, EVICTED)
     if None in found:
         raise AttributeError("a request without swa_evicted_seqlen")
     return [int(n) for n in found]
+
+
+def evicts_by_component(requests: Sequence[Any]) -> bool:
+    """True if a request notes for each kind of layer what it has evicted: from 0.5.21 on."""
+    return bool(requests) and hasattr(getattr(requests[0], "kv", None), "component_evicted_seqlens")
 
 
 def evicted(request: Any) -> int:

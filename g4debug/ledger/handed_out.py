@@ -29,7 +29,8 @@ LOOK = 8  # steps between two checks of the pages that sequences continue in, on
 _NONE: Pages = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made in each step, and to set the fields would take five times as long.
+@dataclass(slots=True)
 class Plan:
     """Where the pages are among the tokens of an allocation.
 

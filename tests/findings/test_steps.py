@@ -77,6 +77,32 @@ def test_a_request_that_ends_in_the_step_is_still_known_by_its_row():
     assert recorder.requests_by_pool_index() == {7: "c"}
 
 
+def test_a_step_keeps_what_its_requests_had_when_it_began():
+    """A step is made of what was kept only when somebody reads it: nothing may have moved on."""
+    recorder = Recorder(2)
+    a, waiting = request("a", 7), request("w", None)
+    for r, row in ((a, 10), (waiting, 0)):
+        r.kv_committed_len, r.kv_allocated_len, r.swa_evicted_seqlen = row, row + 6, row // 2
+    batch = batch_of(a, waiting, lengths=torch.tensor([10, 4]))
+    recorder.begin_step(batch)
+    batch.seq_lens_cpu += 3
+    a.kv_committed_len = a.kv_allocated_len = a.swa_evicted_seqlen = 99
+    batch.reqs.pop()
+    step = recorder.current
+    assert (step.rids, step.rows, step.seq_lens) == (("a", "w"), (7, -1), (10, 4))
+    assert (step.committed, step.allocated, step.evicted) == ((10, 0), (16, 6), (5, 0))
+    assert recorder.steps == (step,)
+
+
+def test_a_length_that_a_request_has_not_got_is_not_made_up():
+    recorder = Recorder(1)
+    a, b = request("a", 1), request("b", 2)
+    a.kv_committed_len = a.kv_allocated_len = a.swa_evicted_seqlen = 8
+    recorder.begin_step(batch_of(a, b))
+    step = recorder.current
+    assert (step.committed, step.allocated, step.evicted) == ((), (8, 0), ())
+
+
 def test_pools_are_the_allocators(sglang):
     rig = Rig()
     recorder = Recorder(1)

@@ -134,8 +134,14 @@ class SigtermWatch:
     def _watch(self, fd: int) -> None:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
+        came = False  # a byte, since the last tick
         while True:
             if not poll.poll(TICK * 1000):
+                if came:
+                    # The byte wakes this thread a moment before it starts the alarm. So the alarm
+                    # may have begun after it was switched off below.
+                    signal.alarm(0)
+                    came = False
                 self._bounded(self.on_tick)
                 continue
             data = os.read(fd, 4096)
@@ -151,6 +157,7 @@ class SigtermWatch:
                 if not callable(self.previous):
                     die()
             signal.alarm(0)  # this thread runs, so _die_without_python is not needed
+            came = True
 
     def _bounded(self, work: Callable[[], None]) -> None:
         """Do ``work``, but wait only LIMIT seconds: what blocks the scheduler may block it, too."""
@@ -177,7 +184,8 @@ def _die_without_python(fd: int) -> None:
 
     With O_ASYNC the operating system sends the signal ALARM to the owner of the pipe. The handler
     of ALARM is libc's own function ``alarm``, which gets the number of the signal, 29, as its
-    argument. So SIGALRM comes 29 seconds later, which is after LIMIT, and kills the process.
+    argument. So SIGALRM comes 29 seconds later, which is after LIMIT, and kills the process. TICK
+    and LIMIT together are less than that: see the tick of :meth:`SigtermWatch._watch`.
     """
     if sys.platform != "linux" or signal.getsignal(ALARM) is not signal.SIG_DFL:
         return

@@ -16,7 +16,6 @@ import torch
 from g4debug.dumps import reading
 from g4debug.findings.launch_memory import LaunchMemory
 from g4debug.findings.others import Others
-from g4debug.findings.record import Step
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
@@ -46,18 +45,19 @@ class Rank:
         self.tracer.after_init(None, self.scheduler)
 
     def step(self, number: int, rids: tuple[str, ...], seq_lens: tuple[int, ...] = ()) -> None:
-        self.recorder.step = number
-        rows = tuple(range(len(rids)))
         lengths = seq_lens or tuple(7 + number for _ in rids)
-        self.recorder.steps.append(
-            Step(number, "DECODE", rids, lengths, rows=rows, committed=(4,) * len(rids))
-        )
         batch = SimpleNamespace(
-            reqs=[SimpleNamespace(rid=rid, output_ids=[1, 2]) for rid in rids],
-            forward_mode=SimpleNamespace(is_extend=lambda: False),
+            reqs=[
+                SimpleNamespace(rid=rid, output_ids=[1, 2], req_pool_idx=row, kv_committed_len=4)
+                for row, rid in enumerate(rids)
+            ],
+            forward_mode=SimpleNamespace(name="DECODE", is_extend=lambda: False),
+            seq_lens_cpu=torch.tensor(lengths),
             spec_info=None,
             out_cache_loc=torch.arange(len(rids)),
         )
+        self.recorder.step = number - 1
+        self.recorder.begin_step(batch)
         self.tracer.before_step(self.scheduler, batch)
 
 

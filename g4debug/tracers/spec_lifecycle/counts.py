@@ -13,7 +13,7 @@ import torch
 from g4debug.tracers.spec_lifecycle.check import Violation, check_advance, check_counts
 
 NAMES = ("output_ids", "kv_committed_len", "spec_verify_ct")
-Counts = tuple[list[int], list[int], list[int]]
+Counts = list[tuple[int, int, int]]  # of each request, as in NAMES
 
 
 class Counting:
@@ -22,7 +22,7 @@ class Counting:
     def __init__(self) -> None:
         self._before: tuple[Counts, list[int]] | None = None  # before the verify
         self._rids: list[str] = []  # the requests whose output was not sent yet
-        self._after: Counts = ([], [], [])  # after the verify
+        self._after: Counts = []  # after the verify
 
     def begin(self, batch: Any) -> None:
         """``batch``: a ScheduleBatch that is about to be verified."""
@@ -46,11 +46,15 @@ class Counting:
         after, lens_after = _counts(batch.reqs), batch.seq_lens_cpu.tolist()
         self._rids, self._after = [r.rid for r in batch.reqs], after
         by = [n + 1 for n in correct]
-        once = [1] * len(by)
-        for name, old, new, steps in zip(NAMES, before, after, (by, by, once), strict=True):
-            violation = check_advance("bookkeeping", name, old, new, steps)
-            if violation is not None:
-                return violation
+        if len(before) != len(by) or after != [
+            (output + n, committed + n, verified + 1)
+            for (output, committed, verified), n in zip(before, by, strict=True)
+        ]:
+            columns = zip(NAMES, _columns(before), _columns(after), strict=True)
+            for (name, old, new), steps in zip(columns, (by, by, [1] * len(by)), strict=True):
+                violation = check_advance("bookkeeping", name, old, new, steps)
+                if violation is not None:
+                    return violation
         if worker.topk > 1:  # then SGLang does not advance the lengths of finished requests
             lens, lens_after = [lens[i] for i in live], [lens_after[i] for i in live]
             by = [by[i] for i in live]
@@ -63,8 +67,8 @@ class Counting:
         now = _counts(reqs)
         if now == self._after:
             return None
-        then = dict(zip(self._rids, zip(*self._after, strict=True), strict=True))
-        for row, (request, counts) in enumerate(zip(reqs, zip(*now, strict=True), strict=True)):
+        then = dict(zip(self._rids, self._after, strict=True))
+        for row, (request, counts) in enumerate(zip(reqs, now, strict=True)):
             was = then.get(request.rid)
             if was is not None and was != counts:
                 i = next(i for i in range(len(NAMES)) if was[i] != counts[i])
@@ -79,11 +83,12 @@ class Counting:
 
 
 def _counts(reqs: Any) -> Counts:
-    return (
-        [len(r.output_ids) for r in reqs],
-        [r.kv_committed_len for r in reqs],
-        [r.spec_verify_ct for r in reqs],
-    )
+    return [(len(r.output_ids), r.kv_committed_len, r.spec_verify_ct) for r in reqs]
+
+
+def _columns(counts: Counts) -> list[list[int]]:
+    """All of the first counter, then of the second and of the third."""
+    return [[of_one[i] for of_one in counts] for i in range(len(NAMES))]
 
 
 class DeviceLengths:

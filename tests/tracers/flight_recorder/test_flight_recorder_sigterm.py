@@ -72,6 +72,15 @@ BODIES = {
         "while signal.getitimer(signal.ITIMER_REAL)[0]: time.sleep(0.01)  # or SIGALRM kills\n"
         "ready(); time.sleep(600)"
     ),
+    # On a busy machine the thread may be done with the byte before the alarm has begun.
+    "late-alarm": (
+        "signal.signal(signal.SIGUSR1, lambda *a: None)\nwatch.start()\n"
+        "left = lambda: signal.getitimer(signal.ITIMER_REAL)[0]\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\nwhile left(): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), module.ALARM)\nassert left()\n"
+        "while left(): time.sleep(0.01)  # or SIGALRM kills\n"
+        "ready(); time.sleep(600)"
+    ),
     # A child shares the pipe: its end must not be ours.
     "fork": (
         "watch.start()\npid = os.fork()\nif pid == 0: time.sleep(600); os._exit(3)\n"
@@ -130,7 +139,9 @@ def waits_for(pid: int, mutex: str) -> bool:
     return Path(f"/proc/{pid}/syscall").read_text().split()[1:2] == [mutex]
 
 
-@pytest.mark.parametrize("name", ["healthy", "asleep", "stuck", "restarted", "other-signal"])
+@pytest.mark.parametrize(
+    "name", ["healthy", "asleep", "stuck", "restarted", "other-signal", "late-alarm"]
+)
 def test_it_looks_and_then_dies_of_the_signal_at_once(tmp_path, name):
     status, seen, seconds, _ = run(tmp_path, name)
     assert (status, seen) == (-signal.SIGTERM, "looked")
