@@ -28,10 +28,13 @@ def write(known: Mapping[str, Case], found: Sequence[Row]) -> list[Path]:
 
 
 def _first(found: Sequence[Row]) -> dict[str, Any]:
+    """row -> tool -> what it said when it ran for the first time, and the commit of that run."""
     kept: dict[str, Any] = json.loads(FIRST.read_text()) if FIRST.is_file() else {}
     commit = _commit()
     for name, said in table.as_json(found).items():
-        kept.setdefault(name, {"commit": commit, **said})
+        row = kept.setdefault(name, {})
+        for tool, entry in said.items():
+            row.setdefault(tool, {"commit": commit, **entry})
     FIRST.write_text(json.dumps(kept, indent=1) + "\n")
     return kept
 
@@ -128,15 +131,14 @@ def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[s
     )
     if row.problem:
         lines.append(f"- **Not valid:** {row.problem}.")
-    commit = first.get("commit", "")
     lines += [
         "",
-        f"| tool | predicted | first run, at {commit} | now | what it said |",
+        "| tool | predicted | first run, and its commit | now | what it said |",
         "|---|---|---|---|---|",
     ]
     for tool in tools:
         entry = row.entries[tool]
-        was = first.get(tool, {}).get("words", "not run")
+        was = "{words}, {commit}".format(**first[tool]) if tool in first else "not run"
         lines.append(
             f"| {TOOLS[tool].title} | {case.expected.get(tool, '–')} | {was} | {entry.words} | "
             f"{_cell(entry.said)} |"

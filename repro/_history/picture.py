@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from _history import grades
 from _history.case import PUT_BACK
-from _history.table import Entry, Row
+from _history.table import NOT_RUN, Entry, Row
 from _history.tools import TOOLS
 
 HERE: Final = Path(__file__).parent
@@ -19,6 +19,7 @@ LEFT, TOP, WIDE, HIGH, GAP = 318, 132, 112, 34, 5
 # From nothing told to the cause told; readable in black on each of them, and in print.
 COLOURS: Final = {
     grades.NA: "#f2f2f2",
+    NOT_RUN: "#fafafa",
     grades.SILENT: "#ffffff",
     grades.CRASH: "#fbe3c8",
     grades.LATE: "#f6d78b",
@@ -35,6 +36,7 @@ MEANING: Final = {
     grades.OBJECT: "page and request",
     grades.CAUSE: "cause",
     grades.NA: "not there",
+    NOT_RUN: "not run",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from _render import Block
@@ -40,7 +40,7 @@ class Entry:
         if self.grade == grades.NA:
             return grades.NA
         if not self.seeds:
-            return "void" if self.void else "not run"
+            return "void" if self.void else NOT_RUN
         told = self.grade
         if self.grade in TOLD:
             told += f" {self.alarms}/{self.seeds}, {_steps(self.after)}"
@@ -49,6 +49,7 @@ class Entry:
         return told + (f"; {self.false} FALSE" if self.false else "")
 
 
+NOT_RUN = "not run"
 TOLD = (grades.LATE, grades.ALARM, grades.OBJECT, grades.CAUSE)
 
 
@@ -113,7 +114,7 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     healthy = [c for c in cells if c.arm == FIXED]
     refused = [c for c in cells if c.grade == grades.NA and c.arm == BUGGY]
     if not buggy:
-        return Entry("not run")
+        return Entry(NOT_RUN)
     if refused:
         return Entry(grades.NA, said=refused[0].said)
     real = [c for c in buggy if c.triggered or (c.grade in TOLD and c.seed in met)]
@@ -176,7 +177,7 @@ def blocks(found: Sequence[Row]) -> list[Block]:
             + " ".join(
                 f"{tool}: {entry.words}."
                 for tool, entry in row.entries.items()
-                if tool != "nothing" and entry.grade not in (grades.NA, "not run")
+                if tool != "nothing" and entry.grade not in (grades.NA, NOT_RUN)
             ),
             title=row.case.title,
         )
@@ -185,23 +186,14 @@ def blocks(found: Sequence[Row]) -> list[Block]:
     ]
 
 
-def as_json(found: Sequence[Row]) -> dict[str, Any]:
-    """row -> tool -> what it said, for the record of the first run."""
+def as_json(found: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
+    """row -> tool -> what it said, of those that ran."""
     return {
         row.name: {
-            tool: {
-                "words": entry.words,
-                "grade": entry.grade,
-                "alarms": entry.alarms,
-                "seeds": entry.seeds,
-                "after": entry.after,
-                "said": entry.said,
-                "false": entry.false,
-                "healthy": entry.healthy,
-            }
+            tool: {"words": entry.words, **asdict(entry)}
             for tool, entry in row.entries.items()
+            if entry.grade != NOT_RUN
         }
-        | {"seen": row.seen, "problem": row.problem, "note": row.note}
         for row in found
         if row.ran
     }
