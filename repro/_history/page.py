@@ -11,6 +11,7 @@ from typing import Any
 from _history import picture, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
+from _history.plugin import PUT_BACK as PUT_BACK_MODULE
 from _history.table import Row
 from _history.tools import TOOLS
 
@@ -113,7 +114,7 @@ def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[s
     lines = [
         f"## {row.name}",
         "",
-        f"{case.title}. {case.why}",
+        f"{case.title[0].upper()}{case.title[1:]}. {case.why}",
         "",
         f"- **Upstream:** {', '.join(case.threads) or 'no thread is known'}. **Origin:** {origin}.",
         f"- **With the bug:** SGLang {_arm(case, 'buggy')}. **Without:** SGLang "
@@ -150,7 +151,10 @@ def _arm(case: Case, name: str) -> str:
     arm = case.buggy if name == "buggy" else case.fixed
     more = [f"our fix {', '.join(arm.fixes)}"] if arm.fixes else []
     more += [f"put back by `{arm.faults}`"] if arm.faults else []
-    more += [f"`{k}={v}`" for k, v in {**case.environ, **arm.environ}.items()]
+    environ = {**case.environ, **arm.environ}
+    put_back = environ.pop(PUT_BACK_MODULE, "")
+    more += [f"put back by `{put_back}`"] if put_back else []
+    more += [f"`{k}={v}`" for k, v in environ.items()]
     more += [f"`{k}={v}`" for k, v in arm.engine.items()]
     return arm.release + (f" ({'; '.join(more)})" if more else "")
 

@@ -91,6 +91,7 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     bare = [c for c in cells if c.tool == "nothing" and c.arm == BUGGY]
     sound = [c for c in cells if c.tool == "nothing" and c.arm == FIXED]
     row.ran = bool(bare)
+    row.runs = len(bare)
     if not row.ran:
         return row
     row.reached, row.triggered = (

@@ -306,3 +306,15 @@ def test_the_page_and_the_picture_have_every_row_that_ran(suite, known, cells):
     picture = suite("picture").svg(rows)
     assert f"  {name}</text>" in picture
     assert "&lt;c&gt;" in picture
+
+
+def test_the_page_says_in_how_many_runs_the_bug_was_met(suite, known, cells):
+    rows = suite("table").rows(
+        known,
+        [
+            cells("buggy", "nothing", 0, triggered=1),
+            cells("buggy", "nothing", 1),
+            cells("fixed", "nothing"),
+        ],
+    )
+    assert "triggered in 1 of 2 runs" in suite("page").markdown(rows, {})
