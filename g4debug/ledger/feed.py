@@ -17,6 +17,7 @@ from g4debug.trapping.trap import TrapError
 
 # Frames that nobody looks for when they ask who called an allocator.
 _OURS = str(Path(__file__).resolve().parents[1])
+_SGLANG = "/sglang/srt/"
 _SKIPPED = (
     "mem_cache/allocator",
     "mem_cache/allocation",
@@ -113,7 +114,13 @@ _names: dict[tuple[str, int, str], str] = {}  # of the callers that were seen be
 
 
 def caller() -> str:
-    """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``."""
+    """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``.
+
+    Another plugin may have put a function of its own between SGLang and the allocator. Whether it
+    only looked on or made the call, no frame tells; so it is named, and SGLang's function after
+    it: ``their_plugin.py:12 looked, called by schedule_batch.py:2744 _evict_swa``.
+    """
+    foreign = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -126,6 +133,8 @@ def caller() -> str:
             name = _names.get(at)
             if name is None:
                 name = _names[at] = f"{Path(file).name}:{at[1]} {at[2]}"
-            return name
+            if _SGLANG in file:
+                return f"{foreign}, called by {name}" if foreign else name
+            foreign = foreign or name
         frame = frame.f_back
-    return ""
+    return foreign

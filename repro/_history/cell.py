@@ -25,7 +25,9 @@ BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
 ROOT = HERE.parent
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
 NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
-_REFUSED = re.compile(r"g4debug: could not be armed: (.*)|SettingsError: (.*)")
+_REFUSED = re.compile(
+    r"g4debug: could not be armed: (.*)|g4debug: (SGLang \S+ was never run with .*)"
+)
 _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)$", re.MULTILINE)
 
 
