@@ -1,0 +1,42 @@
+"""Two tensor-parallel ranks draft with the target's embedding, of which each has only its rows.
+
+Found by this project on two GPUs; no thread is known. A user meets it with ``--tp-size 2`` and
+FROZEN_KV_MTP on a text-only checkpoint, and any prompt.
+"""
+
+from __future__ import annotations
+
+from _healthy.workload import Client
+from _history.case import FLAGS, Arm, Case
+from _history.grades import CAUSE, CRASH, NA
+
+REQUESTS = 4
+
+
+async def drive(client: Client, seed: int) -> None:
+    await client.together(
+        *(client.generate(client.prompt(client.between(60, 300)), 24) for _ in range(REQUESTS))
+    )
+
+
+CASE = Case(
+    number=10,
+    title="the draft looks full token ids up in this rank's rows of the embedding",
+    threads=(),
+    origin=FLAGS,
+    buggy=Arm("0.5.15.post1"),
+    fixed=Arm("0.5.15.post1", fixes=("draft-embedding-shard",)),
+    cause=(("models/gemma4_causal.py", "get_embed_and_head"),),
+    drive=drive,
+    engine={"tp_size": 2},
+    why="No page is wrong, and on a GPU the crash names no line of Python.",
+    expected={
+        "nothing": CRASH,
+        "g4debug": CAUSE,
+        "g4debug-best": CAUSE,
+        "sglang": CRASH,
+        "busy-inv": CRASH,
+        "strict": NA,
+        "tree": NA,
+    },
+)
