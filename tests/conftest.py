@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib.util
 import os
@@ -15,6 +16,7 @@ import pytest
 import releases
 import torch
 from hypothesis import HealthCheck, settings
+from packaging.version import Version
 
 from g4debug import discovery
 from g4debug.hooking import targets
@@ -43,6 +45,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--versions", action="store_true", help="also the tests that download SGLang's wheels"
     )
+    parser.addoption("--long", action="store_true", help="also the tests that take minutes")
 
 
 def pytest_collection_modifyitems(items):
@@ -51,10 +54,23 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in long)
 
 
+@functools.cache
+def newest() -> Version:
+    """The newest SGLang that there are pins for."""
+    pins = Path(__file__).parents[1].glob("requirements/sglang-*.txt")
+    return max(Version(path.stem.removeprefix("sglang-")) for path in pins)
+
+
 def pytest_runtest_setup(item):
     """Skip what belongs to other releases of SGLang than the installed one."""
     if targets.sglang_version() is None:
         return
+    takes = item.get_closest_marker("long")
+    if takes and not item.config.getoption("--long"):
+        pytest.skip(f"{takes.args[0]}: it runs with --long")
+    once = item.get_closest_marker("once")
+    if once and targets.sglang_version() != newest():
+        pytest.skip(f"{once.args[0]}: it runs on {newest()}")
     if item.get_closest_marker("v1_worker") and not releases.has_v1_worker():
         pytest.skip("this SGLang has no worker of FROZEN_KV_MTP for speculative decoding v1")
     for mark in item.iter_markers("written_for"):

@@ -18,6 +18,7 @@ from g4debug.hooking import targets
 from g4debug.settings import Settings, fix_switch
 
 pytestmark = [
+    pytest.mark.once("who stops a start, and with which words, is g4debug's own code"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]

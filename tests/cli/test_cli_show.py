@@ -19,6 +19,8 @@ from g4debug import cli
 from g4debug.dumps import writing
 from g4debug.findings.record import SCHEMA
 
+pytestmark = pytest.mark.once("commands do not import SGLang")
+
 
 def show(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "g4debug", "show", *map(str, args)]

@@ -20,6 +20,8 @@ from sample_trap import sample_record
 from g4debug import cli
 from g4debug.dumps import writing
 
+pytestmark = pytest.mark.once("commands do not import SGLang")
+
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -182,6 +182,7 @@ def plugin(folder: Path, name: str, value: str, source: str = "", version: str =
 
 @needs_sglang
 @pytest.mark.engine
+@pytest.mark.once("the order of plugins is the same on every release")
 @pytest.mark.parametrize("first", ["timer", "g4debug"])
 def test_other_plugins_and_the_sites_they_share_with_us(tmp_path: Path, first: str) -> None:
     ours = plugin(tmp_path / "1", "g4debug", "g4debug.plugin:register", version=g4debug.__version__)

@@ -129,6 +129,7 @@ def test_server_answers_over_http(tmp_path):
         urllib.request.urlopen(f"{url}/health", timeout=5)
 
 
+@pytest.mark.once("the processes that are ended are started by g4debug's own code")
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
 @pytest.mark.parametrize("when", ["importing", "starting", "serving"])
 def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):

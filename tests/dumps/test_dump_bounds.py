@@ -23,6 +23,8 @@ from g4debug.dumps.archive import Archive
 from g4debug.dumps.file import RefusedError
 from g4debug.dumps.plain import to_plain
 
+pytestmark = pytest.mark.once("reading a dump does not import SGLang")
+
 READER = Path(__file__).with_name("limited_reader.py")
 MIB = 1 << 20
 SLOW = sorted(slow(b"", MIB))

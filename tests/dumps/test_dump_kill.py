@@ -19,6 +19,8 @@ import torch
 from g4debug import cli
 from g4debug.dumps import reading, writing
 
+pytestmark = pytest.mark.once("writing a dump is g4debug's own code")
+
 NAME = "g4debug-a-20260101T000000Z-1-1.pt"
 WRITERS = Path(__file__).with_name("killed_writers.py")
 

@@ -23,6 +23,8 @@ from g4debug import cli
 from g4debug.dumps import writing
 from g4debug.findings.record import TrapRecord
 
+pytestmark = pytest.mark.once("reading a dump does not import SGLang")
+
 PICKLE = "archive/data.pkl"
 LIMIT = 120.0  # seconds for one dump; the slowest seen took 0.3, a busy machine is slow
 DUMPS_PER_WAY = 300

@@ -17,6 +17,8 @@ from sample_trap import sample_record
 from g4debug.dumps import file, reading, writing
 from g4debug.findings.record import TrapRecord
 
+pytestmark = pytest.mark.once("writing a dump is g4debug's own code")
+
 AT = datetime(2026, 6, 1, 3, 14, 15, tzinfo=UTC)
 OLD = "g4debug-page-table-20260601T031415Z-4711-1.pt"
 

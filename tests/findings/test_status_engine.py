@@ -17,7 +17,7 @@ from real_engine import ENGINE, drive
 from g4debug.cli import main
 from g4debug.cpu.server import serving
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 FAILS_AT = 5
 
 

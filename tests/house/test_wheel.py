@@ -18,6 +18,8 @@ from sample_trap import sample_record
 from g4debug import discovery
 from g4debug.dumps import writing
 
+pytestmark = pytest.mark.once("a wheel has no SGLang in it")
+
 ROOT = Path(__file__).resolve().parents[2]
 ALL = """
 import importlib, json

@@ -20,6 +20,7 @@ SCRIPT = ("healthy.py", "--only", "short", "--out", str(PAGE))
 CHECKERS = 6  # tracers that check something; the flight recorder keeps steps
 
 
+@pytest.mark.long("two engines, with and without tracers, and five workloads")
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")

@@ -21,6 +21,8 @@ from sample_trap import sample_record
 
 from g4debug.dumps import writing
 
+pytestmark = pytest.mark.once("a terminal's width has nothing to do with SGLang")
+
 REPRO = Path(__file__).parents[2] / "repro"
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SCRIPTS = sorted(path.stem for path in REPRO.glob("[a-z]*.py"))

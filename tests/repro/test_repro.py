@@ -29,6 +29,7 @@ pytestmark = [
 REPRO = Path(__file__).parents[2] / "repro" / "e4b_trtllm_mtp.py"
 MARK = "G4_TEST_RUN"
 CPU = ("--device", "cpu")
+SIGNALS = pytest.mark.once("who ends a script, and what it leaves, is up to the script")
 
 
 class Session:
@@ -141,6 +142,7 @@ def test_all_four_variants_do_what_they_should(tmp_path):
     path.unlink()
 
 
+@SIGNALS
 def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
         assert run.wait(300, until="sglang::scheduler") is None
@@ -152,6 +154,7 @@ def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
         assert "no process of ours is left" in run.out.read_text()
 
 
+@SIGNALS
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
 @pytest.mark.parametrize(
     ("name", "flags", "started"),
@@ -177,6 +180,7 @@ def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, star
         assert "stopped; no process of ours is left" in said
 
 
+@SIGNALS
 @pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
 def test_so_does_make_that_is_told_to_end(tmp_path, ignored):
     """It tells its child, which must be the script and no shell that waits for it."""
@@ -191,6 +195,7 @@ def test_so_does_make_that_is_told_to_end(tmp_path, ignored):
         assert "stopped; no process of ours is left" in run.out.read_text()
 
 
+@SIGNALS
 @pytest.mark.parametrize("number", NOHUP)
 def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
@@ -200,6 +205,7 @@ def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
         assert run.gone()
 
 
+@SIGNALS
 def test_a_variant_ends_with_its_script_even_by_sigkill(tmp_path):
     for_hours = (sys.executable, str(REPRO.with_name("soak.py")), "--requests", "200000")
     with session(tmp_path, command=for_hours) as run:

@@ -20,6 +20,7 @@ TOLD = "g4debug: page-table in draft decode: sliding layer 4 gets full-pool page
 RIGHT = [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.long("a whole script with four engines")
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the repro is run by hand")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")

@@ -16,6 +16,7 @@ pytestmark = [
 SCRIPT = ("swa_ratio.py", "--variant", "broken", "--variant", "fixed", "--json")
 
 
+@pytest.mark.long("a whole script with four engines")
 def test_half_of_the_requests_wait_without_the_fix_and_none_with_it(script):
     done = script()
     assert done.returncode == 0, done.stderr[-3000:]

@@ -14,6 +14,7 @@ REPRO = Path(__file__).parents[2] / "repro"
 SCRIPT = ("triton_decode_window.py", "--requests", "16", "--json")
 
 
+@pytest.mark.long("a whole script with three engines")
 @pytest.mark.engine
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines")
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")

@@ -10,6 +10,7 @@ from real_engine import ENGINE, drive, side_by_side
 DRIVER = Path(__file__).with_name("drive_mm.py")
 SAID = "mm-batched-encoder: on: "
 pytestmark = [
+    pytest.mark.long("four engines with images"),
     *ENGINE,
     pytest.mark.written_for("mm-batched-encoder"),
 ]

@@ -17,6 +17,7 @@ import pytest
 from real_engine import ENGINE
 
 pytestmark = [
+    pytest.mark.once("what it tests is the same code on every release"),
     *ENGINE,
     pytest.mark.written_for("mm-batched-encoder"),
 ]

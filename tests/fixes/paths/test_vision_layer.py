@@ -23,7 +23,10 @@ from g4debug.fixes.paths.mm_batched_encoder import batches as mm_batches
 from g4debug.fixes.paths.vision_layer import fix as vision_layer
 from g4debug.fixes.paths.vision_layer import layer as vision_layers
 
-pytestmark = pytest.mark.written_for("vision-layer")
+pytestmark = [
+    pytest.mark.written_for("vision-layer"),
+    pytest.mark.once("what it tests is the same code on every release"),
+]
 SWITCH = "G4DEBUG_FIX_VISION_LAYER"
 LAYERS, PATCH = 2, 3 * 4**2
 VISION = {

@@ -10,7 +10,7 @@ from real_engine import ENGINE, Run, drive, side_by_side
 
 from g4debug.findings.record import Lookup
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 HERE = Path(__file__).parent
 DIE_AT = 6
 VOCABULARY, HALF = 512, 256  # of the CPU engine's toy model

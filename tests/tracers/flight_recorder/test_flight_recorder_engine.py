@@ -10,7 +10,7 @@ import releases
 from real_engine import ENGINE, NOHUP, TERMINAL, side_by_side
 from watched_engine import HANG, LIMIT, Run, engine
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 REPRO = Path(__file__).resolve().parents[3] / "repro"
 SOON = 100  # what SIGTERM must not wait for takes 600; a busy machine is slow, too
 

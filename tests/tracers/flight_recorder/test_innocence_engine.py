@@ -11,7 +11,7 @@ from real_engine import ENGINE, Run, drive, side_by_side
 
 from g4debug.hooking import targets
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 HERE = Path(__file__).parent
 DIE_AT = 9
 # Behind it SGLang changes what a forward still reads, so page-table judges all under overlap, too.

@@ -16,7 +16,7 @@ from real_engine import ENGINE, dumps_in, in_session, started
 from g4debug import cli
 from g4debug.dumps import incidents
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 DRIVER = str(Path(__file__).parents[2] / "cpu" / "drive_tensor_parallel.py")
 SECONDS = 5.0  # from the finding to the last process gone
 

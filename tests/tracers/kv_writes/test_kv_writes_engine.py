@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE, drive, side_by_side
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 DRIVER = Path(__file__).with_name("drive_writes.py")
 # Prefix hits, chunked prefill, retraction through a small pool, aborts.
 HEALTHY = Path(__file__).parents[1] / "page_table" / "drive_healthy.py"

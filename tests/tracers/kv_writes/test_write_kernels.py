@@ -18,9 +18,12 @@ from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
 from g4debug.tracers.kv_writes.kernels import Stamps
 from g4debug.tracers.trap_buffer import TrapBuffer
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
-)
+pytestmark = [
+    pytest.mark.once("what it tests is the same code on every release"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
+    ),
+]
 CPU = torch.device("cpu")
 POISON = -77
 

@@ -13,7 +13,7 @@ from real_engine import ENGINE, drive, side_by_side
 
 from g4debug.hooking import targets
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every release")]
 DRIVER = Path(drive_tracers.__file__)
 HEALTHY = Path(__file__).with_name("drive_healthy.py")
 # Prompts of 370, 130 and 250 tokens, in chunks of 128, so that a prefill has a prefix to list.

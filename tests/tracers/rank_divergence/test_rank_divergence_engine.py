@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_engine import ENGINE, drive, side_by_side
 
-pytestmark = ENGINE
+pytestmark = [*ENGINE, pytest.mark.long("five engines of two ranks")]
 DRIVER = str(Path(__file__).with_name("drive_ranks.py"))
 ARMED = {"G4DEBUG_TRACE": "rank-divergence,flight-recorder"}
 SMALL = json.dumps({"max_total_tokens": 2560})  # requests are retracted, prefixes evicted
