@@ -35,8 +35,7 @@ def main() -> None:
 
     from g4debug.cpu.server import engine_arguments
 
-    more = dict(case.prepare(result.parent)) if case.prepare is not None else {}
-    more |= json.loads(sys.argv[5])
+    more = json.loads(sys.argv[5])
     engine = sglang.Engine(
         **engine_arguments(
             mtp=case.mtp,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from _healthy.workload import Client
@@ -68,4 +67,3 @@ class Case:
     chosen_after: bool = False
     gpu: str = ""
     seconds: float = 240.0
-    prepare: Callable[[Path], Mapping[str, Any]] | None = None

@@ -20,6 +20,7 @@ from _history.plugin import FOLDER, TRUTH
 from _history.tools import Tool
 from g4debug.dumps import reading
 from g4debug.findings.record import TrapRecord
+from g4debug.settings import fix_switch
 
 BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
 ROOT = HERE.parent
@@ -125,7 +126,7 @@ def environment(name: str, case: Case, side: Arm, tool: Tool, folder: Path) -> d
 
     return {
         "G4DEBUG_FIXES": "none",
-        **{f"G4DEBUG_FIX_{fix.upper().replace('-', '_')}": "1" for fix in side.fixes},
+        **{fix_switch(fix): "1" for fix in side.fixes},
         **({"G4DEBUG_FAULTS": side.faults} if side.faults else {}),
         "PYTHONPATH": os.pathsep.join([str(SITE), *filter(None, path)]),
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),

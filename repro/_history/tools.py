@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
+from _healthy_run import tracers
 from packaging.version import Version
 
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
@@ -45,7 +46,7 @@ class Tool:
     since: str = ""
     within: str = ""
     gpu: str = ""
-    says: tuple[str, ...] = field(default=())
+    says: tuple[str, ...] = ()
 
     def refusal(self, release: str) -> str:
         """Why it cannot be switched on in a release, '' if it can."""
@@ -67,13 +68,9 @@ class Tool:
 
 
 def _best() -> dict[str, str]:
-    from g4debug import discovery
-
-    # rank-divergence compares ranks, and a case here has one.
-    every = [t for t in discovery.names("tracer") if t != "rank-divergence"]
     return {
         **DEBUG,
-        "G4DEBUG_TRACE": ",".join(every),
+        "G4DEBUG_TRACE": ",".join(tracers()),
         "G4DEBUG_LEAK_STEPS": "1",
         "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
     }
