@@ -113,11 +113,17 @@ def facts(scheduler: Any) -> dict[str, Any]:
     if scheduler is not None:
         found["steps"] = int(scheduler.forward_ct)
         found["overlap"] = bool(scheduler.enable_overlap)
-        stack, nodes = [getattr(scheduler.tree_cache, "root_node", None)], 0
-        while stack:
-            node = stack.pop()
-            if node is not None:
-                nodes += 1
-                stack.extend(node.children.values())
-        found["nodes"] = nodes
+        found["nodes"] = _nodes(scheduler.tree_cache)
     return found
+
+
+def _nodes(tree: Any) -> int | None:
+    """How many nodes a prefix cache has; None if the Rust core of 0.5.23 keeps them to itself."""
+    try:
+        stack, nodes = [tree.root_node], 0
+    except (AttributeError, NotImplementedError):
+        return None
+    while stack:
+        nodes += 1
+        stack.extend(stack.pop().children.values())
+    return nodes
