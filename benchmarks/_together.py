@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 from _fleet import Gated
+from _servers import ServerDied
 
 
 class Crowd:
@@ -38,14 +39,28 @@ class Crowd:
     def start(self, prepare: Any) -> str:
         """Start them, ask each ``prepare(server)``, and put all to sleep. Returns the device.
 
-        Raises ServerDied if one of them died.
+        One that dies is left out of ``servers`` from then on, and its end is printed: the others
+        are compared without it. Raises ServerDied if it was the first.
         """
         first, *others = self.servers
         device = str(first.start()["device"])
         prepare(first)
+
+        def lives(server: Gated) -> bool:
+            try:
+                server.start()
+                prepare(server)
+            except ServerDied as e:
+                print(e, flush=True)
+                return False
+            return True
+
         with ThreadPoolExecutor(max(1, len(others))) as pool:
-            for _ in pool.map(lambda s: (s.start(), prepare(s)), others):
-                pass
+            alive = list(pool.map(lives, others))
+        for server, lived in zip(others, alive, strict=True):
+            if not lived:
+                server.stop()
+                self.servers.remove(server)
         for server in self.servers:
             signal_all(server, signal.SIGSTOP)
         return device

@@ -291,9 +291,10 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
                 fill(server, whole)
 
             device = crowd.start(prepare)
-            print(f"{len(servers)} servers, {end - time.monotonic():.0f} s left", flush=True)
+            print(f"{len(crowd.servers)} servers, {end - time.monotonic():.0f} s left", flush=True)
             written = _results.Growing(args.out / "requests.csv", device)
-            turns = list(zip(named, servers, strict=True))
+            both = zip(named, servers, strict=True)
+            turns = [(name, server) for name, server in both if server in crowd.servers]
             while time.monotonic() + 1.1 * longest < end and number < args.rounds:
                 begin = time.monotonic()
                 random.Random(f"{args.seed}.{number}").shuffle(turns)
