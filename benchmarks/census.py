@@ -1,12 +1,14 @@
 """Measures how long a request waits that arrives just when the server becomes idle.
 
     python benchmarks/census.py [--device cuda|cpu] --out FILE.csv [--rounds 2] [--seconds 300]
+                                [--trunks 160]
     python benchmarks/census.py --table FILE.csv
 
 The tracer pool-leak takes a census of all pages at that moment, and it looks at every node of the
-prefix cache. So the cache is filled first, with some 20,000 nodes. Then one request after the other
-is sent, each 0 to 5 ms after the last token of the one before, or 50 ms after it, when a census is
-over. One server at a time is on the device: debugging off, five tracers armed, in changing order.
+prefix cache. So the cache is filled first, with some 100 nodes a trunk. Then one request after the
+other is sent, each 0 to 5 ms after the last token of the one before, or 50 ms after it, when a
+census is over. One server at a time is on the device: debugging off, five tracers armed, in
+changing order.
 The model has E4B's layers, but only 7 of them and a small vocabulary, so that the cache's KV fits
 and a forward does not hide the wait.
 """
@@ -19,7 +21,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     tracer_overhead.installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
     shared, size = engine(args.device), SIZES[args.device]
+    size = replace(size, trunks=args.trunks or size.trunks)
     variants = tracer_overhead.under_load(VARIANTS, shared)
     plan = []
     for number in range(args.rounds):
@@ -140,6 +143,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=300, help="start no server after these")
+    parser.add_argument("--trunks", type=int, help="of the prefix cache; fewer fill it faster")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="FILE")
     args = parser.parse_args()

@@ -331,8 +331,9 @@ class HandOuts:
         # Not the pages that rows continue in: if one was freed, it must not look held.
         shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa, begins=True)
 
-        def written(mapped: Pages) -> None:
+        def written(words: Pages) -> None:
             """Compare what SGLang wrote into its mapping with what was handed out."""
+            mapped = words.reshape(2, -1)[1]
             given = self._tokens["swa"]
             wrong = mapped != given
             if wrong.any():
@@ -346,10 +347,7 @@ class HandOuts:
                     kind="miswritten",
                 )
 
-        # What was handed out may be wrong: an index that the mapping does not have.
-        mapping = allocator.full_to_swa_index_mapping
-        written_there = mapping.index_select(0, full.clamp(0, len(mapping) - 1))
-        self.ledger.post(written_there, self.feed.once(written))
+        self.ledger.post(full, self.feed.once(written), allocator.full_to_swa_index_mapping)
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """Pair pages that were allocated one by one, or that go over. 0 means no SWA page."""

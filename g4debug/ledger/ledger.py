@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -26,6 +27,7 @@ from g4debug.findings.record import PageEvent
 from g4debug.findings.status import LEDGER
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger import snapshot
 from g4debug.ledger.host import Pages as Pages
 from g4debug.ledger.owners import Owners
 from g4debug.ledger.shadow import FREE, HELD
@@ -141,11 +143,11 @@ Judge = Callable[[PoolLedger, PageEvent, Pages], Pages]
 class _Pending:
     """Indices on their way to the host, and what to do with them there.
 
-    words: the indices, on the device until they are sent, and then in pinned memory. arrived: the
-    event (``torch.cuda.Event``) after which they are there; those that were sent together share it.
+    words: where they are in the staging buffers. arrived: the event (``torch.cuda.Event``) after
+    which they are in the host's; those that were sent together share it.
     """
 
-    words: torch.Tensor
+    words: slice
     enter: Callable[[Pages], None]
     step: int  # to which what happened to them belongs, however late they arrive
     arrived: Any = None
@@ -165,8 +167,8 @@ class Ledger:
         moment in which it is taken out of the mapping until it is free.
     mapped: while a wrong mapping is entered, full page -> (its SWA page, the mapping's SWA page).
     serial: the number of the next event.
-    gathers: what is posted is not sent at once, but together, at the next :meth:`meanwhile` or
-        :meth:`settle`.
+    gathers: what is posted is sent while the next forward runs (:meth:`meanwhile`), and not before
+        it. Whichever it is, all that was posted until then is sent together.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -200,7 +202,10 @@ class Ledger:
         self._aside: Any = None  # the stream on which that is done
         self._pending: deque[_Pending] = deque()
         self._step: int | None = None  # of what is entered now, if it was posted earlier
-        self._staging: torch.Tensor | None = None
+        self._before = 0  # how many of them are from before that event
+        self._stream: Any = None  # on which what is unsent was posted; None on a CPU
+        self._device: torch.Tensor | None = None  # what was posted, on the device
+        self._staging: torch.Tensor | None = None  # the same, in pinned memory
         self._staged: Pages = np.empty(0, dtype=np.int64)  # the same memory, as an array
         self._idle: list[Any] = []  # events that have happened, to be recorded again
         self._used = 0  # words of _staging that are taken
@@ -342,43 +347,62 @@ class Ledger:
         """True while something is entered that happened some time ago."""
         return self._step is not None
 
-    def post(self, indices: torch.Tensor, enter: Callable[[Pages], None]) -> None:
-        """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU."""
-        if not self.is_far(indices):
-            enter(indices.detach().to(torch.int64).numpy())
-            return
-        if indices.numel() > STAGING:
-            self.settle(wait=True)
-            enter(indices.to(device="cpu", dtype=torch.int64).numpy())
-            return
-        self._unsent.append(_Pending(indices, enter, self.recorder.event_step))
-        if not self.gathers:
-            self._send()
+    def post(
+        self,
+        indices: torch.Tensor,
+        enter: Callable[[Pages], None],
+        mapping: torch.Tensor | None = None,
+        page_size: int = 0,
+        value: int = FREE,
+        unless_free: bool = False,
+    ) -> None:
+        """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU.
 
-    def _send(self) -> None:
-        """Start to copy what was posted, on the current stream."""
-        unsent, self._unsent = self._unsent, []
-        count = sum(pending.words.numel() for pending in unsent)
+        The values are those of now, whatever happens to the tensor until then. indices: int32 or
+        int64 [n]. mapping: SGLang's; then ``enter`` gets [2 n] values, the indices and then what
+        the mapping says of them. page_size: how many indices a page of the full pool has, if the
+        shadow is to learn of them, 0 if not; see :func:`snapshot.take` for the rest.
+        """
+        of = mapping, self.shadow if page_size else None, page_size, value, unless_free
+        count = indices.numel() if mapping is None else 2 * indices.numel()
+        if not self.is_far(indices) or count > STAGING:
+            if self.is_far(indices):
+                self.settle(wait=True)
+            taken = torch.empty(count, dtype=torch.int64, device=indices.device)
+            snapshot.take(indices, taken, *of)
+            enter(taken.cpu().numpy())
+            return
+        stream = torch.cuda.current_stream() if indices.is_cuda else None
+        if self._unsent and stream != self._stream:
+            self._send()
+        self._stream = stream
+        if self._device is None:
+            self._device = torch.empty(STAGING, dtype=torch.int64, device=indices.device)
+            self._staging = torch.empty(STAGING, dtype=torch.int64, pin_memory=indices.is_cuda)
+            self._staged = self._staging.numpy()
         if self._used + count > STAGING:
             self.settle(wait=True)
             self._used = 0
-        if count > STAGING:  # one after the other
-            for pending in unsent:
-                self._unsent = [pending]
-                self._send()
+        words = slice(self._used, self._used + count)
+        self._used += count
+        snapshot.take(indices, self._device[words], *of)
+        self._unsent.append(_Pending(words, enter, self.recorder.event_step))
+
+    def _send(self, beside: bool = False) -> None:
+        """Start to copy what was posted, on the stream on which that was, or on the current one.
+
+        beside: on the current one, which has waited for what was posted before the forward.
+        """
+        count, self._before = self._before if beside else len(self._unsent), 0
+        unsent, self._unsent = self._unsent[:count], self._unsent[count:]
+        if not unsent or self._device is None or self._staging is None:
             return
-        if self._staging is None:
-            self._staging = torch.empty(
-                STAGING, dtype=torch.int64, pin_memory=torch.cuda.is_available()
-            )
-            self._staged = self._staging.numpy()
-        self._staged[self._used : self._used + count] = NOT_YET
-        for pending in unsent:
-            first, self._used = self._used, self._used + pending.words.numel()
-            words = self._staging[first : self._used]
-            words.copy_(pending.words, non_blocking=True)
-            pending.words = words
-        sent = self._sent()
+        words = slice(unsent[0].words.start, unsent[-1].words.stop)
+        self._staged[words] = NOT_YET
+        on = nullcontext() if beside or self._stream is None else torch.cuda.stream(self._stream)
+        with on:
+            self._staging[words].copy_(self._device[words], non_blocking=True)
+            sent = self._sent()
         for pending in unsent:
             pending.arrived = sent
         self._pending += unsent
@@ -391,8 +415,8 @@ class Ledger:
 
     def before_forward(self) -> None:
         """The target's forward is launched next, on the current stream."""
-        if self._unsent:
-            self._ready = self._sent()
+        if self.gathers and self._unsent:
+            self._ready, self._before = self._sent(), len(self._unsent)
 
     def meanwhile(self) -> None:
         """The target's forward runs now: enter what was gathered before it, without waiting for it.
@@ -402,11 +426,11 @@ class Ledger:
         ready, self._ready = self._ready, None
         if ready is None:
             return
-        if self._unsent:
+        if self._before:
             with self._beside(ready):
-                self._send()
+                self._send(beside=True)
         self._idle.append(ready)
-        self.settle(wait=True)
+        self._enter_arrived(wait=True)
 
     def _beside(self, ready: Any) -> Any:
         """The context of another stream, on which everything before ``ready`` has happened."""
@@ -417,8 +441,10 @@ class Ledger:
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
-        if self._unsent:
-            self._send()
+        self._send()
+        self._enter_arrived(wait)
+
+    def _enter_arrived(self, wait: bool) -> None:
         while self._pending:
             first = self._pending[0]
             if wait:
@@ -434,14 +460,14 @@ class Ledger:
         """Enter what was handed out, for the step in which that was."""
         self._step = pending.step
         try:
-            pending.enter(pending.words.numpy().copy())
+            pending.enter(self._staged[pending.words].copy())
         finally:
             self._step = None
 
     def salvage(self) -> None:
         """After an error of the device, enter what it had copied before it died."""
         self._unsent.clear()
-        while self._pending and not bool((self._pending[0].words == NOT_YET).any()):
+        while self._pending and not bool((self._staged[self._pending[0].words] == NOT_YET).any()):
             self._arrived(self._pending.popleft())
         self._pending.clear()
 

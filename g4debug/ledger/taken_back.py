@@ -127,13 +127,14 @@ class TakeBacks:
         return ledger.is_far(given) and ledger.expected_swa is None and not ledger.judges_first
 
     def _enter_later(self, pool: PoolLedger, given: torch.Tensor) -> None:
-        self._mark_free(pool, given * pool.page_size)
+        """given: pages."""
         where = caller()
 
         def enter(pages: Pages) -> None:
             self._enter(pool, np.sort(pages), where)
 
-        self.ledger.post(given, self.feed.once(enter))
+        one = 1 if pool.name == "full" else 0
+        self.ledger.post(given, self.feed.once(enter), page_size=one)
 
     def _enter(self, pool: PoolLedger, pages: Pages, where: str) -> Pages:
         """Enter that these pages come back. Returns those that a listener lets through."""
@@ -274,6 +275,17 @@ class TakeBacks:
             self.ledger.pools["full"].partner[self.ledger.losing_swa] = 0
             self.ledger.losing_swa = self.ledger.expected_swa = None
 
+    def _post_parted(
+        self,
+        pool: PoolLedger,
+        tokens: torch.Tensor,
+        enter: Callable[[Pages], None],
+        mapping: torch.Tensor | None = None,
+    ) -> None:
+        """Mark them as :meth:`_mark_parted` does, and tell the host of them."""
+        once = self.feed.once(enter)
+        self.ledger.post(tokens, once, mapping, pool.page_size, HELD, unless_free=True)
+
     def _mark_parted(self, pool: PoolLedger, tokens: torch.Tensor) -> None:
         """These full pages have no SWA page any more. Those that were freed stay free."""
         if self.ledger.shadow is not None:
@@ -289,8 +301,7 @@ class TakeBacks:
         if free_index.numel() == 0:
             return
         pool, mapping = self.ledger.pools["full"], allocator.full_to_swa_index_mapping
-        tokens = (free_index[:: pool.page_size] if segment else free_index).to(torch.int64)
-        mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
+        tokens = free_index[:: pool.page_size] if segment else free_index
         alone, where = not self._freeing, caller()
 
         def enter(words: Pages) -> None:
@@ -299,13 +310,15 @@ class TakeBacks:
             if mended is not None and not self.ledger.late:
                 self._mend(mapping, alone, *mended)
 
-        both = torch.cat((tokens, mapped))
-        if self._may_wait(both):
-            self._mark_parted(pool, tokens)
-            self.ledger.post(both, self.feed.once(enter))
+        if self._may_wait(tokens):
+            self._post_parted(pool, tokens, enter, mapping)
         else:
             self.ledger.settle(wait=True)
-            enter(on_host(both))  # raises if a finding stops it: then it will not happen
+            tokens = tokens.to(torch.int64)
+            mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
+            enter(
+                on_host(torch.cat((tokens, mapped)))
+            )  # raises if a finding stops it: then it will not happen
             self._mark_parted(pool, tokens)
 
     def _unmap(
@@ -350,7 +363,6 @@ class TakeBacks:
         if self._unmapping or full.numel() == 0:
             return
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
-        self._mark_parted(pool, full)
 
         def enter(tokens: Pages) -> None:
             pages = pool.inside(np.unique(tokens // pool.page_size))
@@ -360,7 +372,7 @@ class TakeBacks:
             swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
             pool.partner[pages] = 0
 
-        self.ledger.post(full, self.feed.once(enter))
+        self._post_parted(pool, full, enter)
 
     # --- everything at once -------------------------------------------------------------------
 

@@ -246,18 +246,22 @@ def far(ledger, monkeypatch):
 @pytest.fixture
 def delayed(armed, monkeypatch):
     """What is handed out reaches the host later, as on CUDA: (rig, ledger, arrivals)."""
-    from g4debug.ledger.ledger import _Pending
-
     rig, ledger = armed
     arrivals = []
 
-    def post(indices, enter):
+    def sent():
         arrivals.append(Arrival())
-        ledger._pending.append(
-            _Pending(indices.clone(), enter, ledger.recorder.event_step, arrivals[-1])
-        )
+        return arrivals[-1]
 
-    monkeypatch.setattr(ledger, "post", post)
+    def each_alone(*args, **kwargs):
+        with monkeypatch.context() as only_here:
+            only_here.setattr(ledger, "is_far", lambda indices: True)
+            post(*args, **kwargs)
+        ledger._send()
+
+    post = ledger.post
+    monkeypatch.setattr(ledger, "_sent", sent)
+    monkeypatch.setattr(ledger, "post", each_alone)
     return rig, ledger, arrivals
 
 
@@ -296,7 +300,7 @@ def test_what_the_device_had_copied_before_it_died(delayed):
     a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
     late = list(ledger._pending)[3:]  # a's: full, SWA and the mapping
     for pending in late:
-        pending.words.fill_(NOT_YET)
+        ledger._staged[pending.words] = NOT_YET
     ledger.salvage()
     full = ledger.pools["full"]
     assert full.held[pages_of(rig, a)].all()
@@ -388,9 +392,15 @@ def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monke
     rig, ledger = armed
     monkeypatch.setattr(ledger, "is_far", lambda indices: True)
     posted = []
-    monkeypatch.setattr(
-        ledger, "post", lambda i, enter: (posted.append(1), enter(i.to(torch.int64).numpy()))
-    )
+
+    def at_once(*args, **kwargs):
+        posted.append(1)
+        with monkeypatch.context() as here:
+            here.setattr(ledger, "is_far", lambda indices: False)
+            post(*args, **kwargs)
+
+    post = ledger.post
+    monkeypatch.setattr(ledger, "post", at_once)
     ledger.batch = ledger.allocating = SimpleNamespace(reqs=[SimpleNamespace(rid="a")])
     request = rig.admit("a", 1)
     row = rig.req_to_token.req_to_token[request.req_pool_idx]
@@ -435,18 +445,49 @@ def test_which_pages_are_not_held(pages, loose):
     assert pool.not_held(np.array(pages, dtype=np.int64)).tolist() == loose
 
 
-def test_an_event_of_the_device_is_used_again(armed, monkeypatch):
-    """Making one costs more than recording it, and a step posts several copies."""
+def test_a_step_is_sent_in_one_copy_whose_event_is_used_again(armed, monkeypatch):
+    """Each copy and each event is an operation of the host, and a step may post dozens of times."""
     rig, ledger = armed
     made = far(ledger, monkeypatch)
-    rig.admit("a", PAGE)
-    posted = len(ledger._pending)
-    assert len(made) == posted > 0
+    a = rig.admit("a", 2 * PAGE)
+    assert len(ledger._unsent) > 1
+    assert not made
+    ledger.settle()
+    assert len(made) == 1
+    agree(rig, ledger)
     for rid in "bcd":
-        ledger.settle(wait=True)
         rig.admit(rid, PAGE)
+        ledger.settle(wait=True)
+    rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens])
     ledger.settle(wait=True)
-    assert len(made) == posted
+    assert len(made) == 1
+    agree(rig, ledger)
+
+
+def test_what_is_posted_is_of_that_moment(armed, monkeypatch):
+    """SGLang may give the row to another request, and clear the mapping, before it is sent."""
+    _, ledger = armed
+    far(ledger, monkeypatch)
+    row, mapping, found = torch.arange(8), torch.arange(100, 120), []
+    ledger.post(row[::2], lambda words: found.append(words.tolist()), mapping)
+    ledger.post(row[:2], lambda words: found.append(words.tolist()))
+    row.zero_()
+    mapping.zero_()
+    ledger.settle(wait=True)
+    assert found == [[0, 2, 4, 6, 100, 102, 104, 106], [0, 1]]
+
+
+def test_more_than_there_is_room_for_is_entered_in_order(armed, monkeypatch):
+    from g4debug.ledger import ledger as module
+
+    _, ledger = armed
+    far(ledger, monkeypatch)
+    monkeypatch.setattr(module, "STAGING", 8)
+    found = []
+    for n in (3, 4, 5, 20, 1, 8, 2):
+        ledger.post(torch.full((n,), n), lambda words: found.append(words.tolist()))
+    ledger.settle(wait=True)
+    assert found == [[n] * n for n in (3, 4, 5, 20, 1, 8, 2)]
 
 
 def test_what_is_gathered_is_entered_while_the_forward_runs(armed, monkeypatch):

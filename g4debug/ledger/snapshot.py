@@ -1,0 +1,128 @@
+"""Takes down indices on the device, in one launch, before SGLang changes anything there.
+
+Indices that SGLang frees or hands out are told to the host later, with those of other calls
+(``Ledger.post``). Until then they must be kept as they are now, and so must what SGLang's mapping
+says of them: a row of ``req_to_token`` may soon belong to another request, and a mapping is cleared
+when its pages are freed. The shadow must learn of them at once, for the kernels of the next forward
+(:mod:`g4debug.ledger.shadow`). Each of these would be one to four small operations; a server that
+evicts much frees dozens of times before a prefill, and each operation is one on its host.
+
+For i < n, with t = indices[i]::
+
+    out[i] = t
+    out[n + i] = mapping[t], as far as t is inside of it              with a mapping
+    shadow[t // page_size] = value                                    with a shadow
+
+An index outside of the pool changes no shadow, and one outside of the mapping is looked up at its
+nearest end: what a broken allocator gives must not become an access out of bounds.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+
+from g4debug import launching
+from g4debug.ledger.shadow import FREE
+
+BLOCK = 1024
+
+
+@launching.kernel(tensors=4, numbers=6)
+def _take_kernel(
+    indices,
+    mapping,
+    shadow,
+    out,
+    count,
+    stride,
+    mapped,
+    page_size,
+    pages,
+    value,
+    MAPPED: tl.constexpr,
+    MARKS: tl.constexpr,
+    UNLESS_FREE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < count
+    token = tl.load(indices + i.to(tl.int64) * stride, mask=inside, other=0).to(tl.int64)
+    tl.store(out + i, token, mask=inside)
+    if MAPPED:
+        known = tl.minimum(tl.maximum(token, 0), mapped - 1)
+        tl.store(out + count + i, tl.load(mapping + known, mask=inside, other=0), mask=inside)
+    if MARKS:
+        page = token // page_size
+        inside = inside & (page > 0) & (page < pages)
+        if UNLESS_FREE:
+            inside = inside & (tl.load(shadow + page, mask=inside, other=-1) != -1)
+        tl.store(shadow + page, tl.zeros([BLOCK], tl.int32) + value, mask=inside)
+
+
+_launch = launching.Launcher(_take_kernel)
+
+
+def take(
+    indices: torch.Tensor,
+    out: torch.Tensor,
+    mapping: torch.Tensor | None = None,
+    shadow: torch.Tensor | None = None,
+    page_size: int = 1,
+    value: int = FREE,
+    unless_free: bool = False,
+) -> None:
+    """Take down ``indices`` on the current stream. Never waits.
+
+    indices: int32/int64 [n], of any stride: token indices, or pages with a page_size of 1.
+    out: int64, contiguous: [n], or [2 n] with a mapping.
+    mapping: int32/int64 [m], contiguous, what SGLang's ``full_to_swa_index_mapping`` is.
+    shadow: int32 [pages + 1], see :mod:`g4debug.ledger.shadow`; its word of each index's page
+        becomes ``value``, with ``unless_free`` only if it is not FREE.
+    """
+    count = indices.numel()
+    if count == 0:
+        return
+    if not out.is_cuda:
+        reference(indices, out, mapping, shadow, page_size, value, unless_free)
+        return
+    _launch(
+        (-(-count // BLOCK), 1, 1),
+        (
+            indices,
+            out if mapping is None else mapping,
+            out if shadow is None else shadow,
+            out,
+        ),
+        (
+            count,
+            indices.stride(0),
+            1 if mapping is None else mapping.numel(),
+            page_size,
+            0 if shadow is None else shadow.numel() - 1,
+            value,
+        ),
+        (mapping is not None, shadow is not None, unless_free, BLOCK),
+    )
+
+
+def reference(
+    indices: torch.Tensor,
+    out: torch.Tensor,
+    mapping: torch.Tensor | None = None,
+    shadow: torch.Tensor | None = None,
+    page_size: int = 1,
+    value: int = FREE,
+    unless_free: bool = False,
+) -> None:
+    """The same as :func:`take`, in torch."""
+    count, tokens = indices.numel(), indices.to(torch.int64)
+    out[:count] = tokens
+    if mapping is not None:
+        out[count : 2 * count] = mapping[tokens.clamp(0, mapping.numel() - 1)]
+    if shadow is not None:
+        pages = torch.div(tokens, page_size, rounding_mode="floor")
+        pages = pages[(pages > 0) & (pages < shadow.numel() - 1)]
+        if unless_free:
+            pages = pages[shadow[pages] != FREE]
+        shadow[pages] = value
