@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +10,12 @@ from g4debug.ledger import shadow as shadows
 from g4debug.ledger import snapshot
 
 PAGES, MAPPED = 9, 40
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Without a GPU the kernel runs in Triton's interpreter (tests/conftest.py).
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def launched(device, indices, out, *of):
-    """The kernel itself: in Triton's interpreter on a CPU (tests/conftest.py)."""
-    if device == "cuda":
+def launched(indices, out, *of):
+    if DEVICE == "cuda":
         snapshot.take(indices, out, *of)
         return
     mapping, shadow, page_size, value, unless_free = of
@@ -38,12 +37,9 @@ def launched(device, indices, out, *of):
     )
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_the_kernel_does_what_the_reference_does(device, data):
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+def test_the_kernel_does_what_the_reference_does(data):
     size = data.draw(st.sampled_from([1, 4]))
     # Broken allocators give what is no page: beyond the pool, negative, page 0.
     given_ = data.draw(st.lists(st.integers(-50, 60), min_size=1, max_size=12))
@@ -56,13 +52,13 @@ def test_the_kernel_does_what_the_reference_does(device, data):
     unless_free = data.draw(st.booleans())
     found = []
     for how in ("kernel", "reference"):
-        shadow = shadows.new(PAGES, device)
+        shadow = shadows.new(PAGES, DEVICE)
         shadow[2:5] = torch.tensor([0, 3, 0])
-        on = [None if t is None else t.to(device) for t in (whole, mapping)]
-        out = torch.full((2 * len(given_) + 3,), -77, dtype=torch.int64, device=device)
+        on = [None if t is None else t.to(DEVICE) for t in (whole, mapping)]
+        out = torch.full((2 * len(given_) + 3,), -77, dtype=torch.int64, device=DEVICE)
         of = (on[1], shadow if marks else None, size, value, unless_free)
         if how == "kernel":
-            launched(device, on[0][::stride], out, *of)
+            launched(on[0][::stride], out, *of)
         else:
             snapshot.reference(on[0][::stride], out, *of)
         found.append((out.tolist(), shadow.tolist()))
@@ -77,7 +73,7 @@ def test_the_kernel_does_what_the_reference_does(device, data):
 
 
 def test_more_than_one_block():
-    indices = torch.arange(2 * snapshot.BLOCK + 5)
-    out = torch.empty(len(indices), dtype=torch.int64)
-    launched("cpu", indices, out, None, None, 1, 0, False)
+    indices = torch.arange(2 * snapshot.BLOCK + 5, device=DEVICE)
+    out = torch.empty_like(indices)
+    launched(indices, out, None, None, 1, 0, False)
     assert out.tolist() == indices.tolist()
