@@ -53,7 +53,7 @@ SIZES = {"cuda": Size(160, 64, 240, 100), "cpu": Size(3, 4, 12, 40)}
 def engine(device: str) -> dict[str, Any]:
     models = _models.write("shallow", device)
     if device == "cpu":
-        return _models.arguments(models, device, max_total_tokens=8192)
+        return _models.arguments(models, device, max_total_tokens=65_536)
     return _models.arguments(
         models,
         device,

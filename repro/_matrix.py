@@ -21,8 +21,7 @@ from g4debug.faults.base import Fault
 from g4debug.settings import fix_switch
 
 REQUESTS, WAVES = 14, 2
-# Seconds of one run. Without a fault it takes 15 to 40; beside other work a machine may need more.
-TIMEOUT = 240.0
+TIMEOUT = 240.0  # seconds of one run; one without a fault takes 15 on an idle machine
 _FIRED = re.compile(r"g4debug fault \(seed=\d+\) \S+ #\d+: .*\[step (\d+): ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*)\b.*)$", re.MULTILINE)
 _LEAK = "memory leak detected"
@@ -144,7 +143,7 @@ def run(
     if ranks > 1:
         arguments["tp_size"] = ranks
     command.append(json.dumps(arguments))
-    return run_command(name, command, result, env, folder, timeout * ranks)
+    return run_command(name, command, result, env, folder, timeout * ranks, last_words=_LEAK)
 
 
 def run_clean(folder: Path, backend: str = "") -> Clean:

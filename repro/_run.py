@@ -24,6 +24,7 @@ _SWITCH = re.compile(
 )
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+GRACE = 10.0  # seconds
 LIFELINE = "REPRO_LIFELINE"  # the variable in which a variant finds the pipe's number
 _asked: list[int] = []  # signals that asked this script to end
 
@@ -152,8 +153,13 @@ def run_command(
     timeout: float,
     progress: Callable[[str], None] = lambda text: None,
     on_cpu: bool = True,
+    last_words: str = "",
 ) -> Outcome:
-    """Run a command that starts an engine and leaves its ``result``, a JSON file."""
+    """Run a command that starts an engine and leaves its ``result``, a JSON file.
+
+    last_words: once this is in its log, it has ``GRACE`` seconds to end. A scheduler that dies
+    while it is idle may leave SGLang's main process waiting for it for ever.
+    """
     log = folder / f"{name}.log"
     # The switches of whoever called the script must not leak into a variant.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
@@ -162,28 +168,32 @@ def run_command(
 
         base = cpu.environment(base)
     begin = time.monotonic()
-    phase = "starting"
+    phase, end = "starting", begin + timeout
 
-    def look() -> None:
-        nonlocal phase
-        if phase == "starting" and UP in log.read_text(errors="replace"):
+    def look() -> float:
+        nonlocal phase, end
+        text = log.read_text(errors="replace")
+        if phase == "starting" and UP in text:
             phase = "generating"
+        if last_words and last_words in text:
+            end = min(end, time.monotonic() + GRACE)
         progress(f"{phase}, {time.monotonic() - begin:.0f} s")
+        return end
 
     with log.open("wb") as sink, group(command, {**base, **environment}, sink) as process:
-        status = ended(process, timeout, look)
+        status = ended(process, look)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
 
 
-def ended(
-    process: subprocess.Popen[bytes], timeout: float, look: Callable[[], None] = lambda: None
-) -> int | None:
-    """Its exit status, None if it still runs after ``timeout`` seconds. Raises Stopped."""
-    end = time.monotonic() + timeout
+def ended(process: subprocess.Popen[bytes], look: Callable[[], float]) -> int | None:
+    """Its exit status, None if it still runs when it has no more time. Raises Stopped.
+
+    look: called twice a second; returns until when it may run (``time.monotonic``).
+    """
     while True:
         go_on()
-        look()
+        end = look()
         try:
             return process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
