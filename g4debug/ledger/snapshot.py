@@ -19,6 +19,7 @@ nearest end: what a broken allocator gives must not become an access out of boun
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton.language as tl
 
@@ -115,14 +116,15 @@ def reference(
     value: int = FREE,
     unless_free: bool = False,
 ) -> None:
-    """The same as :func:`take`, in torch."""
-    count, tokens = indices.numel(), indices.to(torch.int64)
-    out[:count] = tokens
+    """The same as :func:`take`, for tensors on a CPU, in numpy: for few indices that is faster."""
+    count, tokens = indices.numel(), indices.numpy().astype(np.int64)
+    words = out.numpy()
+    words[:count] = tokens
     if mapping is not None:
-        out[count : 2 * count] = mapping[tokens.clamp(0, mapping.numel() - 1)]
+        words[count : 2 * count] = mapping.numpy()[tokens.clip(0, mapping.numel() - 1)]
     if shadow is not None:
-        pages = torch.div(tokens, page_size, rounding_mode="floor")
-        pages = pages[(pages > 0) & (pages < shadow.numel() - 1)]
+        known, pages = shadow.numpy(), tokens // page_size
+        pages = pages[(pages > 0) & (pages < len(known) - 1)]
         if unless_free:
-            pages = pages[shadow[pages] != FREE]
-        shadow[pages] = value
+            pages = pages[known[pages] != FREE]
+        known[pages] = value
