@@ -24,6 +24,7 @@ REQUESTS, WAVES = 14, 2
 TIMEOUT = 240.0  # seconds of one run; one without a fault takes 15 on an idle machine
 _FIRED = re.compile(r"g4debug fault \(seed=\d+\) \S+ #\d+: .*\[step (\d+): ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*)\b.*)$", re.MULTILINE)
+_PLACE = re.compile(r"\[/\S+\] ")  # a source file of the machine on which a library was built
 _LEAK = "memory leak detected"
 
 
@@ -203,7 +204,8 @@ def what_a_user_sees(run: Outcome, clean: Clean) -> str:
     scheduler = run.text.rpartition("Scheduler hit an exception")[2]
     if scheduler != run.text:
         errors = _EXCEPTION.findall(scheduler)
-        return f"dies: {errors[0].removeprefix('torch.')[:90]}" if errors else "dies"
+        words = _PLACE.sub("", errors[0]).removeprefix("torch.") if errors else ""
+        return f"dies: {words[:90]}" if words else "dies"
     if run.status is None:
         return f"hangs (stopped after {run.seconds:.0f} s)"
     if not run.completed:
