@@ -172,11 +172,12 @@ def run_command(
 
     def look() -> float:
         nonlocal phase, end
-        text = log.read_text(errors="replace")
-        if phase == "starting" and UP in text:
-            phase = "generating"
-        if last_words and last_words in text:
-            end = min(end, time.monotonic() + GRACE)
+        if phase == "starting" or last_words:  # otherwise nothing is looked for, and logs are long
+            text = log.read_text(errors="replace")
+            if UP in text:
+                phase = "generating"
+            if last_words and last_words in text:
+                end = min(end, time.monotonic() + GRACE)
         progress(f"{phase}, {time.monotonic() - begin:.0f} s")
         return end
 

@@ -18,12 +18,22 @@ skipped, never written. The idea is that of KASAN's shadow memory.
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 
 from g4debug import launching
 
 FREE, HELD = -1, 0
 BLOCK = 1024
+
+
+@triton.jit
+def put(shadow, page, word, inside, pages, UNLESS_FREE: tl.constexpr):
+    """Set the words of these pages, as far as they are pages. Shared by all kernels that do."""
+    inside = inside & (page > 0) & (page < pages)
+    if UNLESS_FREE:
+        inside = inside & (tl.load(shadow + page, mask=inside, other=-1) != -1)
+    tl.store(shadow + page, word, mask=inside)
 
 
 @launching.kernel(tensors=3, numbers=4)
@@ -46,13 +56,10 @@ def _mark_kernel(
     page = token // page_size
     if BEGINS:
         inside = inside & (token == page * page_size)
-    inside = inside & (page > 0) & (page < pages)
-    if UNLESS_FREE:
-        inside = inside & (tl.load(shadow + page, mask=inside, other=-1) != -1)
     word = tl.zeros([BLOCK], tl.int32) + value
     if HAS_SWA:
         word = (tl.load(swa + i, mask=inside, other=0).to(tl.int64) // page_size).to(tl.int32)
-    tl.store(shadow + page, word, mask=inside)
+    put(shadow, page, word, inside, pages, UNLESS_FREE)
 
 
 _launch = launching.Launcher(_mark_kernel)

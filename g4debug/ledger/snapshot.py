@@ -19,12 +19,12 @@ nearest end: what a broken allocator gives must not become an access out of boun
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.ledger.shadow import FREE
+from g4debug.ledger import shadow as shadows
+from g4debug.ledger.shadow import FREE, put
 
 BLOCK = 1024
 
@@ -54,11 +54,8 @@ def _take_kernel(
         known = tl.minimum(tl.maximum(token, 0), mapped - 1)
         tl.store(out + count + i, tl.load(mapping + known, mask=inside, other=0), mask=inside)
     if MARKS:
-        page = token // page_size
-        inside = inside & (page > 0) & (page < pages)
-        if UNLESS_FREE:
-            inside = inside & (tl.load(shadow + page, mask=inside, other=-1) != -1)
-        tl.store(shadow + page, tl.zeros([BLOCK], tl.int32) + value, mask=inside)
+        word = tl.zeros([BLOCK], tl.int32) + value
+        put(shadow, token // page_size, word, inside, pages, UNLESS_FREE)
 
 
 _launch = launching.Launcher(_take_kernel)
@@ -81,12 +78,23 @@ def take(
     shadow: int32 [pages + 1], see :mod:`g4debug.ledger.shadow`; its word of each index's page
         becomes ``value``, with ``unless_free`` only if it is not FREE.
     """
+    if indices.numel() == 0:
+        return
+    how = launch if out.is_cuda else reference
+    how(indices, out, mapping, shadow, page_size, value, unless_free)
+
+
+def launch(
+    indices: torch.Tensor,
+    out: torch.Tensor,
+    mapping: torch.Tensor | None,
+    shadow: torch.Tensor | None,
+    page_size: int,
+    value: int,
+    unless_free: bool,
+) -> None:
+    """:func:`take` by the kernel, for at least one index."""
     count = indices.numel()
-    if count == 0:
-        return
-    if not out.is_cuda:
-        reference(indices, out, mapping, shadow, page_size, value, unless_free)
-        return
     _launch(
         (-(-count // BLOCK), 1, 1),
         (
@@ -110,21 +118,16 @@ def take(
 def reference(
     indices: torch.Tensor,
     out: torch.Tensor,
-    mapping: torch.Tensor | None = None,
-    shadow: torch.Tensor | None = None,
-    page_size: int = 1,
-    value: int = FREE,
-    unless_free: bool = False,
+    mapping: torch.Tensor | None,
+    shadow: torch.Tensor | None,
+    page_size: int,
+    value: int,
+    unless_free: bool,
 ) -> None:
-    """The same as :func:`take`, for tensors on a CPU, in numpy: for few indices that is faster."""
-    count, tokens = indices.numel(), indices.numpy().astype(np.int64)
-    words = out.numpy()
-    words[:count] = tokens
+    """:func:`take` in torch."""
+    count, tokens = indices.numel(), indices.to(torch.int64)
+    out[:count] = tokens
     if mapping is not None:
-        words[count : 2 * count] = mapping.numpy()[tokens.clip(0, mapping.numel() - 1)]
+        out[count : 2 * count] = mapping[tokens.clamp(0, mapping.numel() - 1)]
     if shadow is not None:
-        known, pages = shadow.numpy(), tokens // page_size
-        pages = pages[(pages > 0) & (pages < len(known) - 1)]
-        if unless_free:
-            pages = pages[known[pages] != FREE]
-        known[pages] = value
+        shadows.reference(shadow, tokens, page_size, value, unless_free=unless_free)

@@ -14,29 +14,6 @@ PAGES, MAPPED = 9, 40
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def launched(indices, out, *of):
-    if DEVICE == "cuda":
-        snapshot.take(indices, out, *of)
-        return
-    mapping, shadow, page_size, value, unless_free = of
-    snapshot._take_kernel[(-(-indices.numel() // snapshot.BLOCK), 1, 1)](
-        indices,
-        out if mapping is None else mapping,
-        out if shadow is None else shadow,
-        out,
-        indices.numel(),
-        indices.stride(0),
-        1 if mapping is None else mapping.numel(),
-        page_size,
-        0 if shadow is None else shadow.numel() - 1,
-        value,
-        mapping is not None,
-        shadow is not None,
-        unless_free,
-        snapshot.BLOCK,
-    )
-
-
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_the_kernel_does_what_the_reference_does(data):
@@ -58,7 +35,7 @@ def test_the_kernel_does_what_the_reference_does(data):
         out = torch.full((2 * len(given_) + 3,), -77, dtype=torch.int64, device=device)
         of = (on[1], shadow if marks else None, size, value, unless_free)
         if how == "kernel":
-            launched(on[0][::stride], out, *of)
+            snapshot.launch(on[0][::stride], out, *of)
         else:
             snapshot.reference(on[0][::stride], out, *of)
         found.append((out.tolist(), shadow.tolist()))
@@ -75,5 +52,5 @@ def test_the_kernel_does_what_the_reference_does(data):
 def test_more_than_one_block():
     indices = torch.arange(2 * snapshot.BLOCK + 5, device=DEVICE)
     out = torch.empty_like(indices)
-    launched(indices, out, None, None, 1, 0, False)
+    snapshot.launch(indices, out, None, None, 1, 0, False)
     assert out.tolist() == indices.tolist()
