@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import releases
 import torch
@@ -259,20 +261,23 @@ def test_a_release_whose_indices_reach_the_host_later_is_judged_too(serving, mon
     """As on CUDA, where nothing waits for the device."""
     it, _ = serving()
     running(it)
-    page, sent = it.rig.page("a", 1), []
+    page, copies = it.rig.page("a", 1), []
     it.write("b", 5, page)
+
+    def sent():
+        copies.append(SimpleNamespace(query=lambda: False, synchronize=lambda: None))
+        return copies[-1]
+
     monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
-    monkeypatch.setattr(
-        it.ledger, "post", lambda i, enter: sent.append((i.to(torch.int64).numpy().copy(), enter))
-    )
+    monkeypatch.setattr(it.ledger, "_sent", sent)
 
     def arrives():
         release(it, "b")
-        for words, enter in sent:
-            enter(words)
+        it.ledger.settle(wait=True)
 
     with pytest.raises(TrapError) as error:
         arrives()
+    assert copies
     assert error.value.finding.kind == "foreign-free"
     assert error.value.finding.location.request == "b"
 
