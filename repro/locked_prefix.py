@@ -62,15 +62,15 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
     if record is None:
         return no_dump(run)
     finding = record.finding
-    if finding.kind != "use-after-free":
+    if finding.kind != "freed-while-read":
         return Verdict(False, f"It stops with another finding: {finding.headline}.")
     who = [e for e in record.events if e.kind == "free"]
     if not who or "_insert_helper" not in who[-1].caller:
-        return Verdict(False, f"The finding does not say who freed the page: {finding.headline}.")
+        return Verdict(False, f"The finding does not say who frees the page: {finding.headline}.")
     return Verdict(
         True,
-        f"g4debug stops it. The tracer {finding.check} reports {finding.kind}, and names who "
-        f"freed the page: {who[-1].caller}.",
+        f"g4debug stops it. The tracer {finding.check} reports {finding.kind}, before the page is "
+        f"free, and names who frees it: {who[-1].caller}.",
     )
 
 

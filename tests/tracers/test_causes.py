@@ -668,6 +668,18 @@ def a_release_of_other_indices(arm):
     return stopped(lambda: release(it, "b", it_row(it, it.requests["a"], 50)))
 
 
+@scenario("swa-allocator: freed-while-read", "gave a node of the prefix cache new pages")
+def a_tombstone_recovered(arm):
+    at = event("free", 5, caller="swa_radix_cache.py:1139 _insert_helper")
+    return judged(*books(), "freed-while-read", at, 5)
+
+
+@scenario("swa-allocator: freed-while-read", "which of the two is not known")
+def freed_by_somebody(arm):
+    at = event("free", 5, caller="swa_radix_cache.py:580 evict")
+    return judged(*books(), "freed-while-read", at, 5)
+
+
 # --- pool-leak, on a ledger ---------------------------------------------------------------------
 
 

@@ -210,6 +210,19 @@ def _foreign_free(case: Case) -> str:
     )
 
 
+def _read(case: Case) -> str:
+    caller = case.event.caller or "the caller"
+    if "_insert_helper" in case.event.caller:
+        return (
+            f"{caller} gave a node of the prefix cache new pages and freed its old ones, and did "
+            "not look whether a running request has the node locked (upstream #29352)"
+        )
+    return (
+        f"{caller} freed it, although SGLang locks what a running request reads: either it did "
+        "not look at the lock, or the lock was given up too early; which of the two is not known"
+    )
+
+
 _CAUSES: dict[Kind, Callable[[Case], str]] = {
     "out-of-range": _no_page,
     "page-zero": _no_page,
@@ -221,4 +234,5 @@ _CAUSES: dict[Kind, Callable[[Case], str]] = {
     "maps-freed": _maps_freed,
     "evicted-in-window": lambda case: decided_by(case.event),
     "foreign-free": _foreign_free,
+    "freed-while-read": _read,
 }

@@ -25,6 +25,7 @@ Kind = Literal[
     "maps-freed",
     "evicted-in-window",
     "foreign-free",
+    "freed-while-read",
 ]
 
 

@@ -26,7 +26,7 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
     Waits for the device.
     """
     holders, pages = ledger.holders, violation.pages
-    sure = ("out-of-range", "page-zero", "evicted-in-window", "foreign-free")
+    sure = ("out-of-range", "page-zero", "evicted-in-window", "foreign-free", "freed-while-read")
     if holders is None or violation.kind in sure:
         return True  # needs no ledger, or was confirmed where it was found
     if violation.kind == "use-after-free" and len(pool.inside(pages)) < len(pages):

@@ -54,6 +54,10 @@ WORDS: dict[Kind, Words] = {
         "of request {owner}, which still runs, is freed by the release of request {request}",
         "pages that were handed out to the request that is released, or to nobody who runs",
     ),
+    "freed-while-read": Words(
+        "of the prefix cache is freed while request {request} reads it",
+        "pages of the prefix cache are freed when no running request reads them",
+    ),
 }
 _BOOKS = "TRIAGE.md, 'A KV page is freed twice, handed out twice, or used after it was freed'"
 _EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
@@ -68,6 +72,7 @@ REFERENCES: dict[Kind, str] = {
     "maps-freed": _BOOKS,
     "evicted-in-window": _EVICTED,
     "foreign-free": _BOOKS,
+    "freed-while-read": _BOOKS,
 }
 
 

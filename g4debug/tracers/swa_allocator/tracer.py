@@ -7,6 +7,7 @@ checks that
 * pages that a sequence continues in are held;
 * pages that are freed are held, and freed only once;
 * the release of a request frees no page that another request owns which still runs;
+* no full page of the prefix cache is freed that a running request reads;
 * the full-to-SWA mapping says what the allocators handed out, and never points to a freed page;
 * SWA pages that are evicted lie outside the window of the request that they belong to.
 
@@ -34,6 +35,7 @@ import torch
 
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
+from g4debug.ledger.free_group import in_free_group
 from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import Judge, PoolLedger
 from g4debug.ledger.owners import cached_tokens
@@ -47,6 +49,7 @@ from g4debug.tracers.swa_allocator.check import (
     in_window,
 )
 from g4debug.tracers.swa_allocator.confirm import is_real
+from g4debug.tracers.swa_allocator.readers import Readers, columns_of
 
 # What contain mode corrects before an allocator gets it.
 CORRECTED = (
@@ -85,6 +88,7 @@ class SwaAllocatorTracer:
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
         self._releasing: Release | None = None
+        self._readers = Readers(self.ledger, context.isolate)
         # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
         self._evicting: dict[str, tuple[int, int]] = {}
 
@@ -95,6 +99,7 @@ class SwaAllocatorTracer:
         self.context.before("batch.evict_swa", self.before_evict_swa)
         self.context.before("cache.release", self.before_release)
         self.context.after("cache.release", self.after_release)
+        self.context.after("scheduler.process_result", self.after_process_result)
         # Judge what was handed out in this step before the step's tokens leave the server.
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
@@ -108,6 +113,15 @@ class SwaAllocatorTracer:
         for request in batch.reqs:
             if (row := req_kv.row(request)) >= 0:
                 self._ran[str(request.rid)] = (row, _retractions(request))
+        self._readers.learn(batch.reqs, batch.req_to_token_pool.req_to_token)
+
+    def after_process_result(
+        self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        # The prefix cache has now taken over what was prefilled, or has lent its own instead.
+        if batch.forward_mode is not None and batch.forward_mode.is_extend():
+            self._readers.learn(batch.reqs, batch.req_to_token_pool.req_to_token)
+        return result
 
     def before_evict_swa(self, batch: Any, request: Any, pre_len: int, **kwargs: Any) -> None:
         step = self.context.recorder.event_step
@@ -118,6 +132,7 @@ class SwaAllocatorTracer:
         # Its row is given back in the release, so it is noted now.
         row = req_kv.row(request)
         self._releasing = Release(str(request.rid), row if row >= 0 else None)
+        self._readers.forget(str(request.rid))
 
     def after_release(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._releasing = None
@@ -128,11 +143,19 @@ class SwaAllocatorTracer:
             self.ledger.settle()
 
     def asked(self) -> Judge | None:
-        """SGLang asks to free full pages: who judges whether they are the request's own."""
-        release = self._releasing
-        if release is None:
+        """SGLang asks to free full pages: who judges whether they may be freed.
+
+        Whose release it is, and who asks, is not known any more at the end of a free group.
+        """
+        release, holders = self._releasing, self.ledger.holders
+        if release is None and (holders is None or not in_free_group(holders.allocator)):
             return None
-        return lambda pool, event, pages: self._foreign(pool, event, pages, release)
+
+        def judge(pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages:
+            self._read(pool, event, pages)
+            return pages[:0] if release is None else self._foreign(pool, event, pages, release)
+
+        return judge
 
     # --- one event -----------------------------------------------------------------------
 
@@ -193,8 +216,10 @@ class SwaAllocatorTracer:
         if event.kind == "evict":
             self._evicted(pool, event, inside)
         foreign = inside[:0]
-        if self._releasing is not None and pool.name == "full" and event.kind == "free":
-            foreign = self._foreign(pool, event, inside, self._releasing)
+        if pool.name == "full" and event.kind == "free":
+            self._read(pool, event, inside)
+            if self._releasing is not None:
+                foreign = self._foreign(pool, event, inside, self._releasing)
         if not (violations or len(foreign)) or not self.contain:
             return None
         return np.setdiff1d(inside[pool.held[inside]], foreign)
@@ -221,6 +246,26 @@ class SwaAllocatorTracer:
                 where = self._row_of(pool, int(new[0]), row, batch)
                 self._report(pool, event, Violation("foreign-free", new), "", rid, where)
         return np.concatenate(found) if self.contain else none
+
+    def _read(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
+        """Judge a free of full pages: does a request that runs read them from the prefix cache?"""
+        batch = self.ledger.batch
+        if batch is None or self.ledger.broken:
+            return
+        for reading, theirs in self._readers.of(pages):
+            request = self.ledger.requests.get(reading.rid)
+            if request is None or not self._runs(reading.rid, request):
+                continue
+            table = batch.req_to_token_pool.req_to_token
+            columns = columns_of(reading, theirs, table, pool.page_size)
+            new = [c for c in columns.tolist() if int(reading.pages[c]) not in reading.told]
+            if new and pool.held[reading.pages[new]].any():
+                found = reading.pages[new]
+                reading.told.update(found.tolist())
+                first = new[0] * pool.page_size
+                note = f"the first one has tokens {first}..{first + pool.page_size - 1} of request "
+                note += f"{reading.rid}, in column {new[0]} of row {reading.row} of req_to_token"
+                self._report(pool, event, Violation("freed-while-read", found), note, reading.rid)
 
     def _named(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
         """Those full ``pages`` that the request's row names where they belong. Waits."""
@@ -352,6 +397,7 @@ TRACER = Tracer(
     sites=(
         "batch.evict_swa",
         "cache.release",
+        "scheduler.process_result",
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",
