@@ -18,7 +18,7 @@ from g4debug import discovery
 pytestmark = ENGINE
 HERE = Path(__file__).parent
 REPRO = HERE.parents[1] / "repro"
-ROUNDS, REQUESTS = 5, 8
+ROUNDS, REQUESTS = 3, 8
 
 
 @pytest.mark.parametrize("every", [15, 60])

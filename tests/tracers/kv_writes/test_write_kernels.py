@@ -91,7 +91,7 @@ def test_kernel_reference_and_plain_count_agree(seed):
 def test_the_cases_have_every_kind():
     seen = set()
     for seed in range(160):
-        seen |= agrees(seed)
+        seen |= set(expected(random_case(random.Random(seed))).values())
     assert seen == {int(k) for k in Kind} - {int(Kind.UNREADABLE)}
 
 

@@ -76,16 +76,16 @@ def main():
         return [o["output_ids"] for o in found]
 
     try:
-        outputs = [wave(1, mixed(6), 40), wave(2, mixed(8), 130)]
+        outputs = [wave(1, mixed(6), 30), wave(2, mixed(8), 70)]
         # Six prompts of a page fit; with their answers, four are more than the pool holds. Two are
         # a whole chunk, so SGLang refuses no third one in their step: with one pool it would then
         # admit nobody until a request ends.
-        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 220))
+        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 150))
         abort = engine.tokenizer_manager.abort_request
-        for seconds, i in ((0.5, 1), (1.0, 3)):
+        for seconds, i in ((0.3, 1), (0.6, 3)):
             arguments = (abort, RID.format(4, i))
             threading.Timer(seconds, engine.loop.call_soon_threadsafe, arguments).start()
-        wave(4, mixed(6), 60)  # when the abort comes is not the same in each run
+        wave(4, mixed(6), 40)  # when the abort comes is not the same in each run
         print("RESULT", json.dumps(outputs), flush=True)
     finally:
         engine.shutdown()

@@ -2,7 +2,8 @@
 
 ``drive_spec.py mixed``: prompts of mixed length with shared prefixes, chunked, more requests
 than fit (retractions), and aborts. ``drive_spec.py mixed-no-radix``: the same without a prefix
-cache. ``drive_spec.py waiting``: one request fits, the rest wait.
+cache. ``drive_spec.py faults``: the first half of the requests. ``drive_spec.py waiting``: one
+request fits, the rest wait.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ def workload(kind):
         (rng.choice([5, 30, 64, 65, 130, 300]), rng.choice([1, 2, 3, 8, 20])) for _ in range(40)
     ]
     sizes += [(rng.choice([64, 130]), 150) for _ in range(8)]  # these outgrow the pool
+    if kind == "faults":
+        sizes = sizes[:20]
     pool = {
         "max_total_tokens": 1600,
         "chunked_prefill_size": 128,

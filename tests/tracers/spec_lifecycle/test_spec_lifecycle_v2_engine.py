@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,17 @@ DRIVER = Path(__file__).with_name("drive_spec.py")
 ARMED = {"G4DEBUG_TRACE": "spec-lifecycle", "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 # These break nothing.
 STRESS = "seed=1;forced-retract=20%6*on;abort-request=5%2*on"
-# Kind -> a fault that shows it. A bonus token may strike a request that has ended, which nobody
-# minds, so it strikes several times.
+# Kind -> a fault that shows it, each in a step of its own. A bonus token may strike a request that
+# has ended, which nobody minds, so it strikes several times.
 FAULTS = {
+    "seq-len": "seq-len-off-by-one=1*device@at=8",
+    "stale-hidden-state": "stale-hidden-state=1*on@at=6",
+    "bookkeeping": "double-bookkeeping=1*verify-ct@at=4",
+    "publish-order": "publish-order=1*twice@at=2",
     "bonus-token": "bonus-token=30%6*on",
-    "seq-len": "seq-len-off-by-one=1*device",
-    "stale-hidden-state": "stale-hidden-state=1*on",
-    "bookkeeping": "double-bookkeeping=1*verify-ct",
-    "publish-order": "publish-order=1*twice",
-    "accept-length": "accept-length=1*zero",
 }
+FATAL = {"accept-length": "accept-length=1*zero"}  # the scheduler does not outlive it
+FIRED = re.compile(r"g4debug fault \(seed=3\) ([a-z-]+) #\d+: .* \[step (\d+): ")
 
 
 @pytest.mark.parametrize("load", ["mixed", "mixed-no-radix"])
@@ -53,17 +55,23 @@ def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
     assert {k: armed.result[k] for k in both} == {k: plain.result[k] for k in both}
 
 
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_is_found_on_a_real_engine(tmp_path, kind):
+@pytest.mark.parametrize("faults", [FAULTS, FATAL], ids=["several", "a fatal one"])
+def test_a_fault_is_found_on_a_real_engine(tmp_path, faults):
     run = drive(
         tmp_path / "run",
         str(DRIVER),
-        "mixed",
+        "faults",
         **ARMED,
         G4DEBUG_MODE="log",
-        G4DEBUG_FAULTS=f"seed=3;{FAULTS[kind]}",
+        G4DEBUG_FAULTS=";".join(["seed=3", *faults.values()]),
     )
-    assert kind in {r.finding.kind for r in run.dumps}
+    fired = set(FIRED.findall(run.log))
+    assert {name for name, _ in fired} == {fault.partition("=")[0] for fault in faults.values()}
+    found = {(record.finding.kind, record.finding.location.step) for record in run.dumps}
+    print(sorted(fired, key=lambda x: int(x[1])), sorted(found, key=lambda x: x[1]))
+    for kind, fault in faults.items():
+        steps = {int(step) for name, step in fired if name == fault.partition("=")[0]}
+        assert steps & {step for k, step in found if k == kind}, kind
     for record in run.dumps:
         assert record.finding.reference
         assert not record.transitions[-1].ok
