@@ -39,4 +39,5 @@ FAULT = Fault(
     caught_by=CAUGHT_BY,
     install=install,
     needs=("future.publish",),
+    overlapped=True,
 )

@@ -28,8 +28,9 @@ class Fault:
     drills:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
-    fault. backend: the attention backend that it needs, '' for trtllm_mha. ranks: how many
-    tensor-parallel ranks it needs.
+    fault. overlapped: on 0.5.12 it has other sites, which the path frozen-kv-mtp-v2 passes, so it
+    is there with that path. backend: the attention backend that it needs, '' for trtllm_mha.
+    ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Fault:
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
+    overlapped: bool = False
     backend: str = ""
     ranks: int = 1
 
@@ -53,9 +55,17 @@ class Fault:
         missing = [site for site in self.needs if targets.path(site) is None]
         if not missing:
             return ""
-        return f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
+        why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
+        if self.overlapped and targets.path("overlap.forward") is not None:
+            from g4debug.fixes.base import state_of
+
+            if state_of(OVERLAPPED) == "applied":
+                return ""
+            why += f"; with the path {OVERLAPPED} the fault has a place"
+        return why
 
 
+OVERLAPPED = "frozen-kv-mtp-v2"
 EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fault
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, changed, decodes, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -26,7 +27,14 @@ def install(hooks: Hooks, injection: Injection) -> None:
         spec.bonus_tokens = changed(spec.bonus_tokens, row, token - 1 if token else 1)
         injection.log(f"request {batch.reqs[row].rid} (row {row}): another bonus token")
 
-    hooks.before("worker.forward", Order.FAULT, injection.fault.id, before_forward)
+    def after_read(result: Any, future_map: Any, batch: Any) -> Any:
+        before_forward(None, batch)
+        return result
+
+    if is_v2():
+        hooks.before("worker.forward", Order.FAULT, injection.fault.id, before_forward)
+    else:  # 0.5.12 with the path frozen-kv-mtp-v2
+        hooks.after("overlap.resolve", Order.FAULT, injection.fault.id, after_read)
 
 
 FAULT = Fault(
@@ -36,4 +44,5 @@ FAULT = Fault(
     caught_by=CAUGHT_BY,
     install=install,
     needs=("future.gather",),
+    overlapped=True,
 )

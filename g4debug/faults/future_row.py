@@ -3,6 +3,9 @@
 SGLang's FutureMap has a row for each row of ``req_to_token``. ``publish``, ``stash`` and ``read``
 exchange the rows of two requests when they are written or read. ``lost`` leaves the stash out, so
 that the next step gathers what the step before had left.
+
+On 0.5.12 with the path frozen-kv-mtp-v2 the FutureMap is a ring, in which each step has rows of its
+own, and nothing is published apart from what is stored there.
 """
 
 from __future__ import annotations
@@ -13,29 +16,89 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.faults.grammar import GrammarError
+from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     import torch
 
     from g4debug.hooking.hooks import Hooks
 
+BUFFERS = ("bonus_tokens_buf", "topk_index_buf", "topk_p_buf", "hidden_states_buf")
+
+
+def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str) -> torch.Tensor:
+    """``indices`` with two entries exchanged if the chain fires."""
+    rows = survivors(batch)
+    if len(rows) < 2 or not asks_for(injection, task) or injection.fire() is None:
+        return indices
+    a, b = injection.random.sample(rows, 2)
+    order = list(range(indices.shape[0]))
+    order[a], order[b] = b, a
+    rids = f"requests {batch.reqs[a].rid} and {batch.reqs[b].rid} (rows {a} and {b})"
+    injection.log(f"{task}: {rids} exchanged")
+    return indices[order]
+
 
 def install(hooks: Hooks, injection: Injection) -> None:
+    if is_v2():
+        _install_v2(hooks, injection)
+    else:
+        _install_ring(hooks, injection)
+
+
+def _install_ring(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
+
+    if any(action.task == "publish" for action in injection.chain.actions):
+        raise GrammarError("future-row: with this SGLang's FutureMap nothing is published")
+    verified: list[Any] = [None]  # the batch whose step is stored next
+    silenced: list[Any] = []  # the FutureMap into which nothing is stored
+
+    def before_read(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if batch.spec_info is None or not decodes(batch):
+            return
+        of = batch.spec_info.future_indices
+        rows = exchanged(injection, of.indices, batch, "read")
+        if rows is not of.indices:
+            batch.spec_info.future_indices = type(of)(indices=rows, interval=of.interval)
+        if survivors(batch) and asks_for(injection, "lost") and injection.fire() is not None:
+            injection.log(f"lost: nothing is stashed for {len(batch.reqs)} requests")
+            future_map.store_to_map = lambda *args: None  # until this step was launched
+            silenced.append(future_map)
+
+    def after_run(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        while silenced:
+            del silenced.pop().store_to_map
+        return result
+
+    def before_forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        verified[0] = batch if decodes(batch) else None
+
+    def around_store(
+        call_next: Callable[..., Any], future_map: Any, future_indices: Any, *args: Any
+    ) -> Any:
+        batch, verified[0] = verified[0], None
+        result = call_next(future_map, future_indices, *args)
+        if batch is None:
+            return result
+        given = exchanged(injection, future_indices.indices, batch, "stash")
+        if given is not future_indices.indices:
+            for name in BUFFERS:
+                buffer = getattr(future_map, name)
+                buffer[future_indices.interval] = buffer[given]
+        return result
+
+    hooks.before("overlap.resolve", Order.FAULT, injection.fault.id, before_read)
+    hooks.before("overlap.forward", Order.FAULT, injection.fault.id, before_forward)
+    hooks.around("overlap.store", Order.FAULT, injection.fault.id, around_store)
+    hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_run)
+
+
+def _install_v2(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     verifying: list[Any] = [None]  # the batch that is being verified
-
-    def exchanged(indices: torch.Tensor, batch: Any, task: str) -> torch.Tensor:
-        """``indices`` with two entries exchanged if the chain fires."""
-        rows = survivors(batch)
-        if len(rows) < 2 or not asks_for(injection, task) or injection.fire() is None:
-            return indices
-        a, b = injection.random.sample(rows, 2)
-        order = list(range(indices.shape[0]))
-        order[a], order[b] = b, a
-        rids = f"requests {batch.reqs[a].rid} and {batch.reqs[b].rid} (rows {a} and {b})"
-        injection.log(f"{task}: {rids} exchanged")
-        return indices[order]
 
     def around_forward(
         call_next: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any
@@ -44,7 +107,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         decode = decodes(batch)
         verifying[0] = batch if decode else None
         if decode and publish is not None:
-            indices = exchanged(publish.args[0], batch, "publish")
+            indices = exchanged(injection, publish.args[0], batch, "publish")
             kwargs["on_publish"] = functools.partial(publish.func, indices)
             if indices is publish.args[0]:
                 kwargs["on_publish"] = publish
@@ -58,13 +121,14 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"lost: nothing is stashed for {len(batch.reqs)} requests")
             return None
         return call_next(
-            scheduler, *(exchanged(a, batch, "stash") if hasattr(a, "clone") else a for a in args)
+            scheduler,
+            *(exchanged(injection, a, batch, "stash") if hasattr(a, "clone") else a for a in args),
         )
 
     def before_resolve(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if decodes(batch):
             spec = batch.spec_info
-            spec.future_indices = exchanged(spec.future_indices, batch, "read")
+            spec.future_indices = exchanged(injection, spec.future_indices, batch, "read")
 
     hooks.around("worker.forward", Order.FAULT, injection.fault.id, around_forward)
     hooks.around("scheduler.relay", Order.FAULT, injection.fault.id, around_relay)
@@ -84,4 +148,5 @@ FAULT = Fault(
     install=install,
     drills=("1*publish", "1*stash", "1*read", "1*lost"),
     needs=("future.resolve_lens", "scheduler.relay"),
+    overlapped=True,
 )

@@ -84,6 +84,11 @@ def test_the_answers_of_v1(tmp_path, arguments):
         ("accept-length=1*zero", "accept-length"),
         ("seq-len-off-by-one=1*plus", "seq-len"),
         ("verify-input-left=1*on", "verify-input-left"),
+        ("allocated-len=1*on", "allocated-len"),
+        ("bonus-token=1*on", "bonus-token"),
+        ("future-row=1*read", "future-row"),
+        ("future-row=1*stash", "bonus-token"),
+        ("future-row=1*lost", "future-row"),
     ],
 )
 def test_what_is_wrong_is_found_in_its_step(tmp_path, fault, kind):
