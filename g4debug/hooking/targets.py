@@ -323,7 +323,10 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
         "rank-divergence": (CPU,),
     },
     "0.5.13.post1": {name: (CPU,) for name in _EVERY if name != "kv-integrity"},
-    "0.5.15.post1": {**dict.fromkeys(_EVERY, (CPU, H200)), "kv-writes": (CPU,)},
+    "0.5.15.post1": {
+        **dict.fromkeys(_EVERY, (CPU, H200)),
+        **dict.fromkeys(("kv-writes", "rank-divergence"), (CPU,)),
+    },
     "0.5.23": {
         **dict.fromkeys((*_EVERY, "kv-writes"), (CPU, H200)),
         "rank-divergence": (CPU,),
