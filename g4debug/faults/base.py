@@ -57,9 +57,9 @@ class Fault:
             return ""
         why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
         if self.overlapped and targets.path("overlap.forward") is not None:
-            from g4debug.fixes.base import state_of
+            from g4debug.settings import Settings
 
-            if state_of(OVERLAPPED) == "applied":
+            if Settings.from_environ().switches.get(OVERLAPPED):
                 return ""
             why += f"; with the path {OVERLAPPED} the fault has a place"
         return why
