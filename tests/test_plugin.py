@@ -70,10 +70,14 @@ module.FIX = dataclasses.replace(module.FIX, still_broken=lambda: True)
 """
 
 
+def clean() -> dict[str, str]:
+    """This process's environment without switches of g4debug and SGLang."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
+
+
 def run(command: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     return subprocess.run(
-        command, env={**clean, **environ}, capture_output=True, text=True, timeout=300, check=False
+        command, env=clean() | environ, capture_output=True, text=True, timeout=300, check=False
     )
 
 
@@ -83,11 +87,10 @@ def load(code: str = LOAD, **environ: str) -> subprocess.CompletedProcess[str]:
 
 def load_warm(code: str = LOAD, **environ: str) -> subprocess.CompletedProcess[str]:
     """The same in a process that has SGLang's imports behind it: much faster."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("G4DEBUG_", "SGLANG_"))}
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         with err.open("wb") as log:
-            process = warm.start((str(RUN_CODE), str(out), code), clean | environ, log.fileno())
+            process = warm.start((str(RUN_CODE), str(out), code), clean() | environ, log.fileno())
             status = process.wait(300)
         text = out.read_text() if out.exists() else ""
         return subprocess.CompletedProcess(code, status, text, err.read_text())

@@ -57,15 +57,15 @@ class Fault:
             return ""
         why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
         if self.overlapped and targets.path("overlap.forward") is not None:
+            from g4debug.hooking.speculation import V2_PATH
             from g4debug.settings import Settings
 
-            if Settings.from_environ().switches.get(OVERLAPPED):
+            if Settings.from_environ().switches.get(V2_PATH):
                 return ""
-            why += f"; with the path {OVERLAPPED} the fault has a place"
+            why += f"; with the path {V2_PATH} the fault has a place"
         return why
 
 
-OVERLAPPED = "frozen-kv-mtp-v2"
 EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fault
 
 

@@ -52,11 +52,12 @@ def _install_ring(hooks: Hooks, injection: Injection) -> None:
 
     if any(action.task == "publish" for action in injection.chain.actions):
         raise GrammarError("future-row: with this SGLang's FutureMap nothing is published")
-    verified: list[Any] = [None]  # the batch whose step is stored next
+    launched: list[Any] = [None]  # the batch whose step is stored next
     silenced: list[Any] = []  # the FutureMap into which nothing is stored
 
     def before_read(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if batch.spec_info is None or not decodes(batch):
+        launched[0] = batch if decodes(batch) else None
+        if launched[0] is None:
             return
         of = batch.spec_info.future_indices
         rows = exchanged(injection, of.indices, batch, "read")
@@ -72,14 +73,8 @@ def _install_ring(hooks: Hooks, injection: Injection) -> None:
             del silenced.pop().store_to_map
         return result
 
-    def before_forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        verified[0] = batch if decodes(batch) else None
-
-    def around_store(
-        call_next: Callable[..., Any], future_map: Any, future_indices: Any, *args: Any
-    ) -> Any:
-        batch, verified[0] = verified[0], None
-        result = call_next(future_map, future_indices, *args)
+    def after_store(result: Any, future_map: Any, future_indices: Any, *args: Any) -> Any:
+        batch, launched[0] = launched[0], None
         if batch is None:
             return result
         given = exchanged(injection, future_indices.indices, batch, "stash")
@@ -90,8 +85,7 @@ def _install_ring(hooks: Hooks, injection: Injection) -> None:
         return result
 
     hooks.before("overlap.resolve", Order.FAULT, injection.fault.id, before_read)
-    hooks.before("overlap.forward", Order.FAULT, injection.fault.id, before_forward)
-    hooks.around("overlap.store", Order.FAULT, injection.fault.id, around_store)
+    hooks.after("overlap.store", Order.FAULT, injection.fault.id, after_store)
     hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_run)
 
 

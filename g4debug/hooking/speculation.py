@@ -6,6 +6,8 @@ from typing import Any
 
 from g4debug.hooking import targets
 
+V2_PATH = "frozen-kv-mtp-v2"  # FROZEN_KV_MTP with overlap scheduling on 0.5.12.post1
+
 
 def is_frozen_kv_mtp(holder: Any) -> bool:
     """True for a scheduler, a batch or a ModelRunner of FROZEN_KV_MTP.

@@ -6,8 +6,7 @@ from typing import Any
 
 from g4debug.fixes.base import state_of
 from g4debug.hooking import targets
-
-V2_PATH = "frozen-kv-mtp-v2"  # FROZEN_KV_MTP with overlap scheduling on 0.5.12.post1
+from g4debug.hooking.speculation import V2_PATH
 
 # What the status of page-table says of a backend, or of a phase of serving, at which it does not
 # look at all. The innocence of the others does not suffer from that.

@@ -102,7 +102,25 @@ def in_release(it, rid, call):
     call(it.requests[rid], None)
 
 
+def tracer_of(it):
+    """The tracer swa-allocator."""
+    return next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
+
+
+def late(it, monkeypatch):
+    """Indices are far away, as on CUDA, and arrive when they are waited for: the copies sent."""
+    copies = []
+
+    def sent():
+        copies.append(SimpleNamespace(query=lambda: False, synchronize=lambda: None))
+        return copies[-1]
+
+    monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
+    monkeypatch.setattr(it.ledger, "_sent", sent)
+    return copies
+
+
 def running(it):
-    tracer = next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
+    tracer = tracer_of(it)
     for rid, request in it.requests.items():
         tracer._ran[rid] = (row_of(request), 0)

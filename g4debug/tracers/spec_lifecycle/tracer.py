@@ -17,9 +17,8 @@ import weakref
 from typing import Any
 
 from g4debug.fixes.base import state_of as state_of_fix
-from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
+from g4debug.hooking.speculation import V2_PATH, is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.limits import V2_PATH
 from g4debug.tracers.spec_lifecycle import binding, overlapped, v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (

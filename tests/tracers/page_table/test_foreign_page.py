@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import releases
 import torch
 from real_backend import PAGE
-from served_rows import ARMED, TOKENS, Serving, in_release, it_row, release, row_of, running
+from served_rows import ARMED, TOKENS, Serving, in_release, it_row, late, release, row_of, running
 
 from g4debug.dumps import reading
 from g4debug.ledger.owners import DOUBTS, EVERYTHING
@@ -261,15 +259,8 @@ def test_a_release_whose_indices_reach_the_host_later_is_judged_too(serving, mon
     """As on CUDA, where nothing waits for the device."""
     it, _ = serving()
     running(it)
-    page, copies = it.rig.page("a", 1), []
-    it.write("b", 5, page)
-
-    def sent():
-        copies.append(SimpleNamespace(query=lambda: False, synchronize=lambda: None))
-        return copies[-1]
-
-    monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
-    monkeypatch.setattr(it.ledger, "_sent", sent)
+    it.write("b", 5, it.rig.page("a", 1))
+    copies = late(it, monkeypatch)
 
     def arrives():
         release(it, "b")

@@ -68,7 +68,6 @@ def test_a_fault_is_found_on_a_real_engine(tmp_path, faults):
     fired = set(FIRED.findall(run.log))
     assert {name for name, _ in fired} == {fault.partition("=")[0] for fault in faults.values()}
     found = {(record.finding.kind, record.finding.location.step) for record in run.dumps}
-    print(sorted(fired, key=lambda x: int(x[1])), sorted(found, key=lambda x: x[1]))
     for kind, fault in faults.items():
         steps = {int(step) for name, step in fired if name == fault.partition("=")[0]}
         assert steps & {step for k, step in found if k == kind}, kind

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from real_backend import PAGE
 from releases import kv_of
-from served_rows import ARMED, Serving, it_row, release, row_of, running
+from served_rows import ARMED, Serving, it_row, late, release, row_of, running, tracer_of
 
 from g4debug.dumps import reading
 from g4debug.trapping.trap import TrapError
@@ -29,10 +29,6 @@ def serving(arm):
         return it, folder
 
     return make
-
-
-def tracer_of(it):
-    return next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
 
 
 def prefilled(it, *rids):
@@ -150,9 +146,7 @@ def test_log_mode_tells_it_once(serving):
 def test_copies_that_reach_the_host_later(serving, monkeypatch):
     """As on CUDA: what is read and what is freed are entered in their order."""
     it, _ = serving()
-    copies = SimpleNamespace(query=lambda: False, synchronize=lambda: None)
-    monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
-    monkeypatch.setattr(it.ledger, "_sent", lambda: copies)
+    late(it, monkeypatch)
     prefilled(it)
 
     def freed():
@@ -166,11 +160,9 @@ def test_copies_that_reach_the_host_later(serving, monkeypatch):
 
 def test_who_leaves_before_the_copy_arrives_reads_nothing(serving, monkeypatch):
     it, _ = serving()
-    copies = SimpleNamespace(query=lambda: False, synchronize=lambda: None)
     tokens = it_row(it, it.requests["b"], PAGE)
     with monkeypatch.context() as here:
-        here.setattr(it.ledger, "is_far", lambda indices: True)
-        here.setattr(it.ledger, "_sent", lambda: copies)
+        late(it, here)
         prefilled(it)
         tracer_of(it).before_release(it.requests["b"])
         tracer_of(it).after_release(None)
