@@ -2,7 +2,8 @@
 
 Importing takes half of a server's start. So a benchmark begins many servers at once. Each imports
 everything, and its scheduler waits here, without having touched the GPU, until the server before it
-has gone. It reads a pipe, which costs nothing while it waits.
+has gone. It reads a pipe, which costs nothing while it waits. Of a server with several ranks the
+first that comes waits, and it alone answers.
 
 On SIGUSR2 the scheduler writes into a file how many forwards it has run, how many nodes its prefix
 cache has, and what g4debug has armed in it. The plugin hooks nothing.
@@ -40,6 +41,10 @@ def register() -> None:
     if os.environ.get(SWITCH) == "1":
         make_switchable()
         signal.signal(signal.SIGUSR1, lambda number, frame: _switch(Path(f"{gate}.switched")))
+    try:
+        Path(f"{gate}.claimed").touch(exist_ok=False)
+    except FileExistsError:
+        return  # another rank of this server is at the gate; it can do nothing without that one
     ready = Path(f"{gate}.ready")
     ready.with_suffix(".tmp").write_text(str(os.getpid()))
     ready.with_suffix(".tmp").rename(ready)

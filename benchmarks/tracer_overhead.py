@@ -39,9 +39,12 @@ overlap scheduling it refuses: there those guards compare with a copy that a hoo
 as long as the context.
 
 --variants names others than the four: single tracers (page-table-alone ...), which tells whose cost
-it is; SGLang's own checks, from 0.5.23 on (page-invariants,
-strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because SGLang's
---kv-canary does not run with it, and servers with everything on triton (triton, armed-triton).
+it is; one more tracer over the five (kv-writes, ranks); SGLang's own checks, from 0.5.23 on
+(page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because
+SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
+armed-triton).
+
+--tp gives each server so many tensor-parallel ranks, each on a GPU of its own.
 """
 
 from __future__ import annotations
@@ -86,6 +89,8 @@ ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": 
 ALONE = ("page-table", "swa-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
+    "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),
+    "ranks": Variant({"G4DEBUG_TRACE": f"{DEFAULT},rank-divergence"}),
     "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),
@@ -100,6 +105,8 @@ COMPARED = {
     "armed": ("off", "five tracers armed"),
     "kv-integrity": ("armed", "`kv-integrity`, over the five"),
     **{f"{t}-alone": ("off", f"`{t}` alone") for t in ALONE},
+    "kv-writes": ("armed", "`kv-writes`, over the five"),
+    "ranks": ("armed", "`rank-divergence`, over the five"),
     "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
@@ -141,10 +148,12 @@ LOADS = {
 }
 
 
-def engine(device: str, contexts: Sequence[int]) -> dict[str, Any]:
+def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, Any]:
     models = _models.write("E4B", device)
+    several = {"tp_size": ranks} if ranks > 1 else {}
     if device == "cpu":
-        return _models.arguments(models, device, max_total_tokens=2560, max_running_requests=4)
+        few = {"max_total_tokens": 2560, "max_running_requests": 4}
+        return _models.arguments(models, device, **few, **several)
     return _models.arguments(
         models,
         device,
@@ -154,12 +163,16 @@ def engine(device: str, contexts: Sequence[int]) -> dict[str, Any]:
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
         **({"context_length": max(contexts) + 1000} if contexts else {}),
+        **several,
     )
 
 
 def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
     """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
+    # Servers of several ranks that start at the same time see GPUs whose free memory differs.
+    more = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"} if "tp_size" in shared else {}
     return {n: replace(VARIANTS[n], engine={**shared, **VARIANTS[n].engine},
+                       environment={**more, **VARIANTS[n].environment},
                        plugin="_gate", script="_serve_load.py") for n in names}  # fmt: skip
 
 
@@ -214,7 +227,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     """Run the plan as far as the time allows. Returns how many servers died."""
     installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
-    shared = engine(args.device, args.contexts)
+    shared = engine(args.device, args.contexts, args.tp)
     first = "kv-integrity"  # it has the kernels of all tracers
     variants = under_load({first, *args.variants}, shared)
     last = args.first_round + args.rounds
@@ -274,7 +287,7 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     """Rounds of short turns, as many as the time allows. Returns how many servers died."""
     installed()
     end = time.monotonic() + args.seconds
-    shared = engine(args.device, args.contexts)
+    shared = engine(args.device, args.contexts, args.tp)
     # SGLang takes a share of what is free when it starts. The servers start at the same time, and
     # max_total_tokens says how large the pools are: so the share is only not to be too small.
     variants = under_load(args.variants, {**shared, "mem_fraction_static": 0.9})
@@ -405,7 +418,8 @@ def installed() -> None:
 
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
-    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6}
+    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
+              "kv-writes": 6, "ranks": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):
@@ -500,6 +514,7 @@ def main() -> int:
     )
     armed = [name for name in COMPARED if name.startswith("armed") or name.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
+    parser.add_argument("--tp", type=int, default=1, metavar="RANKS", help="default: 1")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")
     parser.add_argument("--table", type=Path, metavar="FOLDER")
@@ -515,6 +530,8 @@ def main() -> int:
         return 0
     if not args.out:
         parser.error("--out is needed: the folder for the CSV files")
+    if args.switch and args.tp > 1:
+        parser.error("--switch switches the tracers of one rank; use --together with --tp")
     args.out.mkdir(parents=True, exist_ok=True)
     if args.merge:
         for name in ("requests.csv", "servers.csv"):

@@ -3,17 +3,19 @@
 ``python repro/_mixed_variant.py RESULT.json REQUESTS WAVES ENGINE_JSON [SHAPE_JSON [DEVICE]]``:
 WAVES times REQUESTS requests. Between two waves the server is idle. SHAPE_JSON: ``longest`` and
 ``output`` of :func:`_mixed.requests`. DEVICE: cpu (the default) or cuda. It writes what came out of
-every request.
+every request, and what each scheduler's tracers have checked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from _checked import of_schedulers
 from _mixed import engine, on_gpu, requests
 from _run import end_with_the_script
 
@@ -55,10 +57,16 @@ def main() -> None:
                 found[request.rid] = {"tokens": output["output_ids"], "finish": reason}
                 accepted.append(meta.get("spec_accept_length", 1.0))
             time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
+        checked = of_schedulers() if os.environ.get("G4DEBUG_TRACE") else {}
     finally:
         seconds = time.perf_counter() - begin
         server.shutdown()
-    summary = {"outputs": found, "accept_length": sum(accepted) / len(accepted), "s": seconds}
+    summary = {
+        "outputs": found,
+        "accept_length": sum(accepted) / len(accepted),
+        "s": seconds,
+        "checked": checked,
+    }
     result.write_text(json.dumps(summary))
 
 

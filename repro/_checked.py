@@ -1,0 +1,29 @@
+"""What the tracers in this process's schedulers have checked, as ``g4debug doctor`` sees it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+SETTLE = 1.5  # seconds; a scheduler shows its status once in a second
+
+
+def of_schedulers() -> dict[str, dict[str, dict[str, Any]]]:
+    """Title of each scheduler -> tracer -> ``off`` (why, or '') and ``count``, its checks."""
+    import psutil
+
+    from g4debug.findings import board
+
+    time.sleep(SETTLE)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        if not title.startswith("sglang::scheduler"):
+            continue
+        shown = board.read(process.pid)
+        if shown is not None:
+            found[title.split()[0]] = {
+                t["name"]: {"off": t["off"], "count": sum(c["count"] for c in t["checked"])}
+                for t in shown["tracers"]
+            }
+    return found

@@ -1,0 +1,149 @@
+"""Looks for false findings on two ranks, in the modes in which servers with more GPUs run.
+
+    python repro/ranks.py [--device cpu|cuda] [--only MODE ...] [--requests N] [--out FILE]
+                          [--results FOLDER] [--list]
+
+Each mode is a server of its own, with every tracer in ``raise`` mode, which stops at the first
+finding. The requests are those of soak.py: they differ in length, share prefixes, do not fit into
+the pools together, and faults that break nothing abort and retract them and evict prefixes. In the
+mode *contain* cells of page tables are broken and repaired on one rank only; the ranks must stay
+in step. ``--device cuda`` needs two GPUs of the same kind.
+
+The exit code is 0 if no mode has a false finding and every tracer has checked something on both
+ranks, or has said why it does not. It is 1 if not, and 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import _render
+from _ranks import Mode, Seen, judge, modes
+from _run import HERE, run_command, script
+from rich.console import Console
+
+from g4debug import discovery
+
+# On each rank short requests, many of them, in pools for a third of those that run.
+ENGINE = {
+    "cpu": {"max_running_requests": 8, "max_total_tokens": 1536},
+    "cuda": {"max_running_requests": 32, "max_total_tokens": 10240, "cuda_graph_max_bs": 32},
+}
+SHAPE = {"cpu": {"longest": 160, "output": [2, 14]}, "cuda": {"longest": 900, "output": [2, 60]}}
+REQUESTS = {"cpu": 40, "cuda": 2000}
+TIMEOUT = 3600.0  # seconds of one mode
+
+
+def run(name: str, mode: Mode, device: str, count: int, folder: Path, console: Console) -> Seen:
+    dumps = folder / f"{name}-dumps"
+    shutil.rmtree(dumps, ignore_errors=True)
+    environ = {
+        "G4DEBUG_TRACE": ",".join(discovery.names("tracer")),
+        "G4DEBUG_MODE": "contain" if mode.repaired else "raise",
+        "G4DEBUG_LEAK_STEPS": "16",
+        "G4DEBUG_FAULTS": mode.faults,
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(dumps),
+    }
+    engine = {**ENGINE[device], **mode.engine}
+    result = folder / f"{name}.json"
+    result.unlink(missing_ok=True)
+    shapes = (json.dumps(engine), json.dumps(SHAPE[device]), device)
+    program = str(HERE / "_mixed_variant.py")
+    command = [sys.executable, program, str(result), str(count), "1", *shapes]
+    with console.status(name):
+        outcome = run_command(
+            name, command, result, environ, folder, TIMEOUT, on_cpu=device == "cpu"
+        )
+    return judge(name, mode, outcome, dumps)
+
+
+def write_models(device: str) -> None:
+    """In a process that ends: one that has used GPU 0 keeps memory there, and SGLang refuses
+    tensor parallelism over GPUs whose free memory differs."""
+    if device == "cuda":
+        from _draft_embedding import WRITE
+        from _workload import in_memory
+
+        folder = str(in_memory("g4debug-e4b256"))
+        subprocess.run([sys.executable, "-c", WRITE, folder], check=True)
+
+
+def markdown(found: Sequence[Seen], device: str) -> str:
+    """A table: one row for each mode. Checks are those of the rank that made fewest."""
+    tracers = sorted({t for seen in found for t in seen.checked})
+    head = ["mode", "what", "requests", "accept length", "result", *(f"`{t}`" for t in tracers)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for seen in found:
+        checks = [f"{seen.checked[t]:,}" if t in seen.checked else "–" for t in tracers]
+        result = "no false finding" if seen.good else f"**{seen.what}**"
+        accept = f"{seen.accept_length:.2f}"
+        cells = [f"`{seen.mode}`", seen.title, str(seen.requests), accept, result, *checks]
+        lines.append(f"| {' | '.join(cells)} |")
+    where = f"SGLang {version('sglang')}, torch {version('torch')}, {device}, two ranks."
+    return f"{where}\n\n" + "\n".join(lines) + "\n"
+
+
+def block(seen: Seen, folder: Path) -> _render.Block:
+    counted = ", ".join(f"{t} {n:,}" for t, n in seen.checked.items())
+    said = " ".join(f"{t}: {why}." for t, why in seen.said.items())
+    checks = f" Checks on each rank, at least: {counted}." if counted else ""
+    what = f"{seen.what}{checks}{f' {said}' if said else ''}"
+    log = folder / f"{seen.mode}.log"
+    return _render.Block(seen.mode, seen.good, what, seen.title, seen.seconds or None, log=log)
+
+
+def main() -> int:
+    parser = _render.parser(__doc__ or "")
+    known = modes()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--only", nargs="+", choices=list(known), metavar="MODE", help="only these (see --list)"
+    )
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="how many each mode serves (cpu: 40, cuda: 2000)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write a Markdown table there")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", help="keep logs, dumps and results here"
+    )
+    parser.add_argument("--list", action="store_true", help="list the modes and do nothing")
+    args = parser.parse_args()
+    console = Console(highlight=False)
+    if args.list:
+        for name, mode in known.items():
+            _render.say(console, f"{name}: {mode.title}", hang=4)
+        return 0
+    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-ranks-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    count = args.requests or REQUESTS[args.device]
+    write_models(args.device)
+    found: list[Seen] = []
+    good = False
+    try:
+        for name in args.only or known:
+            if args.device == "cpu" and known[name].not_on_cpu:
+                why = known[name].not_on_cpu
+                _render.say(console, f"{name}: not run on the CPU engine: {why}.", hang=4)
+                continue
+            found.append(run(name, known[name], args.device, count, folder, console))
+            _render.block(console, block(found[-1], folder))
+            if args.out:  # as they come: a run that is stopped keeps its rows
+                args.out.write_text(markdown(found, args.device))
+        good = all(seen.good for seen in found)
+        if not good or args.results:
+            _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
+        return 0 if good else 1
+    finally:
+        if good and not args.results:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(script(main))
