@@ -33,7 +33,8 @@ def main():
     def answers(outputs):
         metas = [o["meta_info"] for o in outputs]
         given = sum(len(o["output_ids"]) for o in outputs)
-        verifies = [m["spec_verify_ct"] for m in metas]
+        # A request of one token is done after its prefill, and SGLang says nothing of verifies then.
+        verifies = [m.get("spec_verify_ct", 0) for m in metas]
         return {
             "tokens": [o["output_ids"] for o in outputs],
             "verifies": verifies,
