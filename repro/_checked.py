@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -9,7 +10,10 @@ SETTLE = 1.5  # seconds; a scheduler shows its status once in a second
 
 
 def of_schedulers() -> dict[str, dict[str, dict[str, Any]]]:
-    """Title of each scheduler -> tracer -> ``off`` (why, or '') and ``count``, its checks."""
+    """Title of each scheduler -> tracer -> ``off`` (why, or '') and ``count``, its checks.
+
+    A process that ends meanwhile, or shows nothing, is left out.
+    """
     import psutil
 
     from g4debug.findings import board
@@ -17,13 +21,12 @@ def of_schedulers() -> dict[str, dict[str, dict[str, Any]]]:
     time.sleep(SETTLE)
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for process in psutil.Process().children(recursive=True):
-        title = " ".join(process.cmdline())
-        if not title.startswith("sglang::scheduler"):
-            continue
-        shown = board.read(process.pid)
-        if shown is not None:
-            found[title.split()[0]] = {
-                t["name"]: {"off": t["off"], "count": sum(c["count"] for c in t["checked"])}
-                for t in shown["tracers"]
-            }
+        with contextlib.suppress(psutil.Error, board.BoardError):
+            title = " ".join(process.cmdline())
+            shown = board.read(process.pid) if title.startswith("sglang::scheduler") else None
+            if shown is not None:
+                found[title.split()[0]] = {
+                    t["name"]: {"off": t["off"], "count": sum(c["count"] for c in t["checked"])}
+                    for t in shown["tracers"]
+                }
     return found

@@ -33,7 +33,7 @@ def main():
     def answers(outputs):
         metas = [o["meta_info"] for o in outputs]
         given = sum(len(o["output_ids"]) for o in outputs)
-        # A request of one token is done after its prefill, and SGLang says nothing of verifies then.
+        # A request of one token is done after its prefill: SGLang says nothing of verifies.
         verifies = [m.get("spec_verify_ct", 0) for m in metas]
         return {
             "tokens": [o["output_ids"] for o in outputs],
