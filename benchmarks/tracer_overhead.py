@@ -66,6 +66,7 @@ import _results
 from _fleet import Fleet, Gated
 from _servers import ServerDied, Variant
 from _together import Crowd
+from _workload import without_mtp
 
 DEFAULT = "page-table,swa-allocator,spec-lifecycle,pool-leak,flight-recorder"
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
@@ -76,15 +77,7 @@ VARIANTS = {
     "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
 }
 FOUR = tuple(VARIANTS)
-WITHOUT_MTP = dict.fromkeys(
-    (
-        "speculative_algorithm",
-        "speculative_draft_model_path",
-        "speculative_num_steps",
-        "speculative_eagle_topk",
-        "speculative_num_draft_tokens",
-    )
-)
+WITHOUT_MTP = without_mtp()
 ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
 ALONE = ("page-table", "swa-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {

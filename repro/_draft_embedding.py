@@ -49,10 +49,16 @@ def low(requests: int | None) -> Workload:
     return First(**vars(all_of_them))
 
 
-def cuda(requests: int | None, **given: Any) -> Workload:
-    """As in _workload, with shorter prompts and pools that hold them all."""
+def write_models() -> Path:
+    """The folder with ``target`` and ``assistant``, which are written if they are not there."""
     folder = _workload.in_memory("g4debug-e4b256")
     subprocess.run([sys.executable, "-c", WRITE, str(folder)], check=True)
+    return folder
+
+
+def cuda(requests: int | None, **given: Any) -> Workload:
+    """As in _workload, with shorter prompts and pools that hold them all."""
+    folder = write_models()
     large = _workload.cuda(requests or 16, (folder / "target", folder / "assistant"))
     engine = {**large.engine, "swa_full_tokens_ratio": 0.8, **given}
     return replace(large, prompt=(200, 600), engine=engine, timeout=500)

@@ -15,9 +15,8 @@ from _healthy import counts
 from _healthy.workload import Group, Workload
 from _run import HERE, Outcome, run_command
 from _run import group as process_group
+from _tracers import on_one_rank
 from _variants import not_completed
-
-from g4debug import discovery
 
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
@@ -27,8 +26,6 @@ FAILED = re.compile(
 )
 # It makes no checks: it keeps steps, and is looked for in what is armed.
 RECORDS = "flight-recorder"
-# It compares ranks, and every engine here has one. tests/tracers/rank_divergence has two.
-COMPARES = "rank-divergence"
 STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
 
 
@@ -62,21 +59,16 @@ class Ran:
 def tracing(folder: Path) -> dict[str, str]:
     """The switches of a process in which every tracer is armed and stops at a finding."""
     return {
-        "G4DEBUG_TRACE": ",".join(tracers()),
+        "G4DEBUG_TRACE": ",".join(on_one_rank()),
         "G4DEBUG_MODE": "raise",
         "G4DEBUG_LEAK_STEPS": str(LEAK_STEPS),
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
     }
 
 
-def tracers() -> tuple[str, ...]:
-    """What is armed: every tracer that has something to do where there is one rank."""
-    return tuple(t for t in discovery.names("tracer") if t != COMPARES)
-
-
 def checkers() -> tuple[str, ...]:
     """The tracers that check something in a server that works."""
-    return tuple(t for t in tracers() if t != RECORDS)
+    return tuple(t for t in on_one_rank() if t != RECORDS)
 
 
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
@@ -144,7 +136,7 @@ def _checked(found: counts.Counts) -> dict[str, int]:
     return {
         name: sum(n for what, n in tallies.items() if what != STEPS)
         for name, tallies in found.items()
-        if name in tracers()
+        if name in on_one_rank()
     }
 
 

@@ -13,19 +13,11 @@ from typing import Any
 from _arguments import mtp_has_overlap
 from _run import Outcome
 from _variants import not_completed
+from _workload import without_mtp
 
 from g4debug.dumps import reading
 
 TP: dict[str, Any] = {"tp_size": 2}
-NO_MTP: dict[str, Any] = dict.fromkeys(
-    (
-        "speculative_algorithm",
-        "speculative_draft_model_path",
-        "speculative_num_steps",
-        "speculative_eagle_topk",
-        "speculative_num_draft_tokens",
-    )
-)
 STRESS = "seed=11;abort-request=3%on;forced-retract=3%on;radix-evict=4%on(512)"
 REPAIRED = "seed=5;page-oob=5*on@rank=1"
 # It checks nothing: its dump is of a server that died of something else.
@@ -50,6 +42,7 @@ class Mode:
 def modes() -> dict[str, Mode]:
     """By name. Overlap scheduling is on where the release has it with FROZEN_KV_MTP."""
     overlap = {"disable_overlap_schedule": False}
+    plain = without_mtp()
     found = {
         "mtp": Mode("two tensor-parallel ranks, MTP, prefix cache", TP),
         "no-custom-all-reduce": Mode(
@@ -57,7 +50,7 @@ def modes() -> dict[str, Mode]:
         ),
         "mixed-chunk": Mode(
             "without MTP: overlap scheduling, chunks of prompts in the same step as decodes",
-            {**TP, **NO_MTP, **overlap, "enable_mixed_chunk": True},
+            {**TP, **plain, **overlap, "enable_mixed_chunk": True},
         ),
         "dp": Mode(
             "two servers of one rank each behind one controller, MTP",
@@ -65,7 +58,7 @@ def modes() -> dict[str, Mode]:
         ),
         "dp-attention": Mode(
             "each rank computes the attention of its own requests, without MTP",
-            {**TP, **NO_MTP, **overlap, "dp_size": 2, "enable_dp_attention": True},
+            {**TP, **plain, **overlap, "dp_size": 2, "enable_dp_attention": True},
             not_on_cpu="there SGLang asks for an attention backend that only Intel's CPUs have",
         ),
         "contain": Mode(
@@ -76,7 +69,7 @@ def modes() -> dict[str, Mode]:
         ),
     }
     if not mtp_has_overlap():
-        found["overlap"] = Mode("overlap scheduling, without MTP", {**TP, **NO_MTP, **overlap})
+        found["overlap"] = Mode("overlap scheduling, without MTP", {**TP, **plain, **overlap})
     return found
 
 

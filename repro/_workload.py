@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 
+def without_mtp() -> dict[str, None]:
+    """Arguments of ``sgl.Engine`` that take MTP out of those of a workload."""
+    from g4debug.cpu.server import MTP
+
+    return dict.fromkeys(("speculative_draft_model_path", *MTP))
+
+
 @dataclass(frozen=True)
 class Workload:
     """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens."""

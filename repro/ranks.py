@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -25,6 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import _render
+from _draft_embedding import write_models
+from _mixed import SHORT
 from _ranks import Mode, Seen, judge, modes
 from _run import HERE, run_command, script
 from rich.console import Console
@@ -36,7 +37,6 @@ ENGINE = {
     "cpu": {"max_running_requests": 8, "max_total_tokens": 1536},
     "cuda": {"max_running_requests": 32, "max_total_tokens": 10240, "cuda_graph_max_bs": 32},
 }
-SHAPE = {"cpu": {"longest": 160, "output": [2, 14]}, "cuda": {"longest": 900, "output": [2, 60]}}
 REQUESTS = {"cpu": 40, "cuda": 2000}
 TIMEOUT = 3600.0  # seconds of one mode
 
@@ -55,7 +55,7 @@ def run(name: str, mode: Mode, device: str, count: int, folder: Path, console: C
     engine = {**ENGINE[device], **mode.engine}
     result = folder / f"{name}.json"
     result.unlink(missing_ok=True)
-    shapes = (json.dumps(engine), json.dumps(SHAPE[device]), device)
+    shapes = (json.dumps(engine), json.dumps(SHORT[device]), device)
     program = str(HERE / "_mixed_variant.py")
     command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
@@ -63,17 +63,6 @@ def run(name: str, mode: Mode, device: str, count: int, folder: Path, console: C
             name, command, result, environ, folder, TIMEOUT, on_cpu=device == "cpu"
         )
     return judge(name, mode, outcome, dumps)
-
-
-def write_models(device: str) -> None:
-    """In a process that ends: one that has used GPU 0 keeps memory there, and SGLang refuses
-    tensor parallelism over GPUs whose free memory differs."""
-    if device == "cuda":
-        from _draft_embedding import WRITE
-        from _workload import in_memory
-
-        folder = str(in_memory("g4debug-e4b256"))
-        subprocess.run([sys.executable, "-c", WRITE, folder], check=True)
 
 
 def markdown(found: Sequence[Seen], device: str) -> str:
@@ -124,7 +113,8 @@ def main() -> int:
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-ranks-"))
     folder.mkdir(parents=True, exist_ok=True)
     count = args.requests or REQUESTS[args.device]
-    write_models(args.device)
+    if args.device == "cuda":
+        write_models()
     found: list[Seen] = []
     good = False
     try:

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import _render
+import _tracers
+from _mixed import SHORT
 from _run import HERE, Outcome, run_command, script
 from _variants import not_completed
 from rich.console import Console
-
-from g4debug import discovery
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
@@ -40,10 +40,8 @@ ENGINE = {
     "cpu": {"max_running_requests": 12, "max_total_tokens": 1024},
     "cuda": {"max_running_requests": 12, "max_total_tokens": 4096},
 }
-SHAPE = {"cpu": {"longest": 160, "output": [2, 14]}, "cuda": {"longest": 900, "output": [2, 60]}}
 V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 TIMEOUT = 3600.0  # seconds of one run
-COMPARES = "rank-divergence"  # there is one rank here; repro/ranks.py has two
 
 
 def run(
@@ -58,13 +56,13 @@ def run(
     env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
     if armed:
         env |= {
-            "G4DEBUG_TRACE": ",".join(t for t in discovery.names("tracer") if t != COMPARES),
+            "G4DEBUG_TRACE": ",".join(_tracers.on_one_rank()),
             "G4DEBUG_LEAK_STEPS": "16",
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
     result = folder / f"{name}.json"
     program = str(HERE / "_mixed_variant.py")
-    shapes = (json.dumps(ENGINE[device]), json.dumps(SHAPE[device]), device)
+    shapes = (json.dumps(ENGINE[device]), json.dumps(SHORT[device]), device)
     command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
         return run_command(name, command, result, env, folder, TIMEOUT, on_cpu=device == "cpu")

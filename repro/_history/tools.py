@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from _healthy_run import tracers
+from _tracers import on_one_rank
 from packaging.version import Version
 
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
@@ -70,7 +70,7 @@ class Tool:
 def _best() -> dict[str, str]:
     return {
         **DEBUG,
-        "G4DEBUG_TRACE": ",".join(tracers()),
+        "G4DEBUG_TRACE": ",".join(on_one_rank()),
         "G4DEBUG_LEAK_STEPS": "1",
         "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
     }

@@ -59,7 +59,7 @@ def runs(healthy, group, tmp_path):
             "facts": {"answers": 1},
             "problem": "",
             "s": 1.0,
-            "checked": {tracer: {"checks": 5} for tracer in healthy.tracers()},
+            "checked": {tracer: {"checks": 5} for tracer in healthy.on_one_rank()},
             "status": [],
         }
         for workload in group.workloads

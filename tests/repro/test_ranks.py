@@ -1,4 +1,4 @@
-"""repro/ranks.py: its verdicts on runs that must not pass. Its engines: tests/tracers and a GPU."""
+"""repro/ranks.py: its verdicts on runs that must not pass. No test runs its engines."""
 
 from __future__ import annotations
 

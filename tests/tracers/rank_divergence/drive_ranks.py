@@ -7,26 +7,22 @@ tokens of each answer, and what each rank has compared by then.
 import json
 import random
 import sys
-import time
+from pathlib import Path
 
-import psutil
+sys.path.insert(0, str(Path(__file__).parents[3] / "repro"))
 
-from g4debug.findings import board
+import _checked
 
 REQUESTS = 9  # of a wave: more than run at the same time
 
 
 def compared():
     """Title of each scheduler -> its status of rank-divergence: state, and what was checked."""
-    time.sleep(1.5)  # the status is told once in a second
     found = {}
-    for process in psutil.Process().children(recursive=True):
-        title = " ".join(process.cmdline())
-        if title.startswith("sglang::scheduler"):
-            shown = board.read(process.pid)
-            (mine,) = (t for t in shown["tracers"] if t["name"] == "rank-divergence")
-            count = sum(c["count"] for c in mine["checked"])
-            found[title.split()[0]] = {"off": mine["off"], "steps": shown["step"], "count": count}
+    for title, status in _checked.shown().items():
+        (mine,) = (t for t in status["tracers"] if t["name"] == "rank-divergence")
+        count = sum(c["count"] for c in mine["checked"])
+        found[title] = {"off": mine["off"], "steps": status["step"], "count": count}
     return found
 
 
