@@ -35,7 +35,11 @@ from g4debug import discovery
 # On each rank short requests, many of them, in pools for a third of those that run.
 ENGINE = {
     "cpu": {"max_running_requests": 8, "max_total_tokens": 1536},
-    "cuda": {"max_running_requests": 32, "max_total_tokens": 10240, "cuda_graph_max_bs": 32},
+    "cuda": {
+        "max_running_requests": 32,
+        "max_total_tokens": 10240,
+        "cuda_graph_bs": [1, 4, 8, 16, 24, 32],  # each size takes seconds to capture
+    },
 }
 REQUESTS = {"cpu": 40, "cuda": 2000}
 TIMEOUT = 3600.0  # seconds of one mode

@@ -58,9 +58,10 @@ def main():
     many = engine.generate(
         input_ids=[p for p, _ in wanted], sampling_params=[greedy(n) for _, n in wanted]
     )
-    found = {"alone": answers(alone), "many": answers(many)}
+    overlap = not engine.server_args.disable_overlap_schedule
+    found = {"alone": answers(alone), "many": answers(many), "overlap": overlap}
     Path(sys.argv[1]).write_text(json.dumps(found))
-    print({part: x["accept_length"] for part, x in found.items()})
+    print({part: found[part]["accept_length"] for part in ("alone", "many")}, "overlap", overlap)
     engine.shutdown()
 
 

@@ -13,12 +13,6 @@ SWITCH = "SGLANG_FROZEN_KV_MTP_V2"
 # Their kernels take each request's length from the device. Others (flashinfer) plan with the
 # lengths on the host, and of those only a bound is known while the last verify still runs.
 BACKENDS = ("trtllm_mha", "triton")
-_BACKEND_ARGUMENTS = (
-    "attention_backend",
-    "prefill_attention_backend",
-    "decode_attention_backend",
-    "speculative_draft_attention_backend",
-)
 _SWITCHED_ON = (
     ("enable_dp_attention", "with --enable-dp-attention a rank may have to idle in a draft"),
     ("enable_pdmux", "--enable-pdmux runs prefill beside decode"),
@@ -59,13 +53,25 @@ def server_limit(args: Any) -> str:
     for name, why in _SWITCHED_ON:
         if getattr(args, name, False):
             return why
-    for name in _BACKEND_ARGUMENTS:
-        backend = getattr(args, name, None)
-        if backend is not None and backend not in BACKENDS:
+    for backend in _backends(args):
+        if backend not in BACKENDS:
             return (
                 f"{backend} plans with exact lengths on the host, expected {' or '.join(BACKENDS)}"
             )
     return ""
+
+
+def _backends(args: Any) -> list[str]:
+    """The attention backends that run: of the prompts, of decoding, and of the draft.
+
+    --attention-backend is only the default of the others. SGLang sets it on its own where the two
+    are given (to flashinfer on a H200), and then nothing runs on it.
+    """
+    default = args.attention_backend
+    prefill = args.prefill_attention_backend or default
+    decode = args.decode_attention_backend or default
+    draft = args.speculative_draft_attention_backend or decode
+    return [b for b in (prefill, decode, draft) if b]
 
 
 def request_limit(request: Any) -> str:

@@ -18,6 +18,7 @@ FITS = {
     "attention_backend": None,
     "prefill_attention_backend": "triton",
     "decode_attention_backend": "trtllm_mha",
+    "speculative_draft_attention_backend": None,
     "disaggregation_mode": "null",
     "pp_size": 1,
 }
@@ -40,6 +41,10 @@ FITS = {
         ({"enable_custom_logit_processor": True}, "custom logit processor"),
         ({"enable_return_hidden_states": True}, "hidden states"),
         ({"decode_attention_backend": "flashinfer"}, "flashinfer plans with exact lengths"),
+        ({"speculative_draft_attention_backend": "flashinfer"}, "flashinfer plans"),
+        # SGLang's own default, on which nothing runs.
+        ({"attention_backend": "flashinfer"}, ""),
+        ({"attention_backend": "flashinfer", "prefill_attention_backend": None}, "flashinfer"),
     ],
 )
 def test_what_a_server_is_refused_for(given, why):
