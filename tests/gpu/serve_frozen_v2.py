@@ -1,7 +1,8 @@
 """Driven by test_frozen_kv_mtp_v2_gpu.py, in a process of its own: ``... RESULT.json``.
 
 E4B's geometry with seeded weights on split backends. First requests one at a time, then many of
-different lengths that share prefixes, in pools that not all of them fit into.
+different lengths that share prefixes, in pools that not all of them fit into; and those once more in the
+opposite order, which makes other batches of them.
 """
 
 import json
@@ -55,13 +56,19 @@ def main():
     for _ in range(96):
         prefix = shared[: rng.randrange(10, 700)] if rng.random() < 0.5 else []
         wanted.append((prefix + tokens(rng.randrange(5, 500)), rng.randint(2, 90)))
-    many = engine.generate(
-        input_ids=[p for p, _ in wanted], sampling_params=[greedy(n) for _, n in wanted]
-    )
+
+    def together(order):
+        return engine.generate(
+            input_ids=[p for p, _ in order], sampling_params=[greedy(n) for _, n in order]
+        )
+
+    many = together(wanted)
+    engine.flush_cache()
+    turned = together(wanted[::-1])[::-1]
     overlap = not engine.server_args.disable_overlap_schedule
-    found = {"alone": answers(alone), "many": answers(many), "overlap": overlap}
-    Path(sys.argv[1]).write_text(json.dumps(found))
-    print({part: found[part]["accept_length"] for part in ("alone", "many")}, "overlap", overlap)
+    found = {"alone": answers(alone), "many": answers(many), "turned": answers(turned)}
+    print({part: x["accept_length"] for part, x in found.items()}, "overlap:", overlap)
+    Path(sys.argv[1]).write_text(json.dumps(found | {"overlap": overlap}))
     engine.shutdown()
 
 

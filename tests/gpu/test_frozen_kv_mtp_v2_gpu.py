@@ -1,8 +1,8 @@
 """frozen-kv-mtp-v2 on a GPU, CUDA graphs on: v1's answers and accept length, tracers silent.
 
 Which bits a GPU computes may depend on the batch, and with overlap scheduling other requests are in
-it. So what must be equal are the answers of requests that run alone. Of those that run together
-only a few may differ.
+it. So what must be equal are the answers of requests that run alone. How many of those that run
+together may differ, v1 itself tells: from its own answers when they come in the opposite order.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def v1(tmp_path_factory):
     return serve(tmp_path_factory.mktemp("v1"), "v1")[0]
 
 
+def differing(a: dict[str, Any], b: dict[str, Any]) -> int:
+    """How many requests have not the same tokens in both."""
+    return sum(x != y for x, y in zip(a["tokens"], b["tokens"], strict=True))
+
+
 @pytest.mark.parametrize("tracers", ["", TRACERS], ids=["unarmed", "armed"])
 def test_the_answers_of_v1(tmp_path, v1, tracers):
     armed = {"G4DEBUG_TRACE": tracers, "G4DEBUG_LEAK_STEPS": "16"} if tracers else {}
@@ -59,8 +64,9 @@ def test_the_answers_of_v1(tmp_path, v1, tracers):
     assert not dumps, log[-4000:]
     assert found["alone"]["tokens"] == v1["alone"]["tokens"]
     assert found["alone"]["verifies"] == v1["alone"]["verifies"]
-    alike = sum(a == b for a, b in zip(found["many"]["tokens"], v1["many"]["tokens"], strict=True))
-    assert alike >= 0.8 * len(v1["many"]["tokens"]), (alike, len(v1["many"]["tokens"]))
+    others, by_order = differing(found["many"], v1["many"]), differing(v1["turned"], v1["many"])
+    # v2's batches differ from v1's in more than their order, so it is a bound, not an equality.
+    assert others <= 2 * by_order + 5, (others, by_order)
     for part in ("alone", "many"):
         got, wanted = found[part]["accept_length"], v1[part]["accept_length"]
         assert got == pytest.approx(wanted, abs=0.01 if part == "alone" else 0.05), part
