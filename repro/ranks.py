@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import _render
 from _draft_embedding import write_models
@@ -33,7 +34,7 @@ from rich.console import Console
 from g4debug import discovery
 
 # On each rank short requests, many of them, in pools for a third of those that run.
-ENGINE = {
+ENGINE: dict[str, dict[str, Any]] = {
     "cpu": {"max_running_requests": 8, "max_total_tokens": 1536},
     "cuda": {
         "max_running_requests": 32,

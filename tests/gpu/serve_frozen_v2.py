@@ -1,8 +1,8 @@
 """Driven by test_frozen_kv_mtp_v2_gpu.py, in a process of its own: ``... RESULT.json``.
 
 E4B's geometry with seeded weights on split backends. First requests one at a time, then many of
-different lengths that share prefixes, in pools that not all of them fit into; and those once more in
-the opposite order, which makes other batches of them.
+different lengths that share prefixes, in pools that not all of them fit into. At last those once
+more in the opposite order, which makes other batches of them.
 """
 
 import json

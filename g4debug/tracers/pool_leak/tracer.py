@@ -1,7 +1,9 @@
 """pool-leak: every KV page is free, held by the prefix cache, or owned by a live request.
 
 The tracer counts all pages after the server became idle, and after every ``G4DEBUG_LEAK_STEPS``
-busy steps. It counts in SGLang's own structures (:mod:`g4debug.ledger.holders`). The page ledger
+busy steps. Two signs make it count at once (:mod:`g4debug.tracers.pool_leak.occasions`): a request
+is given pages for tokens that it holds pages for, and no step is run although requests wait. It
+counts in SGLang's own structures (:mod:`g4debug.ledger.holders`). The page ledger
 adds what SGLang's check does not know: whose page it was, and what should have given it back. A
 count costs O(pages of the pools + nodes of the prefix cache). Between two counts there is next to
 no cost.
@@ -28,6 +30,7 @@ from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.idle import IdleWork, State
 from g4debug.tracers.pool_leak.check import Census, take_census
+from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
 from g4debug.tracers.pool_leak.report import describe, describe_rows
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
@@ -47,6 +50,8 @@ class PoolLeakTracer:
         self._last_step = 0  # the step of the last census on a busy server
         self._not_before = 0.0  # time.monotonic() before which no busy census is made
         self.idle = IdleWork(self._look)  # the count on an idle server
+        self.taken_again, self._stall = TakenAgain(), Stall()
+        self._suspected = False  # a sign was seen, and no count was made since
         self._scheduler: Any = None  # whose pages that count is about
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
@@ -56,6 +61,7 @@ class PoolLeakTracer:
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
         self.context.before("cache.release", self.before_release)
+        self.ledger.listeners.append(self.taken_again.listen)
 
     def before_release(
         self, request: Any, tree_cache: Any, is_insert: bool = True, *args: Any, **kwargs: Any
@@ -69,8 +75,12 @@ class PoolLeakTracer:
     def before_idle(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         # on_idle is called again and again while there is nothing to do.
         state = self._state_of(scheduler)
-        if state != self.idle.done and scheduler.is_fully_idle():
+        if state == self.idle.done:
+            return
+        if scheduler.is_fully_idle():
             self.go_on(scheduler, state)
+        elif self.context.settings.leak_steps and self._stall.seen(self.context.recorder.step):
+            self.check(scheduler)
 
     def at_idle_error(self) -> None:
         """SGLang's own check of the idle server failed. Name the pages before that goes on."""
@@ -94,10 +104,14 @@ class PoolLeakTracer:
 
     def after_result(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         every, step = self.context.settings.leak_steps, self.context.recorder.step
-        if every and step - self._last_step >= every:
+        if not every:
+            return result
+        self._suspected |= self.taken_again.seen()
+        due = step - self._last_step >= every
+        if due or self._suspected:
             begin = time.monotonic()
-            if every < OFTEN or begin >= self._not_before:
-                self._last_step = step
+            if (due and every < OFTEN) or begin >= self._not_before:
+                self._last_step, self._suspected = step, False
                 self.check(scheduler)
                 end = time.monotonic()
                 self._not_before = end + SHARE * (end - begin)

@@ -33,6 +33,7 @@ class Server:
         self.rig = Rig()
         self.ledger = context.ledger
         self.tracer = PoolLeakTracer(context)
+        self.ledger.listeners.append(self.tracer.taken_again.listen)
         self.scheduler = SimpleNamespace(
             token_to_kv_pool_allocator=self.rig.allocator,
             req_to_token_pool=self.rig.req_to_token,
@@ -217,6 +218,46 @@ def test_when_it_counts(server, clock):
     recorder.step += 1
     server.tracer.before_idle(scheduler)
     assert server.tracer.censuses == 3
+
+
+def test_a_server_that_stands_is_counted_once(server, clock):
+    """Requests wait, and no step is run: after five seconds all pages are counted."""
+    scheduler, recorder = server.scheduler, server.tracer.context.recorder
+    scheduler.is_fully_idle = lambda: False
+    for step, censuses in ((1, 1), (2, 2)):
+        recorder.step = step
+        server.tracer.before_idle(scheduler)
+        clock.now += 4.9
+        server.tracer.before_idle(scheduler)
+        assert server.tracer.censuses == censuses - 1
+        for _ in range(3):
+            clock.now += 5.0
+            server.tracer.before_idle(scheduler)
+        assert server.tracer.censuses == censuses
+
+
+def test_a_request_that_takes_its_first_pages_again_is_counted_at_once(server, clock):
+    """Upstream #36855: nobody owns the pages of the chunk before."""
+    one = server.admit("one", 3 * PAGE)
+    server.tracer.after_result(None, server.scheduler)
+    assert server.tracer.censuses == 0
+    server.release(one)  # the row only: its pages are nobody's now
+    server.admit("one", 3 * PAGE)
+    with pytest.raises(TrapError, match="neither free, cached nor owned") as error:
+        server.tracer.after_result(None, server.scheduler)
+    assert "last owner one" in str(error.value)
+
+
+def test_a_request_that_goes_on_is_no_sign(server, clock):
+    one = server.admit("one", 3 * PAGE)
+    pool = server.ledger.pools["full"]
+    server.tracer.after_result(None, server.scheduler)
+    server.rig.allocator.free(server.tokens(one))  # and one that gave its pages back before
+    server.release(one)
+    again = server.admit("one", 3 * PAGE)
+    server.tracer.after_result(None, server.scheduler)
+    assert server.tracer.censuses == 0
+    assert pool.held[server.tokens(again)[0].item() // PAGE]
 
 
 def busy_censuses(server, clock, every):
