@@ -101,6 +101,19 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.hybrid_init": (
         (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
     ),
+    # Each forward of the two backends together. Before 0.5.13 a backend has no pool of its own.
+    "attn.hybrid_metadata": (
+        ("<0.5.13", None),
+        (
+            _ANY,
+            "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
+            ".init_forward_metadata",
+        ),
+    ),
+    "attn.hybrid_metadata_out_graph": _from_0_5_14(
+        "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
+        ".init_forward_metadata_out_graph"
+    ),
     # The custom op of prefill attention under piecewise CUDA graphs.
     "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (

@@ -1041,6 +1041,21 @@ def bound_to_another_table(arm):
     return bound_to(first=-1)
 
 
+def computed_on(which: str) -> tuple[str, str]:
+    wrong = spec_check.check_pool(False, "TritonAttnBackend", which, 4096, 64)
+    return in_v2(wrong, "attn.hybrid_metadata")
+
+
+@scenario("spec-lifecycle: draft-pool", "did not hand it on to the backend inside it")
+def the_view_ends_at_the_wrapper(arm):
+    return computed_on("its own")
+
+
+@scenario("spec-lifecycle: draft-pool", "not known: that pool is neither")
+def a_pool_of_neither(arm):
+    return computed_on("another")
+
+
 # --- kv-writes, on SGLang's real pools and backend ----------------------------------------------
 
 

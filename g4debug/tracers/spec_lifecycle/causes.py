@@ -280,6 +280,20 @@ def _embedding(violation: Violation, at: HandOver) -> str:
     )
 
 
+def _shown_pool(violation: Violation, at: HandOver) -> str:
+    then = (
+        "; the draft asks for the target's layers: where the pool has no such number it is an "
+        "IndexError, and where it has one the draft reads the wrong KV, and only the accept length "
+        "falls"
+    )
+    if violation.got.startswith("its own"):
+        return (
+            "HybridAttnBackend was given the target's pool and did not hand it on to the backend "
+            "inside it that computes (layers/attention/hybrid_attn_backend.py)" + then
+        )
+    return "not known: that pool is neither the target's nor the draft's" + then
+
+
 _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "verify-input-left": _left,
     "spec-info-dropped": _dropped,
@@ -294,4 +308,5 @@ _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "bonus-token": _bonus,
     "allocated-len": _room,
     "draft-embedding": _embedding,
+    "draft-pool": _shown_pool,
 }

@@ -33,6 +33,7 @@ Kind = Literal[
     "bonus-token",
     "allocated-len",
     "draft-embedding",
+    "draft-pool",
 ]
 
 
@@ -305,4 +306,24 @@ def check_embedding(
         f"an embedding table of {rows} rows" + (f" ({'; '.join(where)})" if where else ""),
         what="target_embed_weight",
         off=rows - vocabulary,
+    )
+
+
+def check_pool(
+    right: bool, backend: str, which: str, wanted: int | None, got: int | None
+) -> Violation | None:
+    """The backend that computes the draft's attention does so on the pool that it was shown.
+
+    which: the pool that it has instead: "its own" or "another". wanted, got: how many tokens the
+    target's pool and that one have, None if they do not say.
+    """
+    if right:
+        return None
+    of_target = f" of {wanted} tokens" if wanted is not None else ""
+    of_other = f" of {got} tokens" if got is not None else ""
+    return Violation(
+        "draft-pool",
+        f"the target's KV pool{of_target}",
+        f"{which} KV pool{of_other}",
+        what=backend,
     )

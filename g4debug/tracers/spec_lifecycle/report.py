@@ -8,6 +8,7 @@ from collections.abc import Callable
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.fixes import draft_embedding_shard as shard
+from g4debug.fixes import hybrid_pool_swap as hybrid
 from g4debug.hooking import targets
 from g4debug.tracers.spec_lifecycle.causes import cause
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
@@ -19,6 +20,7 @@ _EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to d
 _LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
 _STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
 _EMBEDDING = "TRIAGE.md, 'MTP with tensor parallelism: the draft has only a part of the embedding'"
+_POOL = "TRIAGE.md, 'IndexError with split attention backends and MTP'"
 REFERENCES: dict[Kind, str] = {
     "verify-input-left": _LEFT,
     "spec-info-dropped": _STEP,
@@ -33,6 +35,7 @@ REFERENCES: dict[Kind, str] = {
     "bonus-token": _STEP,
     "allocated-len": _STEP,
     "draft-embedding": _EMBEDDING,
+    "draft-pool": _POOL,
 }
 
 
@@ -43,6 +46,7 @@ _RUNNERS = {
     "worker.seed_step": "draft",
     "worker.draft_extend": "draft",
     "draft.bind_embedding": "draft",
+    "attn.hybrid_metadata": "draft",
 }
 
 
@@ -105,6 +109,9 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "draft-embedding": lambda p, about: (
         f"the draft looks tokens up in {p.got}, and the vocabulary has {-p.off} tokens more"
     ),
+    "draft-pool": lambda p, about: (
+        f"the draft's {p.what} is to read {p.expected}, and computes on {p.got}"
+    ),
 }
 
 
@@ -116,6 +123,8 @@ def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
     if violation.kind == "draft-embedding":
         return _explain_embedding()
+    if violation.kind == "draft-pool":
+        return f"fix {hybrid.ID}; ", f"G4DEBUG_FIX_HYBRID_POOL_SWAP=1 {LAUNCH}"
     if at.v2:
         return _explain_v2(violation)
     if violation.kind == "verify-input-left" and at.left is not None and at.left.live == 0:

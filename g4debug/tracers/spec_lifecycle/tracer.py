@@ -19,7 +19,7 @@ from typing import Any
 from g4debug.fixes.base import state_of as state_of_fix
 from g4debug.hooking.speculation import V2_PATH, is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import binding, overlapped, v2
+from g4debug.tracers.spec_lifecycle import binding, overlapped, shown_pool, v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -56,6 +56,7 @@ V1_SITES = (
     "scheduler.init",
     "scheduler.stream_output",
     *binding.SITES,
+    *shown_pool.SITES,
 )
 
 
@@ -72,6 +73,7 @@ class SpecLifecycleTracer:
         self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
         self.binding = binding.Binding(context, self.log)
+        self.shown_pool = shown_pool.ShownPool(context, self.log)
         self._drafted: weakref.ref[Any] | None = (
             None  # the verify input that this step's draft made
         )
@@ -98,6 +100,7 @@ class SpecLifecycleTracer:
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.after("scheduler.init", self.after_scheduler_init)
         self.binding.install()
+        self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(scheduler):

@@ -16,7 +16,7 @@ from typing import Any
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.base import Context
-from g4debug.tracers.spec_lifecycle import binding
+from g4debug.tracers.spec_lifecycle import binding, shown_pool
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -65,6 +65,7 @@ SITES = (
     "batch.filter",
     "scheduler.init",
     *binding.SITES,
+    *shown_pool.SITES,
 )
 
 
@@ -81,6 +82,7 @@ class SpecLifecycleV2:
         self.rows = FutureRows()
         self.launches = Launches()
         self.binding = binding.Binding(context, self.log)
+        self.shown_pool = shown_pool.ShownPool(context, self.log)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in
@@ -123,6 +125,7 @@ class SpecLifecycleV2:
             if after is not None:
                 self.context.after(site, after)
         self.binding.install()
+        self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(scheduler):
