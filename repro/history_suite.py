@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, metavar="FOLDER",
                         help="keep logs, dumps and results here, and go on from them")  # fmt: skip
     parser.add_argument("--write", action="store_true",
-                        help="write docs/history.md and its picture")  # fmt: skip
+                        help="write docs/history.md, its picture, and the reports of findings")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the cases and do nothing")
     parser.add_argument("--releases", action="store_true",
                         help="list the releases that the cases need, and do nothing")  # fmt: skip
@@ -158,7 +158,7 @@ def main() -> int:
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))
     _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
-        for path in page.write(known, rows):
+        for path in page.write(known, rows, folder):
             _render.for_copying(console, "Written:", str(path))
     return 0 if all(row.good for row in rows) and not lost else 1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _history import picture, table
+from _history import picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
@@ -17,15 +17,21 @@ from _history.tools import TOOLS
 
 ROOT = HERE.parents[1]
 PAGE, PICTURE = ROOT / "docs" / "history.md", ROOT / "docs" / "history.svg"
+REPORTS = ROOT / "docs" / "history"
 FIRST = HERE / "first.json"  # what each tool said in the first run, and of which commit
 
 
-def write(known: Mapping[str, Case], found: Sequence[Row]) -> list[Path]:
-    """The page and the picture; rows that ran for the first time are entered as such."""
+def write(known: Mapping[str, Case], found: Sequence[Row], results: Path) -> list[Path]:
+    """The page, the picture, and the report of one finding of each case.
+
+    results: the folder with the runs and their dumps. Rows that ran for the first time are entered
+    as such.
+    """
     first = _first(found)
-    PAGE.write_text(markdown(found, first))
+    pages = reports.write(known, results, REPORTS)
+    PAGE.write_text(markdown(found, first, set(pages)))
     PICTURE.write_text(picture.svg(found))
-    return [PAGE, PICTURE, FIRST]
+    return [PAGE, PICTURE, FIRST, *pages.values()]
 
 
 def _first(found: Sequence[Row]) -> dict[str, Any]:
@@ -51,7 +57,8 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def markdown(found: Sequence[Row], first: Mapping[str, Any]) -> str:
+def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collection[str] = ()) -> str:
+    """reported: the cases of which there is the page of a finding."""
     ran = [r for r in found if r.ran]
     tools = [t for t in TOOLS if t != "nothing" and not TOOLS[t].gpu]
     lines = [
@@ -84,6 +91,8 @@ def markdown(found: Sequence[Row], first: Mapping[str, Any]) -> str:
     lines += ["", *_totals(ran, tools), ""]
     for row in found:
         lines += _section(row, first.get(row.name, {}), tools)
+        if row.name in reported:
+            lines += [f"[What g4debug reported](history/{row.name}.html), as a page.", ""]
     return "\n".join(lines) + "\n"
 
 

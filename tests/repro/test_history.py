@@ -5,6 +5,7 @@ claim. A cell that cannot fail, a void run that counts as a miss, would make the
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
 import json
 import os
@@ -320,3 +321,29 @@ def test_the_page_says_in_how_many_runs_the_bug_was_met(suite, known, cells):
         ],
     )
     assert "triggered in 1 of 2 runs" in suite("page").markdown(rows, {})
+
+
+def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, known, tmp_path):
+    reports = suite("reports")
+    results, pages = tmp_path / "results", tmp_path / "pages"
+    found, crashed, never = list(known)[:3]
+
+    def dump(name, tool, record):
+        folder = results / f"{name}.buggy.{tool}.0" / "dumps"
+        folder.mkdir(parents=True)
+        writing.write(writing.encode(record), folder, "g4debug-one.pt")
+
+    record = sample_record()
+    died = dataclasses.replace(record.finding, check="flight-recorder")
+    here = dataclasses.replace(record.finding, got=f"a file in {results}/somewhere")
+    dump(found, "g4debug", dataclasses.replace(record, finding=died))
+    dump(found, "g4debug-best", dataclasses.replace(record, finding=here))
+    dump(crashed, "g4debug", dataclasses.replace(record, finding=died))
+    pages.mkdir()
+    (pages / f"{never}.html").write_text("of an older run")
+    assert reports.write(known, results, pages) == {found: pages / f"{found}.html"}
+    assert [p.name for p in pages.iterdir()] == [f"{found}.html"]
+    text = (pages / f"{found}.html").read_text()
+    assert record.finding.headline[:20] in text
+    assert "a file in somewhere" in text
+    assert str(tmp_path) not in text

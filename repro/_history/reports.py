@@ -1,0 +1,42 @@
+"""The HTML report of one finding of each case, as ``g4debug report`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from _history.case import Case
+from _history.cell import BUGGY
+from g4debug.dumps import reading
+from g4debug.reporters import html
+
+OURS = ("g4debug", "g4debug-best")  # whose finding is shown, the first one that has one
+RECORDS = "flight-recorder"  # it records a crash, and finds nothing
+
+
+def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, Path]:
+    """name -> its page in ``folder``, of each case of which ``results`` has a finding of ours.
+
+    A page of a case of which there is none any more is removed.
+    """
+    folder.mkdir(exist_ok=True)
+    pages = {}
+    for name in known:
+        page = folder / f"{name}.html"
+        text = _page(name, results)
+        if text:
+            page.write_text(text)
+            pages[name] = page
+        else:
+            page.unlink(missing_ok=True)
+    return pages
+
+
+def _page(name: str, results: Path) -> str:
+    for tool in OURS:
+        for dump in sorted(results.glob(f"{name}.{BUGGY}.{tool}.*/dumps/*.pt")):
+            record = reading.read(dump)
+            if record.finding.check != RECORDS:
+                # Where the run was made is nobody's business.
+                return html.render(record, source=dump.name).replace(f"{results}/", "")
+    return ""
