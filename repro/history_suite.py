@@ -129,7 +129,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, metavar="FOLDER",
                         help="keep logs, dumps and results here, and go on from them")  # fmt: skip
     parser.add_argument("--write", action="store_true",
-                        help="write docs/history.md, its picture, and the reports of findings")  # fmt: skip
+                        help="write docs/history.md, its picture and its reports")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the cases and do nothing")
     parser.add_argument("--releases", action="store_true",
                         help="list the releases that the cases need, and do nothing")  # fmt: skip
