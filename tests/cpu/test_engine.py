@@ -129,9 +129,26 @@ def test_server_answers_over_http(tmp_path):
         urllib.request.urlopen(f"{url}/health", timeout=5)
 
 
+MORE = pytest.mark.long("a server of its own for each moment and way to end it")
+
+
 @pytest.mark.once("the processes that are ended are started by g4debug's own code")
-@pytest.mark.parametrize("ignored", [TERMINAL, NOHUP], ids=["terminal", "nohup"])
-@pytest.mark.parametrize("when", ["importing", "starting", "serving"])
+@pytest.mark.parametrize(
+    ("when", "ignored"),
+    [
+        pytest.param("serving", TERMINAL, id="serving-terminal"),
+        pytest.param("starting", NOHUP, id="starting-nohup"),
+        *(
+            pytest.param(when, which, id=f"{when}-{name}", marks=MORE)
+            for when, name, which in (
+                ("importing", "terminal", TERMINAL),
+                ("importing", "nohup", NOHUP),
+                ("starting", "terminal", TERMINAL),
+                ("serving", "nohup", NOHUP),
+            )
+        ),
+    ],
+)
 def test_a_server_that_is_told_to_end_leaves_nothing(tmp_path, when, ignored):
     """SIGTERM to `g4debug cpu-server`, as `kill`, a service manager and CI send it."""
     log, port = tmp_path / "log", free_port()

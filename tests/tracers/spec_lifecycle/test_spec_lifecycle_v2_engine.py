@@ -34,7 +34,10 @@ FATAL = {"accept-length": "accept-length=1*zero"}  # the scheduler does not outl
 FIRED = re.compile(r"g4debug fault \(seed=3\) ([a-z-]+) #\d+: .* \[step (\d+): ")
 
 
-@pytest.mark.parametrize("load", ["mixed", "mixed-no-radix"])
+@pytest.mark.parametrize(
+    "load",
+    ["mixed", pytest.param("mixed-no-radix", marks=pytest.mark.long("two engines more"))],
+)
 def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
     runs = side_by_side(
         plain=lambda: drive(tmp_path / "plain", str(DRIVER), load),
