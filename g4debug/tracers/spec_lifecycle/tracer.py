@@ -56,7 +56,6 @@ V1_SITES = (
     "scheduler.init",
     "scheduler.stream_output",
     *binding.SITES,
-    *shown_pool.SITES,
 )
 
 
