@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from packaging.version import Version
 
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_HYBRID = "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
@@ -98,22 +99,13 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
     # Where one pool writes the KV of a layer.
     "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
-    "attn.hybrid_init": (
-        (_ANY, "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend.__init__"),
-    ),
+    "attn.hybrid_init": ((_ANY, f"{_HYBRID}.__init__"),),
     # Each forward of the two backends together. Before 0.5.13 a backend has no pool of its own.
     "attn.hybrid_metadata": (
         ("<0.5.13", None),
-        (
-            _ANY,
-            "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
-            ".init_forward_metadata",
-        ),
+        (_ANY, f"{_HYBRID}.init_forward_metadata"),
     ),
-    "attn.hybrid_metadata_out_graph": _from_0_5_14(
-        "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
-        ".init_forward_metadata_out_graph"
-    ),
+    "attn.hybrid_metadata_out_graph": _from_0_5_14(f"{_HYBRID}.init_forward_metadata_out_graph"),
     # The custom op of prefill attention under piecewise CUDA graphs.
     "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
     "attn.unified_op_breakable": (

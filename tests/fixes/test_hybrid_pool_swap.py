@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import releases
+import real_hybrid
 from sglang_of import sglang_of
 
 from g4debug.fixes import hybrid_pool_swap
@@ -17,34 +17,12 @@ POOLS = dummy, target, other = SimpleNamespace(name="dummy"), object(), object()
 
 @pytest.fixture
 def hybrid_class(sglang, monkeypatch):
-    """SGLang's own class; what the fix puts on it is taken off after the test."""
-    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
-
-    monkeypatch.setattr(HybridAttnBackend, "token_to_kv_pool", None, raising=False)
-    monkeypatch.delattr(HybridAttnBackend, "token_to_kv_pool")
-    return HybridAttnBackend
+    return real_hybrid.unpatched(monkeypatch)
 
 
 def build(hybrid_class, prefill=None, decode=None, fixed=True):
-    runner = SimpleNamespace(
-        kv_cache_dtype=None,
-        token_to_kv_pool=dummy,
-        req_to_token_pool=None,
-        server_args=SimpleNamespace(speculative_attention_mode="prefill"),
-        kv_index_translator=None,
-        model_config=SimpleNamespace(context_len=64),
-    )
-    releases.configure(speculative_attention_mode="prefill")
-    inner = [
-        b or SimpleNamespace(token_to_kv_pool=dummy, needs_cpu_seq_lens=False)
-        for b in (prefill, decode)
-    ]
-    backend = hybrid_class(runner, *inner)
-    if not hasattr(backend, "token_to_kv_pool"):
-        backend.token_to_kv_pool = dummy  # 0.5.12 keeps the pool on the ForwardBatch
-    if fixed:
-        hybrid_pool_swap.after_init(None, backend, runner, *inner)
-    return backend
+    inner = [b or real_hybrid.with_pool(dummy) for b in (prefill, decode)]
+    return real_hybrid.build(hybrid_class, dummy, *inner, fixed)
 
 
 def pools(backend):

@@ -7,10 +7,12 @@ server may wait for many things. It is the count that tells.
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from g4debug.findings.record import PageEvent
 from g4debug.ledger.ledger import Pages, PoolLedger
 
+KEPT = 256  # requests between two looks at them
 STALLED = 5.0  # seconds without a step, while requests wait
 
 
@@ -24,19 +26,20 @@ class TakenAgain:
 
     def __init__(self) -> None:
         # (pool, the position that the request had got to, the first of its new pages)
-        self._given: list[tuple[PoolLedger, int, int]] = []
+        self._given: deque[tuple[PoolLedger, int, int]] = deque(maxlen=KEPT)
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
         """Called before the ledger enters an event. Costs the same, however many pages it has."""
         if event.kind != "extend" or not event.request or not len(pages):
             return
         last = pool.tails.get(event.request, 0)
-        if last and pool.held[last] and pool.owner[last] == event.request:
+        if 0 < last < pool.pages and pool.held[last] and pool.owner[last] == event.request:
             self._given.append((pool, int(pool.position[last]), int(pages[0])))
 
     def seen(self) -> bool:
         """True if there was such a request since the last call."""
-        given, self._given = self._given, []
+        given = list(self._given)
+        self._given.clear()
         return any(
             0 < page < pool.pages and 0 <= pool.position[page] <= before
             for pool, before, page in given

@@ -61,7 +61,8 @@ class PoolLeakTracer:
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
         self.context.before("cache.release", self.before_release)
-        self.ledger.listeners.append(self.taken_again.listen)
+        if self.context.settings.leak_steps:
+            self.ledger.listeners.append(self.taken_again.listen)
 
     def before_release(
         self, request: Any, tree_cache: Any, is_insert: bool = True, *args: Any, **kwargs: Any

@@ -260,6 +260,16 @@ def test_a_request_that_goes_on_is_no_sign(server, clock):
     assert pool.held[server.tokens(again)[0].item() // PAGE]
 
 
+def test_a_page_that_the_pool_does_not_have_is_no_sign_and_no_error(server, clock):
+    """What a broken allocator gave: the ledger must not be lost to it."""
+    pool = server.ledger.pools["full"]
+    for rid, wrong in (("one", pool.pages), ("two", -1), ("three", 0)):
+        pool.ends_in(rid, wrong)
+        server.admit(rid, PAGE)
+        assert not server.tracer.taken_again.seen()
+    assert not server.ledger.broken
+
+
 def busy_censuses(server, clock, every):
     """How many are made in 100 rounds of as many steps, a second each, if one takes 2 s."""
     settings = server.tracer.context.settings

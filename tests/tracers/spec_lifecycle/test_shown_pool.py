@@ -6,10 +6,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import releases
+import real_hybrid
 
 from g4debug import plugin
-from g4debug.fixes import hybrid_pool_swap
 from g4debug.hooking import targets
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
@@ -26,11 +25,7 @@ DUMMY, TARGET, OTHER = (SimpleNamespace(size=n) for n in (64, 4096, 128))
 
 @pytest.fixture
 def hybrid_class(sglang, monkeypatch):
-    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
-
-    monkeypatch.setattr(HybridAttnBackend, "token_to_kv_pool", None, raising=False)
-    monkeypatch.delattr(HybridAttnBackend, "token_to_kv_pool")
-    return HybridAttnBackend
+    return real_hybrid.unpatched(monkeypatch)
 
 
 @pytest.fixture
@@ -45,21 +40,14 @@ def forward(arm, hybrid_class):
         settings = Settings.from_environ()
         trap = Trap(settings, Describer(recorder))
         context = Context("spec-lifecycle", hooks, settings, recorder, trap)
-        runner = SimpleNamespace(
-            kv_cache_dtype=None,
-            token_to_kv_pool=DUMMY,
-            req_to_token_pool=None,
-            server_args=SimpleNamespace(speculative_attention_mode="decode"),
-            kv_index_translator=None,
-            model_config=SimpleNamespace(context_len=64),
+        hybrid = real_hybrid.build(
+            hybrid_class,
+            DUMMY,
+            *(real_hybrid.with_pool(inner) for _ in range(2)),
+            fixed,
             is_draft_worker=draft,
             spec_algorithm=SpeculativeAlgorithm.from_string(algorithm),
         )
-        releases.configure(speculative_attention_mode="decode")
-        two = [SimpleNamespace(token_to_kv_pool=inner, needs_cpu_seq_lens=False) for _ in range(2)]
-        hybrid = hybrid_class(runner, *two)
-        if fixed:
-            hybrid_pool_swap.after_init(None, hybrid, runner, *two)
         if shown is not None:
             hybrid.token_to_kv_pool = shown
         check = ShownPool(context, SpecLog(context, repairing=False, v2=True))
