@@ -117,8 +117,13 @@ class PoolLedger:
         swa_pool.partner[swa] = full
 
     def ends_in(self, request: str, page: int) -> None:
-        """Note the last page of a request's sequence. The latest ``TAILS`` requests are kept."""
+        """Note the last page of a request's sequence. The latest ``TAILS`` requests are kept.
+
+        Of a page that the pool does not have, which a broken allocator gave, nothing is noted.
+        """
         self.tails.pop(request, None)
+        if not 0 < page < self.pages:
+            return
         self.tails[request] = page
         if len(self.tails) > TAILS:
             del self.tails[next(iter(self.tails))]

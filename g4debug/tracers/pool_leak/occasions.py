@@ -33,7 +33,7 @@ class TakenAgain:
         if event.kind != "extend" or not event.request or not len(pages):
             return
         last = pool.tails.get(event.request, 0)
-        if 0 < last < pool.pages and pool.held[last] and pool.owner[last] == event.request:
+        if last and pool.held[last] and pool.owner[last] == event.request:
             self._given.append((pool, int(pool.position[last]), int(pages[0])))
 
     def seen(self) -> bool:
