@@ -1,0 +1,83 @@
+"""On two GPUs, CUDA graphs on: a rank that decides for itself is found, and both ranks say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from g4debug.dumps import reading
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+REPRO = Path(__file__).resolve().parents[2] / "repro"
+ENGINE = {
+    "tp_size": 2,
+    "max_running_requests": 8,
+    "max_total_tokens": 10240,
+    "cuda_graph_bs": [1, 4, 8],
+}
+
+
+def plain() -> dict[str, Any]:
+    """Without MTP, as repro/ranks.py serves it."""
+    sys.path.insert(0, str(REPRO))
+    try:
+        from _workload import without_mtp
+    finally:
+        sys.path.remove(str(REPRO))
+    return without_mtp()
+
+
+@pytest.fixture(scope="module")
+def models() -> None:
+    """The weights, in a process that ends before an engine starts."""
+    write = "import _draft_embedding; _draft_embedding.write_models()"
+    subprocess.run([sys.executable, "-c", write], cwd=REPRO, check=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("on", "in another order"), ("abort", "aborted on one rank")]
+)
+def test_a_rank_that_decides_for_itself_is_found(
+    tmp_path: Path, models: None, how: str, words: str
+) -> None:
+    engine = {**ENGINE, **(plain() if how == "abort" else {})}
+    shapes = [json.dumps(engine), json.dumps({"longest": 600, "output": [8, 60]}), "cuda"]
+    result = tmp_path / "result.json"
+    program = str(REPRO / "_mixed_variant.py")
+    run = subprocess.run(
+        [sys.executable, program, str(result), "60", "1", *shapes],
+        env={
+            **os.environ,
+            "G4DEBUG_TRACE": "rank-divergence,flight-recorder",
+            "G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1",
+            "G4DEBUG_FAULTS": f"seed=1;rank-divergence=1*{how}",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path / "dumps"),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    (tmp_path / "log").write_text(run.stdout)
+    fired = re.search(r"rank-divergence #1: .*\[step (\d+): ", run.stdout)
+    assert fired, run.stdout[-3000:]
+    assert run.returncode != 0
+    records = [reading.read(path) for path in sorted((tmp_path / "dumps").glob("*.pt"))]
+    found = [r.finding for r in records if r.finding.kind == "ranks-differ"]
+    assert found, run.stdout[-3000:]
+    # Requests are taken between two steps.
+    assert 0 <= found[0].location.step - int(fired[1]) <= (how == "on")
+    assert words in found[0].cause
+    assert {r.finding.location.rank for r in records} == {0, 1}
