@@ -332,10 +332,7 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(_EVERY, (CPU, H200)),
         **dict.fromkeys(("kv-writes", "rank-divergence"), (CPU,)),
     },
-    "0.5.23": {
-        **dict.fromkeys((*_EVERY, "kv-writes"), (CPU, H200)),
-        "rank-divergence": (CPU,),
-    },
+    "0.5.23": dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
 }
 
 
