@@ -1,0 +1,154 @@
+"""Measures how long the scheduler's host is in the tracers' hooks, for prefills and for decodes.
+
+    python benchmarks/host_time.py [--device cuda|cpu] --out FILE.csv [--variants armed,kv-writes]
+                                   [--rounds 3]
+    python benchmarks/host_time.py --table FILE.csv [--sites 6]
+
+One server of each variant, one after the other. ``_clock.py`` tells for each place that g4debug
+hooks how long our code there took; SGLang's own function, which runs in between, does not count.
+Requests of one token each are prefills only; requests of 150 tokens with short prompts are nearly
+only decodes. Two servers are never compared, so it does not matter that one is faster than the
+other. What a hook waits for is in its time, even if SGLang would have waited for it a moment later:
+so the figures are an upper bound of what the tracers add on the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import _results
+import tracer_overhead
+from _fleet import Fleet, Gated
+from _servers import ServerDied
+
+# Phase -> a question to the server, besides batch and seed: 48 requests for each of 1, 8, 64.
+PHASES: dict[str, dict[str, int]] = {
+    "prefill": {"tokens": 1},
+    "decode": {"tokens": 150, "prompt": 100},
+}
+COUNTS = {"cuda": {1: 24, 8: 48, 64: 128}, "cpu": {1: 4, 4: 8}}
+
+
+def ask(server: Gated, phase: str, batch: int, count: int, seed: int) -> list[dict[str, Any]]:
+    """Rows of one phase: one for each site, and the one of all together with its name ''."""
+    question = {"serve": batch, "seed": seed, "count": count, **PHASES[phase]}
+    before = server.facts()
+    rows = server.put(question)["rows"]
+    after = server.facts()
+    steps = after["steps"] - before["steps"]
+    figure = "ttft_ms" if phase == "prefill" else "step_ms"
+    shared = {
+        "phase": phase,
+        "batch": batch,
+        "steps": steps,
+        "request_ms": round(statistics.median(float(r[figure]) for r in rows), 3),
+    }
+    old = before["clock"]
+    spent = {
+        site: (calls - old.get(site, [0, 0])[0], seconds - old.get(site, [0, 0])[1])
+        for site, (calls, seconds) in after["clock"].items()
+    }
+    spent = {"": tuple(map(sum, zip(*spent.values(), strict=True))), **spent}
+    return [
+        {**shared, "site": site, "calls": int(calls), "ms_per_step": round(1e3 * s / steps, 5)}
+        for site, (calls, s) in spent.items()
+        if calls
+    ]
+
+
+def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    tracer_overhead.installed()
+    shared = tracer_overhead.engine(args.device, ())
+    variants = {
+        name: replace(variant, plugin="_clock")
+        for name, variant in tracer_overhead.under_load(args.variants, shared).items()
+    }
+    found: list[dict[str, Any]] = []
+    file = None
+    plan = [(name, name) for name in args.variants]
+    with Fleet(plan, variants, args.device, folder, ahead=1) as fleet:
+        for server, (name, _) in zip(fleet, plan, strict=True):
+            device = server.start()["device"]
+            fleet.quiet()
+            tracer_overhead.check(name, server.facts())
+            file = file or _results.Growing(args.out, device)
+            for number in range(args.rounds + 1):
+                for phase in PHASES:
+                    for batch, count in COUNTS[args.device].items():
+                        rows = ask(server, phase, batch, count, 1 + 10 * number + batch)
+                        if number:  # the first round compiles kernels
+                            rows = [{"variant": name, "round": number, **row} for row in rows]
+                            file.add(rows)
+                            found += rows
+    if file is not None:
+        file.close()
+    return found
+
+
+def table(rows: Sequence[Mapping[str, Any]], sites: int) -> list[str]:
+    """Markdown: a line for each variant, phase and batch, and the sites that take most."""
+    lines = [
+        "| variant | batch | what | steps | ours, a step | the request's | most of it |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    keys = dict.fromkeys((r["variant"], r["phase"], str(r["batch"])) for r in rows)
+    for variant, phase, batch in keys:
+        mine = [
+            r
+            for r in rows
+            if (r["variant"], r["phase"], str(r["batch"])) == (variant, phase, batch)
+        ]
+        by_site: dict[str, list[float]] = {}
+        for row in mine:
+            by_site.setdefault(row["site"], []).append(float(row["ms_per_step"]))
+        ours = statistics.median(by_site.pop(""))
+        most = sorted(by_site.items(), key=lambda item: -statistics.median(item[1]))[:sites]
+        said = ", ".join(f"`{site}` {statistics.median(ms):.2f}" for site, ms in most)
+        steps = sum(int(r["steps"]) for r in mine if not r["site"])
+        request = statistics.median(float(r["request_ms"]) for r in mine)
+        name = "first token" if phase == "prefill" else "step"
+        lines.append(
+            f"| {variant} | {batch} | {phase} | {steps} | {ours:.2f} ms "
+            f"| {name} {request:.1f} ms | {said} |"
+        )
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--variants", type=lambda t: t.split(","), default=["armed"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    parser.add_argument("--sites", type=int, default=6, help="how many the table names")
+    args = parser.parse_args()
+    if args.table:
+        print("\n".join(table(_results.read(args.table)[1], args.sites)))
+        return 0
+    if args.out is None:
+        parser.error("--out FILE is missing")
+    unknown = set(args.variants) - set(tracer_overhead.VARIANTS)
+    if unknown:
+        parser.error(f"unknown variants {sorted(unknown)}")
+    with tempfile.TemporaryDirectory(prefix="g4debug-host-") as folder:
+        try:
+            rows = measure(args, Path(folder))
+        except ServerDied as e:
+            print(e, file=sys.stderr)
+            return 1
+    print("\n".join(table(rows, args.sites)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
