@@ -5,6 +5,9 @@ time is its site's, while SGLang's own function runs it is SGLang's again, and s
 site's time is that of our code alone, whatever it waits for included. Starting and stopping the
 clock takes about a microsecond for each call, which counts as ours.
 
+An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody
+anything, so only rounds in which a batch is run, or its result processed, are counted.
+
 The figures are in what ``_gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
 """
 
@@ -16,7 +19,10 @@ from typing import Any
 
 import _gate
 
+FIRST = "scheduler.recv_requests"  # a round of the scheduler's loop begins with it
+WORK = ("scheduler.run_batch", "scheduler.process_result")
 spent: dict[str, list[float]] = {}
+_round: dict[str, list[float]] = {}  # of the round that is not over yet
 _owners: list[str] = [""]  # '': SGLang's time
 _since = 0.0
 
@@ -39,6 +45,8 @@ def register() -> None:
                 return whole(original, *args, **kwargs)
             if built[0] is not original:  # a chain of hooks remembers the function that it is for
                 built = original, _as("", original)
+            if site == FIRST:
+                _end_of_round()
             return _as(site, whole)(built[1], *args, **kwargs)
 
         return hook
@@ -59,7 +67,7 @@ def _as(owner: str, function: Any) -> Any:
         finally:
             _turn()
             if _owners.pop():
-                spent[owner][0] += 1
+                _round[owner][0] += 1
 
     return run
 
@@ -69,5 +77,14 @@ def _turn() -> None:
     global _since
     now = time.perf_counter()
     if owner := _owners[-1]:
-        spent.setdefault(owner, [0, 0.0])[1] += now - _since
+        _round.setdefault(owner, [0, 0.0])[1] += now - _since
     _since = now
+
+
+def _end_of_round() -> None:
+    if any(site in _round for site in WORK):
+        for site, (calls, seconds) in _round.items():
+            total = spent.setdefault(site, [0, 0.0])
+            total[0] += calls
+            total[1] += seconds
+    _round.clear()
