@@ -9,22 +9,32 @@ An idle scheduler goes round its loop as fast as it can, and our hooks with it. 
 anything, so only rounds in which a batch is run, or its result processed, are counted.
 
 The figures are in what ``_gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
+
+With the variable PROFILE, a folder, cProfile runs while our code runs, and what it saw since the last
+SIGUSR2 is written there. It makes our code slower, so the figures are then only for comparing
+functions with each other.
 """
 
 from __future__ import annotations
 
+import cProfile
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import _gate
 
 FIRST = "scheduler.recv_requests"  # a round of the scheduler's loop begins with it
+PROFILE = "BENCHMARK_PROFILE"
 WORK = ("scheduler.run_batch", "scheduler.process_result")
 spent: dict[str, list[float]] = {}
 _round: dict[str, list[float]] = {}  # of the round that is not over yet
 _owners: list[str] = [""]  # '': SGLang's time
 _since = 0.0
+_profile: cProfile.Profile | None = None
+_profiles = 0  # files written
 
 
 def register() -> None:
@@ -51,8 +61,15 @@ def register() -> None:
 
         return hook
 
+    def told(scheduler: Any) -> dict[str, Any]:
+        _write_profile()
+        return {**facts(scheduler), "clock": dict(spent)}
+
+    if os.environ.get(PROFILE):
+        global _profile
+        _profile = cProfile.Profile(builtins=True)
     Hooks._compose = timed  # type: ignore[method-assign]
-    _gate.facts = lambda scheduler: {**facts(scheduler), "clock": dict(spent)}
+    _gate.facts = told
     _gate.register()
 
 
@@ -60,25 +77,37 @@ def _as(owner: str, function: Any) -> Any:
     """``function``, while it runs the time is ``owner``'s."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        _turn()
+        _turn(owner)
         _owners.append(owner)
         try:
             return function(*args, **kwargs)
         finally:
-            _turn()
+            _turn(_owners[-2])
             if _owners.pop():
                 _round[owner][0] += 1
 
     return run
 
 
-def _turn() -> None:
+def _turn(next_owner: str) -> None:
     """Give the time since the last turn to whom it belongs."""
     global _since
+    if _profile is not None:
+        _profile.disable()
     now = time.perf_counter()
     if owner := _owners[-1]:
         _round.setdefault(owner, [0, 0.0])[1] += now - _since
     _since = now
+    if _profile is not None and next_owner:
+        _profile.enable()
+
+
+def _write_profile() -> None:
+    global _profiles
+    if _profile is not None:
+        _profile.dump_stats(Path(os.environ[PROFILE]) / f"{_profiles:03}.prof")
+        _profile.clear()
+        _profiles += 1
 
 
 def _end_of_round() -> None:

@@ -28,11 +28,12 @@ import tracer_overhead
 from _fleet import Fleet, Gated
 from _servers import ServerDied
 
-# Phase -> a question to the server, besides batch and seed: 48 requests for each of 1, 8, 64.
+# Phase -> a question to the server, besides batch, seed and count.
 PHASES: dict[str, dict[str, int]] = {
     "prefill": {"tokens": 1},
     "decode": {"tokens": 150, "prompt": 100},
 }
+# Device -> requests at a time -> how many in all.
 COUNTS = {"cuda": {1: 24, 8: 48, 64: 128}, "cpu": {1: 4, 4: 8}}
 
 
