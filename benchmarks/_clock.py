@@ -10,9 +10,9 @@ anything, so only rounds in which a batch is run, or its result processed, are c
 
 The figures are in what ``_gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
 
-With the variable PROFILE, a folder, cProfile runs while our code runs, and what it saw since the last
-SIGUSR2 is written there. It makes our code slower, so the figures are then only for comparing
-functions with each other.
+With the variable BENCHMARK_PROFILE, a folder, cProfile runs while our code runs, and what it saw
+since the last SIGUSR2 is written there. It makes our code slower, so the figures are then only for
+comparing functions with each other.
 """
 
 from __future__ import annotations
