@@ -1,0 +1,51 @@
+"""repro/soak.py --v2: a run whose server stayed on v1 tells nothing of v2, and must not pass."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+REPRO = Path(__file__).parents[2] / "repro"
+
+
+@pytest.fixture
+def soak(monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.syspath_prepend(str(REPRO))
+    return importlib.import_module("soak")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang")
+def test_a_server_on_v2_says_so_in_the_words_that_are_looked_for(soak, sglang, caplog):
+    from types import SimpleNamespace
+
+    from g4debug.fixes.paths.frozen_kv_mtp_v2 import fix, limits
+
+    args = SimpleNamespace(speculative_algorithm="FROZEN_KV_MTP", disable_overlap_schedule=True)
+    fix.around_arguments(lambda _: None, args)
+    assert "--disable-overlap-schedule" in soak.stayed_on_v1(caplog.text)
+    caplog.clear()
+    args.disable_overlap_schedule = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "server_limit", lambda args: "")
+        fix.around_arguments(lambda _: None, args)
+    assert soak.stayed_on_v1(caplog.text) == ""
+
+
+def test_a_log_that_says_nothing_of_v2_is_no_pass(soak):
+    assert "does not say why" in soak.stayed_on_v1("The server is fired up and ready to roll!")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("v2", [True, False])
+def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
+    seen = []
+    monkeypatch.setattr(soak, "run_command", lambda name, command, *rest, **on: seen.append(command))
+    monkeypatch.setattr(soak._tracers, "on_one_rank", lambda: ["page-table"])
+    soak.run("armed", True, 1, tmp_path, soak.Console(quiet=True), device, v2)
+    engine = json.loads(seen[0][5])
+    assert engine.get("disable_overlap_schedule") == (False if v2 else None)
