@@ -29,7 +29,7 @@ import torch
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.feed import Feed, caller
 from g4debug.ledger.free_group import in_free_group
-from g4debug.ledger.host import on_host
+from g4debug.ledger.host import distinct, on_host
 from g4debug.ledger.ledger import Pages, PoolLedger
 from g4debug.ledger.shadow import FREE, HELD
 
@@ -79,7 +79,7 @@ class TakeBacks:
         self.ledger.settle(wait=True)
         tokens = on_host(free_index)
         # If a page is one token, SGLang puts an index that is given twice into its free list twice.
-        pages = np.unique(tokens // size) if size > 1 else np.sort(tokens)
+        pages = distinct(tokens // size) if size > 1 else np.sort(tokens)
         freed = self._enter(pool, pages, caller())
         corrected = None
         if freed is not pages:
@@ -213,7 +213,7 @@ class TakeBacks:
         tokens = free_index[::size] if segment else free_index
 
         def staying(given: Pages) -> Pages:
-            pages = pool.inside(np.unique(given // size))
+            pages = pool.inside(distinct(given // size))
             event = ledger.event(pool, "free", pages, caller=where)
             return np.concatenate([judge(pool, event, pages) for judge in judges])
 
@@ -262,7 +262,7 @@ class TakeBacks:
         if known is not None and just_freed:  # it was read, and its pages are marked as free
             pages = known[1]
         else:
-            pages = np.unique(on_host(free_index) // pool.page_size)
+            pages = distinct(on_host(free_index) // pool.page_size)
         self.ledger.settle(wait=True)
         losing = self.ledger.losing_swa = pool.inside(pages)
         partners = pool.partner[losing]
@@ -332,11 +332,11 @@ class TakeBacks:
         size = pool.page_size
         theirs = mapped > 0
         pairs = _distinct_pairs(tokens[theirs] // size, mapped[theirs] // size)
-        losing = pool.inside(np.unique(tokens // size))
+        losing = pool.inside(distinct(tokens // size))
         partners = pool.partner[losing]
         self.ledger.losing_swa = losing
         self.ledger.expected_swa = np.sort(partners[partners != 0])
-        found, happened = np.unique(pairs[1]), self.ledger.late
+        found, happened = distinct(pairs[1]), self.ledger.late
         try:
             kept = self.ledger.enter(swa, "unmap", found, holds=None, caller=where)
             happened = True
@@ -365,7 +365,7 @@ class TakeBacks:
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
 
         def enter(tokens: Pages) -> None:
-            pages = pool.inside(np.unique(tokens // pool.page_size))
+            pages = pool.inside(distinct(tokens // pool.page_size))
             partners = pool.partner[pages]
             theirs = partners > 0
             mine = partners[theirs]

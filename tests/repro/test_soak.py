@@ -44,7 +44,9 @@ def test_a_log_that_says_nothing_of_v2_is_no_pass(soak):
 @pytest.mark.parametrize("v2", [True, False])
 def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
     seen = []
-    monkeypatch.setattr(soak, "run_command", lambda name, command, *rest, **on: seen.append(command))
+    monkeypatch.setattr(
+        soak, "run_command", lambda name, command, *rest, **on: seen.append(command)
+    )
     monkeypatch.setattr(soak._tracers, "on_one_rank", lambda: ["page-table"])
     soak.run("armed", True, 1, tmp_path, soak.Console(quiet=True), device, v2)
     engine = json.loads(seen[0][5])
