@@ -85,6 +85,17 @@ def counts(text: str) -> str:
     )
 
 
+def unstressed(text: str) -> str:
+    """Which kind of stress never came into play in a run; empty if each did."""
+    signs = {
+        "aborted a request": "abort-request #",
+        "retracted one": "forced-retract #",
+        "evicted a prefix": "radix-evict #",
+    }
+    missing = [what for what, sign in signs.items() if sign not in text]
+    return f"Nothing {', '.join(missing)} in it, so it says nothing of that." if missing else ""
+
+
 def stayed_on_v1(text: str) -> str:
     """What is said of an armed run with ``--v2`` whose server did not run on v2; else empty."""
     if ON_V2 in text:
@@ -124,8 +135,8 @@ def main() -> int:
         armed = run("armed", True, args.requests, folder, console, args.device, args.v2)
         _render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
-        if wrong:
-            _render.say(console, wrong, hang=4, style="red")
+        for said in filter(None, (wrong, unstressed(armed.text))):
+            _render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
         findings = sorted((folder / "dumps").glob("*.pt"))
         both = plain.completed and armed.completed
         alike, of = _alike(plain, armed, args.v2) if both else (0, 0)

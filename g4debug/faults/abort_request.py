@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from g4debug.faults._spec import has_overlap
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"request {request.rid}")
 
     hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
+    if has_overlap():  # the verify of the path frozen-kv-mtp-v2, which v1's worker never passes
+        hooks.before("overlap.verify", Order.FAULT, injection.fault.id, before_verify)
 
 
 FAULT = Fault(

@@ -40,6 +40,12 @@ def test_a_log_that_says_nothing_of_v2_is_no_pass(soak):
     assert "does not say why" in soak.stayed_on_v1("The server is fired up and ready to roll!")
 
 
+def test_stress_that_never_struck_is_named(soak):
+    struck = "abort-request #1: ...\nforced-retract #1: ...\nradix-evict #1: ..."
+    assert soak.unstressed(struck) == ""
+    assert "Nothing aborted a request in it" in soak.unstressed(struck.replace("abort-request", ""))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("v2", [True, False])
 def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
