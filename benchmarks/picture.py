@@ -55,6 +55,10 @@ def requests() -> Iterator[Bar]:
             path, figure = f"decode_paths_{model}_h200.csv", "ms_per_token"
             for x in paired(path, "paths", figure, "off", "on", batch=batch):
                 yield f"output token, {model}, batch {batch}, all paths", x
+    for batch in ("1", "8", "64"):
+        path, figure = "frozen_kv_mtp_v2_h200.csv", "ms_per_token"
+        for x in paired(path, "variant", figure, "v1", "ours", batch=batch):
+            yield f"frozen-kv-mtp-v2 against v1, E4B, batch {batch}", x
 
 
 def kernels() -> Iterator[Bar]:
