@@ -104,7 +104,11 @@ def _register(settings: Settings, plan: Plan) -> None:
     from g4debug.trapping.trap import Trap
 
     tracers = chosen(settings)
-    not_run = refuse_if_not_run(settings, tracers, on_cpu(settings)) if tracers else ()
+    not_run: tuple[str, ...] = ()
+    if tracers:
+        cpu_engine = on_cpu(settings)
+        gpu = "" if cpu_engine else kind_of_gpu()
+        not_run = refuse_if_not_run(settings, tracers, cpu_engine, gpu)
     hooks = Hooks()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
@@ -163,23 +167,42 @@ def on_cpu(settings: Settings) -> bool:
     return settings.cpu or not torch.cuda.is_available()
 
 
+def kind_of_gpu() -> str:
+    """The kind of this machine's GPUs, such as sm90 or ROCm; '' if there is none, or it cannot be
+    asked. SGLang's main process asks the same of torch when it reads its arguments.
+    """
+    import torch
+
+    if torch.version.hip:
+        return "ROCm"
+    try:
+        return "sm{}{}".format(*torch.cuda.get_device_capability())
+    except (RuntimeError, AssertionError):  # no GPU, or a torch without CUDA
+        return ""
+
+
 def refuse_if_not_run(
-    settings: Settings, tracers: Sequence[Tracer], cpu_engine: bool
+    settings: Settings, tracers: Sequence[Tracer], cpu_engine: bool, gpu: str = ""
 ) -> tuple[str, ...]:
     """The names of the tracers that were not run on the installed SGLang.
+
+    gpu: the kind of the GPUs, as of :func:`targets.not_run`.
 
     Raises SettingsError if there are such, and one of their findings would do more than be
     reported. A false finding would stop a healthy server, which is worse than what is looked for.
     """
     from g4debug.hooking import targets
 
-    not_run = targets.not_run((tracer.id for tracer in tracers), cpu_engine)
+    not_run = targets.not_run((tracer.id for tracer in tracers), cpu_engine, gpu)
     if not not_run or settings.mode == "log" or settings.not_run_on_this_release:
         return not_run
     release = targets.sglang_version() or "of an unknown version"
+    where = "on the CPU engine" if cpu_engine else "on a GPU"
+    if not cpu_engine and gpu and gpu not in targets.GPUS_RUN:
+        where += f" of this kind ({gpu}; run: {', '.join(targets.GPUS_RUN)})"
     text = (
         f"SGLang {release} was never run with {', '.join(not_run)} "
-        f"{'on the CPU engine' if cpu_engine else 'on a GPU'}, so a finding could be false, and "
+        f"{where}, so a finding could be false, and "
         f"G4DEBUG_MODE={settings.mode} could harm a healthy server. Start it with "
         "G4DEBUG_MODE=log, which only reports findings; or with G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1, "
         "which takes that risk"
@@ -356,9 +379,9 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """
     armed = ", ".join(state.tracers) or "none"
+    new = f"never run on this SGLang or GPU: {', '.join(state.not_run)}; " if state.not_run else ""
     return (
-        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); "
-        f"{'never run on this SGLang: ' + ', '.join(state.not_run) + '; ' if state.not_run else ''}"
+        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); {new}"
         f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"

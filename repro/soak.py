@@ -1,12 +1,15 @@
 """Looks for false findings: 2,000 requests in which nothing is wrong.
 
-    python repro/soak.py [--device cpu|cuda] [--requests N] [--keep] [--v2]
+    python repro/soak.py [--device cpu|cuda] [--requests N] [--backend NAME] [--keep] [--v2]
 
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
 seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which
 stops at the first finding. On a GPU the tokens of a request depend on what else is in its batch, so
 there it is only said how many requests got the same ones.
+
+On a GPU prefill runs on ``triton`` and decode on ``trtllm_mha``, on the CPU engine both run on
+``trtllm_mha``; --backend triton puts everything on ``triton``.
 
 With --v2, on SGLang 0.5.12.post1, the armed run has ``SGLANG_FROZEN_KV_MTP_V2=1`` and SGLang's
 strict leak check, so that it is FROZEN_KV_MTP on v2 that is held against v1's tokens. Its steps are
@@ -37,7 +40,7 @@ from rich.console import Console
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
 # Short requests, many of them, in pools for a third of those that run.
-ENGINE = {
+ENGINE: dict[str, dict[str, Any]] = {
     "cpu": {"max_running_requests": 12, "max_total_tokens": 1024},
     "cuda": {"max_running_requests": 12, "max_total_tokens": 4096},
 }
@@ -55,6 +58,7 @@ def run(
     console: Console,
     device: str = "cpu",
     v2: bool = False,
+    backend: str = "",
 ) -> Outcome:
     env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
     if armed:
@@ -67,6 +71,8 @@ def run(
     program = str(HERE / "_mixed_variant.py")
     # The GPU's arguments switch overlap scheduling off on 0.5.12.post1, and v2 is made of it.
     engine = {**ENGINE[device], **({"disable_overlap_schedule": False} if v2 else {})}
+    if backend:
+        engine |= {"prefill_attention_backend": backend, "decode_attention_backend": backend}
     shapes = (json.dumps(engine), json.dumps(SHORT[device]), device)
     command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
@@ -115,6 +121,12 @@ def main() -> int:
         help="how many requests each run serves (default: 2000)",
     )
     parser.add_argument(
+        "--backend",
+        default="",
+        choices=("triton", "trtllm_mha"),
+        help="the attention backend of prefill and decode",
+    )
+    parser.add_argument(
         "--keep", action="store_true", help="keep the logs and dumps and say where they are"
     )
     parser.add_argument(
@@ -130,9 +142,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="g4debug-soak-"))
     good = False
     try:
-        plain = run("plain", False, args.requests, folder, console, args.device)
+        on = args.device, False, args.backend
+        plain = run("plain", False, args.requests, folder, console, *on)
         _render.say(console, f"Without tracers: {_line(plain)}", hang=4)
-        armed = run("armed", True, args.requests, folder, console, args.device, args.v2)
+        on = args.device, args.v2, args.backend
+        armed = run("armed", True, args.requests, folder, console, *on)
         _render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
         for said in filter(None, (wrong, unstressed(armed.text))):

@@ -329,7 +329,7 @@ def test_there_it_can_report_or_the_risk_can_be_taken(outcomes):
         assert "SERVING ON" in done.stdout
         line = next(x for x in done.stderr.splitlines() if x.startswith("g4debug 0"))
         assert f"armed: {armed}" in line
-        assert f"({mode}); never run on this SGLang: {armed}" in line
+        assert f"({mode}); never run on this SGLang or GPU: {armed}" in line
 
 
 def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
@@ -367,6 +367,45 @@ def test_what_was_run_on_the_cpu_engine_was_not_run_on_a_gpu(monkeypatch):
     monkeypatch.setitem(targets.RUN, "0.5.99", there)
     assert targets.not_run(there, cpu_engine=True) == ()
     assert targets.not_run(there, cpu_engine=False) == ("page-table",)
+
+
+@pytest.mark.parametrize(("gpu", "refused"), [("sm90", False), ("", False), ("sm100", True)])
+def test_what_was_run_on_one_kind_of_gpu_was_not_run_on_another(monkeypatch, sglang, gpu, refused):
+    from g4debug import plugin
+    from g4debug.settings import SettingsError
+
+    monkeypatch.setattr(targets, "sglang_version", lambda: Version("0.5.12.post1"))
+    settings = Settings(trace=("page-table",))
+    armed = plugin.chosen(settings)
+    if not refused:
+        assert plugin.refuse_if_not_run(settings, armed, False, gpu) == ()
+        return
+    with pytest.raises(SettingsError, match=r"on a GPU of this kind \(sm100; run: sm90\)"):
+        plugin.refuse_if_not_run(settings, armed, False, gpu)
+    for allowed in (
+        Settings(trace=("page-table",), mode="log"),
+        Settings(trace=("page-table",), not_run_on_this_release=True),
+    ):
+        assert plugin.refuse_if_not_run(allowed, armed, False, gpu) == ("page-table",)
+    assert plugin.refuse_if_not_run(settings, armed, True, gpu) == ()  # the CPU engine there
+
+
+@pytest.mark.parametrize(("capability", "kind"), [((9, 0), "sm90"), ((12, 0), "sm120")])
+def test_the_kind_of_a_gpu_is_its_capability(monkeypatch, capability, kind):
+    from g4debug import plugin
+
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert plugin.kind_of_gpu() == kind
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert plugin.kind_of_gpu() == "ROCm"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_has_no_kind():
+    from g4debug import plugin
+
+    assert plugin.kind_of_gpu() == ""
 
 
 def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):

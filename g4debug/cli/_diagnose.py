@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,14 +76,15 @@ def _release(d: Diagnosis, settings: Settings | None) -> None:
     try:
         # Doctor's own probe takes the CPU engine where there is no GPU.
         cpu_engine = armed.cpu or not d.gpus
-        not_run = plugin.refuse_if_not_run(armed, plugin.chosen(armed), cpu_engine)
+        gpu = "" if cpu_engine else _kind(d.gpus)
+        not_run = plugin.refuse_if_not_run(armed, plugin.chosen(armed), cpu_engine, gpu)
     except SettingsError as e:
         (d.problems if asked else d.notes).append(str(e))
         return
     if not_run:
         d.notes.append(
-            f"SGLang {targets.sglang_version()} was never run with {', '.join(not_run)}; "
-            f"releases that were: {', '.join(targets.RUN)}"
+            f"SGLang {targets.sglang_version()} was never run here with {', '.join(not_run)}; "
+            f"releases that were: {', '.join(targets.RUN)}; GPUs: {', '.join(targets.GPUS_RUN)}"
         )
 
 
@@ -111,6 +113,12 @@ def _gpus() -> list[str]:
     lines = [one_line(x) for x in done.stdout.splitlines() if x.strip()]
     counts = {x: lines.count(x) for x in lines}
     return [f"{n} x {x} (name, capability, driver)" for x, n in counts.items()]
+
+
+def _kind(gpus: list[str]) -> str:
+    """The kind of the first GPU, from its line in :func:`_gpus`; '' if it says none."""
+    found = re.search(r", (\d+)\.(\d), ", gpus[0])
+    return f"sm{found[1]}{found[2]}" if found else ""
 
 
 def _settings(d: Diagnosis, environ: Mapping[str, str]) -> Settings | None:

@@ -319,6 +319,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
 # its faults. What is not here is not known to be right there, whatever the code looks like, and a
 # tracer that is wrong stops a healthy server. So nothing is entered here that was only read.
 CPU, H200 = "CPU engine", "H200"
+GPUS_RUN = ("sm90",)  # H100 and H200; by compute capability, as NVIDIA's compilers name them
 _EVERY = (
     "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "swa-allocator"
 )  # fmt: skip
@@ -411,13 +412,16 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
     )
 
 
-def not_run(tracers: Iterable[str], cpu_engine: bool) -> tuple[str, ...]:
+def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[str, ...]:
     """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
 
     cpu_engine: SGLang runs on the CPU engine. Elsewhere a tracer must have been run on a GPU. A
     build that is not exactly a release of ``RUN`` (a development version, or one with a local label
-    such as ``+fork``) was not run.
+    such as ``+fork``) was not run. gpu: the kind of the GPUs, such as sm90, '' if it is not known;
+    on a kind that is not in ``GPUS_RUN`` nothing was run.
     """
+    if gpu and not cpu_engine and gpu not in GPUS_RUN:
+        return tuple(tracers)
     known = RUN.get(str(sglang_version()), {})
     return tuple(
         name

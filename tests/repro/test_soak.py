@@ -57,3 +57,15 @@ def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device
     soak.run("armed", True, 1, tmp_path, soak.Console(quiet=True), device, v2)
     engine = json.loads(seen[0][5])
     assert engine.get("disable_overlap_schedule") == (False if v2 else None)
+
+
+def test_a_backend_is_that_of_prefill_and_decode(soak, monkeypatch, tmp_path):
+    seen = []
+
+    def run(name, command, *rest, **on):
+        seen.append(command)
+
+    monkeypatch.setattr(soak, "run_command", run)
+    soak.run("plain", False, 1, tmp_path, soak.Console(quiet=True), backend="triton")
+    engine = json.loads(seen[0][5])
+    assert engine["prefill_attention_backend"] == engine["decode_attention_backend"] == "triton"

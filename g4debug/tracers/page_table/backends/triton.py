@@ -207,6 +207,8 @@ class Triton(Adapter):
         sliding, indices = _slides(layer), _entries(metadata, layer)
         indptr = metadata.window_kv_indptr if sliding else metadata.kv_indptr
         why = of.why
+        if sliding and getattr(metadata, "aligned_window_kv_indices", None) is not None:
+            why = "with --enable-deterministic-inference sliding layers prefill with other lists"
         if not why and (indptr is None or indices is None):
             why = f"it has no list for {'sliding' if sliding else 'full'} layers"
         if not why and (of.lengths is None or of.lengths.shape[0] < indptr.shape[0] - 1):
