@@ -46,11 +46,14 @@ IN_LOCKSTEP = targets.matches("==0.5.15.post1")
 # on which of its tokens a retracted request computes again in a prefill. Nobody is retracted in the
 # first two waves.
 WAVES = 2 if targets.matches("<0.5.13") else 3
-# The healthy engines: backends of prefill and decode, and whether there is a draft.
+# The healthy engines: backends of prefill and decode, whether there is a draft, and page size.
+# Pages of one token are what SGLang takes by itself with triton.
 ENGINES = {
-    "triton": ("triton,triton", True),
-    "split": ("triton,trtllm_mha", True),
-    "plain": ("triton,triton", False),
+    "triton": ("triton,triton", True, 64),
+    "split": ("triton,trtllm_mha", True, 64),
+    "plain": ("triton,triton", False, 64),
+    "page-1": ("triton,triton", True, 1),
+    "page-1-plain": ("triton,triton", False, 1),
 }
 
 
@@ -65,8 +68,8 @@ def runs(tmp_path_factory):
         return lambda: drive(folder / name, *map(str, command), **environ)
 
     def healthy(name, armed):
-        backends, mtp = ENGINES[name]
-        command = [HEALTHY, "--backends", backends, *([] if mtp else ["--plain"])]
+        backends, mtp, page = ENGINES[name]
+        command = [HEALTHY, "--backends", backends, "--page", page, *([] if mtp else ["--plain"])]
         return run(f"{name}-{armed}", *command, armed=armed)
 
     each = ";".join([f"seed={SEED}", *(f"{name}={chain}" for name, (chain, _) in EACH.items())])
@@ -150,7 +153,7 @@ def test_a_healthy_server_is_left_alone(runs, name):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_start_says_which_phase_runs_where(runs, name):
-    backends, mtp = ENGINES[name]
+    backends, mtp, _ = ENGINES[name]
     prefill, decode = backends.split(",")
     spec = f", verify on {prefill}, draft on {decode}" if mtp else ""
     line = f"g4debug: page-table: prefill on {prefill}, decode on {decode}{spec}; all guarded"

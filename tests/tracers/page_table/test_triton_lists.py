@@ -241,6 +241,24 @@ def test_a_list_that_cannot_be_judged_is_told_once(arm):
     assert "decode context parallelism" in limit.why
 
 
+@pytest.mark.parametrize("aligned", [False, True])
+def test_deterministic_inference_prefills_sliding_layers_with_other_lists(aligned):
+    """From 0.5.23 on; what is judged elsewhere is not what such a layer's kernel reads there."""
+    from types import SimpleNamespace
+
+    words = torch.zeros(2, dtype=torch.int32)
+    metadata = SimpleNamespace(
+        aligned_window_kv_indices=words if aligned else None,
+        window_kv_indices=words.clone(),
+        window_kv_indptr=words.clone(),
+    )
+    backend, said = SimpleNamespace(forward_metadata=metadata), []
+    guard = SimpleNamespace(not_guarded=lambda what, why: said.append(why))
+    layer = SimpleNamespace(sliding_window_size=63)
+    assert adapter("triton").lists(backend, layer, guard) is None
+    assert ("deterministic" in said[0]) is aligned
+
+
 def test_the_report_speaks_of_tokens_and_not_of_pages(arm):
     dumps = arm(**DEBUG)
     rig = TritonRig()
