@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 from _history import grades
 from _history.case import PUT_BACK
 from _history.table import NOT_RUN, Entry, Row
-from _history.tools import TOOLS
+from _history.tools import TOOLS, Tool
 
 HERE: Final = Path(__file__).parent
 LEFT, TOP, WIDE, HIGH, GAP = 318, 132, 112, 34, 5
@@ -35,7 +36,7 @@ MEANING: Final = {
     grades.ALARM: "alarm",
     grades.OBJECT: "page and request",
     grades.CAUSE: "cause",
-    grades.NA: "not there",
+    grades.NA: "n/a",
     NOT_RUN: "not run",
 }
 
@@ -70,7 +71,7 @@ def svg(found: Sequence[Row]) -> str:
         x += 44 + 7 * len(text)
     legend.append({"x": x, "colour": FALSE, "text": "false alarm"})
     columns = [
-        {"x": _x(i) + WIDE / 2, "lines": TOOLS[t].title.split(", ", 1)} for i, t in enumerate(tools)
+        {"x": _x(i) + WIDE / 2, "lines": _lines(TOOLS[t].title)} for i, t in enumerate(tools)
     ]
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=FileSystemLoader(HERE)
@@ -85,6 +86,18 @@ def svg(found: Sequence[Row]) -> str:
     )
 
 
+def _lines(title: str) -> list[str]:
+    """A column's title, above it: who it is of, and which setting, as wide as the column."""
+    whose, _, setting = title.partition(", ")
+    return [whose, *textwrap.wrap(setting, 16)]
+
+
+def _why_not(tool: Tool) -> str:
+    if tool.ours:
+        return "refuses that release"
+    return "part of the default" if tool.within else f"from {tool.since} on"
+
+
 def _x(column: int) -> int:
     return LEFT + column * (WIDE + GAP)
 
@@ -95,6 +108,10 @@ def _cell(column: int, entry: Entry, tool: str) -> _Cell:
     if entry.false:
         colour, when = FALSE, f"{entry.false} of {entry.healthy} healthy"
     elif entry.alarms:
-        steps = "same step" if entry.after == 0 else f"+{entry.after:g} steps"
+        steps = (
+            "same step" if entry.after == 0 else f"+{entry.after:g} step{'s' * (entry.after != 1)}"
+        )
         when = f"{entry.alarms} of {entry.seeds}, {steps}"
+    elif entry.grade == grades.NA:
+        when = _why_not(TOOLS[tool])
     return _Cell(_x(column), WIDE, colour, text, when, f"{TOOLS[tool].title}: {entry.said}")

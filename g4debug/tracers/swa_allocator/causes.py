@@ -210,9 +210,14 @@ def _foreign_free(case: Case) -> str:
     )
 
 
+def frees_locked(event: PageEvent) -> bool:
+    """True if the pages are freed where SGLang had the bug of upstream #29352."""
+    return "_insert_helper" in event.caller
+
+
 def _read(case: Case) -> str:
     caller = case.event.caller or "the caller"
-    if "_insert_helper" in case.event.caller:
+    if frees_locked(case.event):
         return (
             f"{caller} gave a node of the prefix cache new pages and freed its old ones, and did "
             "not look whether a running request has the node locked (upstream #29352)"

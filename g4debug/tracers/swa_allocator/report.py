@@ -7,8 +7,10 @@ import os
 from dataclasses import dataclass
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.fixes import locked_prefix
+from g4debug.hooking import targets
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.swa_allocator.causes import cause
+from g4debug.tracers.swa_allocator.causes import cause, frees_locked
 from g4debug.tracers.swa_allocator.check import Kind, Violation
 
 NAMED = 8  # pages that are named one by one
@@ -59,6 +61,7 @@ WORDS: dict[Kind, Words] = {
         "pages of the prefix cache are freed when no running request reads them",
     ),
 }
+_ALL = "G4DEBUG_TRACE=swa-allocator,page-table,pool-leak <your launch command>"
 _BOOKS = "TRIAGE.md, 'A KV page is freed twice, handed out twice, or used after it was freed'"
 _EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
 REFERENCES: dict[Kind, str] = {
@@ -101,6 +104,7 @@ def describe(
     where = f" in {mode.lower().replace('_', '-')}" if mode else ""
     by = f" (called by {event.caller})" if event.caller else ""
     kind: LayerKind = "sliding" if pool.name == "swa" else "full"
+    fix, command = _explain(event, violation)
     finding = Finding(
         check="swa-allocator",
         kind=violation.kind,
@@ -123,14 +127,24 @@ def describe(
         owner=_owner(pool, page, request),
         history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
         cause=cause(ledger, pool, event, violation, row),
-        reference=REFERENCES[violation.kind],
-        next_command=(
-            "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-            if event.kind == "free"
-            else "G4DEBUG_TRACE=swa-allocator,page-table,pool-leak <your launch command>"
-        ),
+        reference=fix + REFERENCES[violation.kind],
+        next_command=command,
     )
     return finding, events
+
+
+def _explain(event: PageEvent, violation: Violation) -> tuple[str, str]:
+    """(the fix that matches, as a prefix of the reference, next command)."""
+    if violation.kind == "freed-while-read":
+        if frees_locked(event) and targets.matches(locked_prefix.FIX.needs):
+            return (
+                "fix locked-prefix (sglang #29352 fixed it in 0.5.15); ",
+                "G4DEBUG_FIX_LOCKED_PREFIX=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>",
+            )
+        return "", _ALL  # not contain: it does not mend this
+    if event.kind == "free":
+        return "", "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
+    return "", _ALL
 
 
 def _about(event: PageEvent, page: int) -> PageEvent:

@@ -13,6 +13,8 @@ from releases import kv_of
 from served_rows import ARMED, Serving, it_row, late, release, row_of, running, tracer_of
 
 from g4debug.dumps import reading
+from g4debug.fixes import locked_prefix
+from g4debug.hooking import targets
 from g4debug.trapping.trap import TrapError
 
 CACHED = PAGE  # tokens of each request that are the prefix cache's
@@ -86,6 +88,26 @@ def test_another_request_reads_it(serving):
     assert error.value.finding.kind == "freed-while-read"
     assert error.value.finding.location.request == "c"
     assert str(page) in error.value.finding.got
+
+
+def _insert_helper(it):
+    """The name of SGLang's function that did so up to 0.5.14."""
+    it.rig.allocator.free(it_row(it, it.requests["b"], PAGE))
+
+
+@pytest.mark.parametrize(
+    "by", [_insert_helper, lambda it: free_page(it, "b", 0)], ids=["bug", "other"]
+)
+def test_the_report_names_the_fix_where_this_release_has_that_bug(serving, by):
+    it, _ = serving()
+    prefilled(it)
+    with pytest.raises(TrapError) as error:
+        by(it)
+    finding = error.value.finding
+    mended = by is _insert_helper and targets.matches(locked_prefix.FIX.needs)
+    assert finding.reference.startswith("fix locked-prefix (sglang #29352") == mended
+    assert ("G4DEBUG_FIX_LOCKED_PREFIX=1" in finding.next_command) == mended
+    assert "contain" not in finding.next_command
 
 
 def finished(it, request):
