@@ -32,6 +32,7 @@ class Entry:
     after: float = -1
     said: str = ""
     void: int = 0
+    foreign: int = 0
     false: int = 0
     healthy: int = 0
 
@@ -46,7 +47,17 @@ class Entry:
             told += f" {self.alarms}/{self.seeds}, {_steps(self.after)}"
         elif self.alarms:
             told += f" (told {self.alarms}/{self.seeds})"
-        return told + (f"; {self.false} FALSE" if self.false else "")
+        foreign = f"; {self.foreign} foreign" if self.foreign else ""
+        return told + foreign + (f"; {self.false} FALSE" if self.false else "")
+
+    @property
+    def without(self) -> str:
+        """What it said where the bug is not: nothing, if all is well."""
+        if self.grade == grades.NA or not self.healthy:
+            return "–"
+        if self.false:
+            return f"{self.false}/{self.healthy} FALSE"
+        return f"silent {self.healthy}/{self.healthy}"
 
 
 NOT_RUN = "not run"
@@ -57,8 +68,9 @@ TOLD = (grades.LATE, grades.ALARM, grades.OBJECT, grades.CAUSE)
 class Row:
     """A case and its ground truth. problem: why the row proves nothing, '' if it does.
 
-    runs: with the bug and without a tool; reached, triggered: how many of them did. note: what
-    the first trigger was. seen: what a user sees without a tool.
+    runs: with the bug and without a tool; reached, triggered: how many of them did. sound_runs,
+    sound_reached, sound_triggered: the same on the arm without the bug. note: what the first
+    trigger was. seen: what a user sees without a tool.
     """
 
     name: str
@@ -67,6 +79,9 @@ class Row:
     runs: int = 0
     reached: int = 0
     triggered: int = 0
+    sound_runs: int = 0
+    sound_reached: int = 0
+    sound_triggered: int = 0
     seen: str = ""
     note: str = ""
     problem: str = ""
@@ -94,19 +109,22 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     row.runs = len(bare)
     if not row.ran:
         return row
-    row.reached, row.triggered = (
-        sum(c.reached > 0 for c in bare),
-        sum(c.triggered > 0 for c in bare),
-    )
+    row.reached, row.triggered = _met(bare)
+    row.sound_runs = len(sound)
+    row.sound_reached, row.sound_triggered = _met(sound)
     row.note = next((c.note for c in bare if c.note), "")
     row.seen = seen(bare)
     if not row.triggered:
         row.problem = "the bug was not triggered, so nothing was missed either"
-    elif any(c.triggered for c in sound):
+    elif row.sound_triggered:
         row.problem = "the arm without the bug triggered it"
-    elif sound and not all(c.reached for c in sound):
+    elif row.sound_reached < row.sound_runs:
         row.problem = "the arm without the bug was never in the situation"
     return row
+
+
+def _met(cells: Sequence[Cell]) -> tuple[int, int]:
+    return sum(c.reached > 0 for c in cells), sum(c.triggered > 0 for c in cells)
 
 
 def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
@@ -129,6 +147,7 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
         entry.said = told[0].said
     elif real:
         entry.said = real[0].said
+    entry.foreign = sum(c.grade in TOLD for c in buggy if c not in real)
     entry.false = sum(c.grade in TOLD for c in healthy)
     entry.healthy = len(healthy)
     return entry

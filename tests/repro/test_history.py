@@ -255,6 +255,7 @@ def test_who_stops_a_bug_before_it_is_triggered_has_told(suite, known, cells):
     )
     entry = row.entries["g4debug"]
     assert (entry.alarms, entry.seeds, entry.void, entry.after) == (1, 1, 1, 0)
+    assert entry.words == "alarm 1/1, in its step; 1 foreign"
 
 
 def test_a_case_that_never_triggers_proves_nothing(suite, known, cells):
@@ -281,6 +282,8 @@ def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
         cells("fixed", "g4debug", grade="alarm"),
     )
     assert row.entries["g4debug"].words == "silent; 1 FALSE"
+    assert row.entries["g4debug"].without == "1/1 FALSE"
+    assert row.entries["nothing"].without == "silent 1/1"
     assert not row.good
 
 
@@ -320,7 +323,7 @@ def test_the_page_says_in_how_many_runs_the_bug_was_met(suite, known, cells):
             cells("fixed", "nothing"),
         ],
     )
-    assert "triggered in 1 of 2 runs" in suite("page").markdown(rows, {})
+    assert "reached in 2 and triggered in 1 of 2 runs" in suite("page").markdown(rows, {})
 
 
 def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, known, tmp_path):
