@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from g4debug.findings.steps import Recorder
+from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import cached_tokens
 from g4debug.tracers.page_table.launch import Cell, Launch, rid_at
@@ -65,6 +66,11 @@ def confirm(
     column = int(pool.position[page]) // size
     if not owner or owner == rid or column < 0 or not 0 < owner_row < len(table):
         return None, f"page {page} is not known to be another request's"
+    holder = ledger.requests.get(owner)
+    if holder is None or req_kv.row(holder) != owner_row:
+        return None, f"request {owner} does not hold row {owner_row} any more"
+    if column * size >= req_kv.allocated(holder):
+        return None, f"request {owner} has no room for token {column * size} any more"
     if int(table[owner_row, column * size]) // size != page:
         return None, f"row {owner_row} of request {owner} does not name page {page}"
     mine = (pool.owner == rid) & (pool.position == at) & pool.held

@@ -236,6 +236,7 @@ class SwaAllocatorTracer:
                 continue
             mine = pages[(pool.owner[pages] == owner) & pool.held[pages]]
             mine = mine[pool.position[mine] >= cached_tokens(request)]
+            mine = mine[pool.position[mine] < req_kv.allocated(request)]
             mine = self._named(pool, mine, request, batch)
             if not len(mine):
                 continue

@@ -133,9 +133,32 @@ def its_own_of_an_earlier_row(it):
     it.ledger.owners.pages[page] = row_of(it.requests["a"])
 
 
-@pytest.mark.parametrize(
-    "happens", [stale_length, not_in_the_owners_row, its_own_of_an_earlier_row]
-)
+def of_a_request_that_ended_unseen(it):
+    """Its free and the page's next hand-out were both missed; its row still has its old cells."""
+    request = it.requests.pop("a")
+    page = it.rig.page("a", 1)
+    it.rig.req_to_token.free_slots.append(row_of(request))
+    request.put(req_pool_idx=None, kv_allocated_len=0)
+    it.write("b", 5, page)
+
+
+def of_a_tail_that_was_given_back_unseen(it):
+    """The same of a request that runs on, and is shorter now."""
+    page = it.rig.page("a", 2)
+    it.requests["a"].put(kv_committed_len=2 * PAGE, kv_allocated_len=2 * PAGE)
+    it.write("b", 5, page)
+
+
+SUSPECTED = [
+    stale_length,
+    not_in_the_owners_row,
+    its_own_of_an_earlier_row,
+    of_a_request_that_ended_unseen,
+    of_a_tail_that_was_given_back_unseen,
+]
+
+
+@pytest.mark.parametrize("happens", SUSPECTED)
 def test_a_suspicion_that_sglang_does_not_confirm_is_no_finding(serving, happens, caplog):
     it, folder = serving()
     torch.manual_seed(1)
@@ -143,7 +166,7 @@ def test_a_suspicion_that_sglang_does_not_confirm_is_no_finding(serving, happens
     happens(it)
     torch.manual_seed(1)
     for output, same in zip(it.forward(), right, strict=True):
-        if happens is not stale_length:
+        if happens in (not_in_the_owners_row, its_own_of_an_earlier_row):
             assert torch.equal(output, same)  # what is only suspected changes nothing
     it.forward()
     assert not list(folder.glob("*.pt"))
@@ -271,6 +294,17 @@ def test_a_release_whose_indices_reach_the_host_later_is_judged_too(serving, mon
     assert copies
     assert error.value.finding.kind == "foreign-free"
     assert error.value.finding.location.request == "b"
+
+
+def test_a_page_that_changed_hands_unseen_is_nobody_elses(serving):
+    """a gave back its tail and b got the page; both were missed. a's row has its old cell."""
+    it, folder = serving()
+    running(it)
+    page = it.rig.page("a", 2)
+    it.requests["a"].put(kv_committed_len=2 * PAGE, kv_allocated_len=2 * PAGE)
+    it.write("b", 5, page)
+    release(it, "b")
+    assert not list(folder.glob("*.pt"))
 
 
 def segments(it, rid):
