@@ -9,12 +9,12 @@ from typing import Any
 
 from g4debug.dumps.plain import tracers
 from g4debug.findings.board import BoardError, read
+from g4debug.hooking import plugins
 from g4debug.reporters.running import Process, Server
 from g4debug.settings import Settings, SettingsError
 
 # An idle event loop makes a round at least once in a second. A long prefill on a CPU takes some.
 LATE = 15.0
-PLUGINS = "SGLANG_PLUGINS"
 
 
 def look(pid: int) -> Server:
@@ -98,9 +98,9 @@ def _why_nothing(pid: int) -> str:
     environ = _environ(pid)
     if environ is None:
         return "no status; whether anything was asked for in its environment may not be seen"
-    allowed = environ.get(PLUGINS)
-    if allowed is not None and "g4debug" not in (x.strip() for x in allowed.split(",")):
-        return f"no status: {PLUGINS}={allowed} leaves out g4debug, so SGLang does not load it"
+    left_out = plugins.left_out(environ)
+    if left_out:
+        return f"no status: {left_out}"
     try:
         asked = bool(Settings.from_environ(environ).tracers)
     except SettingsError as e:

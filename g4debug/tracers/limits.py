@@ -37,6 +37,32 @@ def on_v2_path(server_args: Any) -> bool:
     return mtp and overlaps(server_args) and state_of(V2_PATH) == "applied"
 
 
+def other_indices(server_args: Any) -> str:
+    """Why tables, lists and write locations are not judged on this server; '' if they are.
+
+    With these arguments a kernel gets other indices than those that SGLang's rows and allocators
+    have, and no tracer was ever run with them.
+    """
+    if getattr(server_args, "enable_unified_memory", False):
+        return (
+            "with --enable-unified-memory a kernel gets other indices than req_to_token has, and "
+            "it was never run so"
+        )
+    if (getattr(server_args, "dcp_size", None) or 1) > 1:
+        return (
+            "with decode context parallelism each rank has a part of each sequence, and it was "
+            "never run so"
+        )
+    return ""
+
+
+def other_books(server_args: Any) -> str:
+    """Why the allocators and their pages are not judged on this server; '' if they are."""
+    if (getattr(server_args, "pp_size", None) or 1) > 1:
+        return "with pipeline parallelism several batches run at once, and it was never run so"
+    return other_indices(server_args)
+
+
 def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
     """Why it cannot be judged on this server which page belongs where; empty if it can.
 

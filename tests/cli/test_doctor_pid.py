@@ -118,7 +118,11 @@ NONE = "import sys; print('up', flush=True); sys.stdin.read()"
         ({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, "although its environment arms tracers"),
         (
             {"SGLANG_TRTLLM_MHA_DEBUG": "1", "SGLANG_PLUGINS": "other, another"},
-            "SGLANG_PLUGINS=other, another leaves out g4debug",
+            "SGLANG_PLUGINS=other, another keeps SGLang from loading g4debug",
+        ),
+        (  # empty: SGLang loads all
+            {"SGLANG_TRTLLM_MHA_DEBUG": "1", "SGLANG_PLUGINS": ""},
+            "although its environment arms tracers",
         ),
         ({"G4DEBUG_MODE": "loud"}, "its environment is wrong"),
     ],

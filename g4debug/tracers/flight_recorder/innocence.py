@@ -53,11 +53,11 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
     if not any(name in armed for name in SUBJECTS):
         return []
     table, allocator = armed.get(TABLES), armed.get(ALLOCATOR)
-    judged, guarded = _judged(table), _guarded(death, table)
+    judged, guarded = _judged(death, table), _guarded(death, table)
     if judged == "right" and guarded == []:
         judged = "range"  # it is not known what runs on what, so which tables is not known, too
     pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs") > 0
-    lines = [_verdict(death, judged, pages, guarded)]
+    lines = [_verdict(death, judged, pages, guarded, _until(death, table))]
     found_right = [_counts(armed[name]) for name in SUBJECTS if name in armed]
     lines += _list("Checked, and nothing found", [text for text in found_right if text])
     if judged != "nothing" and table is not None:
@@ -82,11 +82,14 @@ def attention_backends(scheduler: Any) -> dict[str, str]:
     return {phase: backend for phase, backend in found.items() if backend}
 
 
-def _verdict(death: Death, judged: Judged, pages: bool, guarded: Sequence[str] | None) -> str:
-    """guarded: the backends whose tables are judged, None if those are all."""
+def _verdict(
+    death: Death, judged: Judged, pages: bool, guarded: Sequence[str] | None, until: int
+) -> str:
+    """guarded: the backends whose tables are judged, None if those are all. until: see _until."""
     if death.finished < 1:
         return "Nothing is known to be innocent: the device had finished no step yet."
-    upto = f"up to step {death.finished}"
+    step = death.finished if judged == "nothing" else until
+    upto = f"up to step {step}"
     if death.replays:
         upto += f" ({death.replays} of them CUDA-graph replays)"
     where = "; look at the kernel" if death.cuda else "; look at HISTORY"
@@ -127,12 +130,26 @@ def _is_whole(limit: str) -> bool:
     return any(limit.startswith(what.partition("{}")[0]) for what in (BACKEND, PHASE))
 
 
-def _judged(table: TracerStatus | None) -> Judged:
+def _until(death: Death, table: TracerStatus | None) -> int:
+    """The last finished step whose tables were checked.
+
+    What is captured is checked in each replay, and counted at its capture. So with a guard in the
+    graphs that is the last step that was finished.
+    """
+    if table is None or any(_captured(table, what) for what in COUNTED):
+        return death.finished
+    last = [c.step for c in table.checked if c.what in COUNTED and c.count]
+    return min(death.finished, max(last, default=death.finished))
+
+
+def _judged(death: Death, table: TracerStatus | None) -> Judged:
     """What page-table can vouch for."""
     if table is None or table.off or table.dead:
         return "nothing"
     if not any(_checked(table, what) or _captured(table, what) for what in COUNTED):
         return "nothing"
+    if death.replays and not any(_captured(table, what) for what in COUNTED):
+        return "nothing"  # the graphs that were replayed have no guard
     if any(limit.what.startswith("its hook ") for limit in table.limits):
         return "nothing"  # one of its hooks failed, and it may be the one that checks
     return "range" if any(not _is_whole(limit.what) for limit in table.limits) else "right"
@@ -196,7 +213,10 @@ def _not_looked_at(death: Death, armed: Mapping[str, TracerStatus]) -> list[str]
             f"the page tables of {' and '.join(phases)} (attention backend {backend})"
             for backend, phases in unguarded.items()
         ]
-    if any(_captured(armed.get(TABLES), what) for what in COUNTED) and death.replays:
+    captured = any(_captured(armed.get(TABLES), what) for what in COUNTED)
+    if TABLES in armed and death.replays and not captured:
+        found.append(f"{death.replays:,} replays of CUDA graphs, in which there is no guard")
+    if captured and death.replays:
         found.append("rows as short as padding in CUDA-graph replays (their ranges were checked)")
     return found
 

@@ -111,7 +111,7 @@ class KvWritesTracer(TrapTracer[Launch]):
         In a capture, the zeroing of new memory would become part of the graph.
         """
         for inner in (getattr(pool, "full_kv_pool", pool), getattr(pool, "swa_kv_pool", None)):
-            if inner is not None and type(inner).__name__ == POOL_CLASS:
+            if inner is not None and self._knows(inner):
                 device = torch.device(inner.device)
                 self._stamps_of(inner, device)
                 self.trap = self.trap or TrapBuffer(device)
@@ -119,7 +119,15 @@ class KvWritesTracer(TrapTracer[Launch]):
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.books.targets:
             self.context.off(
-                "this server has no trtllm_mha or triton attention backend, so nothing is checked"
+                self.books.unjudged
+                or "this server has no trtllm_mha or triton attention backend, so there is "
+                "nothing to check"
+            )
+        if self.books.draft_writes:
+            self.context.limit(
+                "not what the draft writes",
+                "this kind of draft has KV of its own, and writes into pages that it has given "
+                "back already",
             )
         for why in sorted(self.books.limits):
             self.context.limit("ranges, and tokens that are written to one place", why)
@@ -190,11 +198,7 @@ class KvWritesTracer(TrapTracer[Launch]):
     def _safe(
         self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> torch.Tensor:
-        if type(pool).__name__ != POOL_CLASS:
-            self.context.limit(
-                f"not what is written into a {type(pool).__name__}",
-                "it is not known how that KV pool numbers its slots",
-            )
+        if not self._knows(pool):
             return loc
         if not loc.numel():
             return loc
@@ -205,6 +209,18 @@ class KvWritesTracer(TrapTracer[Launch]):
             self._latest[key] = latest
         return latest.out if self.contain else loc
 
+    def _knows(self, pool: Any) -> bool:
+        """True if writes into this pool can be judged. If not, it is said why."""
+        name = type(pool).__name__
+        if name == POOL_CLASS:
+            return True
+        self.context.limit(
+            f"not what is written into a {name}",
+            "that KV pool writes by a function of its own, and it is not known how it numbers its "
+            "slots",
+        )
+        return False
+
     def _check(
         self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> Launch:
@@ -213,6 +229,13 @@ class KvWritesTracer(TrapTracer[Launch]):
         assert self.trap is not None
         plain = loc if loc.is_contiguous() else loc.contiguous()
         rows = rows_of(batch, loc.numel(), captured)
+        if rows.firsts is None:
+            mode = batch.forward_mode.name.lower().replace("_", "-")
+            self.context.limit(
+                f"ranges, and tokens that are written to one place, in {mode} forwards"
+                + (" inside of CUDA graphs" if captured else ""),
+                "such a forward does not say which token each location is for",
+            )
         stamps = self._stamps_of(pool, loc.device)
         launch = Launch(
             backend=backend,

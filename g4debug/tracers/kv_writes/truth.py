@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.as_of_launch import Launches
-from g4debug.tracers.limits import as_of_launch, moving_pages, overlaps
+from g4debug.tracers.limits import as_of_launch, moving_pages, other_indices, overlaps
 from g4debug.tracers.truth import Truth, of_forward
 
 if TYPE_CHECKING:
@@ -20,14 +21,20 @@ class Books:
         self.launches = launches
         self.limits: set[str] = set()  # why only ranges and doubles can be checked
         self.drafts: set[int] = set()  # id() of backends of drafts
+        self.draft_writes = False  # a draft has KV of its own, which is not looked at
+        self.unjudged = ""  # why nothing is looked at, '' if that is not so
         self._judged: dict[int, bool] = {}  # id() of each backend -> can it be judged?
 
     def learn(self, backend: Any, model_runner: Any) -> None:
         """Learn a backend that was built for this ModelRunner."""
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(id(backend))
+            self.draft_writes |= not is_frozen_kv_mtp(model_runner)
             return
         args = model_runner.server_args
+        self.unjudged = other_indices(args)
+        if self.unjudged:
+            return
         found = moving_pages(args, as_of_launch(args))
         self.limits.update(found)
         self._judged[id(backend)] = not found

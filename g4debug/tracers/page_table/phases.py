@@ -7,24 +7,29 @@ arguments of the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Phase:
-    """name: prefill, decode, verify or draft. backend: the name of its adapter, else its class."""
+    """name: prefill, decode, verify or draft. backend: the name of its adapter, else its class.
+
+    in_part: it is guarded, and some of its forwards are not judged.
+    """
 
     name: str
     backend: str
     guarded: bool
+    in_part: bool = False
 
 
-def of(scheduler: Any, names: Mapping[int, str]) -> list[Phase]:
+def of(scheduler: Any, names: Mapping[int, str], in_part: Collection[int] = ()) -> list[Phase]:
     """The phases of this server. [] if its backends cannot be found.
 
-    names: the adapter's name, by id() of each backend that is guarded.
+    names: the adapter's name, by id() of each backend that is guarded. in_part: id() of those of
+    which some forwards are not judged.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -42,7 +47,12 @@ def of(scheduler: Any, names: Mapping[int, str]) -> list[Phase]:
         if drafting is not None:
             found["draft"] = _selected(drafting, ForwardMode.DECODE)
     return [
-        Phase(name, names.get(id(backend), type(backend).__name__), id(backend) in names)
+        Phase(
+            name,
+            names.get(id(backend), type(backend).__name__),
+            id(backend) in names,
+            id(backend) in in_part,
+        )
         for name, backend in found.items()
     ]
 
@@ -51,7 +61,12 @@ def line(phases: list[Phase]) -> str:
     """``g4debug: page-table: prefill on triton, decode on trtllm_mha; all guarded``."""
     told = ", ".join(f"{p.name} on {p.backend}" for p in phases)
     blind = ", ".join(p.name for p in phases if not p.guarded)
-    return f"g4debug: page-table: {told}; {f'NOT guarded: {blind}' if blind else 'all guarded'}"
+    partly = ", ".join(p.name for p in phases if p.guarded and p.in_part)
+    said = [f"NOT guarded: {blind}"] if blind else []
+    said += (
+        [f"guarded in part, see the limits in the log and the status: {partly}"] if partly else []
+    )
+    return f"g4debug: page-table: {told}; {'; '.join(said) or 'all guarded'}"
 
 
 def _worker(scheduler: Any) -> Any:

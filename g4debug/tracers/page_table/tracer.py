@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -72,6 +72,8 @@ class PageTableTracer(TrapTracer[Launch]):
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
         self.page_sizes: dict[int, int] = {}  # by the same
         self.drafts: set[int] = set()  # id() of backends of draft runners
+        self.in_part: set[int] = set()  # id() of backends of which some lists are not judged
+        self._unjudged: set[int] = set()  # id() of backends of which nothing is
         self.books = Books(context.ledger, self.in_flight)
         self._not_guarded: set[tuple[str, str]] = set()
         self._latest: dict[tuple[int, str], Launch] = {}
@@ -121,12 +123,19 @@ class PageTableTracer(TrapTracer[Launch]):
             )
             return
         key = id(backend)
+        why = limits.other_indices(getattr(model_runner, "server_args", None))
+        if why:
+            self._unjudged.add(key)
+            self.not_guarded(limits.BACKEND.format(adapter.name), why)
+            return
         self.adapters[key] = adapter
         self.page_sizes[key] = adapter.page_size(backend, model_runner)
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(key)
         if adapter.learn(backend, model_runner, self):
             self.books.learn(backend, model_runner, self.page_sizes[key])
+        else:
+            self.judged_in_part([backend])
 
     def after_scheduler_init(
         self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
@@ -142,7 +151,8 @@ class PageTableTracer(TrapTracer[Launch]):
         if self.books.partial is not None:
             self.context.limit(*self.books.partial)
         if scheduler is not None:
-            found = phases.of(scheduler, {key: a.name for key, a in self.adapters.items()})
+            built = {key: adapter.name for key, adapter in self.adapters.items()}
+            found = phases.of(scheduler, built, self.in_part)
             if found:
                 print(phases.line(found), file=sys.stderr, flush=True)
             for phase in found:
@@ -152,6 +162,9 @@ class PageTableTracer(TrapTracer[Launch]):
                         f"it runs on {phase.backend}, which is not guarded on this server",
                     )
         return result
+
+    def judged_in_part(self, backends: Iterable[Any]) -> None:
+        self.in_part.update(map(id, backends))
 
     def not_guarded(self, what: str, why: str) -> None:
         """Something that goes to a kernel is not judged. Said once."""
@@ -180,6 +193,8 @@ class PageTableTracer(TrapTracer[Launch]):
         self, adapter: Adapter, handed: PageTable, backend: Any, layer: Any, batch: Any
     ) -> torch.Tensor:
         """Check the table. Returns the one for the kernel: a safe one, or in log mode SGLang's."""
+        if id(backend) in self._unjudged:
+            return handed.table
         pool, name = pool_of_layer(backend, layer, batch)
         key, table = (id(backend), name), handed.table
         self._keys[id(backend), layer.layer_id] = key
@@ -200,6 +215,8 @@ class PageTableTracer(TrapTracer[Launch]):
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
         """Check the lists, and change what a kernel must not read; nothing in log mode."""
+        if id(backend) in self._unjudged:
+            return
         pool, name = pool_of_layer(backend, layer, batch)
         key = (id(backend), f"{name}, window" if lists.window >= 0 else name)
         self._keys[id(backend), layer.layer_id] = key

@@ -29,6 +29,7 @@ from g4debug.hooking import req_kv
 from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.idle import IdleWork, State
+from g4debug.tracers.limits import other_books
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
 from g4debug.tracers.pool_leak.report import describe, describe_rows
@@ -179,8 +180,11 @@ class PoolLeakTracer:
             inner = getattr(cache, "inner", cache)
             # The unified cache can have a second level, in host memory or elsewhere.
             second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
-            self._usable = name in CACHES and topk == 1 and not second
-            if second:
+            unjudged = other_books(scheduler.server_args)
+            self._usable = name in CACHES and topk == 1 and not second and not unjudged
+            if unjudged:
+                self.context.off(unjudged)
+            elif second:
                 self.context.off(
                     f"it cannot check this server, whose prefix cache {name} keeps pages in a "
                     f"second level, too (its {' and '.join(second)})"

@@ -35,10 +35,12 @@ import torch
 
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
+from g4debug.hooking.arguments import argument
 from g4debug.ledger.free_group import in_free_group
 from g4debug.ledger.host import on_host
 from g4debug.ledger.ledger import Judge, PoolLedger
 from g4debug.ledger.owners import cached_tokens
+from g4debug.tracers import limits
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.swa_allocator.check import (
     Pages,
@@ -91,10 +93,12 @@ class SwaAllocatorTracer:
         self._readers = Readers(self.ledger, context.isolate)
         # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
         self._evicting: dict[str, tuple[int, int]] = {}
+        self._unjudged = ""  # why this server's pages are not judged, '' if they are
 
     def install(self) -> None:
         self.ledger.listeners.append(self.listen)
         self.ledger.asked.append(self.asked)
+        self.context.before("scheduler.init", self.before_scheduler_init)
         self.context.before("scheduler.run_batch", self.before_run_batch)
         self.context.before("batch.evict_swa", self.before_evict_swa)
         self.context.before("cache.release", self.before_release)
@@ -104,7 +108,14 @@ class SwaAllocatorTracer:
         self.context.before("scheduler.stream_output", self.before_stream_output)
         self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
 
+    def before_scheduler_init(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        self._unjudged = limits.other_books(argument(args, kwargs, 0, "server_args"))
+        if self._unjudged:
+            self.context.off(self._unjudged)
+
     def before_run_batch(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if self._unjudged:
+            return
         self._releasing = None  # should a release have failed
         if batch.forward_mode is None or not batch.forward_mode.is_extend():
             return
@@ -148,6 +159,8 @@ class SwaAllocatorTracer:
         Whose release it is, and who asks, is not known any more at the end of a free group.
         """
         release, holders = self._releasing, self.ledger.holders
+        if self._unjudged:
+            return None
         if release is None and (holders is None or not in_free_group(holders.allocator)):
             return None
 
@@ -161,6 +174,8 @@ class SwaAllocatorTracer:
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         """Judge an event. If some pages must not be freed, returns those to free instead."""
+        if self._unjudged:
+            return None
         self.context.checked(1, COUNTED.get(event.kind, "other events"))
         if event.kind in ("extend", "decode", "alloc"):
             violation = check_handed_out(pages, pool.held) if len(pages) else None
@@ -398,6 +413,7 @@ TRACER = Tracer(
     sites=(
         "batch.evict_swa",
         "cache.release",
+        "scheduler.init",
         "scheduler.process_result",
         "scheduler.run_batch",
         "scheduler.run_event_loop",

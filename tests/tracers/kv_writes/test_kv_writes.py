@@ -313,6 +313,40 @@ def test_a_draft_is_not_judged(it):
     assert tracer_of().books.knows(it.backend)
 
 
+def test_it_is_told_that_a_draft_with_kv_of_its_own_is_not_judged(it):
+    runner = it.rig.runner(draft=True)
+    runner.spec_algorithm = SimpleNamespace(is_frozen_kv_mtp=lambda: False)
+    for draft in (it.rig.runner(draft=True), runner):
+        tracer_of().books.learn(object(), draft)
+        assert tracer_of().books.draft_writes == (draft is runner)
+    tracer_of().after_scheduler_init(None)
+    (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
+    assert [x.what for x in status.limits] == ["not what the draft writes"]
+
+
+def test_a_forward_that_does_not_say_which_token_is_which_is_told_of(it):
+    """As with --enable-mixed-chunk."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    for _ in range(2):
+        it.forward(
+            "extend", lambda b: setattr(b, "forward_mode", ForwardMode.MIXED), it.full_layers()
+        )
+    (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
+    assert [x.what for x in status.limits] == [
+        "ranges, and tokens that are written to one place, in mixed forwards"
+    ]
+
+
+def test_a_pool_that_writes_by_a_function_of_its_own_is_told_of_when_it_is_built(it):
+    """Then our hook is never called."""
+    kind = type("MHATokenToKVPoolMXFP8", (type(it.rig.pool.full_kv_pool),), {})
+    it.rig.pool.full_kv_pool.__class__ = kind
+    it.rig.backend()
+    (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
+    assert "not what is written into a MHATokenToKVPoolMXFP8" in str(status)
+
+
 def test_another_kind_of_pool_is_told_of(it):
     kind = type("MHATokenToKVPoolFP4", (type(it.rig.pool.full_kv_pool),), {})
     it.rig.pool.full_kv_pool.__class__ = kind

@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from real_backend import PAGE, capture_graph, draft_worker, dummy_pool, replay_graph
-from real_triton import TritonRig
+from real_triton import WIDE, TritonRig
 from triton_forward import TOKENS, Spec, batch_of, prepared, run
 
 from g4debug import plugin
@@ -241,11 +243,52 @@ def test_a_list_that_cannot_be_judged_is_told_once(arm):
     assert "decode context parallelism" in limit.why
 
 
+@pytest.mark.parametrize(("window", "sink"), [(0, 0), (32, 4)])
+def test_a_draft_that_cuts_its_own_lists_is_not_judged(arm, window, sink):
+    """--speculative-draft-window-size, of a draft that has KV of its own."""
+    from sglang.srt.layers.attention import triton_backend
+
+    if not hasattr(triton_backend, "resolve_draft_decode_window"):
+        pytest.skip("no such argument in this release")
+    folder = arm(**DEBUG)
+    rig = TritonRig()
+    one = SimpleNamespace(attn_tp_size=1, attn_dcp_size=1, attn_dcp_rank=0)
+    runner = rig.runner(True)
+    runner.sliding_window_size = None
+    runner.spec_algorithm = SimpleNamespace(is_frozen_kv_mtp=lambda: False, is_dspark=lambda: False)
+    runner.token_to_kv_pool = rig.pool
+    runner.kv_index_translator = rig.translator(rig.pool)
+    with mock.patch.multiple(
+        triton_backend,
+        get_parallel=lambda: one,
+        resolve_draft_decode_window=lambda of: (window, sink),
+    ):
+        draft = triton_backend.TritonMultiStepDraftBackend(runner, 1, 3)
+    batch = rig.batch("decode", [rig.admit(f"r{n}", n) for n in TOKENS], draft.attn_backends[0])
+    batch.seq_lens = batch.seq_lens - 3  # the draft's three tokens have places already
+    batch.seq_lens_sum = int(batch.seq_lens.sum())
+    batch.positions = batch.seq_lens.clone()
+    names = ("kv_indptr", "kv_indices", "window_kv_indptr", "window_kv_indices")
+    batch.spec_info = SimpleNamespace(**dict.fromkeys(names))
+    batch.out_cache_loc = batch.out_cache_loc.repeat_interleave(3)
+    draft.init_forward_metadata(batch)
+    batch.out_cache_loc = batch.out_cache_loc[::3].contiguous()
+    full = [x for x in rig.layers if x.sliding_window_size in (None, -1)]
+    for backend in draft.attn_backends:
+        for layer in full:
+            q, kv = torch.zeros(3, layer.tp_q_head_num * WIDE), torch.zeros(3, 1, WIDE)
+            backend.forward_decode(q, kv, kv, layer, batch, save_kv_cache=False)
+    assert not list(folder.glob("*.pt"))
+    counts, limits = checked()
+    assert ("token lists" in counts) == (window == 0)
+    assert ["--speculative-draft-window-size cuts its lists" in x.why for x in limits] == (
+        [True] * (window > 0)
+    )
+
+
 @pytest.mark.parametrize("aligned", [False, True])
 def test_deterministic_inference_prefills_sliding_layers_with_other_lists(aligned):
     """From 0.5.23 on; what is judged elsewhere is not what such a layer's kernel reads there."""
-    from types import SimpleNamespace
-
     words = torch.zeros(2, dtype=torch.int32)
     metadata = SimpleNamespace(
         aligned_window_kv_indices=words if aligned else None,

@@ -9,6 +9,7 @@ reported does not depend on the backend.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,6 +65,10 @@ class Guarding(Protocol):
         """A layer's lists go to its kernel. What must not be read is changed in them."""
         ...
 
+    def judged_in_part(self, backends: Iterable[Any]) -> None:
+        """Of these backends some forwards are not judged; which, is said when one comes."""
+        ...
+
     def not_guarded(self, what: str, why: str) -> None:
         """Something is handed over that this adapter cannot judge. It is said once."""
         ...
@@ -86,7 +91,17 @@ class Adapter(ABC):
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         """A backend was built. False if entries cannot be compared with ``req_to_token``."""
-        return True
+        translator = getattr(backend, "kv_index_translator", None)
+        moves = getattr(backend, "_translate_kv_loc", None) is not None or bool(
+            getattr(translator, "is_translating", False)
+        )
+        if moves:
+            guard.not_guarded(
+                f"what {self.name} hands over for ranges only",
+                "the KV pools share their memory (unified memory pool), so a kernel gets other "
+                "places than req_to_token has",
+            )
+        return not moves
 
     def page_size(self, backend: Any, model_runner: Any) -> int:
         """Tokens in a page of the KV pools. model_runner: None if it is not known."""

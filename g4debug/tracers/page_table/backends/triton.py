@@ -60,8 +60,8 @@ class Triton(Adapter):
     )
 
     def __init__(self) -> None:
-        # By id() of a backend of a multi-step draft: the number of its step, and topk.
-        self._step: dict[int, tuple[int, int]] = {}
+        # By id() of a backend of a multi-step draft: its number, topk, and the draft's own window.
+        self._step: dict[int, tuple[int, int, int]] = {}
 
     def install(self, context: Context, guard: Guarding) -> None:
         def after_metadata(result: Any, backend: Any, forward_batch: Any) -> Any:
@@ -92,8 +92,10 @@ class Triton(Adapter):
             return result
 
         def after_multi_step(result: Any, draft: Any, *args: Any, **kwargs: Any) -> Any:
+            window = int(getattr(draft, "draft_window_size", 0) or 0)
             for step, backend in enumerate(draft.attn_backends):
-                self._step[id(backend)] = step, int(draft.topk)
+                self._step[id(backend)] = step, int(draft.topk), window
+            guard.judged_in_part(draft.attn_backends)
             return result
 
         def before_attention(
@@ -121,19 +123,6 @@ class Triton(Adapter):
         context.after("attn.triton.multi_step", after_multi_step)
         context.before("attn.triton.decode", before_attention)
         context.before("attn.triton.extend", before_attention)
-
-    def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
-        translator = getattr(backend, "kv_index_translator", None)
-        moves = getattr(backend, "_translate_kv_loc", None) is not None or bool(
-            getattr(translator, "is_translating", False)
-        )
-        if moves:
-            guard.not_guarded(
-                "the entries of triton's lists for ranges only",
-                "the KV pools share their memory (unified memory pool), so the lists name other "
-                "places than req_to_token does",
-            )
-        return not moves
 
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         return built(backend.forward_metadata).indices
@@ -172,9 +161,11 @@ class Triton(Adapter):
         lengths, extra, why = seq_lens, 0, ""
         if mode.is_decode_or_idle():
             if getattr(spec_info, "kv_indptr", None) is not None:
-                step, topk = self._step.get(id(backend), (0, 0))
+                step, topk, cut = self._step.get(id(backend), (0, 0, 0))
                 extra = step + 1
-                if captured:
+                if cut > 0:
+                    why = "--speculative-draft-window-size cuts its lists"
+                elif captured:
                     why = "in a CUDA graph, of padding rows it is not known how much is listed"
                 elif topk != 1:
                     why = "with more than one branch its lists are not those of a request"
@@ -182,7 +173,8 @@ class Triton(Adapter):
         elif not mode.is_target_verify():
             lengths = prefix_lens
             if captured or mode.name.startswith("DRAFT_EXTEND"):
-                lengths, why = None, "a draft with KV of its own: its extend was never run"
+                lengths = None
+                why = "a draft with KV of its own, or a mode in a CUDA graph, that was never run"
             elif lengths is None:
                 why = "a prefill without the lengths of its prefixes"
         if int(getattr(backend, "dcp_size", 1) or 1) > 1:
