@@ -120,8 +120,11 @@ def _judge(
         ran.checked[name] = ran.checked.get(name, 0) + count
     idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
+    excused = [t for t in group.idle if checked.get(t)]
     if not problem and idle:
         problem = f"checked nothing: {', '.join(idle)}"
+    if not problem and excused:
+        problem = f"checked something, and the group says that it cannot: {', '.join(excused)}"
     if not problem and plain is not None and workload.compare:
         if plain["problem"]:
             problem = f"without tracers: {plain['problem']}"

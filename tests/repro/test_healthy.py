@@ -5,6 +5,7 @@ pass: a finding, other tokens, a tracer that checked nothing, a feature that did
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib
 import importlib.util
 import re
@@ -115,6 +116,15 @@ def test_a_workload_that_proves_nothing(healthy, group, runs, tmp_path, change, 
     assert not ran.good
     (bad,) = (done for done in ran.done if done.problem)
     assert (bad.workload.id, bad.problem[: len(problem)]) == ("eos", problem)
+
+
+def test_a_tracer_that_was_excused_and_did_check(healthy, group, runs, tmp_path):
+    """An excuse that is not true any more would hide that the tracer goes blind there."""
+    excused = dataclasses.replace(group, idle={"page-table": "why"})
+    ran = healthy.judge(excused, *runs, tmp_path)
+    assert {done.problem for done in ran.done} == {
+        "checked something, and the group says that it cannot: page-table"
+    }
 
 
 def test_a_tracer_that_is_off(healthy, group, runs, tmp_path):
