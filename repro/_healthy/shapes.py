@@ -10,7 +10,6 @@ from typing import Any
 
 from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
 from _healthy.workload import Client, Group, Workload, cached, finish, require
-
 from g4debug.hooking import targets
 
 
