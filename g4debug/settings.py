@@ -43,6 +43,10 @@ class SettingsError(Exception):
     """A variable is not understood or cannot be obeyed. The text says which one, and why."""
 
 
+# How our variables begin, and how they are likely to be mistyped. SGLang has none that do so.
+_OURS = ("G4DEBUG_", "G4_DEBUG", "SGLANG_TRTLLM_MHA_DEB", "SGLANG_TRTLLM_MHA_DBG")
+
+
 def _flag(text: str, name: str) -> bool:
     lowered = text.strip().lower()
     if lowered in _TRUE:
@@ -84,6 +88,8 @@ def _fix_mode(text: str, name: str) -> str:
 def _tracers(text: str, name: str) -> tuple[str, ...]:
     known = discovery.names("tracer")
     asked = tuple(t.strip() for t in text.split(",") if t.strip())
+    if not asked:
+        raise SettingsError(f"{name}={text!r}: names no tracer; valid: {', '.join(known)}")
     for tracer in asked:
         if tracer not in known:
             raise SettingsError(f"{name}: unknown tracer {tracer!r}; valid: {', '.join(known)}")
@@ -242,7 +248,7 @@ class Settings:
             elif name.startswith(FIX_PREFIX):
                 valid = sorted(s for s in variables if s.startswith(FIX_PREFIX))
                 raise SettingsError(f"{name}: there is no such fix; valid: {', '.join(valid)}")
-            elif name.startswith(("G4DEBUG_", "SGLANG_TRTLLM_MHA_DEBUG")):
+            elif name.upper().startswith(_OURS) or name.upper() == "G4DEBUG":
                 valid = sorted(known)
                 raise SettingsError(
                     f"{name}: unknown variable; valid: {', '.join(valid)}, {FIX_PREFIX}<FIX>"

@@ -95,6 +95,11 @@ def test_flags(text, value):
         ("G4DEBUG_", "1", "G4DEBUG_MODE"),
         ("G4DEBUG_FIX_SWA", "1", "G4DEBUG_FIX_SWA_STATE_SWAP"),
         ("SGLANG_TRTLLM_MHA_DEBUG_DIRR", "/x", "SGLANG_TRTLLM_MHA_DEBUG_DIR"),
+        ("SGLANG_TRTLLM_MHA_DEBG", "1", "SGLANG_TRTLLM_MHA_DEBUG"),
+        ("G4DEBUG", "1", "G4DEBUG_MODE"),
+        ("G4_DEBUG_MODE", "log", "G4DEBUG_MODE"),
+        ("g4debug_mode", "log", "G4DEBUG_MODE"),
+        ("G4DEBUG_TRACE", ",", "page-table"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_what_is_valid(name, text, says):
@@ -104,6 +109,10 @@ def test_what_is_not_understood_is_refused_with_what_is_valid(name, text, says):
     assert message.startswith(name)
     assert says in message.removeprefix(name)
     assert "\n" not in message
+
+
+def test_sglangs_own_variables_are_not_taken_for_ours():
+    assert read(SGLANG_TRTLLM_MHA_DECODE_SEQ_LEN_SPLITS="2") == read()
 
 
 def test_the_unknown_name_itself_is_in_the_message():

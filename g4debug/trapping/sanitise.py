@@ -1,8 +1,9 @@
 """What of the server's arguments and of the environment may stand in a dump.
 
 People pass dumps around. So a value is copied only if its name is on a list of names whose values
-say nothing about persons, secrets or prompts. What is not on the list is told by name only, with
-"set" or "default". A value that looks like a secret is not copied, whatever its name is.
+say nothing about persons, secrets or prompts, or if it is a number or a switch. Any other argument
+is told by its name only, with "set" or "default". A value that looks like a secret is not copied,
+whatever its name is, and of a path or an address only what names nobody is left.
 """
 
 from __future__ import annotations
@@ -17,25 +18,28 @@ from g4debug.findings.record import Plain
 SET, DEFAULT = "set", "default"  # in place of a value that is not shown
 
 # Arguments of SGLang whose values may be shown: numbers, switches, and names out of a fixed list.
+# A number or a switch is shown, too, if its name is not here: most releases have new ones.
 _SHOWN = """
 abort_on_priority_when_disabled allow_auto_truncate attention_backend attn_cp_size base_gpu_id
-chunked_prefill_size context_length cpu_offload_gb cuda_graph_backend_decode
-cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode cuda_graph_bs_prefill
-cuda_graph_max_bs cuda_graph_max_bs_decode cuda_graph_max_bs_prefill debug_cuda_graph
-decode_attention_backend decode_log_interval deepep_mode
-default_priority_value delete_ckpt_after_loading device disable_chunked_prefix_cache
-disable_cuda_graph disable_cuda_graph_padding disable_custom_all_reduce
-disable_flashinfer_autotune disable_hybrid_swa_memory disable_overlap_schedule
-disable_piecewise_cuda_graph disable_priority_preemption disable_radix_cache
-disaggregation_bootstrap_port disaggregation_decode_enable_offload_kvcache
+bf16_gemm_backend boundary_reduction chunked_prefill_size context_length cp_strategy cpu_offload_gb
+cuda_graph_backend_decode cuda_graph_backend_prefill cuda_graph_bs cuda_graph_bs_decode
+cuda_graph_bs_prefill cuda_graph_max_bs cuda_graph_max_bs_decode cuda_graph_max_bs_prefill
+dcp_comm_backend debug_cuda_graph decode_attention_backend decode_log_interval decoupled_spec_role
+deepep_dispatcher_output_dtype deepep_mode deepep_v2_mode default_priority_value
+delete_ckpt_after_loading device disable_chunked_prefix_cache disable_cuda_graph
+disable_cuda_graph_padding disable_custom_all_reduce disable_flashinfer_autotune
+disable_hybrid_swa_memory disable_overlap_schedule disable_piecewise_cuda_graph
+disable_priority_preemption disable_radix_cache disaggregation_bootstrap_port
+disaggregation_decode_allocation_policy disaggregation_decode_enable_offload_kvcache
 disaggregation_decode_enable_radix_cache disaggregation_decode_polling_interval
-disaggregation_mode disaggregation_transfer_backend dist_timeout dllm_algorithm dp_size
-draft_attention_backend dtype dynamic_batch_tokenizer_batch_size
-dynamic_batch_tokenizer_batch_timeout elastic_ep_backend enable_breakable_cuda_graph
-enable_cache_report enable_cudagraph_gc enable_custom_logit_processor
-enable_deterministic_inference enable_dp_attention enable_dp_attention_local_control_broadcast
-enable_dp_lm_head enable_draft_weights_cpu_backup enable_dynamic_batch_tokenizer
-enable_dynamic_chunking enable_elastic_expert_backup enable_eplb
+disaggregation_decode_retraction_backup disaggregation_mode disaggregation_transfer_backend
+dist_timeout dllm_algorithm dp_size draft_attention_backend dsa_decode_backend
+dsa_paged_mqa_logits_backend dsa_prefill_backend dsa_topk_backend dsv4_attn_backend
+dsv4_prefill_backend dtype dynamic_batch_tokenizer_batch_size dynamic_batch_tokenizer_batch_timeout
+elastic_ep_backend enable_breakable_cuda_graph enable_cache_report enable_cudagraph_gc
+enable_custom_logit_processor enable_deterministic_inference enable_dp_attention
+enable_dp_attention_local_control_broadcast enable_dp_lm_head enable_draft_weights_cpu_backup
+enable_dynamic_batch_tokenizer enable_dynamic_chunking enable_elastic_expert_backup enable_eplb
 enable_flashinfer_allreduce_fusion enable_fp32_lm_head enable_fused_moe_sum_all_reduce
 enable_fused_qk_norm_rope enable_hierarchical_cache enable_hisparse enable_lmcache enable_lora
 enable_lora_overlap_loading enable_memory_saver enable_metrics enable_metrics_for_all_schedulers
@@ -45,35 +49,44 @@ enable_pdmux enable_prefill_context_parallel enable_prefill_delayer enable_prefi
 enable_priority_scheduling enable_quant_communications enable_return_hidden_states
 enable_return_routed_experts enable_single_batch_overlap enable_streaming_session enable_symm_mem
 enable_torch_compile enable_torch_symm_mem enable_trace enable_two_batch_overlap
-enable_unified_memory enable_weights_cpu_backup encoder_only
+enable_unified_memory enable_weights_cpu_backup encoder_only encoder_transfer_backend
 enforce_disable_flashinfer_allreduce_fusion enforce_piecewise_cuda_graph
-enforce_shared_experts_fusion ep_num_redundant_experts ep_size flashinfer_mla_disable_ragged
-fp4_gemm_runner_backend fp8_gemm_runner_backend gc_threshold gpu_id_step grammar_backend grpc_mode
-hicache_io_backend hicache_mem_layout hicache_ratio hicache_size hicache_storage_backend
-hicache_storage_prefetch_policy hicache_write_policy incremental_streaming_output is_embedding
-keep_mm_feature_on_device kv_cache_dtype kv_canary language_only linear_attn_backend
-load_balance_method load_format log_level lora_backend lora_eviction_policy mamba_backend
-max_loaded_loras max_lora_chunk_size max_lora_rank max_loras_per_batch max_mamba_cache_size
-max_prefill_tokens max_queued_requests max_running_requests max_total_tokens mem_fraction_static
-mm_attention_backend mm_enable_dp_encoder model_impl moe_a2a_backend moe_dense_tp_size moe_dp_size
-moe_runner_backend nnodes node_rank num_continuous_decode_steps num_reserved_decode_tokens
-numa_node offload_group_size offload_mode offload_num_in_group offload_prefetch_step page_size
-piecewise_cuda_graph_compiler piecewise_cuda_graph_max_tokens piecewise_cuda_graph_tokens port
-pp_async_batch_depth pp_max_micro_batch_size pp_size pre_warm_nccl prefill_attention_backend
-prefill_cp_mode prefill_max_requests prefill_only_disable_kv_cache
-priority_scheduling_preemption_threshold quantization radix_eviction_policy random_seed
+enforce_shared_experts_fusion ep_dispatch_algorithm ep_join_mode ep_num_redundant_experts ep_size
+eplb_algorithm expert_balancedness_report_mode expert_distribution_recorder_mode
+flashinfer_a2a_dispatch_type flashinfer_allreduce_fusion_backend flashinfer_mla_disable_ragged
+flashinfer_mxfp4_moe_precision fp4_gemm_runner_backend fp8_gemm_runner_backend fuseep_mode
+gc_threshold gpu_id_step grammar_backend grpc_mode hicache_host_memory_mode hicache_io_backend
+hicache_mem_layout hicache_ratio hicache_size hicache_storage_backend
+hicache_storage_prefetch_policy hicache_write_policy image_processor_backend
+incremental_streaming_output is_embedding keep_mm_feature_on_device kv_cache_dtype kv_canary
+language_only linear_attn_backend linear_attn_decode_backend linear_attn_prefill_backend
+linear_attn_verify_backend load_balance_method load_format log_level lora_backend
+lora_eviction_policy mamba_backend mamba_radix_cache_strategy mamba_ssm_dtype max_loaded_loras
+max_lora_chunk_size max_lora_rank max_loras_per_batch max_mamba_cache_size max_prefill_tokens
+max_queued_requests max_running_requests max_total_tokens mem_fraction_static mm_attention_backend
+mm_enable_dp_encoder mm_feature_transport mm_global_cache_backend model_impl moe_a2a_backend
+moe_dense_tp_size moe_dp_size moe_runner_backend nnodes node_rank num_continuous_decode_steps
+num_reserved_decode_tokens numa_node offload_group_size offload_mode offload_num_in_group
+offload_prefetch_step page_size piecewise_cuda_graph_compiler piecewise_cuda_graph_max_tokens
+piecewise_cuda_graph_tokens ple_offload_backend port pp_async_batch_depth pp_max_micro_batch_size
+pp_size pre_warm_nccl prefill_attention_backend prefill_cp_mode prefill_kv_cache_dequant_dtype
+prefill_max_requests prefill_only_disable_kv_cache priority_scheduling_preemption_threshold
+qsa_indexer_dtype quantization radix_cache_backend radix_eviction_policy random_seed
+remote_instance_weight_loader_backend retraction_policy return_hidden_states_mode
 rl_on_policy_target sampling_backend schedule_conservativeness schedule_low_priority_values_first
 schedule_policy scheduler_recv_interval skip_server_warmup skip_tokenizer_init sleep_on_idle
 sm_group_num soft_watchdog_timeout speculative_accept_threshold_acc
 speculative_accept_threshold_single speculative_adaptive speculative_algorithm
-speculative_attention_mode speculative_dflash_block_size speculative_draft_attention_backend
-speculative_draft_load_format speculative_draft_model_quantization speculative_draft_window_size
+speculative_attention_mode speculative_boundary_reduction speculative_dflash_block_size
+speculative_draft_attention_backend speculative_draft_kv_cache_dtype speculative_draft_load_format
+speculative_draft_model_quantization speculative_draft_window_size speculative_dsa_topk_backend
 speculative_eagle_topk speculative_moe_a2a_backend speculative_moe_runner_backend
-speculative_num_draft_tokens speculative_num_steps speculative_skip_dp_mlp_sync stream_interval
-swa_full_tokens_ratio tbo_token_distribution_threshold tokenizer_backend tokenizer_mode
-tokenizer_worker_num torch_compile_max_bs tp_size triton_attention_num_kv_splits
-triton_attention_reduce_in_fp32 triton_attention_split_tile_size trust_remote_code use_ray
-watchdog_timeout weight_loader_disable_mmap
+speculative_ngram_match_type speculative_num_draft_tokens speculative_num_steps
+speculative_skip_dp_mlp_sync startup_weight_load_mode stream_interval swa_full_tokens_ratio
+tbo_token_distribution_threshold tokenizer_backend tokenizer_mode tokenizer_worker_num
+torch_compile_max_bs tp_size triton_attention_num_kv_splits triton_attention_reduce_in_fp32
+triton_attention_split_tile_size trust_remote_code unified_cache_external_linker_backend use_ray
+watchdog_timeout weight_cache_mode weight_loader_disable_mmap
 """
 ARGUMENTS = frozenset(_SHOWN.split())
 # Their values are paths or names of models. Of a path only the last part is shown (``model``).
@@ -108,9 +121,15 @@ _SECRET = re.compile(
 _NAMED_SECRET = re.compile(rf"[\w-]*(?:{_SECRET.pattern})[\w-]*[\"']?\s*[=:]", re.IGNORECASE)
 # Of a URL: ``user:password@``. And how the tokens of widely used services begin.
 _BARE_SECRET = re.compile(
-    r"://[^/\s]*@|\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|eyJ)[\w-]{8,}"
+    r"://[^/\s]*@|\bBearer\s|\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|eyJ)[\w-]{8,}"
 )
 _HOME = re.compile(r"(?<![\w.])/(?:root|(?:home|Users)/[^/\s:,;\"']+)(?=[/\s:,;\"']|$)")
+# Folders that are on every machine. The parts of any other path may name a person or a project.
+_PATH = re.compile(
+    r"(?<![\w.~…/])/(?!/|(?:bin|dev|etc|lib|lib64|opt|proc|run|sys|tmp|usr|var)(?:/|$))"
+    r"[^\s:,;\"']*/(?=[^/\s:,;\"'])"
+)
+_ADDRESS = re.compile(r"(?<![\w.])(?!127\.|0\.0\.0\.0)(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 LONGEST = 200  # characters of a value; a longer one is not shown
 ITEMS = 64  # values of a list
 
@@ -136,7 +155,7 @@ def arguments(args: Any) -> tuple[dict[str, Plain], dict[str, Plain]]:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter for a GPU server, by name; SET in place of a hidden value."""
     return {
-        name: SET if _SECRET.search(name) or _tells(value, name) else _without_home(value)
+        name: SET if _SECRET.search(name) or _tells(value, name) else _nowhere(value)
         for name, value in sorted(environ.items())
         if name.startswith(VARIABLES) or name in ALSO
     }
@@ -200,6 +219,8 @@ def _argument(name: str, value: Any) -> Any:
     """The value as a dump may have it, or _HIDDEN."""
     if name in MODELS and isinstance(value, str):
         value = model(value)
+    elif isinstance(value, (bool, int, float)) and not _SECRET.search(name):
+        return value
     elif name not in ARGUMENTS and not (name in MODELS and value is None):
         return _HIDDEN
     if value is None or isinstance(value, (bool, int, float)):
@@ -209,7 +230,7 @@ def _argument(name: str, value: Any) -> Any:
         value = " ".join(str(v) for v in value[:ITEMS]) + more
     if not isinstance(value, str) or _tells(value, ""):
         return _HIDDEN
-    return _without_home(value)
+    return _nowhere(value)
 
 
 def _tells(value: str, name: str) -> bool:
@@ -221,6 +242,7 @@ def _tells(value: str, name: str) -> bool:
     return bool(_NAMED_SECRET.search(value))
 
 
-def _without_home(text: str) -> str:
-    """``text`` with ``~`` for each home folder, whose name is often that of a person."""
-    return _HOME.sub("~", text)
+def _nowhere(text: str) -> str:
+    """``text`` without what names a person or a machine: home folders, other paths, addresses."""
+    shorter = _PATH.sub("…/", _HOME.sub("~", text))
+    return _ADDRESS.sub("<address>", shorter)

@@ -198,3 +198,37 @@ def test_a_home_folder_names_nobody():
     assert environment({"TRITON_CACHE_DIR": f"{ROOT}/x:{USERS}/bob"}) == {
         "TRITON_CACHE_DIR": "~/x:~"
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("/mnt/users/alice/cache", "…/cache"),
+        ("/data/alice/a:/scratch/bob/b", "…/a:…/b"),
+        ("/usr/local/cuda-13.0", "/usr/local/cuda-13.0"),
+        ("/tmp/dumps/a", "/tmp/dumps/a"),
+        ("10.1.2.3", "<address>"),
+        ("tcp://10.1.2.3:5000", "tcp://<address>:5000"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("1.2.3", "1.2.3"),
+        ("Bearer abc", SET),
+    ],
+)
+def test_a_value_names_no_place_and_no_machine(value, shown):
+    assert environment({"SGLANG_X": value}) == {"SGLANG_X": shown}
+
+
+def test_a_number_or_a_switch_is_shown_under_any_name_that_is_no_secrets():
+    class Args:
+        def __init__(self):
+            self.brand_new_switch, self.new_size, self.new_rate = True, 7, 0.5
+            self.api_key_count, self.new_name = 3, "somebody"
+
+    different, _ = arguments(Args())
+    assert different == {
+        "brand_new_switch": True,
+        "new_size": 7,
+        "new_rate": 0.5,
+        "api_key_count": SET,
+        "new_name": SET,
+    }
