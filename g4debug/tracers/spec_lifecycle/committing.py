@@ -137,6 +137,7 @@ class Committing:
                         column[i] = have[i]
                 elif request.finished():
                     known[1][i] = now[1][i]
+                    known[0][i] = _until_its_end(request, known[0][i], now[0][i])
             violation = _compare(known, now)
             if violation is not None:
                 where = {id(r): i for i, r in enumerate(requests)}
@@ -160,3 +161,15 @@ class Committing:
                     "accepted tokens",
                 )
         return None
+
+
+def _until_its_end(request: Any, known: int, has: int) -> int:
+    """How many tokens a request that has finished must have; so far they were ``known``.
+
+    A verify may go on behind the last token that was asked for. A turn of a streaming session is
+    left with the tokens up to its end, because the next turn begins with them (SGLang's
+    ``StreamingSession._trim_overshoot``).
+    """
+    session = getattr(request, "session", None)
+    cut = session is not None and has < known and has == getattr(request, "finished_len", None)
+    return has if cut else known

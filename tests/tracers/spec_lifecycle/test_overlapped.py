@@ -75,6 +75,24 @@ def test_fewer_tokens_are_given_only_to_a_request_that_ends(ends, cuts, kind):
     assert (found.kind if found else None) == kind
 
 
+@pytest.mark.parametrize(
+    ("session", "finished_len", "kind"),
+    [(object(), 3, None), (None, 3, "bookkeeping"), (object(), 2, "bookkeeping")],
+)
+def test_a_turn_of_a_session_is_left_with_the_tokens_up_to_its_end(session, finished_len, kind):
+    """SGLang's ``_trim_overshoot``: a verify may go on behind the last token that was asked for."""
+    a = Request("a")
+    committing = Committing()
+    committing.begin([a])
+    a.kv_committed_len += 4
+    a.spec_verify_ct += 1
+    assert committing.check([a], [4], [[1, 2, 3, 4]]) is None
+    a.output_ids += [1, 2]  # of four, to three in all
+    a.finished_reason, a.session, a.finished_len = "length", session, finished_len
+    found = committing.check_sent([a])
+    assert (found.kind if found else None) == kind
+
+
 def test_none_are_given_to_nobody():
     a = Request("a")
     committing = Committing(cuts=True)
