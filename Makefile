@@ -3,11 +3,6 @@
 # Another Python: make demo PYTHON=/path/to/python3.12
 
 SGLANG_DEFAULT := 0.5.23
-# docs/healthy.md was measured on this one; its target uses it unless another one is given.
-SGLANG_MEASURED := 0.5.12.post1
-ifeq ($(origin SGLANG),undefined)
-healthy .measured-env: SGLANG := $(SGLANG_MEASURED)
-endif
 SGLANG ?= $(SGLANG_DEFAULT)
 VENV = .venv$(if $(filter-out $(SGLANG_DEFAULT),$(SGLANG)),-$(SGLANG))
 RUN = $(VENV)/bin/python
@@ -18,13 +13,12 @@ export PYTHON
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test matrix soak healthy history versions lint env clean distclean
-.PHONY: .measured-env
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "They run on SGLang $(SGLANG_DEFAULT); healthy on $(SGLANG_MEASURED), which its page was"
-	@echo "measured on. Another release: make demo SGLANG=<version in requirements/>"
+	@echo "They run on SGLang $(SGLANG_DEFAULT)."
+	@echo "Another release: make demo SGLANG=<version in requirements/>"
 
 demo: env ## Show the crash, the diagnosis and the fix on real SGLang, no GPU needed
 	@exec "$(RUN)" repro/e4b_trtllm_mtp.py $(ARGS)
@@ -43,7 +37,7 @@ matrix: env ## Every fault against every tracer, on real SGLang; writes docs/mat
 soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, the same tokens
 	@exec "$(RUN)" repro/soak.py $(ARGS)
 
-healthy: .measured-env ## Healthy servers do what production does, armed: no finding; writes docs/healthy.md
+healthy: env ## Healthy servers do what production does, armed: no finding; writes docs/healthy-*.md
 	@exec "$(RUN)" repro/healthy.py $(ARGS)
 
 # Each case names the releases that have its bug and that do not, so several environments are made.
@@ -56,19 +50,11 @@ history: env ## SGLang's own bugs against every tool; writes docs/history.md. Si
 lint: env ## ruff check, ruff format --check, mypy --strict
 	@"$(RUN)" -m ruff check . && "$(RUN)" -m ruff format --check . && "$(RUN)" -m mypy
 
-# .measured-env is a target of its own, for a make that is asked for both kinds at once.
-define make_env
-@for p in python3 python3.11 python3.12 python3.13 python; do \
-  "$$p" -c 0 >/dev/null 2>&1 && exec "$$p" scripts/bootstrap.py "$(VENV)" "$(SGLANG)"; \
-done; \
-echo "g4debug set-up: no python3 was found: install Python 3.11 or newer" >&2; exit 1
-endef
-
 env: ## Only make the environment that the others use
-	$(make_env)
-
-.measured-env:
-	$(make_env)
+	@for p in python3 python3.11 python3.12 python3.13 python; do \
+	  "$$p" -c 0 >/dev/null 2>&1 && exec "$$p" scripts/bootstrap.py "$(VENV)" "$(SGLANG)"; \
+	done; \
+	echo "g4debug set-up: no python3 was found: install Python 3.11 or newer" >&2; exit 1
 
 clean: ## Remove caches and what tools left behind
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .g4debug build dist *.egg-info

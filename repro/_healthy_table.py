@@ -1,4 +1,4 @@
-"""What ``repro/healthy.py`` prints for each group, and the page that it writes: docs/healthy.md."""
+"""What ``repro/healthy.py`` prints for each group, and the page that it writes."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ ELSEWHERE = [
     "Not tried, because a CPU cannot show it: CUDA graphs, more than one GPU, disaggregated",
     "prefill and decode, and memory that is really given back (torch_memory_saver). Page",
     "sizes other than 16, 32 and 64 are not for `trtllm_mha`: SGLang changes them to 64. They",
-    "ran with attention in torch or in interpreted Triton kernels, without the page-table",
-    "guard.",
+    "ran on `triton`, in interpreted kernels, or with attention in torch, which no adapter of",
+    "page-table knows.",
     "",
 ]
 
@@ -90,8 +90,9 @@ def _intro(found: Mapping[str, str]) -> list[str]:
         "# Healthy servers",
         "",
         "Made by `make healthy` (`repro/healthy.py`). A debugging tool is trusted until its first",
-        "false alarm, so this is what healthy servers were made to do with every tracer armed,",
-        "`kv-integrity` too, in `raise` mode, which stops at the first finding. The servers are",
+        "false alarm, so this is what healthy servers were made to do with every tracer armed",
+        "that has something to do where there is one rank, also those that are armed by their",
+        "names only. The mode was `raise`, which stops at the first finding. The servers are",
         "real SGLang on the CPU engine. `pool-leak` took a census every",
         f"{LEAK_STEPS} steps and at idle, and SGLang's own check of its pools ran in every step,",
         "but for one engine, whose row says why.",

@@ -4,7 +4,8 @@
 
 Each group of workloads runs on an engine of its own: real SGLang on the CPU engine, once without
 tracers and once with every tracer in ``raise`` mode, which stops at the first finding. The last one
-is a real ``launch_server`` under HTTP load. The page docs/healthy.md is written from the results.
+is a real ``launch_server`` under HTTP load. The page docs/healthy-RELEASE.md is written from the
+results.
 
 The exit code is 0 if there is no finding, the tokens are the same, every feature really came into
 play and every tracer really checked something. It is 1 if not, and 2 for wrong arguments.
@@ -29,7 +30,9 @@ from _healthy_table import block, markdown, served_block
 from _run import script
 from rich.console import Console
 
-OUT = Path(__file__).resolve().parent.parent / "docs" / "healthy.md"
+from g4debug.hooking import targets
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 SERVER = "server"
 
 
@@ -81,7 +84,10 @@ def main() -> int:
         help="how long the server is under load (default: 10)",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"where the page is written (default: {OUT.name})"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where the page is written (default: docs/healthy-RELEASE.md)",
     )
     parser.add_argument(
         "--results",
@@ -118,7 +124,7 @@ def main() -> int:
             _render.block(console, block(ran))
         good = all(r.good for r in runs) and (served is None or not served.problem)
         if args.out or not args.only:
-            out = args.out or OUT
+            out = args.out or DOCS / f"healthy-{targets.sglang_version()}.md"
             out.write_text(markdown(runs, served))
             _render.for_copying(console, "The page is in:", str(out))
         if not good or args.results:

@@ -88,6 +88,7 @@ NATIVE = {
     "chunked_prefill_size": 256,
 }
 ANY_ANSWERS = tuple(dataclasses.replace(w, compare=False) for w in ALL)
+NO_AMX = "ValueError: CPU FP8 KV cache requires Intel AMX support."
 OVERLAP = dict(NO_MTP)
 if targets.matches("<0.5.13"):
     OVERLAP["kv-integrity"] = "with overlap scheduling, KV of ended requests is still written"
@@ -125,7 +126,13 @@ GROUPS = (
         (FEW,),
         {"attention_backend": "triton", "page_size": 1},
     ),
-    Group("fp8", "KV in fp8_e4m3, MTP", (FEW,), {**ENGINE, "kv_cache_dtype": "fp8_e4m3"}),
+    Group(
+        "fp8",
+        "KV in fp8_e4m3, MTP",
+        (FEW,),
+        {**ENGINE, "kv_cache_dtype": "fp8_e4m3"},
+        refused="" if targets.matches("<0.5.18") else NO_AMX,
+    ),
     Group(
         "bf16",
         "model and KV in bfloat16, MTP",
