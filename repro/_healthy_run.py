@@ -79,11 +79,18 @@ def start(group: Group, armed: bool, folder: Path) -> Outcome:
         environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     if armed:
         environ |= tracing(folder)
+        forget(folder)
     name = "armed" if armed else "plain"
     result = folder / f"{name}.json"
     result.unlink(missing_ok=True)
     command = [str(HERE / "_healthy_variant.py"), group.id, str(result)]
     return run_command(name, [sys.executable, *command], result, environ, folder, TIMEOUT)
+
+
+def forget(folder: Path) -> None:
+    """Remove the dumps of an earlier run, which would be taken for findings of this one."""
+    for dump in (folder / "dumps").glob("*.pt"):
+        dump.unlink()
 
 
 def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> Ran:
@@ -192,6 +199,7 @@ def serve(minutes: float, folder: Path) -> Served:
     folder.mkdir(parents=True, exist_ok=True)
     log, published, served = folder / "server.log", folder / "counts", Served(minutes)
     published.unlink(missing_ok=True)
+    forget(folder)
     strict = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
     environ = cpu.environment(os.environ) | tracing(folder) | strict
     environ[counts.VARIABLE] = str(published)

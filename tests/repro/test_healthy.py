@@ -92,6 +92,13 @@ def test_a_finding(healthy, group, runs, tmp_path):
     assert healthy.kept(group, tmp_path / "kept") is None  # it has to run again
 
 
+def test_a_finding_of_an_earlier_run_is_not_one_of_this(healthy, group, runs, tmp_path):
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "g4debug-pool-leak-x.pt").touch()
+    healthy.forget(tmp_path)
+    assert healthy.judge(group, *runs, tmp_path).good
+
+
 def test_a_tracer_that_failed(healthy, group, runs, tmp_path):
     runs[1].log.write_text(
         "g4debug: pool-leak is limited: its hook check is off. This is a failure of g4debug: …"
