@@ -10,6 +10,7 @@ from typing import Any
 from _healthy.endings import CACHED, ENGINE, PLAIN
 from _healthy.shapes import BATCHES, REUSED
 from _healthy.workload import Client, Group, Workload, finish, require
+from g4debug.hooking import targets
 
 RANK = 4
 
@@ -70,7 +71,20 @@ HICACHE = {
     "max_total_tokens": 2048,
 }
 
+# From 0.5.18 on HiCache is the unified cache's, see "hicache-unified".
+BEFORE_UNIFIED = (
+    Group(
+        "hicache",
+        "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
+        (CACHED,),
+        HICACHE,
+        mtp=False,
+        refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
+    ),
+)
+
 GROUPS = (
+    *(BEFORE_UNIFIED if targets.matches("<0.5.18") else ()),
     Group(
         "lora",
         "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
@@ -79,14 +93,6 @@ GROUPS = (
         mtp=False,
         prepare=adapters,
         refused="RuntimeError: pin_memory=True requires a CUDA or other accelerator backend",
-    ),
-    Group(
-        "hicache",
-        "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
-        (CACHED,),
-        HICACHE,
-        mtp=False,
-        refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
     ),
     Group(
         "hicache-unified",

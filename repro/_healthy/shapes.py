@@ -88,6 +88,7 @@ NATIVE = {
     "chunked_prefill_size": 256,
 }
 ANY_ANSWERS = tuple(dataclasses.replace(w, compare=False) for w in ALL)
+NO_NATIVE = "got prefill=torch_native, decode=torch_native"
 NO_AMX = "ValueError: CPU FP8 KV cache requires Intel AMX support."
 OVERLAP = dict(NO_MTP)
 if targets.matches("<0.5.13"):
@@ -109,6 +110,7 @@ def _native(size: int, radix: bool) -> Group:
         {**NATIVE, "page_size": size, "disable_radix_cache": not radix},
         mtp=False,
         idle=NO_TABLES,
+        refused="" if targets.matches("<0.5.18") else NO_NATIVE,
     )
 
 
