@@ -46,12 +46,12 @@ def other_indices(server_args: Any) -> str:
     if getattr(server_args, "enable_unified_memory", False):
         return (
             "with --enable-unified-memory a kernel gets other indices than req_to_token has, and "
-            "it was never run so"
+            "this tracer was never run so"
         )
     if (getattr(server_args, "dcp_size", None) or 1) > 1:
         return (
-            "with decode context parallelism each rank has a part of each sequence, and it was "
-            "never run so"
+            "with decode context parallelism each rank has a part of each sequence, and "
+            "this tracer was never run so"
         )
     return ""
 
@@ -59,7 +59,10 @@ def other_indices(server_args: Any) -> str:
 def other_books(server_args: Any) -> str:
     """Why the allocators and their pages are not judged on this server; '' if they are."""
     if (getattr(server_args, "pp_size", None) or 1) > 1:
-        return "with pipeline parallelism several batches run at once, and it was never run so"
+        return (
+            "with pipeline parallelism several batches run at once, and "
+            "this tracer was never run so"
+        )
     return other_indices(server_args)
 
 

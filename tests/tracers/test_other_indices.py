@@ -60,7 +60,7 @@ def test_page_table_does_not_judge_what_is_handed_over(arm, rig, argument):
     assert not list(folder.glob("*.pt"))
     (limit,) = status("page-table").limits
     assert limit.what.startswith("not what the attention backend tr")
-    assert "it was never run so" in limit.why
+    assert "this tracer was never run so" in limit.why
     assert not [c for c in status("page-table").checked if c.count]
 
 
@@ -74,7 +74,7 @@ def test_kv_writes_does_not_judge_where_it_writes(arm, argument):
     for entry in plugin.in_force.hooks._entries["scheduler.init"]:
         if entry.owner == "kv-writes":
             entry.around(lambda *args: None, SimpleNamespace())
-    assert "it was never run so" in status("kv-writes").off
+    assert "this tracer was never run so" in status("kv-writes").off
 
 
 @pytest.mark.parametrize("argument", [*ARGUMENTS, "pp_size"])
@@ -87,7 +87,7 @@ def test_the_allocators_are_not_judged(arm, argument):
     it.write("b", 5, it.rig.page("a", 1))
     release(it, "b")  # frees a page of a, which still runs
     assert not list(folder.glob("*.pt"))
-    assert "it was never run so" in status("swa-allocator").off
+    assert "this tracer was never run so" in status("swa-allocator").off
     (leaks,) = [
         e.before.hook.__self__
         for e in plugin.in_force.hooks._entries["scheduler.on_idle"]
@@ -96,4 +96,4 @@ def test_the_allocators_are_not_judged(arm, argument):
     assert isinstance(leaks, PoolLeakTracer)
     cache = type("SWARadixCache", (), {})()
     assert not leaks._is_usable(SimpleNamespace(tree_cache=cache, server_args=arguments))
-    assert "it was never run so" in status("pool-leak").off
+    assert "this tracer was never run so" in status("pool-leak").off
