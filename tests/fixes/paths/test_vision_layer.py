@@ -83,8 +83,11 @@ def same(got, wanted):
     (pooled, valid), (right, right_valid) = got, wanted
     assert torch.equal(valid, right_valid)
     assert right.std() > 0.1
-    # float32 on both sides; the sums are in another order. Values are of size 1 to 10.
-    torch.testing.assert_close(pooled, right, rtol=2e-5, atol=2e-5)
+    # float32 on both sides; the sums are in another order, which one depends on the processor. So
+    # how far a value may be off is measured by the largest one: near 0, large terms cancel.
+    largest = float(right.abs().max())
+    assert 1 < largest < 30
+    torch.testing.assert_close(pooled, right, rtol=0, atol=2e-5 * largest)
 
 
 @pytest.mark.parametrize("finite", [False, True], ids=["no bounds", "finite bounds"])
