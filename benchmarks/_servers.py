@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ class Variant:
 
     environment: variables in addition to ours. engine: arguments of sgl.Engine in addition to the
     benchmark's. wrapper: a command that runs the server. plugin: a module of this folder whose
-    ``register`` SGLang calls. script: what to run in place of ``_serve.py``.
+    ``register`` SGLang calls. script: what to run in place of ``_serve.py``. python: the Python of
+    another environment, '' for this one.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class Variant:
     wrapper: Sequence[str] = ()
     plugin: str = ""
     script: str = "_serve.py"
+    python: str = ""
 
 
 def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,7 +67,10 @@ def start(arguments: Mapping[str, Any]) -> Any:
 
 
 def serve(device: str, overrides: Mapping[str, Any]) -> None:
-    """Read lines of [batch, tokens] from stdin, and answer each with a line with the seconds."""
+    """Read lines of [batch, tokens] from stdin, and answer each with a line with the seconds.
+
+    With a third part, a folder, it is done under SGLang's profiler, whose trace is put there.
+    """
     if device == "cpu":
         from g4debug import cpu
 
@@ -73,17 +79,27 @@ def serve(device: str, overrides: Mapping[str, Any]) -> None:
     os.dup2(2, 1)  # what the server prints must not get between the answers
     engine = start(engine_arguments(device, overrides))
     overlap = not engine.server_args.disable_overlap_schedule  # as SGLang has decided it
-    hello = {"hooks": tracer_sites(), "device": device_name(), "overlap": overlap}
+    hello = {
+        "hooks": tracer_sites(),
+        "device": device_name(),
+        "overlap": overlap,
+        "sglang": version("sglang"),
+    }
     print(json.dumps(hello), file=answers, flush=True)
     rng = random.Random(0)
     length = PROMPT[device]
     prompts = [[2, *(rng.randrange(4, 500) for _ in range(length - 1))] for _ in range(64)]
     for line in sys.stdin:
-        batch, tokens = json.loads(line)
+        batch, tokens, *profile = json.loads(line)
+        if profile:
+            activities = ["GPU"] if device == "cuda" else ["CPU"]
+            engine.start_profile(output_dir=profile[0], activities=activities, with_stack=False)
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         begin = time.perf_counter()
         outputs = engine.generate(input_ids=prompts[:batch], sampling_params=sampling)
         seconds = time.perf_counter() - begin
+        if profile:
+            engine.stop_profile()
         accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
         answer = {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
         print(json.dumps(answer), file=answers, flush=True)
@@ -128,7 +144,7 @@ class Server:
             )
         self.log = (folder / f"{name}.log").open("wb")
         command = [
-            sys.executable,
+            variant.python or sys.executable,
             str(HERE / variant.script),
             device,
             json.dumps(dict(variant.engine)),
@@ -166,6 +182,13 @@ class Server:
 
     def ask(self, batch: int, tokens: int) -> dict[str, Any]:
         return self.put([batch, tokens])
+
+    def profile(self, batch: int, tokens: int, folder: Path) -> list[Path]:
+        """Answer requests under SGLang's profiler; the traces that it left in ``folder``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        before = set(folder.iterdir())
+        self.put([batch, tokens, str(folder)])
+        return sorted(set(folder.iterdir()) - before)
 
     def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
         """The decode time per output token, without the prefill, and the accept length."""

@@ -2,20 +2,24 @@
 
     python benchmarks/frozen_kv_mtp_v2.py [--device cuda|cpu] [--batches 1,8,64] [--tokens 300]
         [--rounds 5] [--variants v1,ours] [--accept N] [--out FILE]
+        [--upstream-python PYTHON] [--timeline FOLDER]
     python benchmarks/frozen_kv_mtp_v2.py --table FILE...
 
 One server for each variant: ``v1``, ``ours`` (``SGLANG_FROZEN_KV_MTP_V2=1``), ``ours-armed`` (the
-same with the default tracers). On SGLang 0.5.14 and later there is ``upstream`` in their place. All
-are up together, on one device, and are asked in turns, in an order of its own for each round. E4B's
-geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
-trtllm_mha, pages of 64.
+same with the default tracers). ``upstream`` is SGLang's own v2, from 0.5.14 on: on such a release
+it is the only variant; beside the others it runs in another environment, whose Python
+--upstream-python names. All are up together, on one device, and are asked in turns, in an order of
+its own for each round. E4B's geometry (full layers' head_dim 256) with seeded weights, CUDA graphs,
+prefill on triton, decode on trtllm_mha, pages of 64.
 
 A round asks each server for one token of each prompt, and then for --tokens of them. What a row
 says is of the difference, so it has no prefill in it: ``ms_per_token`` is the time per output token
 of one request, ``ms_per_step`` that time the accept length. The first round is not written down.
 
 --accept lets SGLang accept so many tokens in each verify, whatever was drafted
-(SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft. --table
+(SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft.
+--timeline lets SGLang's profiler look at each server after the last round, and puts a trace for
+each variant and batch into FOLDER; timeline.py draws them. --table
 prints the table of files that were written before; the first file's first variant is what the
 others are compared with.
 """
@@ -25,10 +29,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +55,22 @@ VARIANTS = {
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64],
-             "max_total_tokens": 64 * 1600, "chunked_prefill_size": 8192,
-             "mem_fraction_static": 0.4},
+             "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
+             # Of what the servers before left free; the pools are as large as the line above says.
+             "mem_fraction_static": 0.9},
     "cpu": {"max_total_tokens": 4096},
 }  # fmt: skip
 
 
-def default_variants() -> list[str]:
+PROFILED = {"cuda": 40, "cpu": 12}  # output tokens of a request that the profiler looks at
+
+
+def default_variants(upstream_python: str) -> list[str]:
     from g4debug.hooking.speculation import is_v2
 
-    return ["upstream"] if is_v2() else ["v1", "ours"]
+    if is_v2():
+        return ["upstream"]
+    return ["v1", "ours", *(["upstream"] if upstream_python else [])]
 
 
 def ask(server: Server, batch: int, tokens: int) -> dict[str, Any]:
@@ -74,6 +86,16 @@ def ask(server: Server, batch: int, tokens: int) -> dict[str, Any]:
     }
 
 
+def take_trace(server: Server, batch: int, tokens: int, folder: Path) -> None:
+    """One trace: FOLDER/<variant>-<batch>.trace.json.gz."""
+    with tempfile.TemporaryDirectory(prefix="g4debug-trace-") as place:
+        made = server.profile(batch, tokens, Path(place))
+        if len(made) != 1:
+            raise SystemExit(f"{server.name}: expected one trace, got {[p.name for p in made]}")
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made[0], folder / f"{server.name}-{batch}.trace.json.gz")
+
+
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     models = _models.write("E4B", args.device)
     shared = _models.arguments(models, args.device, **ARGUMENTS[args.device])
@@ -81,14 +103,18 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         servers = {}
+        releases = {}
         for name in args.variants:
             known = VARIANTS[name]
             engine = {**shared, **known.engine, "nccl_port": free_port()}
-            variant = Variant({**environment, **known.environment}, engine)
+            variant = replace(
+                known, environment={**environment, **known.environment}, engine=engine,
+                python=args.upstream_python if name == "upstream" else "",
+            )  # fmt: skip
             server = Server(name, variant, args.device, folder)
             stack.callback(server.stop)
             hello = server.read()  # one after the other: each looks at how much memory is free
-            servers[name] = server
+            servers[name], releases[name] = server, hello["sglang"]
             if hello["overlap"] == (name == "v1"):
                 is_on = "on" if hello["overlap"] else "off"
                 raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")
@@ -102,10 +128,15 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                     random.Random(f"{number} {batch}").shuffle(order)
                     for name in order:
                         row = {"round": number, "batch": batch, "variant": name}
+                        row["sglang"] = releases[name]
                         row |= ask(servers[name], batch, args.tokens)
                         if number:
                             growing.add([row])
                             rows.append(row)
+            if args.timeline:
+                for server in servers.values():
+                    for batch in args.batches:
+                        take_trace(server, batch, PROFILED[args.device], args.timeline)
         finally:
             growing.close()
             for name, server in servers.items():
@@ -149,12 +180,14 @@ def main() -> int:
     parser.add_argument("--variants", type=lambda t: t.split(","))
     parser.add_argument("--accept", type=float, default=0.0, metavar="N")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--upstream-python", default="", metavar="PYTHON")
+    parser.add_argument("--timeline", type=Path, metavar="FOLDER")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args()
     if args.table:
         print("\n".join(table([row for path in args.table for row in _results.read(path)[1]])))
         return 0
-    args.variants = args.variants or default_variants()
+    args.variants = args.variants or default_variants(args.upstream_python)
     unknown = set(args.variants) - set(VARIANTS)
     if unknown:
         parser.error(f"unknown variants {sorted(unknown)}; known: {', '.join(VARIANTS)}")

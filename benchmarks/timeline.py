@@ -1,0 +1,278 @@
+"""Draws where the time of a decode step goes, from traces of SGLang's profiler.
+
+    python benchmarks/timeline.py --cut TRACE... --out FILE.csv [--steps 3]
+    python benchmarks/timeline.py FILE.csv [--batch 1] [--out FILE.svg]
+
+A trace is what frozen_kv_mtp_v2.py --timeline writes: <variant>-<batch>.trace.json.gz. --cut takes
+some steps out of the middle of each. A step begins with the first kernel of the target's CUDA
+graph, which verifies the drafted tokens, and ends with that of the next. The second command prints
+the medians of a step, and draws a batch size: for each variant one line for the GPU and one for the
+scheduler's host. A kernel of the longest kind of graph is the target's, one of another graph is the
+draft's, and one outside of a graph is neither's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import re
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import _results
+
+from g4debug.reporters.pools_svg import STYLE, text
+
+Span = tuple[float, float]
+ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_HOST = ("cuda_runtime", "cuda_driver")
+TARGET, DRAFT, OTHER = "target's graph", "draft's graph", "outside of graphs"
+ON = (TARGET, DRAFT, OTHER)
+WAITS, CALLS = "waits for the GPU", "launches"
+CLOSE = 3.0  # us: two kernels so close to each other are drawn as one
+WIDTH, LEFT, RIGHT, LANE = 1000, 110, 24, 22
+COLOURS = {TARGET: "full", DRAFT: "swa", OTHER: "best", WAITS: "waits", CALLS: "calls"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a step's time went for. begin, end: us from the beginning of the first step."""
+
+    variant: str
+    batch: int
+    step: int
+    what: str
+    begin: float
+    end: float
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    raw = path.read_bytes()
+    plain = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    found: list[dict[str, Any]] = json.loads(plain)["traceEvents"]
+    return [e for e in found if e.get("ph") == "X" and e.get("cat") in (*ON_GPU, *ON_HOST)]
+
+
+def kinds(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, float, int]]:
+    """(kind, begin, end, launch) of all that ran on the GPU.
+
+    Raises ValueError if no CUDA graph was replayed.
+    """
+    launches = {
+        e["args"]["correlation"]
+        for e in found
+        if e["cat"] in ON_HOST and "GraphLaunch" in e["name"]
+    }
+    on_gpu = [e for e in found if e["cat"] in ON_GPU]
+    nodes: dict[int, int] = defaultdict(int)
+    for e in on_gpu:
+        if e["args"].get("correlation") in launches:
+            nodes[e["args"]["correlation"]] += 1
+    if not nodes:
+        raise ValueError("no CUDA graph was replayed in this trace, so it has no steps to cut")
+    most = max(nodes.values())
+    for e in on_gpu:
+        launch = e["args"].get("correlation", 0)
+        count = nodes.get(launch, 0)
+        kind = OTHER if not count else TARGET if 2 * count > most else DRAFT
+        yield kind, e["ts"], e["ts"] + e["dur"], launch if count else 0
+
+
+def waits(name: str) -> bool:
+    return "Synchronize" in name
+
+
+def joined(spans: Iterable[Span], close: float = CLOSE) -> list[Span]:
+    """The union of spans; two that are closer than ``close`` become one."""
+    made: list[Span] = []
+    for begin, end in sorted(spans):
+        if made and begin <= made[-1][1] + close:
+            made[-1] = (made[-1][0], max(made[-1][1], end))
+        else:
+            made.append((begin, end))
+    return made
+
+
+def cut(found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int) -> list[Piece]:
+    """The pieces of ``steps`` steps from the middle. Raises ValueError if there are fewer."""
+    on_gpu = list(kinds(found))
+    begins: dict[int, float] = {}
+    for kind, begin, _, launch in on_gpu:
+        if kind == TARGET:
+            begins[launch] = min(begin, begins.get(launch, begin))
+    edges = sorted(begins.values())
+    if len(edges) < steps + 1:
+        raise ValueError(f"{variant}-{batch}: expected {steps} whole steps, got {len(edges) - 1}")
+    first = (len(edges) - steps) // 2
+    edges = edges[first : first + steps + 1]
+    spans: dict[str, list[Span]] = defaultdict(list)
+    for kind, begin, end, _ in on_gpu:
+        spans[kind].append((begin, end))
+    launcher = statistics.mode(e["tid"] for e in found if "GraphLaunch" in e["name"])
+    for e in found:
+        if e["cat"] in ON_HOST and e["tid"] == launcher:
+            kind = WAITS if waits(e["name"]) else CALLS
+            spans[kind].append((e["ts"], e["ts"] + e["dur"]))
+    pieces = []
+    for step, (left, right) in enumerate(pairwise(edges)):
+        for what, all_of_them in spans.items():
+            inside = [(max(b, left), min(e, right)) for b, e in all_of_them]
+            for begin, end in joined(s for s in inside if s[0] < s[1]):
+                at = (round(begin - edges[0], 1), round(end - edges[0], 1))
+                pieces.append(Piece(variant, batch, step, what, *at))
+        whole = (round(left - edges[0], 1), round(right - edges[0], 1))
+        pieces.append(Piece(variant, batch, step, "step", *whole))
+    return pieces
+
+
+def named(path: Path) -> tuple[str, int]:
+    """The variant and the batch that a trace's name says. Raises ValueError if it says none."""
+    found = re.fullmatch(r"(.+)-(\d+)\.trace\.json(\.gz)?", path.name)
+    if found is None:
+        raise ValueError(f"expected <variant>-<batch>.trace.json.gz, got {path.name}")
+    return found[1], int(found[2])
+
+
+def read(path: Path) -> list[Piece]:
+    return [
+        Piece(
+            r["variant"], int(r["batch"]), int(r["step"]), r["what"],
+            float(r["begin"]), float(r["end"]),
+        )
+        for r in _results.read(path)[1]
+    ]  # fmt: skip
+
+
+def sums(pieces: Sequence[Piece]) -> dict[str, float]:
+    """Medians over the steps, in ms: what each kind took, and how long the GPU did nothing."""
+    steps = sorted({p.step for p in pieces})
+    found: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        mine = [p for p in pieces if p.step == step]
+        for what in ("step", *COLOURS):
+            found[what].append(sum(p.end - p.begin for p in mine if p.what == what) / 1000)
+        busy = joined(((p.begin, p.end) for p in mine if p.what in ON), 0)
+        found["idle"].append(found["step"][-1] - sum(e - b for b, e in busy) / 1000)
+    return {what: statistics.median(values) for what, values in found.items()}
+
+
+def table(pieces: Sequence[Piece]) -> list[str]:
+    lines = [
+        f"| batch | variant | a step | {TARGET} | {DRAFT} | {OTHER} | the GPU does nothing "
+        "| the host waits |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for batch in sorted({p.batch for p in pieces}):
+        for variant in dict.fromkeys(p.variant for p in pieces):
+            mine = [p for p in pieces if (p.batch, p.variant) == (batch, variant)]
+            if mine:
+                ms = sums(mine)
+                columns = ("step", TARGET, DRAFT, OTHER, "idle", WAITS)
+                cells = " | ".join(f"{ms[name]:.2f} ms" for name in columns)
+                lines.append(f"| {batch} | {variant} | {cells} |")
+    return lines
+
+
+def draw(pieces: Sequence[Piece], batch: int, title: str) -> str:
+    """The SVG of a batch size. Its colours follow the viewer's light or dark scheme."""
+    mine = [p for p in pieces if p.batch == batch]
+    longest = max(p.end for p in mine)
+    unit = (WIDTH - LEFT - RIGHT) / longest
+    y, body = 86, [text(20, 30, title, "title")]
+    x = 20.0
+    for what, colour in COLOURS.items():
+        body += [
+            f'<rect x="{x:.0f}" y="48" width="14" height="14" class="{colour}"/>',
+            text(x + 20, 60, f"{'GPU' if what in ON else 'host'}: {what}", ""),
+        ]
+        x += 190
+    for variant in dict.fromkeys(p.variant for p in mine):
+        shown = [p for p in mine if p.variant == variant]
+        ms = sums(shown)
+        body += [
+            text(20, y + 16, variant, "title"),
+            text(LEFT, y + 16, f"a step {ms['step']:.1f} ms, in {ms['idle']:.1f} ms of it the GPU "
+                 f"does nothing", "soft"),
+        ]  # fmt: skip
+        y += 26
+        for lane, names in (("GPU", ON), ("host", (WAITS, CALLS))):
+            body.append(text(LEFT - 12, y + 15, lane, "soft", "end"))
+            body.append(
+                f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 4}" '
+                'class="nothing"/>'
+            )
+            body += [
+                f'<rect x="{LEFT + p.begin * unit:.1f}" y="{y}" '
+                f'width="{max(0.4, (p.end - p.begin) * unit):.1f}" height="{LANE - 4}" '
+                f'class="{COLOURS[what]}"/>'
+                for what in names
+                for p in shown
+                if p.what == what
+            ]
+            y += LANE
+        for p in shown:
+            if p.what == "step":
+                at = LEFT + p.end * unit
+                body.append(
+                    f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{y - 2 * LANE - 4}" y2="{y}" '
+                    'class="edge"/>'
+                )
+        y += 22
+    each = next(n for n in (1, 2, 5, 10, 20, 50, 100) if longest / 1000 / n <= 12)
+    for n in range(0, int(longest / 1000) + 1, each):
+        body.append(text(LEFT + n * 1000 * unit, y, f"{n} ms", "soft", "middle"))
+    y += 18
+    style = (
+        ".full { fill: var(--full); stroke: none } .swa { fill: var(--swa); stroke: none } "
+        ".best { fill: var(--best); stroke: none } .waits { fill: var(--grid) } "
+        ".calls { fill: var(--soft) } .edge { stroke: var(--ink); stroke-width: 1 } "
+        ".nothing { fill: none; stroke: var(--grid); stroke-width: 0.5 }"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
+        f'height="{y}" role="img"><title>{title}</title><style>{STYLE} {style}</style>\n'
+        f'<rect width="{WIDTH}" height="{y}" fill="var(--paper)"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("csv", type=Path, nargs="?", metavar="FILE.csv")
+    parser.add_argument("--cut", type=Path, nargs="+", metavar="TRACE")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--device", default="", help="the GPU's name, for the CSV's first line")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--title", default="Where the time of a decode step goes")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if bool(args.cut) == bool(args.csv):
+        parser.error("expected either a CSV or --cut with traces")
+    try:
+        if args.cut:
+            pieces = [p for t in args.cut for p in cut(events(t), *named(t), args.steps)]
+            _results.write("timeline", [vars(p) for p in pieces], args.device or "?", args.out)
+            print("\n".join(table(pieces)))
+            return 0
+        pieces = read(args.csv)
+    except ValueError as e:
+        parser.error(str(e))
+    print("\n".join(table(pieces)))
+    if args.out:
+        args.out.write_text(draw(pieces, args.batch, f"{args.title}, batch {args.batch}"))
+        print(f"wrote {args.out.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
