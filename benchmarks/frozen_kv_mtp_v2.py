@@ -102,8 +102,8 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(args.accept)} if args.accept else {}
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
-        servers = {}
-        releases = {}
+        servers: dict[str, Server] = {}
+        releases: dict[str, str] = {}
         for name in args.variants:
             known = VARIANTS[name]
             engine = {**shared, **known.engine, "nccl_port": free_port()}
@@ -111,10 +111,13 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 known, environment={**environment, **known.environment}, engine=engine,
                 python=args.upstream_python if name == "upstream" else "",
             )  # fmt: skip
-            server = Server(name, variant, args.device, folder)
-            stack.callback(server.stop)
-            hello = server.read()  # one after the other: each looks at how much memory is free
-            servers[name], releases[name] = server, hello["sglang"]
+            servers[name] = Server(name, variant, args.device, folder)
+            stack.callback(servers[name].stop)
+        # They start together. Each looks at how much memory is free, but how large its pools are
+        # max_total_tokens says.
+        for name, server in servers.items():
+            hello = server.read()
+            releases[name] = hello["sglang"]
             if hello["overlap"] == (name == "v1"):
                 is_on = "on" if hello["overlap"] else "off"
                 raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")

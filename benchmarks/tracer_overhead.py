@@ -155,7 +155,8 @@ def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, An
         max_running_requests=64,
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
-        **({"context_length": max(contexts) + 1000} if contexts else {}),
+        # What fills the cache is as long as the load's longest prompt, whatever the contexts are.
+        **({"context_length": max(contexts) + 3000} if contexts else {}),
         **several,
     )
 
