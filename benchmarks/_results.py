@@ -57,7 +57,8 @@ def _write_head(f: TextIO, device: str, facts: Mapping[str, Any]) -> None:
     from g4debug.trapping.describe import versions
 
     said = list(sys.argv[1:])
-    for option in ("--out", "--profile"):  # where the files were put does not matter
+    # Where the files were put, and where another environment is, does not matter.
+    for option in ("--out", "--profile", "--timeline", "--upstream-python"):
         if option in said:
             at = said.index(option)
             del said[at : at + 2]

@@ -18,7 +18,7 @@ of one request, ``ms_per_step`` that time the accept length. The first round is 
 
 --accept lets SGLang accept so many tokens in each verify, whatever was drafted
 (SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft.
---timeline lets SGLang's profiler look at each server after the last round, and puts a trace for
+--timeline lets SGLang's profiler look at each server before the first round, and puts a trace for
 each variant and batch into FOLDER; timeline.py draws them. --table
 prints the table of files that were written before; the first file's first variant is what the
 others are compared with.
@@ -126,6 +126,10 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         growing = _results.Growing(out, hello["device"], accept=args.accept or "")
         try:
             for number in range(args.rounds + 1):
+                if number == 1 and args.timeline:
+                    for server in servers.values():
+                        for batch in args.batches:
+                            take_trace(server, batch, PROFILED[args.device], args.timeline)
                 for batch in args.batches:
                     order = list(servers)
                     random.Random(f"{number} {batch}").shuffle(order)
@@ -136,10 +140,6 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                         if number:
                             growing.add([row])
                             rows.append(row)
-            if args.timeline:
-                for server in servers.values():
-                    for batch in args.batches:
-                        take_trace(server, batch, PROFILED[args.device], args.timeline)
         finally:
             growing.close()
             for name, server in servers.items():
@@ -187,6 +187,8 @@ def main() -> int:
     parser.add_argument("--timeline", type=Path, metavar="FOLDER")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args()
+    if args.timeline and not args.rounds:
+        parser.error("--timeline needs at least one round")
     if args.table:
         print("\n".join(table([row for path in args.table for row in _results.read(path)[1]])))
         return 0

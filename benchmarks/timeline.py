@@ -37,7 +37,8 @@ TARGET, DRAFT, OTHER = "target's graph", "draft's graph", "outside of graphs"
 ON = (TARGET, DRAFT, OTHER)
 WAITS, CALLS = "waits for the GPU", "launches"
 CLOSE = 3.0  # us: two kernels so close to each other are drawn as one
-WIDTH, LEFT, RIGHT, LANE = 1000, 110, 24, 22
+LONG_COPY = 100.0  # us: to begin a copy takes less
+WIDTH, LEFT, RIGHT, LANE = 1000, 130, 24, 22
 COLOURS = {TARGET: "full", DRAFT: "swa", OTHER: "best", WAITS: "waits", CALLS: "calls"}
 
 
@@ -85,8 +86,11 @@ def kinds(found: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float, floa
         yield kind, e["ts"], e["ts"] + e["dur"], launch if count else 0
 
 
-def waits(name: str) -> bool:
-    return "Synchronize" in name
+def waits(event: Mapping[str, Any]) -> bool:
+    """True of a call in which the host waits. A copy into memory that is not pinned does, too."""
+    return "Synchronize" in event["name"] or (
+        "Memcpy" in event["name"] and event["dur"] > LONG_COPY
+    )
 
 
 def joined(spans: Iterable[Span], close: float = CLOSE) -> list[Span]:
@@ -118,7 +122,7 @@ def cut(found: Sequence[Mapping[str, Any]], variant: str, batch: int, steps: int
     launcher = statistics.mode(e["tid"] for e in found if "GraphLaunch" in e["name"])
     for e in found:
         if e["cat"] in ON_HOST and e["tid"] == launcher:
-            kind = WAITS if waits(e["name"]) else CALLS
+            kind = WAITS if waits(e) else CALLS
             spans[kind].append((e["ts"], e["ts"] + e["dur"]))
     pieces = []
     for step, (left, right) in enumerate(pairwise(edges)):

@@ -31,7 +31,9 @@ def a_trace() -> list[dict]:
             event("kernel", "draft", at + 500, 100, draft, tid=7),
             event("cuda_runtime", "cudaLaunchKernel", at + 20, 2, 10 * step + 3),
             event("kernel", "sample", at + 700, 50, 10 * step + 3, tid=7),
-            event("cuda_runtime", "cudaStreamSynchronize", at + 100, 650, 10 * step + 4),
+            event("cuda_runtime", "cudaStreamSynchronize", at + 100, 450, 10 * step + 4),
+            event("cuda_runtime", "cudaMemcpyAsync", at + 550, 200, 10 * step + 6),
+            event("cuda_runtime", "cudaMemcpyAsync", at + 760, 20, 10 * step + 7),
             # Another thread's waiting is not the scheduler's.
             event("cuda_runtime", "cudaStreamSynchronize", at, 900, 10 * step + 5, tid=2),
         ]
