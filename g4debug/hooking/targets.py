@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
 _HYBRID = "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
 _TRITON = "sglang.srt.layers.attention.triton_backend"
+_TRITON_OPS = "sglang.srt.layers.attention.triton_ops"  # up to 0.5.17
 _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
@@ -88,6 +89,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
     "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
     "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
+    # How large the blocks of its kernel are. Looked at on 0.5.12 only: later ones need no fix.
+    "attn.triton.extend_blocks": (
+        ("<0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"),
+        (_ANY, None),
+    ),
     "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
     "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
