@@ -4,8 +4,8 @@
 the target's verify. For a head_dim of 129 to 256 on sm90, SGLang 0.5.12 gives it 128 queries to a
 block. That is more than fits into the registers: compiled for sm90 (head_dim 256, custom mask,
 triton 3.9, ``ptxas -v``), a thread spills 2,564 bytes, and 68 with 64 queries. Upstream made it 64
-(sglang #26588, in 0.5.13); this is the same choice for 0.5.12. Keys are still taken in blocks of 64, so each query adds up the
-same numbers in the same order.
+(sglang #26588, in 0.5.13); this is the same choice for 0.5.12. Keys are still taken in blocks of
+64, so each query adds up the same numbers in the same order.
 
 How it was found: in the timeline of ``benchmarks/frozen_kv_mtp_v2.py`` on a H100, batch 64, this
 kernel takes 33.6 ms of a step on 0.5.12.post1, and 11.2 ms on 0.5.15.post1. The path itself has not

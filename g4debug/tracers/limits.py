@@ -37,8 +37,23 @@ def on_v2_path(server_args: Any) -> bool:
     return mtp and overlaps(server_args) and state_of(V2_PATH) == "applied"
 
 
+def other_rows(server_args: Any) -> str:
+    """Why what a forward hands to its kernels is not judged on this server; '' if it is.
+
+    With these arguments a forward has other rows, or other indices in them, than SGLang's requests
+    have, and no tracer was ever run with them. DP attention pads each rank's batch to the longest
+    (``ForwardBatch.prepare_mlp_sync_batch``); each rank's allocators stay its own.
+    """
+    if getattr(server_args, "enable_dp_attention", False):
+        return (
+            "with --enable-dp-attention a batch is padded to those of the other ranks, and "
+            "this tracer was never run so"
+        )
+    return other_indices(server_args)
+
+
 def other_indices(server_args: Any) -> str:
-    """Why tables, lists and write locations are not judged on this server; '' if they are.
+    """Why neither tables nor allocators are judged on this server; '' if they are.
 
     With these arguments a kernel gets other indices than those that SGLang's rows and allocators
     have, and no tracer was ever run with them.

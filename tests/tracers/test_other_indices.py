@@ -19,6 +19,7 @@ from g4debug import plugin
 from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
 
 ARGUMENTS = {"enable_unified_memory": True, "dcp_size": 2}
+OF_A_FORWARD = {**ARGUMENTS, "enable_dp_attention": True}
 
 
 def with_argument(rig, name):
@@ -27,7 +28,7 @@ def with_argument(rig, name):
     class Started(rig):
         def runner(self, draft=False):
             made = super().runner(draft)
-            setattr(made.server_args, name, ARGUMENTS[name])
+            setattr(made.server_args, name, OF_A_FORWARD[name])
             return made
 
     return Started
@@ -38,7 +39,7 @@ def status(name):
     return found
 
 
-@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("argument", OF_A_FORWARD)
 @pytest.mark.parametrize("rig", [Rig, TritonRig])
 def test_page_table_does_not_judge_what_is_handed_over(arm, rig, argument):
     folder = arm(G4DEBUG_TRACE="page-table")
@@ -64,7 +65,7 @@ def test_page_table_does_not_judge_what_is_handed_over(arm, rig, argument):
     assert not [c for c in status("page-table").checked if c.count]
 
 
-@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("argument", OF_A_FORWARD)
 def test_kv_writes_does_not_judge_where_it_writes(arm, argument):
     arm(G4DEBUG_TRACE="kv-writes")
     it = Writing.__new__(Writing)

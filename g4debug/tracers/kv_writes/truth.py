@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.as_of_launch import Launches
-from g4debug.tracers.limits import as_of_launch, moving_pages, other_indices, overlaps
+from g4debug.tracers.limits import as_of_launch, moving_pages, other_rows, overlaps
 from g4debug.tracers.truth import Truth, of_forward
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Books:
             self.draft_writes |= not is_frozen_kv_mtp(model_runner)
             return
         args = model_runner.server_args
-        self.unjudged = other_indices(args)
+        self.unjudged = other_rows(args)
         if self.unjudged:
             return
         found = moving_pages(args, as_of_launch(args))

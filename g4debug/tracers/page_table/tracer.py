@@ -123,7 +123,7 @@ class PageTableTracer(TrapTracer[Launch]):
             )
             return
         key = id(backend)
-        why = limits.other_indices(getattr(model_runner, "server_args", None))
+        why = limits.other_rows(getattr(model_runner, "server_args", None))
         if why:
             self._unjudged.add(key)
             self.not_guarded(limits.BACKEND.format(adapter.name), why)

@@ -78,8 +78,7 @@ class RankDivergence:
                 "not the KV locations themselves, but how many there are",
                 "they lie in the device's memory, and asking for them would wait for it",
             )
-        shares = args_.dp_size if getattr(args_, "enable_dp_attention", False) else 1
-        self._expected = max(0, args_.tp_size // max(1, shares) // nodes - 1)
+        self._expected = max(0, args_.tp_size // nodes - 1)
         return result
 
     def _why_not(self, scheduler: Any) -> str:
@@ -87,8 +86,10 @@ class RankDivergence:
         args = scheduler.server_args
         if args.tp_size == 1:
             return "there is one rank only, so there is nothing to compare"
-        if getattr(args, "enable_dp_attention", False) and args.dp_size >= args.tp_size:
-            return "with DP attention on all ranks each of them has a batch of its own"
+        if getattr(args, "enable_dp_attention", False):
+            if args.dp_size >= args.tp_size:
+                return "with DP attention on all ranks each of them has a batch of its own"
+            return "it was never run with DP attention"
         if getattr(args, "disaggregation_mode", None) not in (None, "null"):
             return "it was never run with disaggregation of prefill and decode"
         if (getattr(args, "attn_cp_size", 1) or 1) > 1:

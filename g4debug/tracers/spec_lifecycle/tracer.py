@@ -104,6 +104,11 @@ class SpecLifecycleTracer:
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_frozen_kv_mtp(scheduler):
             self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
+        elif getattr(scheduler.server_args, "enable_dp_attention", False):
+            self.context.off(
+                "with --enable-dp-attention a rank idles in a draft, and "
+                "this tracer was never run so"
+            )
         return result
 
     # The hand-overs, in the order of a step.

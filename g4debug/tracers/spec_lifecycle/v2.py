@@ -478,6 +478,8 @@ def unknown(server_args: Any) -> list[str]:
         found.append("--enable-pdmux runs prefill beside decode")
     if getattr(server_args, "enable_mixed_chunk", False):
         found.append("with --enable-mixed-chunk a step may prefill and decode at once")
+    if getattr(server_args, "enable_dp_attention", False):
+        found.append("with --enable-dp-attention a rank idles in a draft, and batches are padded")
     return found
 
 

@@ -195,7 +195,8 @@ def test_ranks_of_other_batches_are_not_compared(ranks, field):
     ("changes", "says"),
     [
         ({"tp_size": 1}, "one rank only"),
-        ({"enable_dp_attention": True, "dp_size": 2}, "DP attention"),
+        ({"enable_dp_attention": True, "dp_size": 2}, "with DP attention on all ranks"),
+        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 4}, "never run with DP attention"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
         ({"attn_cp_size": 2}, "context parallelism"),
     ],

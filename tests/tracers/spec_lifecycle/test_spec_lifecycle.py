@@ -361,3 +361,15 @@ def test_hidden_states_in_inference_mode_are_followed_by_identity(sglang):
 
 def test_the_canary_bites(tmp_path: Path):
     assert "verify input" in canary.fire(tmp_path, torch.device("cpu"))
+
+
+def test_dp_attention_was_never_run_so_it_is_off(tracer):
+    scheduler = SimpleNamespace(
+        spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
+        server_args=SimpleNamespace(enable_dp_attention=True),
+    )
+    tracer.after_scheduler_init(None, scheduler)
+    assert "--enable-dp-attention" in tracer.context.status.record().off
+    scheduler.server_args.enable_dp_attention = False
+    fresh = SpecLifecycleTracer(tracer.context)
+    assert fresh.after_scheduler_init("made", scheduler) == "made"

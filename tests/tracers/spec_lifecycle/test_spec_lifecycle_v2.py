@@ -369,12 +369,14 @@ def test_a_filter_that_leaves_rows(sglang):
 def test_what_a_server_does_that_was_not_run_is_said_and_not_judged(sglang, caplog):
     server = Server()
     algorithm = server.rehearsal.classes.algorithm
-    arguments = SimpleNamespace(disaggregation_mode="decode", pp_size=2, enable_mixed_chunk=True)
+    arguments = SimpleNamespace(disaggregation_mode="decode", pp_size=2, enable_mixed_chunk=True,
+                                enable_dp_attention=True)  # fmt: skip
     scheduler = SimpleNamespace(spec_algorithm=algorithm, server_args=arguments)
     server.tracer.after_scheduler_init(None, scheduler)
     assert "disaggregated" in caplog.text
     assert "pipeline parallelism" in caplog.text
     assert "mixed-chunk" in caplog.text
+    assert "dp-attention" in caplog.text
     server.step()
     spoil_values(server, counts("kv_committed_len", 1))
 
