@@ -89,6 +89,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
     "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
     "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
+    # The window's lists before a replay. The path that wraps it is for 0.5.12 only.
+    "attn.triton.window_lists": (
+        ("<0.5.13", f"{_TRITON}.update_sliding_window_buffer_cuda_graph"),
+        (_ANY, None),
+    ),
     # How large the blocks of its kernel are. Looked at on 0.5.12 only: later ones need no fix.
     "attn.triton.extend_blocks": (
         ("<0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"),

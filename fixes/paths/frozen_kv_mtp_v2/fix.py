@@ -13,7 +13,8 @@ still reads: rows of ``req_to_token``, and the mapping to SWA pages. 0.5.12.post
 that. Here the scheduling stream waits for the forward stream before the next batch is formed. It
 waits right after the launch, too, if the result of a prefill is to be processed next: then the
 prefix cache may give a request that runs already other pages for the same tokens. It is the device
-that waits, and not the host.
+that waits, and not the host. Where SGLang itself lets the host wait before each verify on triton,
+:mod:`.window_lists` does not.
 """
 
 from __future__ import annotations
@@ -93,6 +94,13 @@ def after_run_batch(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> A
     return result
 
 
+def around_window_lists(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Wraps ``update_sliding_window_buffer_cuda_graph`` of the triton backend."""
+    from g4debug.fixes.paths.frozen_kv_mtp_v2 import window_lists  # it imports torch
+
+    return window_lists.around_window_lists(call_next, *args, **kwargs)
+
+
 def serves(scheduler: Any) -> bool:
     """True if FROZEN_KV_MTP runs on v2 in this scheduler."""
     return bool(scheduler.enable_overlap and scheduler.spec_algorithm.is_frozen_kv_mtp())
@@ -114,6 +122,7 @@ def apply(hooks: Hooks) -> None:
     hooks.after("result.resolve_overlap", Order.FIX, ID, after_resolve)
     hooks.before("scheduler.next_batch", Order.FIX, ID, before_next_batch)
     hooks.after("scheduler.run_batch", Order.FIX, ID, after_run_batch)
+    hooks.around("attn.triton.window_lists", Order.FIX, ID, around_window_lists)
 
 
 FIX = Fix(
