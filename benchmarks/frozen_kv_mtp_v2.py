@@ -6,11 +6,12 @@
     python benchmarks/frozen_kv_mtp_v2.py --table FILE...
 
 One server for each variant: ``v1``, ``ours`` (``SGLANG_FROZEN_KV_MTP_V2=1``), ``ours-armed`` (the
-same with the default tracers). ``upstream`` is SGLang's own v2, from 0.5.14 on: on such a release
-it is the only variant; beside the others it runs in another environment, whose Python
---upstream-python names. All are up together, on one device, and are asked in turns, in an order of
-its own for each round. E4B's geometry (full layers' head_dim 256) with seeded weights, CUDA graphs,
-prefill on triton, decode on trtllm_mha, pages of 64.
+same with the default tracers), ``v1-blocks`` and ``ours-blocks`` (with hopper-extend-blocks, too).
+``upstream`` is SGLang's own v2, from 0.5.14 on: on such a release it is the only variant; beside
+the others it runs in another environment, whose Python --upstream-python names. All are up
+together, on one device, and are asked in turns, in an order of its own for each round. E4B's
+geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
+trtllm_mha, pages of 64.
 
 A round asks each server for one token of each prompt, and then for --tokens of them. What a row
 says is of the difference, so it has no prefill in it: ``ms_per_token`` is the time per output token
@@ -19,9 +20,8 @@ of one request, ``ms_per_step`` that time the accept length. The first round is 
 --accept lets SGLang accept so many tokens in each verify, whatever was drafted
 (SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft.
 --timeline lets SGLang's profiler look at each server before the first round, and puts a trace for
-each variant and batch into FOLDER; timeline.py draws them. --table
-prints the table of files that were written before; the first file's first variant is what the
-others are compared with.
+each variant and batch into FOLDER; timeline.py draws them. --table prints the table of files that
+were written before; the first file's first variant is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ from g4debug.cpu.server import free_port
 # SGLang itself switches overlap scheduling off where FROZEN_KV_MTP does not run with it.
 OVERLAP = {"disable_overlap_schedule": False}
 ON = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
+BLOCKS = {"G4DEBUG_FIX_HOPPER_EXTEND_BLOCKS": "1"}
 VARIANTS = {
     "v1": Variant(engine=OVERLAP),
     "ours": Variant(ON, engine=OVERLAP),
     "ours-armed": Variant({**ON, "SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=OVERLAP),
+    "v1-blocks": Variant(BLOCKS, engine=OVERLAP),
+    "ours-blocks": Variant({**ON, **BLOCKS}, engine=OVERLAP),
     "upstream": Variant(engine=OVERLAP),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -118,7 +121,7 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         for name, server in servers.items():
             hello = server.read()
             releases[name] = hello["sglang"]
-            if hello["overlap"] == (name == "v1"):
+            if hello["overlap"] == name.startswith("v1"):
                 is_on = "on" if hello["overlap"] else "off"
                 raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")
             print(f"{name}: up", flush=True)
