@@ -25,6 +25,7 @@ A, N, OFF = "applied", "not-needed", "off"
 STATES = {
     #                     12p1 13p1 0.5.14 15p1 0.5.18 0.5.21 0.5.23
     "draft-embedding-shard": (A, A, A, A, A, A, N),  # 0.5.23 asks what the draft's embedding is
+    "draft-window":       (N, N, A, A, A, A, A),  # up to 0.5.13 a page more is kept
     "force-eagle":        (OFF, OFF, N, N, N, N, N),  # a way out of v1's promotion
     "frozen-kv-mtp-v2":   (OFF, N, N, N, N, N, N),  # upstream has it from 0.5.14 on
     "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
