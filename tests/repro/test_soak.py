@@ -46,6 +46,12 @@ def test_stress_that_never_struck_is_named(soak):
     assert "Nothing aborted a request in it" in soak.unstressed(struck.replace("abort-request", ""))
 
 
+def test_what_sglang_retracts_itself_counts(soak):
+    text = "abort-request #1\nradix-evict #1\nDecode: #retracted_reqs: {}\n"
+    assert soak.unstressed(text.format(3)) == ""
+    assert "retracted one" in soak.unstressed(text.format(0))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("v2", [True, False])
 def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
