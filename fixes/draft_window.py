@@ -36,7 +36,9 @@ def around_evict(
 ) -> Any:
     """Around ``ScheduleBatch._evict_swa``. pre_len: the tokens that are done, of which those behind
     the window are given back."""
-    if batch.spec_algorithm.is_frozen_kv_mtp() and batch.forward_mode.is_decode():
+    from g4debug.hooking.speculation import is_frozen_kv_mtp
+
+    if is_frozen_kv_mtp(batch) and batch.forward_mode.is_decode():
         pre_len -= 1
     return call_next(batch, req, pre_len, *args, **kwargs)
 

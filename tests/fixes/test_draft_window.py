@@ -25,7 +25,7 @@ def without_prefix_cache() -> dict[str, bool]:
     return {n: value for n, value in names.items() if n in known}
 
 
-def evicted(length: int, fixed: bool, frozen: bool = True, decode: bool = True) -> int:
+def evicted(length: int, fixed: bool, frozen: bool | None = True, decode: bool = True) -> int:
     """How many tokens of a request lose their SWA pages, of which ``length`` have KV."""
     from sglang.srt.mem_cache.common import free_swa_out_of_window_slots
 
@@ -34,7 +34,9 @@ def evicted(length: int, fixed: bool, frozen: bool = True, decode: bool = True) 
     if kv_of(request) is request:
         request.cache_protected_len = request.swa_evicted_seqlen = 0
     batch = SimpleNamespace(
-        spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: frozen),
+        spec_algorithm=(
+            None if frozen is None else SimpleNamespace(is_frozen_kv_mtp=lambda: frozen)
+        ),
         forward_mode=SimpleNamespace(is_decode=lambda: decode),
     )
 
@@ -64,6 +66,7 @@ def test_other_servers_and_prefills_are_left_alone(sglang):
     length = PAGE + RADIUS
     assert evicted(length, fixed=False) == PAGE
     assert evicted(length, fixed=True, frozen=False) == PAGE
+    assert evicted(length, fixed=True, frozen=None) == PAGE
     assert evicted(length, fixed=True, decode=False) == PAGE
 
 
