@@ -184,11 +184,9 @@ class Server:
         return self.put([batch, tokens])
 
     def profile(self, batch: int, tokens: int, folder: Path) -> list[Path]:
-        """Answer requests under SGLang's profiler; the traces that it left in ``folder``."""
-        folder.mkdir(parents=True, exist_ok=True)
-        before = set(folder.iterdir())
+        """Answer requests under SGLang's profiler; what it left in ``folder``, an empty one."""
         self.put([batch, tokens, str(folder)])
-        return sorted(set(folder.iterdir()) - before)
+        return sorted(folder.iterdir())
 
     def ms_per_token(self, batch: int, tokens: int) -> tuple[float, float]:
         """The decode time per output token, without the prefill, and the accept length."""

@@ -5,8 +5,9 @@ Between two decode steps SGLang gives back the SWA pages behind the window
 L. The draft of FROZEN_KV_MTP asks from position L - 1, where the last token with KV is
 (``set_frozen_kv_positions``): its window begins one token earlier. Up to 0.5.13 SGLang keeps a page
 more, and nothing is missing. From 0.5.14 on that page is gone without a prefix cache, and from
-0.5.15 to 0.5.18 with one, too. If L is a multiple of the page size, the page of that one token is
-given back, and the draft's sliding layers read page 0 in its place.
+0.5.15 to 0.5.18 with one, too (by reading). Where exactly whole pages lie behind the window of L,
+the last of them holds that one token; it is given back, and the draft's sliding layers read page 0
+in its place.
 
 It needs a step that is scheduled while no forward is in flight: after a retraction, for instance.
 Otherwise the scheduler knows fewer tokens than there are, and keeps more. The answers stay right,
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.fixes.base import Fix
 from g4debug.fixes.source import source
+from g4debug.hooking.speculation import is_frozen_kv_mtp
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -36,8 +38,6 @@ def around_evict(
 ) -> Any:
     """Around ``ScheduleBatch._evict_swa``. pre_len: the tokens that are done, of which those behind
     the window are given back."""
-    from g4debug.hooking.speculation import is_frozen_kv_mtp
-
     if is_frozen_kv_mtp(batch) and batch.forward_mode.is_decode():
         pre_len -= 1
     return call_next(batch, req, pre_len, *args, **kwargs)

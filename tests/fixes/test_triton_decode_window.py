@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_backend import WINDOW, capture_graph, replay_graph
+from real_backend import WINDOW, replay_graph
 from real_triton import TritonRig, listed
 from sglang_of import sglang_of
 
@@ -60,12 +60,6 @@ def decode_lists(rig, backend, requests, how):
     return [listed(rig, backend, request, row) for row, request in enumerate(requests)]
 
 
-def captured(rig, backend, size):
-    """The backend with a graph of ``size`` rows, captured on rows of one token as SGLang does."""
-    backend.init_cuda_graph_state(size, size)
-    capture_graph(backend, rig.batch("decode", [rig.admit("captured", 1)] * size, backend))
-
-
 @BOTH
 @pytest.mark.parametrize("how", ["eager", "replay"])
 def test_eager_and_in_a_graph_for_rows_of_all_lengths(rig, fixed, how):
@@ -73,7 +67,7 @@ def test_eager_and_in_a_graph_for_rows_of_all_lengths(rig, fixed, how):
     backend = rig.backend()
     requests = [rig.admit(f"r{n}", n) for n in (1, WINDOW - 1, WINDOW, WINDOW + 1, 60)]
     if how == "replay":
-        captured(rig, backend, len(requests))
+        rig.capture(backend, len(requests))
     got = decode_lists(rig, backend, requests, how)
     wanted = [by_the_model(request.tokens - 1) for request in requests]
     if not fixed:
@@ -86,7 +80,7 @@ def test_the_graphs_list_has_room_for_rows_that_are_all_longer_than_the_window(r
     rig = rig(True)
     backend = rig.backend()
     requests = [rig.admit(f"r{n}", 60 + n) for n in range(3)]
-    captured(rig, backend, len(requests))
+    rig.capture(backend, len(requests))
     assert len(backend.cuda_graph_window_kv_indices) == 3 * WINDOW
     got = decode_lists(rig, backend, requests, "replay")
     assert [len(keys) for keys in got] == [WINDOW] * 3

@@ -12,7 +12,18 @@ from unittest import mock
 
 import releases
 import torch
-from real_backend import CONTEXT, FULL, HEADS, LAYERS, PAGE, SPECULATIVE, SWA, WINDOW, Rig
+from real_backend import (
+    CONTEXT,
+    FULL,
+    HEADS,
+    LAYERS,
+    PAGE,
+    SPECULATIVE,
+    SWA,
+    WINDOW,
+    Rig,
+    capture_graph,
+)
 
 from g4debug.cpu import token_attention
 from g4debug.hooking import targets
@@ -104,6 +115,11 @@ class TritonRig(Rig):
         if not hasattr(made, "token_to_kv_pool"):
             made.token_to_kv_pool = self.pool
         return made
+
+    def capture(self, backend: Any, size: int) -> None:
+        """A graph of ``size`` rows, captured on rows of one token as SGLang does."""
+        backend.init_cuda_graph_state(size, size)
+        capture_graph(backend, self.batch("decode", [self.admit("captured", 1)] * size, backend))
 
     def batch(self, mode: str, requests: list[Any], backend: Any, pool: Any = None) -> Any:
         made = super().batch(mode, requests, backend, pool)

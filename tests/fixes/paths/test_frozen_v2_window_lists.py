@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_backend import WINDOW, capture_graph, replay_graph
+from real_backend import WINDOW, replay_graph
 from real_triton import TritonRig
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,8 +29,7 @@ def replays(lengths: list[list[int]]) -> tuple[list[list[int]], int]:
     """For each replay its list up to its end, and how often all of them asked for a number."""
     rig = TritonRig()
     backend = rig.backend()
-    backend.init_cuda_graph_state(ROWS, ROWS)
-    capture_graph(backend, rig.batch("decode", [rig.admit("captured", 1)] * ROWS, backend))
+    rig.capture(backend, ROWS)
     requests = {n: rig.admit(f"r{n}", n) for n in sorted({n for each in lengths for n in each})}
     found, asked = [], 0
     for each in lengths:
@@ -60,8 +59,7 @@ def test_what_a_fault_left_behind_the_end_is_not_looked_up(arm):
     arm(**ON)
     rig = TritonRig()
     backend = rig.backend()
-    backend.init_cuda_graph_state(ROWS, ROWS)
-    capture_graph(backend, rig.batch("decode", [rig.admit("captured", 1)] * ROWS, backend))
+    rig.capture(backend, ROWS)
     backend.cuda_graph_window_kv_indices[-1] = 10**9
     replay_graph(backend, rig.batch("decode", [rig.admit("r", 9)], backend))
     end = int(backend.window_kv_indptr[1])

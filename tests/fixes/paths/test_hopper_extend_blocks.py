@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 
 import pytest
 import torch
+from real_triton import sglangs
 
 from g4debug.fixes.base import state_of
 
@@ -45,9 +46,7 @@ def test_a_cpu_is_left_alone(arm):
 @pytest.mark.usefixtures("sglang")
 def test_the_smaller_blocks_change_no_bit():
     """SGLang's kernel in Triton's interpreter, with more queries than either block has."""
-    spec = importlib.util.find_spec(MODULE)
-    kernel = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernel)  # a copy: in SGLang's module a stand-in is in place
+    extend = sglangs("extend_attention_fwd")
     prefixes, new, dim = [70, 0, 9], [140, 4, 1], 256
     tokens, slots = sum(new), 96
 
@@ -61,9 +60,10 @@ def test_the_smaller_blocks_change_no_bit():
     indices = torch.randperm(slots, generator=torch.Generator().manual_seed(1))[: sum(prefixes)]
     found = []
     for block in (128, 64):
-        kernel._get_block_sizes_for_extend_attention = lambda *_, m=block: (256, 0, 256, m, 64, 8)
+        sizes = (256, 0, 256, block, 64, 8)
+        extend.__globals__["_get_block_sizes_for_extend_attention"] = lambda *_, s=sizes: s
         o = torch.full_like(q, 7.0)
-        kernel.extend_attention_fwd(
+        extend(
             q, k, v, o, *pool, begins, indptr, indices, None, True, None, max(new), 1.0, 1.0,
             0.0625,
         )  # fmt: skip
