@@ -16,6 +16,7 @@ from _variants import not_completed
 from _workload import without_mtp
 
 from g4debug.dumps import reading
+from g4debug.fixes.source import source
 
 TP: dict[str, Any] = {"tp_size": 2}
 STRESS = "seed=11;abort-request=3%on;forced-retract=3%on;radix-evict=4%on(512)"
@@ -29,7 +30,8 @@ class Mode:
     """title: in a few words. engine: arguments of ``sgl.Engine`` besides the usual ones.
 
     faults: injected. repaired: in ``contain`` mode, the tracer whose findings are the only ones
-    that there may be, and must be. not_on_cpu: why the CPU engine cannot run it.
+    that there may be, and must be. not_on_cpu: why the CPU engine cannot run it. not_here: why
+    the installed SGLang cannot.
     """
 
     title: str
@@ -37,6 +39,21 @@ class Mode:
     faults: str = STRESS
     repaired: str = ""
     not_on_cpu: str = ""
+    not_here: str = ""
+
+
+def no_dp_attention() -> str:
+    """Why the installed SGLang cannot run Gemma-4 with DP attention; '' if it can.
+
+    Seen on two H100 with 0.5.23, and described in docs/upstream/gemma4-dp-attention.md.
+    """
+    heads = source("sglang.srt.models.gemma4_causal.Gemma4Attention.__init__")
+    if "attn_tp" in heads or "get_attention_tp" in heads:
+        return ""
+    return (
+        "SGLang's Gemma-4 divides its heads among all tensor-parallel ranks, the KV pool does "
+        "not (docs/upstream/gemma4-dp-attention.md)"
+    )
 
 
 def modes() -> dict[str, Mode]:
@@ -60,6 +77,7 @@ def modes() -> dict[str, Mode]:
             "each rank computes the attention of its own requests, without MTP",
             {**TP, **plain, **overlap, "dp_size": 2, "enable_dp_attention": True},
             not_on_cpu="there SGLang asks for an attention backend that only Intel's CPUs have",
+            not_here=no_dp_attention(),
         ),
         "contain": Mode(
             "five cells of page tables on rank 1 are repaired, in contain mode",

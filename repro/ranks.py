@@ -9,8 +9,9 @@ the pools together, and faults that break nothing abort and retract them and evi
 mode *contain* cells of page tables are broken and repaired on one rank only; the ranks must stay
 in step. ``--device cuda`` needs two GPUs of the same kind.
 
+A mode that the installed SGLang or the CPU engine cannot run is left out, and the reason is said.
 The exit code is 0 if no mode has a false finding and every tracer has checked something on both
-ranks, or has said why it does not. It is 1 if not, and 2 for wrong arguments.
+ranks, or has said why it does not. It is 1 if not, or if no mode ran, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -124,15 +125,21 @@ def main() -> int:
     good = False
     try:
         for name in args.only or known:
-            if args.device == "cpu" and known[name].not_on_cpu:
-                why = known[name].not_on_cpu
-                _render.say(console, f"{name}: not run on the CPU engine: {why}.", hang=4)
+            mode = known[name]
+            if mode.not_here:
+                where = f"not run on SGLang {version('sglang')}"
+                _render.say(console, f"{name}: {where}: {mode.not_here}.", hang=4)
                 continue
-            found.append(run(name, known[name], args.device, count, folder, console))
+            if args.device == "cpu" and mode.not_on_cpu:
+                _render.say(
+                    console, f"{name}: not run on the CPU engine: {mode.not_on_cpu}.", hang=4
+                )
+                continue
+            found.append(run(name, mode, args.device, count, folder, console))
             _render.block(console, block(found[-1], folder))
             if args.out:  # as they come: a run that is stopped keeps its rows
                 args.out.write_text(markdown(found, args.device))
-        good = all(seen.good for seen in found)
+        good = bool(found) and all(seen.good for seen in found)
         if not good or args.results:
             _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
         return 0 if good else 1

@@ -168,8 +168,10 @@ def wait_for_tables(scheduler: Any) -> None:
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
         return
     runner = getattr(scheduler.model_worker, "war_fastpath_runner", None)
+    if runner is None:
+        return
     last = scheduler.last_batch  # its result is processed next
-    if runner is None or last is None or last.forward_mode.is_decode():
+    if last is None or last.forward_mode.is_decode():
         return
     event = runner.war_fastpath_read_done_event
     scheduler._apply_war_barrier()

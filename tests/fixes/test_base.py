@@ -247,12 +247,11 @@ def test_what_mends_and_what_makes_faster():
         "locked-prefix", "optional-kv", "residual-aliasing", "spec-batch-guards", "swa-state-swap",
     }  # fmt: skip
     assert by["experiment"] == {
-        "force-eagle", "frozen-kv-mtp-v2", "hopper-extend-blocks", "mm-piecewise-graph",
-        "page-clamp", "triton-decode-window",
+        "force-eagle", "frozen-kv-mtp-v2", "mm-piecewise-graph", "page-clamp",
+        "triton-decode-window",
     }  # fmt: skip
-    # A path that refuses requests is one that nobody gets without asking for it by name, and so is
-    # one that has not run on a GPU yet.
-    by_name = {"frozen-kv-mtp-v2", "hopper-extend-blocks"}
+    # A path that refuses requests is one that nobody gets without asking for it by name.
+    by_name = {"frozen-kv-mtp-v2"}
     paths = {n for n, f in found.items() if f.eligible} - by_name
     assert by["performance"] == paths | {"swa-ratio"}
     assert set.union(*by.values()) == set(found)

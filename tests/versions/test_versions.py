@@ -29,7 +29,7 @@ STATES = {
     "force-eagle":        (OFF, OFF, N, N, N, N, N),  # a way out of v1's promotion
     "frozen-kv-mtp-v2":   (OFF, N, N, N, N, N, N),  # upstream has it from 0.5.14 on
     "fused-router":       (A, N, N, N, N, N, N),  # 0.5.13 has a kernel of its own
-    "hopper-extend-blocks": (OFF, N, N, N, N, N, N),  # upstream has it from 0.5.13 on
+    "hopper-extend-blocks": (A, N, N, N, N, N, N),  # upstream has it from 0.5.13 on
     "hybrid-pool-swap":   (N, A, A, A, A, A, A),  # the pool is the backend's from 0.5.13 on
     "idle-draft-input":   (A, A, N, N, N, N, N),  # 0.5.13 has it, but not under DP attention
     "locked-prefix":      (A, A, A, N, N, N, N),

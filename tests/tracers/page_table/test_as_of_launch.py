@@ -279,9 +279,17 @@ def test_sglangs_barrier_is_called_early_and_keeps_its_event():
         called.append(runner.war_fastpath_read_done_event)
         runner.war_fastpath_read_done_event = None
 
+    prefill = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: False))
+    decode = SimpleNamespace(forward_mode=SimpleNamespace(is_decode=lambda: True))
     scheduler = SimpleNamespace(
-        model_worker=SimpleNamespace(war_fastpath_runner=runner), _apply_war_barrier=barrier
-    )
+        model_worker=SimpleNamespace(war_fastpath_runner=runner), _apply_war_barrier=barrier,
+        last_batch=decode,
+    )  # fmt: skip
+    wait_for_tables(scheduler)  # a decode's result changes no row of a running request
+    scheduler.last_batch = None
+    wait_for_tables(scheduler)
+    assert called == []
+    scheduler.last_batch = prefill
     wait_for_tables(scheduler)
     assert called == ["event"]
     assert runner.war_fastpath_read_done_event == "event"
