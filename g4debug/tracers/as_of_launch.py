@@ -15,8 +15,8 @@ replayed is always the one whose copy was made last on that stream.
 The second wait that is needed is SGLang's own: its tables are built from its live rows, and must
 be built before these change. From 0.5.18 on SGLang waits for that right after the launch. Releases
 before wait for it later, after they have processed the last result. There this calls SGLang's own
-barrier right after the launch, where it is needed: see :func:`wait_for_tables`. The idea of a launch-time view, instead of a lock, is that of
-read-copy-update.
+barrier right after the launch, where it is needed: see :func:`wait_for_tables`. The idea of a
+launch-time view, instead of a lock, is that of read-copy-update.
 """
 
 from __future__ import annotations
