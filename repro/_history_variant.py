@@ -1,9 +1,9 @@
 """One cell of the history suite: a case's workload on one engine, in a process of its own.
 
-``python repro/_history_variant.py CASE ARM SEED RESULT.json ENGINE_JSON``. The last one has the
-arguments of the engine that the tool asks for. What the processes print must go to
-``cell.log`` beside the result. The result has the answers so far after each of them, because the
-engine may die with the next one.
+``python repro/_history_variant.py CASE ARM SEED RESULT.json ENGINE_JSON DEVICE``. ENGINE_JSON has
+the arguments of the engine that the tool asks for, DEVICE is cpu or cuda. What the processes print
+must go to ``cell.log`` beside the result. The result has the answers so far after each of them,
+because the engine may die with the next one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ IDLE_SECONDS = 1.0  # at the end: when nothing runs, SGLang counts and compares
 def main() -> None:
     end_with_the_script()
     name, arm, seed, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-    from g4debug import cpu
+    device = sys.argv[6]
+    from _history.case import CPU
 
-    cpu.prepare()
+    if device == CPU:
+        from g4debug import cpu
+
+        cpu.prepare()
     from _healthy.workload import Client
     from _history.cases import case_of
     from _history.cell import arm_of
@@ -33,15 +37,22 @@ def main() -> None:
     side = arm_of(case, arm)
     import sglang
 
-    from g4debug.cpu.server import engine_arguments
+    more = {
+        "log_level": "info",
+        "decode_log_interval": 1,
+        **case.engine,
+        **side.engine,
+        **json.loads(sys.argv[5]),
+    }
+    if device == CPU:
+        from g4debug.cpu.server import engine_arguments
 
-    more = json.loads(sys.argv[5])
-    engine = sglang.Engine(
-        **engine_arguments(
-            mtp=case.mtp,
-            **{"log_level": "info", "decode_log_interval": 1, **case.engine, **side.engine, **more},
-        )
-    )
+        arguments = engine_arguments(mtp=case.mtp, **more)
+    else:
+        from _history import gpu
+
+        arguments = gpu.engine_arguments(case, side, **more)
+    engine = sglang.Engine(**arguments)
     print(UP, flush=True)
     client = Client(engine, f"{name}-{seed}", result.parent / "cell.log")
     client.outputs = Kept(result)

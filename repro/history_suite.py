@@ -1,11 +1,15 @@
 """Runs SGLang's own bugs against every tool, and writes the table of who noticed what.
 
     python repro/history_suite.py [--case NAME ...] [--tool NAME ...] [--seeds K] [--results FOLDER]
+        [--device cpu|cuda] [--jobs N] [--python RELEASE=PATH ...]
 
 Each case is a real bug of SGLang, in a release that has it or put back, with a workload and a
 ground truth that knows nothing of the tools. Each cell of the table is real SGLang on the CPU
 engine, in a process of its own: a case, one of its arms (with the bug, without it), a tool and a
 seed. A cell that has a result in FOLDER is not run again.
+
+With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
+tools that do, beside a run without any tool.
 
 The exit code is 0 if every cell that ran is valid and no tool of ours accused a healthy arm, 1 if
 not, and 2 for wrong arguments.
@@ -13,20 +17,34 @@ not, and 2 for wrong arguments.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import _render
-from _history import page, table
-from _history.case import Case
+from _history import gpu, page, table
+from _history.case import CPU, CUDA, Case
 from _history.cases import cases
-from _history.cell import BUGGY, FIXED, RIGHT, Cell, arm_of, interpreter, keep, kept, run
+from _history.cell import (
+    ABSENT,
+    BUGGY,
+    FIXED,
+    PYTHONS,
+    RIGHT,
+    Cell,
+    arm_of,
+    cell_id,
+    interpreter,
+    keep,
+    kept,
+    run,
+)
 from _history.tools import TOOLS
 from _run import script
 from rich.console import Console
@@ -44,10 +62,11 @@ class Task:
     arm: str
     tool: str
     seed: int
+    device: str
 
     @property
     def id(self) -> str:
-        return f"{self.name}.{self.arm}.{self.tool}.{self.seed}"
+        return cell_id(self.name, self.arm, self.tool, self.seed, self.device)
 
 
 def reference(case: Case) -> str:
@@ -56,19 +75,28 @@ def reference(case: Case) -> str:
 
 
 def tasks(
-    chosen: Mapping[str, Case], tools: Sequence[str], seeds: int
-) -> Iterator[tuple[list[Task], list[Task]]]:
-    """Per case: what gives the right answers, and after it the rest, without a tool first."""
+    chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, device: str = CPU
+) -> tuple[list[Task], list[Task]]:
+    """What gives the right answers, and what is compared with them, without a tool first."""
+    first, rest = [], []
     for name, case in chosen.items():
-        first = [Task(name, case, reference(case), NOTHING, s) for s in range(seeds)]
-        rest = [
-            Task(name, case, arm, tool, seed)
-            for tool in (NOTHING, *(t for t in tools if t != NOTHING))
+        mine = [t for t in tools if t != NOTHING and belongs(case, t, device)]
+        if not mine and not (NOTHING in tools and belongs(case, NOTHING, device)):
+            continue
+        first += [Task(name, case, reference(case), NOTHING, s, device) for s in range(seeds)]
+        rest += [
+            Task(name, case, arm, tool, seed, device)
+            for tool in (NOTHING, *mine)
             for seed in range(seeds)
             for arm in (BUGGY, FIXED)
         ]
-        known = {t.id for t in first}
-        yield first, [t for t in rest if t.id not in known]
+    known = {t.id for t in first}
+    return first, [t for t in rest if t.id not in known]
+
+
+def belongs(case: Case, tool: str, device: str) -> bool:
+    """Whether the table takes what this tool says of this case from this device."""
+    return device == (CUDA if case.gpu or TOOLS[tool].gpu else CPU)
 
 
 def missing(chosen: Mapping[str, Case]) -> dict[str, list[str]]:
@@ -85,36 +113,54 @@ def done(task: Task, folder: Path, right: Mapping[int, Mapping[str, Any]]) -> Ce
     cell = kept(task.id, folder)
     if cell is None:
         answers = right.get(task.seed, {})
-        cell = run(task.name, task.case, task.arm, TOOLS[task.tool], task.seed, folder, answers)
-        keep(cell, folder)
+        tool = TOOLS[task.tool]
+        cell = run(task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device)
+        if cell.said != ABSENT:
+            keep(cell, folder)
     return cell
 
 
 def run_all(
-    chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, folder: Path, console: Console
+    work: tuple[Sequence[Task], Sequence[Task]], jobs: int, folder: Path, console: Console
 ) -> list[Cell]:
+    """All cells of ``tasks``, ``jobs`` at a time. Cells that have a result are read."""
     found: list[Cell] = []
+    right: dict[str, dict[int, Mapping[str, Any]]] = {}  # case -> seed -> answers
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    work = list(tasks(chosen, tools, seeds))
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("cells", total=sum(len(a) + len(b) for a, b in work))
-        for first, rest in work:
-            right: dict[int, Mapping[str, Any]] = {}
-            for part in (first, rest):
-                with ThreadPoolExecutor(JOBS) as pool:
-                    waiting = {pool.submit(done, task, folder, right): task for task in part}
-                    for future in as_completed(waiting):
-                        cell = future.result()
-                        found.append(cell)
-                        if part is first:
-                            right[cell.seed] = cell.outputs
-                        progress.update(bar, advance=1, description=cell.case)
+        bar = progress.add_task("cells", total=sum(map(len, work)))
+        for part in work:
+            with ThreadPoolExecutor(jobs) as pool:
+                waiting = [pool.submit(done, t, folder, right.get(t.name, {})) for t in part]
+                for future in as_completed(waiting):
+                    cell = future.result()
+                    found.append(cell)
+                    progress.update(bar, advance=1, description=cell.case)
+            if part is work[0]:
+                for cell in found:
+                    right.setdefault(cell.case, {})[cell.seed] = cell.outputs
     return found
+
+
+def elsewhere(folder: Path, device: str) -> list[Cell]:
+    """The results in ``folder`` of the other device, which belong into the same table."""
+    cells = [kept(path.stem, folder) for path in sorted(folder.glob("*.*.*.*.json"))]
+    return [c for c in cells if c is not None and c.device != device]
+
+
+def named(text: str) -> tuple[str, Path]:
+    """``RELEASE=PATH`` of --python."""
+    release, equals, path = text.partition("=")
+    if not equals or not Path(path).exists():
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected RELEASE=PATH, a release of SGLang and a Python that has it"
+        )
+    return release, Path(path)
 
 
 def main() -> int:
@@ -128,6 +174,13 @@ def main() -> int:
                         help=f"how many seeds each cell has (default: {SEEDS})")  # fmt: skip
     parser.add_argument("--results", type=Path, metavar="FOLDER",
                         help="keep logs, dumps and results here, and go on from them")  # fmt: skip
+    parser.add_argument("--device", choices=(CPU, CUDA), default=CPU,
+                        help="where the engines run (default: cpu)")  # fmt: skip
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N",
+                        help=f"how many cells run at a time (default: {JOBS})")  # fmt: skip
+    parser.add_argument("--python", type=named, nargs="+", default=[], metavar="RELEASE=PATH",
+                        help="the Python that has a release of SGLang, if it is not in "
+                        ".venv-RELEASE")  # fmt: skip
     parser.add_argument("--write", action="store_true",
                         help="write docs/history.md, its picture and its reports")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the cases and do nothing")
@@ -143,16 +196,23 @@ def main() -> int:
     if args.releases:
         print("\n".join(table.releases(chosen)))
         return 0
-    lost = missing(chosen)
+    PYTHONS.update(args.python)
+    if args.device == CUDA:
+        try:
+            gpu.names()
+        except RuntimeError as e:
+            parser.error(str(e))
+    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    first, rest = tasks(chosen, args.tool or list(TOOLS), args.seeds, args.device)
+    lost = missing({t.name: t.case for t in first}) if args.device == CPU else {}
     for release, names in sorted(lost.items()):
         _render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
-    here = {n: c for n, c in chosen.items() if not any(n in names for names in lost.values())}
-    on_cpu = {n: c for n, c in here.items() if not c.gpu}
-    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    found = run_all(on_cpu, args.tool or list(TOOLS), args.seeds, folder, console)
-    rows = table.rows(known, found)
+    away = {n for names in lost.values() for n in names}
+    here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
+    found = run_all(here, args.jobs, folder, console)
+    rows = table.rows(known, found + elsewhere(folder, args.device))
     for block in table.blocks(rows):
         _render.block(console, block)
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))

@@ -194,6 +194,27 @@ TINY: Final = Geometry(
     dtype="float32",
 )
 
+# The toy model in shapes that the kernels of a GPU take: those of E4B_256's attention.
+TINY_256: Final = Geometry(
+    vocab=512,
+    hidden=256,
+    intermediate=512,
+    pattern="ssfssfsf",
+    kv_shared=2,
+    heads=8,
+    kv_heads=2,
+    head_dim=256,
+    swa_head_dim=256,
+    window=128,
+    ple=64,
+    assistant_hidden=128,
+    assistant_intermediate=256,
+    assistant_layers=2,
+    centroids=32,
+    centroid_top_k=8,
+    dtype="bfloat16",
+)
+
 # Many sliding layers for each full one, so that the ratio of the two pools matters.
 TINY_MOE: Final = MoEGeometry(
     vocab=512,

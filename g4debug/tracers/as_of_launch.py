@@ -15,8 +15,10 @@ replayed is always the one whose copy was made last on that stream.
 The second wait that is needed is SGLang's own: its tables are built from its live rows, and must
 be built before these change. From 0.5.18 on SGLang waits for that right after the launch. Releases
 before wait for it later, after they have processed the last result. There this calls SGLang's own
-barrier right after the launch, where it is needed: see :func:`wait_for_tables`. The idea of a
-launch-time view, instead of a lock, is that of read-copy-update.
+barrier right after the launch, where it is needed (:mod:`g4debug.hooking.table_barrier`). So while
+a tracer that compares with the copy is armed, that bug of SGLang's cannot happen; without one, the
+fix ``result-fence`` prevents it. The idea of a launch-time view, instead of a lock, is that of
+read-copy-update.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from g4debug.hooking import req_kv
+from g4debug.hooking.table_barrier import wait_for_tables
 from g4debug.tracers.launch_copy import Copy
 
 if TYPE_CHECKING:
@@ -148,31 +151,3 @@ def shared(recorder: Recorder) -> Launches:
 
 def _gone(request: Any, row: int) -> bool:
     return bool(request.finished()) or req_kv.row(request) != row
-
-
-def wait_for_tables(scheduler: Any) -> None:
-    """Let the scheduling stream wait until the forward has read SGLang's live tables.
-
-    This is SGLang's own barrier, for the releases that come to it too late: they keep the event of
-    the forward in a ``war_fastpath_runner``. The barrier takes the event away, and the one at
-    SGLang's own place would then wait for the whole forward. So it is put back. 0.5.12 has no
-    barrier; there the scheduling stream waits for the whole forward.
-
-    With SGLang's own barrier this waits only where the result of a prefill is processed next. That
-    is where SGLang gives the rows of running requests other pages, those that the prefix cache had
-    already. The result of a decode frees pages of requests that have ended only, whose rows are
-    void in this forward. A wait there would make the host wait for the whole forward wherever it
-    asks the device for something while it frees them.
-    """
-    if not hasattr(scheduler, "_apply_war_barrier"):
-        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
-        return
-    runner = getattr(scheduler.model_worker, "war_fastpath_runner", None)
-    if runner is None:
-        return
-    last = scheduler.last_batch  # its result is processed next
-    if last is None or last.forward_mode.is_decode():
-        return
-    event = runner.war_fastpath_read_done_event
-    scheduler._apply_war_barrier()
-    runner.war_fastpath_read_done_event = event

@@ -14,7 +14,10 @@ from _healthy.workload import Client
 
 Drive = Callable[[Client, int], Awaitable[None]]
 
+CPU, CUDA = "cpu", "cuda"  # the device of a cell
+
 NATURAL = "natural"
+HELD = "natural, held back"  # a bug of timing, and the timing is forced
 FLAGS = "natural with flags"
 PUT_BACK = "put back"
 
@@ -39,8 +42,8 @@ class Case:
     """One row of the table.
 
     number: its place in the table. title: the bug, in a few words. threads: where upstream talks
-    of it. origin: NATURAL, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine that
-    gives the right answers, if it is not the fixed side's.
+    of it. origin: NATURAL, HELD, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine
+    that gives the right answers, if it is not the fixed side's.
     cause: (file below ``sglang/srt/``, function) that the upstream fix changed; a tool that names
     one of them names the cause. drive: the workload, ``drive(client, seed)``, from the text of the
     thread. engine, environ: arguments of ``sgl.Engine`` on the toy models, and switches.

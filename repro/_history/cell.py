@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _run import HERE, Outcome, run_command
+from _run import HERE, UP, Outcome, run_command
 
-from _history import counter, grades
-from _history.case import Arm, Case
+from _history import counter, gpu, grades
+from _history.case import CPU, Arm, Case
 from _history.cases import truth_of
 from _history.plugin import FOLDER, TRUTH
 from _history.tools import Tool
@@ -23,6 +23,7 @@ from g4debug.findings.record import TrapRecord
 from g4debug.settings import fix_switch
 
 BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
+ABSENT = "not run: that machine had no environment with this SGLang"
 ROOT = HERE.parent
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
 NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
@@ -39,6 +40,7 @@ class Cell:
     grade: one of ``_history.grades``. after: steps from the first trigger to the alarm, or to the
     end if there was none. said: what the tool said, or why the process died, in one line. wrong:
     answers that are not the right ones, of ``answers``; -1 where there are none to compare with.
+    device: "cpu" or "cuda"; where: the name of the GPU.
     """
 
     case: str
@@ -57,16 +59,28 @@ class Cell:
     answers: int = 0
     seconds: float = 0.0
     outputs: dict[str, Any] = field(default_factory=dict)
+    device: str = CPU
+    where: str = ""
 
     @property
     def id(self) -> str:
-        return f"{self.case}.{self.arm}.{self.tool}.{self.seed}"
+        return cell_id(self.case, self.arm, self.tool, self.seed, self.device)
+
+
+def cell_id(case: str, arm: str, tool: str, seed: int, device: str) -> str:
+    """The name of its folder and of its result."""
+    return f"{case}.{arm}.{tool}.{seed}" + ("" if device == CPU else f".{device}")
+
+
+PYTHONS: dict[str, Path] = {}  # release -> the Python that the user named for it
 
 
 def interpreter(release: str) -> Path:
     """The Python of the environment that has a release of SGLang, whether or not it is there."""
     from g4debug.hooking import targets
 
+    if release in PYTHONS:
+        return PYTHONS[release]
     if str(targets.sglang_version()) == release:
         return Path(sys.executable)
     own = ROOT / f".venv-{release}" / "bin" / "python"
@@ -85,12 +99,22 @@ def arm_of(case: Case, name: str) -> Arm:
 
 
 def run(
-    name: str, case: Case, arm: str, tool: Tool, seed: int, folder: Path, right: Mapping[str, Any]
+    name: str,
+    case: Case,
+    arm: str,
+    tool: Tool,
+    seed: int,
+    folder: Path,
+    right: Mapping[str, Any],
+    device: str = CPU,
 ) -> Cell:
     """Run a cell. right: request -> tokens, the right answers; empty if they are not known yet."""
-    cell = Cell(name, arm, tool.id, seed)
+    where = "" if device == CPU else gpu.names()[0]
+    cell = Cell(name, arm, tool.id, seed, device=device, where=where)
     side = arm_of(case, arm)
-    refusal = tool.refusal(side.release)
+    refusal = tool.refusal(side.release, device)
+    if not refusal and not interpreter(side.release).exists():
+        refusal = ABSENT
     if refusal:
         return replace(cell, grade=grades.NA, said=refusal)
     folder = folder / cell.id
@@ -103,17 +127,20 @@ def run(
     result.unlink(missing_ok=True)
     ran = run_command(
         "cell",
-        [str(interpreter(side.release)), str(HERE / "_history_variant.py"), name, arm, str(seed),
-         str(result), json.dumps(tool.engine(side.release, case.mtp))],
+        [*tool.wrapper, str(interpreter(side.release)), str(HERE / "_history_variant.py"), name,
+         arm, str(seed), str(result), json.dumps(tool.engine(side.release, case.mtp)), device],
         result,
-        environment(name, case, side, tool, folder),
+        environment(name, case, side, tool, folder, device),
         folder,
-        case.seconds,
+        case.seconds * tool.patience,
+        on_cpu=device == CPU,
     )  # fmt: skip
     return judge(cell, case, tool, ran, folder, right)
 
 
-def environment(name: str, case: Case, side: Arm, tool: Tool, folder: Path) -> dict[str, str]:
+def environment(
+    name: str, case: Case, side: Arm, tool: Tool, folder: Path, device: str
+) -> dict[str, str]:
     """What the cell's processes get: the case's and the tool's switches, and the ground truth."""
     dist = folder / "plugin" / "g4debug_history-0.dist-info"
     dist.mkdir(parents=True, exist_ok=True)
@@ -122,19 +149,22 @@ def environment(name: str, case: Case, side: Arm, tool: Tool, folder: Path) -> d
         "[sglang.srt.plugins]\ng4debug-history = _history.plugin:register\n"
     )
     path = [str(folder / "plugin"), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    from g4debug.cpu import SITE
+    if device == CPU:
+        from g4debug.cpu import SITE
 
+        path.insert(0, str(SITE))
     return {
         "G4DEBUG_FIXES": "none",
         **{fix_switch(fix): "1" for fix in side.fixes},
         **({"G4DEBUG_FAULTS": side.faults} if side.faults else {}),
-        "PYTHONPATH": os.pathsep.join([str(SITE), *filter(None, path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         TRUTH: truth_of(name),
         FOLDER: str(folder),
         **case.environ,
         **side.environ,
         **tool.environ(),
+        **(gpu.environment(case, side) if device != CPU else {}),
     }
 
 
@@ -165,6 +195,9 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
             return grades.NA, (refused[1] or refused[2]).strip()
         alarm, named, cause = _dump(case, folder)
     else:
+        if tool.gpu and UP not in text:  # SGLang refuses it, or it refuses SGLang
+            died = _DIED.findall(text)
+            return grades.NA, (died[-1][:200] if died else "the engine did not come up with it")
         alarm = tool.alarm(text)
         named, cause = False, bool(alarm) and _names(case, alarm)
     if not alarm:

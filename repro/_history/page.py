@@ -12,7 +12,7 @@ from _history import picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
-from _history.table import Row
+from _history.table import Row, Truth
 from _history.tools import TOOLS
 
 ROOT = HERE.parents[1]
@@ -60,7 +60,7 @@ def _commit() -> str:
 def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collection[str] = ()) -> str:
     """reported: the cases of which there is the page of a finding."""
     ran = [r for r in found if r.ran]
-    tools = [t for t in TOOLS if t != "nothing" and not TOOLS[t].gpu]
+    tools = table.columns(found)
     titles = " | ".join(TOOLS[t].title for t in tools)
     lines = [
         "# The history suite: real bugs, every tool",
@@ -90,9 +90,9 @@ def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collectio
         entries = " | ".join(row.entries[t].words for t in tools)
         lines.append(
             f"| {case.number} | [{row.name}](#{row.name}) | {case.origin} | {case.buggy.release} | "
-            f"{row.triggered}/{row.runs} | {_cell(row.seen)} | {entries} |"
+            f"{row.truth.triggered}/{row.truth.runs} | {_cell(row.truth.seen)} | {entries} |"
         )
-    lines += ["", *_totals(ran, tools), "", *_not_run(), ""]
+    lines += ["", *_totals(ran, tools), "", *_on_gpus(found), ""]
     for row in found:
         lines += _section(row, first.get(row.name, {}), tools)
         if row.name in reported:
@@ -121,15 +121,28 @@ def _totals(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
     return lines
 
 
-def _not_run() -> list[str]:
-    """What belongs into the table and is not there yet, so that nobody takes it for a miss."""
-    lines = ["Not in this table, because it needs a GPU and was not run:", ""]
-    lines += [f"- the tool {tool.title}: it {tool.gpu};" for tool in TOOLS.values() if tool.gpu]
-    return [
-        *lines,
-        "- case 11, results that are processed while the next forward reads the same tables",
-        "  (#31687, SGLang 0.5.13 to 0.5.15.post1): its forward has to be held back on a device.",
-    ]
+def _on_gpus(found: Sequence[Row]) -> list[str]:
+    """What ran on a GPU and how, and what did not, so that nobody takes it for a miss."""
+    lines = []
+    where = sorted({t.where for r in found for t in (r.truth, r.gpu) if t.where})
+    if where:
+        needs = [TOOLS[t].title for t in table.columns(found) if TOOLS[t].gpu]
+        cases = [str(r.case.number) for r in found if r.case.gpu and r.ran]
+        what = [f"the columns {' and '.join(needs)}"] * bool(needs)
+        what += [f"case {', '.join(cases)}"] * bool(cases)
+        lines += [
+            f"On a GPU ({', '.join(where)}), with real kernels and without CUDA graphs: "
+            f"{', and '.join(what)}. The attention runs on `triton`, and from 0.5.23 on on",
+            "`trtllm_mha`. What the same workloads did there without a tool is said for each case.",
+        ]
+    missing = [f"the tool {t.title}: it {t.gpu}" for i, t in TOOLS.items()
+               if t.gpu and i not in table.columns(found)]  # fmt: skip
+    missing += [f"case {r.case.number}, {r.name}: {r.case.gpu}"
+                for r in found if r.case.gpu and not r.ran]  # fmt: skip
+    if missing:
+        lines += ["", "Not in this table, because it needs a GPU and was not run:", ""]
+        lines += [f"- {what}." for what in missing]
+    return lines
 
 
 def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[str]:
@@ -145,18 +158,11 @@ def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[s
         f"{_arm(case, 'fixed')}.",
         f"- **The fix changes:** {', '.join(f'`{f}` `{n}`' for f, n in case.cause)}.",
     ]
-    if case.gpu:
-        return [*lines, f"- **Not run:** {case.gpu}.", ""]
     if not row.ran:
-        return [*lines, "- **Not run.**", ""]
-    lines.append(
-        f"- **Ground truth:** with the bug, reached in {row.reached} and triggered in "
-        f"{row.triggered} of {row.runs} runs{f' ({row.note})' if row.note else ''}; without it, "
-        f"reached in {row.sound_reached} and triggered in {row.sound_triggered} of "
-        f"{row.sound_runs}. **Without a tool:** {row.seen}."
-    )
-    if row.problem:
-        lines.append(f"- **Not valid:** {row.problem}.")
+        return [*lines, f"- **Not run**{f': {case.gpu}' if case.gpu else ''}.", ""]
+    lines.append(_truth("Ground truth", row.truth))
+    if row.gpu.runs:
+        lines.append(_truth(f"On a GPU ({row.gpu.where})", row.gpu))
     lines += [
         "",
         "| tool | predicted | first run, and its commit | now | without the bug | what it said |",
@@ -170,6 +176,16 @@ def _section(row: Row, first: Mapping[str, Any], tools: Sequence[str]) -> list[s
             f"{entry.without} | {_cell(entry.said)} |"
         )
     return [*lines, ""]
+
+
+def _truth(title: str, truth: Truth) -> str:
+    return (
+        f"- **{title}:** with the bug, reached in {truth.reached} and triggered in "
+        f"{truth.triggered} of {truth.runs} runs{f' ({truth.note})' if truth.note else ''}; "
+        f"without it, reached in {truth.sound_reached} and triggered in {truth.sound_triggered} of "
+        f"{truth.sound_runs}. **Without a tool:** {truth.seen}."
+        + (f" **Not valid:** {truth.problem}." if truth.problem else "")
+    )
 
 
 def _arm(case: Case, name: str) -> str:

@@ -10,8 +10,9 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader
 
-from _history import grades
+from _history import grades, table
 from _history.case import PUT_BACK
+from _history.cell import ABSENT
 from _history.table import NOT_RUN, Entry, Row
 from _history.tools import TOOLS, Tool
 
@@ -52,7 +53,7 @@ class _Cell:
 
 
 def svg(found: Sequence[Row]) -> str:
-    tools = [t for t in TOOLS if t != "nothing" and not TOOLS[t].gpu]
+    tools = table.columns(found)
     ran = [r for r in found if r.ran]
     rows = [
         {
@@ -92,9 +93,13 @@ def _lines(title: str) -> list[str]:
     return [whose, *textwrap.wrap(setting, 16)]
 
 
-def _why_not(tool: Tool) -> str:
+def _why_not(tool: Tool, said: str) -> str:
     if tool.ours:
         return "refuses that release"
+    if said == ABSENT:
+        return "not run"
+    if tool.gpu and not said.startswith("SGLang has it"):
+        return "does not start"
     return "part of the default" if tool.within else f"from {tool.since} on"
 
 
@@ -112,6 +117,8 @@ def _cell(column: int, entry: Entry, tool: str) -> _Cell:
             "same step" if entry.after == 0 else f"+{entry.after:g} step{'s' * (entry.after != 1)}"
         )
         when = f"{entry.alarms} of {entry.seeds}, {steps}"
+    elif entry.prevented and not entry.seeds:
+        text, when = "prevents it", f"{entry.prevented} of {entry.void}"
     elif entry.grade == grades.NA:
-        when = _why_not(TOOLS[tool])
+        when = _why_not(TOOLS[tool], entry.said)
     return _Cell(_x(column), WIDE, colour, text, when, f"{TOOLS[tool].title}: {entry.said}")

@@ -12,7 +12,7 @@ from _render import Block
 from packaging.version import Version
 
 from _history import grades
-from _history.case import Case
+from _history.case import CPU, CUDA, Case
 from _history.cell import BUGGY, FIXED, Cell
 from _history.tools import TOOLS
 
@@ -32,6 +32,7 @@ class Entry:
     after: float = -1
     said: str = ""
     void: int = 0
+    prevented: int = 0
     foreign: int = 0
     false: int = 0
     healthy: int = 0
@@ -41,6 +42,8 @@ class Entry:
         if self.grade == grades.NA:
             return grades.NA
         if not self.seeds:
+            if self.prevented:
+                return f"{PREVENTED}, {self.prevented}/{self.void}"
             return "void" if self.void else NOT_RUN
         told = self.grade
         if self.grade in TOLD:
@@ -61,21 +64,19 @@ class Entry:
 
 
 NOT_RUN = "not run"
+PREVENTED = "does not happen with it"
 TOLD = (grades.LATE, grades.ALARM, grades.OBJECT, grades.CAUSE)
 
 
 @dataclass
-class Row:
-    """A case and its ground truth. problem: why the row proves nothing, '' if it does.
+class Truth:
+    """The ground truth of a case on one device, from the runs without a tool.
 
-    runs: with the bug and without a tool; reached, triggered: how many of them did. sound_runs,
-    sound_reached, sound_triggered: the same on the arm without the bug. note: what the first
-    trigger was. seen: what a user sees without a tool.
+    runs: with the bug; reached, triggered: how many of them did. sound_runs, sound_reached,
+    sound_triggered: the same on the arm without the bug. note: what the first trigger was. seen:
+    what a user sees. problem: why it proves nothing, '' if it does. where: the name of the GPU.
     """
 
-    name: str
-    case: Case
-    entries: dict[str, Entry] = field(default_factory=dict)
     runs: int = 0
     reached: int = 0
     triggered: int = 0
@@ -85,7 +86,34 @@ class Row:
     seen: str = ""
     note: str = ""
     problem: str = ""
-    ran: bool = False
+    where: str = ""
+
+
+@dataclass
+class Row:
+    """A case and what was said of it.
+
+    truth: of the device that the case is for. gpu: of the tools that need a GPU, where the case
+    runs on a CPU.
+    """
+
+    name: str
+    case: Case
+    entries: dict[str, Entry] = field(default_factory=dict)
+    truth: Truth = field(default_factory=Truth)
+    gpu: Truth = field(default_factory=Truth)
+
+    @property
+    def ran(self) -> bool:
+        return self.truth.runs > 0
+
+    @property
+    def problem(self) -> str:
+        return self.truth.problem
+
+    def of(self, tool: str) -> Truth:
+        """The ground truth of the runs that a tool's entry is about."""
+        return self.gpu if TOOLS[tool].gpu and not self.case.gpu else self.truth
 
     @property
     def good(self) -> bool:
@@ -100,27 +128,38 @@ def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
 
 
 def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
-    row = Row(name, case)
-    met = {c.seed for c in cells if c.tool == "nothing" and c.arm == BUGGY and c.triggered}
-    row.entries = {tool: _entry([c for c in cells if c.tool == tool], met) for tool in TOOLS}
-    bare = [c for c in cells if c.tool == "nothing" and c.arm == BUGGY]
-    sound = [c for c in cells if c.tool == "nothing" and c.arm == FIXED]
-    row.ran = bool(bare)
-    row.runs = len(bare)
-    if not row.ran:
-        return row
-    row.reached, row.triggered = _met(bare)
-    row.sound_runs = len(sound)
-    row.sound_reached, row.sound_triggered = _met(sound)
-    row.note = next((c.note for c in bare if c.note), "")
-    row.seen = seen(bare)
-    if not row.triggered:
-        row.problem = "the bug was not triggered, so nothing was missed either"
-    elif row.sound_triggered:
-        row.problem = "the arm without the bug triggered it"
-    elif row.sound_reached < row.sound_runs:
-        row.problem = "the arm without the bug was never in the situation"
+    on = {d: [c for c in cells if c.device == d] for d in (CPU, CUDA)}
+    row = Row(name, case, truth=_truth(on[CUDA if case.gpu else CPU]))
+    if not case.gpu:
+        row.gpu = _truth(on[CUDA])
+    for tool in TOOLS:
+        mine = on[CUDA if case.gpu or TOOLS[tool].gpu else CPU]
+        bare = [c for c in mine if c.tool == "nothing" and c.arm == BUGGY]
+        met = {c.seed for c in bare if c.triggered}
+        row.entries[tool] = _entry([c for c in mine if c.tool == tool], met)
     return row
+
+
+def _truth(cells: Sequence[Cell]) -> Truth:
+    ran = [c for c in cells if c.tool == "nothing" and c.grade != grades.NA]
+    bare = [c for c in ran if c.arm == BUGGY]
+    sound = [c for c in ran if c.arm == FIXED]
+    truth = Truth(len(bare))
+    if not bare:
+        return truth
+    truth.reached, truth.triggered = _met(bare)
+    truth.sound_runs = len(sound)
+    truth.sound_reached, truth.sound_triggered = _met(sound)
+    truth.note = next((c.note for c in bare if c.note), "")
+    truth.where = bare[0].where
+    truth.seen = seen(bare)
+    if not truth.triggered:
+        truth.problem = "the bug was not triggered, so nothing was missed either"
+    elif truth.sound_triggered:
+        truth.problem = "the arm without the bug triggered it"
+    elif truth.sound_reached < truth.sound_runs:
+        truth.problem = "the arm without the bug was never in the situation"
+    return truth
 
 
 def _met(cells: Sequence[Cell]) -> tuple[int, int]:
@@ -139,6 +178,7 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     real = [c for c in buggy if c.triggered or (c.grade in TOLD and c.seed in met)]
     told = [c for c in real if c.grade in TOLD]
     entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
+    entry.prevented = sum(c.seed in met for c in buggy if c not in real)
     if real:
         tally = Tally(c.grade for c in real)
         entry.grade = max(tally, key=lambda g: (tally[g], grades.ORDER.index(g)))
@@ -186,6 +226,16 @@ def releases(known: Mapping[str, Case]) -> list[str]:
     return sorted(found, key=Version)
 
 
+def columns(found: Sequence[Row]) -> list[str]:
+    """The tools of the table: those that need a GPU are in it if they ran on one."""
+    return [
+        tool
+        for tool in TOOLS
+        if tool != "nothing"
+        and (not TOOLS[tool].gpu or any(r.entries[tool].words != NOT_RUN for r in found))
+    ]
+
+
 def blocks(found: Sequence[Row]) -> list[Block]:
     """What a terminal shows of each row that ran."""
     return [
@@ -193,7 +243,7 @@ def blocks(found: Sequence[Row]) -> list[Block]:
             f"{row.case.number} {row.name}",
             row.good,
             (f"{row.problem.capitalize()}. " if row.problem else "")
-            + f"Without a tool: {row.seen}. "
+            + f"Without a tool: {row.truth.seen}. "
             + " ".join(
                 f"{tool}: {entry.words}."
                 for tool, entry in row.entries.items()
@@ -221,6 +271,6 @@ def as_json(found: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
 
 def rates(found: Sequence[Row], tool: str) -> str:
     """``told of triggered``: cases in which the tool told in most of the seeds."""
-    real = [r for r in found if r.ran and not r.problem and r.entries[tool].seeds]
+    real = [r for r in found if r.ran and not r.of(tool).problem and r.entries[tool].seeds]
     told = [r for r in real if r.entries[tool].alarms * 2 > r.entries[tool].seeds]
     return f"{len(told)} of {len(real)}" if real else "–"

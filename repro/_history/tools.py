@@ -6,12 +6,15 @@ Each has its documented best setting. The columns are in this order in the table
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from _tracers import on_one_rank
 from packaging.version import Version
+
+from _history.case import CPU
 
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
@@ -28,6 +31,12 @@ SGLANG_SAYS: Final = (
 )
 
 
+# What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.
+SANITIZER_SAYS: Final = (r"========= (?:Invalid|Misaligned|Out-of-range) [^\n]*",)
+CANARY_SAYS: Final = (r"KV cache canary violation detected[^\n]*", r"kv_canary violation: [^\n]*")
+SANITIZER: Final = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+
+
 @dataclass(frozen=True)
 class Tool:
     """A column of the table.
@@ -35,7 +44,8 @@ class Tool:
     environ: its switches. engine: arguments of the engine that its documentation asks for, by
     release and whether FROZEN_KV_MTP runs. ours: it is g4debug, whose alarm is a dump. since: the
     first release that has it. within: from this release on it is a tool of its own; before, SGLang
-    does it by default. gpu: why no CPU can run it.
+    does it by default. gpu: why no CPU can run it. wrapper: the command that starts the engine's
+    process. patience: how many times as long a run may take with it.
     """
 
     id: str
@@ -47,10 +57,12 @@ class Tool:
     within: str = ""
     gpu: str = ""
     says: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
+    patience: float = 1.0
 
-    def refusal(self, release: str) -> str:
-        """Why it cannot be switched on in a release, '' if it can."""
-        if self.gpu:
+    def refusal(self, release: str, device: str = CPU) -> str:
+        """Why it cannot be switched on in a release, '' if it can. device: "cpu" or "cuda"."""
+        if self.gpu and device == CPU:
             return self.gpu
         if self.since and Version(release) < Version(self.since):
             return f"SGLang has it from {self.since} on"
@@ -114,7 +126,37 @@ TOOLS: Final = {
             within="0.5.21",
             says=SGLANG_SAYS,
         ),
-        Tool("kv-canary", "SGLang --kv-canary", gpu="needs CUDA, and no speculative decoding"),
-        Tool("compute-sanitizer", "compute-sanitizer", gpu="needs CUDA"),
+        Tool(
+            "kv-canary",
+            "SGLang --kv-canary",
+            engine=lambda release, mtp: {
+                "kv_canary": "raise",
+                "kv_canary_real_data": "all",
+                "kv_canary_sweep_interval": 1,
+            },
+            since="0.5.13",
+            gpu="needs CUDA, and no speculative decoding",
+            says=CANARY_SAYS,
+        ),
+        Tool(
+            "compute-sanitizer",
+            "compute-sanitizer",
+            # Each tensor is an allocation of its own: in torch's cache, one reads into the next.
+            lambda: {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+            gpu="needs CUDA",
+            says=SANITIZER_SAYS,
+            wrapper=(
+                SANITIZER,
+                "--tool",
+                "memcheck",
+                "--target-processes",
+                "all",
+                "--report-api-errors",
+                "no",
+                "--print-limit",
+                "20",
+            ),
+            patience=4.0,
+        ),
     )
 }

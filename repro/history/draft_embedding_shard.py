@@ -38,5 +38,7 @@ CASE = Case(
         "busy-inv": CRASH,
         "strict": NA,
         "tree": NA,
+        "kv-canary": NA,
+        "compute-sanitizer": CRASH,
     },
 )

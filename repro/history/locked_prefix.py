@@ -58,5 +58,7 @@ CASE = Case(
         "busy-inv": SILENT,
         "strict": NA,
         "tree": SILENT,
+        "kv-canary": NA,
+        "compute-sanitizer": SILENT,
     },
 )

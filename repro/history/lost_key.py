@@ -38,6 +38,8 @@ CASE = Case(
         "busy-inv": SILENT,
         "strict": SILENT,
         "tree": SILENT,
+        "kv-canary": SILENT,
+        "compute-sanitizer": SILENT,
     },
     seconds=180.0,
 )

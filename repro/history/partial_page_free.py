@@ -47,5 +47,7 @@ CASE = Case(
         "busy-inv": ALARM,
         "strict": NA,
         "tree": NA,
+        "kv-canary": NA,
+        "compute-sanitizer": SILENT,
     },
 )

@@ -48,5 +48,7 @@ CASE = Case(
         "busy-inv": ALARM,
         "strict": NA,
         "tree": SILENT,
+        "kv-canary": NA,
+        "compute-sanitizer": SILENT,
     },
 )

@@ -19,7 +19,8 @@ from served_rows import ARMED, Serving, release, row_of
 from g4debug import plugin
 from g4debug.dumps import reading
 from g4debug.hooking import targets
-from g4debug.tracers.as_of_launch import IN_FLIGHT, Launches, wait_for_tables
+from g4debug.hooking.table_barrier import wait_for_tables
+from g4debug.tracers.as_of_launch import IN_FLIGHT, Launches
 from g4debug.tracers.page_table.backends import adapter
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError

@@ -1,0 +1,64 @@
+"""Lets a running forward read its tables before the result of a prefill rewrites them.
+
+With overlap scheduling the host launches a decode step, and then processes the result of the
+prefill before it. There the prefix cache gives the request pages that it had already, in place of
+its own, and clears the entries of its own in the mapping to SWA pages. The decode step that was
+just launched reads these very entries. Up to 0.5.17 SGLang waits for the forward's reads only at
+the top of the next round, so the forward may find the mapping cleared. Then it reads page 0 in
+place of tokens that are inside its window, and the answer is wrong. Nothing crashes. It needs a
+forward that is late, and a prefix whose pages a running request has locked (upstream's #29352 and
+#31687). ``repro/history/unfenced_results.py`` holds the forward back, and shows it.
+
+The fix waits on SGLang's own barrier right after the launch, where the result of a prefill comes
+next. It is the scheduling stream that waits, and not the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.fixes.base import Fix
+from g4debug.fixes.source import source
+from g4debug.hooking.table_barrier import wait_for_tables
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+ID = "result-fence"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+
+
+def after_run_batch(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs after ``Scheduler.run_batch``, which has launched a batch."""
+    if scheduler.enable_overlap and scheduler._war_barrier_enabled:
+        wait_for_tables(scheduler)
+    return result
+
+
+def still_broken() -> bool:
+    """True if the event loop waits for the tables before it launches, and not after it."""
+    loop = source(f"{SCHEDULER}.event_loop_overlap")
+    barrier = loop.find("self._apply_war_barrier()")
+    return 0 <= barrier < loop.find("self.run_batch(batch)")
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooking.hooks import Order
+
+    hooks.after("scheduler.run_batch", Order.FIX, ID, after_run_batch)
+
+
+FIX = Fix(
+    id=ID,
+    title="the result of a prefill clears SWA pages that the running forward is about to read",
+    seed="none; a case of the history suite",
+    upstream="#31687 (in 0.5.18)",
+    needs=">=0.5.14,<0.5.18",
+    elsewhere=(
+        ("<0.5.13", "its FROZEN_KV_MTP runs without overlap scheduling"),
+        (">=0.5.13,<0.5.14", "it was not run there"),
+    ),
+    still_broken=still_broken,
+    apply=apply,
+    purpose="correctness",
+)
