@@ -75,14 +75,19 @@ def cell_id(case: str, arm: str, tool: str, seed: int, device: str) -> str:
 PYTHONS: dict[str, Path] = {}  # release -> the Python that the user named for it
 
 
-def interpreter(release: str) -> Path:
-    """The Python of the environment that has a release of SGLang, whether or not it is there."""
+def interpreter(release: str, device: str = CPU) -> Path:
+    """The Python of the environment that has a release of SGLang, whether or not it is there.
+
+    The environments of ``make env`` are for the CPU, so they do not count for a GPU.
+    """
     from g4debug.hooking import targets
 
     if release in PYTHONS:
         return PYTHONS[release]
     if str(targets.sglang_version()) == release:
         return Path(sys.executable)
+    if device != CPU:
+        return ROOT / f"no-environment-with-{release}"
     own = ROOT / f".venv-{release}" / "bin" / "python"
     default = ROOT / ".venv" / "bin" / "python"
     return own if own.exists() or not _has(default, release) else default
@@ -113,7 +118,8 @@ def run(
     cell = Cell(name, arm, tool.id, seed, device=device, where=where)
     side = arm_of(case, arm)
     refusal = tool.refusal(side.release, device)
-    if not refusal and not interpreter(side.release).exists():
+    python = interpreter(side.release, device)
+    if not refusal and not python.exists():
         refusal = ABSENT
     if refusal:
         return replace(cell, grade=grades.NA, said=refusal)
@@ -127,12 +133,12 @@ def run(
     result.unlink(missing_ok=True)
     ran = run_command(
         "cell",
-        [*tool.wrapper, str(interpreter(side.release)), str(HERE / "_history_variant.py"), name,
+        [*tool.wrapper, str(python), str(HERE / "_history_variant.py"), name,
          arm, str(seed), str(result), json.dumps(tool.engine(side.release, case.mtp)), device],
         result,
         environment(name, case, side, tool, folder, device),
         folder,
-        case.seconds * tool.patience,
+        case.seconds * tool.patience * (1.0 if device == CPU else gpu.PATIENCE),
         on_cpu=device == CPU,
     )  # fmt: skip
     return judge(cell, case, tool, ran, folder, right)

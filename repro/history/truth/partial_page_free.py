@@ -25,7 +25,7 @@ def install(counter: Counter) -> None:
         if not slots.numel():
             return
         pages = torch.unique(slots // size)
-        whole = (pages[:, None] * size + torch.arange(size)).flatten()
+        whole = (pages[:, None] * size + torch.arange(size, device=pages.device)).flatten()
         mine = mapping[slots]
         if (mapping[whole] > 0).sum() > (mine > 0).sum():
             counter.reached()
