@@ -7,11 +7,10 @@ import gc
 import importlib.util
 import os
 import pkgutil
-import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
+import hook_search
 import pytest
 import releases
 import torch
@@ -137,22 +136,11 @@ def _sglang_imported():
 
         list(_hooked())  # imports all that the hook sites of this release live in
 
-    # For each hook SGLang looks through every module for names of what it hooks: 20 ms, three
-    # quarters of the time of a test that arms. Here only where there can be one.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sglang.srt.plugins.hook_registry, "sys", _View(_without_sglang()))
+        registry = sglang.srt.plugins.hook_registry
+        patch.setattr(registry, "_propagate_patch", registry._propagate_patch)  # put back after
+        hook_search.shorten()
         yield
-
-
-class _View:
-    """Of the module ``sys``, what SGLang's hook registry reads: ``modules``, less ``none``."""
-
-    def __init__(self, none: set[str]) -> None:
-        self._none = none
-
-    @property
-    def modules(self):
-        return {name: module for name, module in sys.modules.items() if name not in self._none}
 
 
 def _hooked():
@@ -163,19 +151,6 @@ def _hooked():
             parent, attribute = dotted.rsplit(".", 1)
             owner = pkgutil.resolve_name(parent)
             yield owner, attribute, owner.__dict__.get(attribute)
-
-
-def _without_sglang() -> set[str]:
-    """Modules of other packages that have no name of a hook site; tests' own are not among them."""
-    hooked = {id(value) for _, _, value in _hooked()} - {id(None)}
-    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
-    return {
-        name
-        for name, module in sys.modules.items()
-        if not name.startswith(("sglang", "g4debug"))
-        and str(getattr(module, "__file__", None)).startswith(installed)
-        and hooked.isdisjoint(map(id, vars(module).values()))
-    }
 
 
 @pytest.fixture

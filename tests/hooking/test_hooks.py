@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import sys
 import types
 
+import hook_search
 import pytest
 from packaging.version import Version
 
@@ -389,10 +391,13 @@ def test_without_sglang_nothing_matches(monkeypatch):
     assert targets.path("attn.init")  # a site that never moved needs no version
 
 
-def test_the_modules_that_tests_let_sglang_skip_have_nothing_of_sglangs(sglang):
+def test_the_modules_that_tests_let_sglang_skip_have_nothing_of_sglangs(sglang, monkeypatch):
+    """See hook_search.py. None of them has another name of a hook site."""
     from sglang.srt.plugins import hook_registry
 
-    walked, every = hook_registry.sys.modules, sys.modules
+    monkeypatch.setattr(hook_registry, "_propagate_patch", hook_registry._propagate_patch)
+    fewer = hook_search.shorten()
+    walked, every = fewer.modules, sys.modules
     assert __name__ in walked
     assert not [n for n in every if n.startswith(("sglang", "g4debug")) and n not in walked]
     skipped = [n for n in every if n not in walked]
@@ -400,3 +405,24 @@ def test_the_modules_that_tests_let_sglang_skip_have_nothing_of_sglangs(sglang):
     values = [(n, k, v) for n in skipped for k, v in vars(every[n]).items() if callable(v)]
     homes = [(n, k, vars(v).get("__module__")) for n, k, v in values if hasattr(v, "__dict__")]
     assert not [x for x in homes if str(x[2]).startswith("sglang")]
+    hooked = set()
+    for site in filter(None, map(targets.path, targets.SITES)):
+        owner, _, name = site.rpartition(".")
+        hooked.add(id(vars(pkgutil.resolve_name(owner)).get(name)))
+    hooked.discard(id(None))
+    assert len(hooked) > 50
+    assert hooked.isdisjoint(id(v) for n in skipped for v in list(vars(every[n]).values()))
+
+
+def test_what_others_define_is_looked_for_in_every_module(sglang, monkeypatch):
+    from sglang.srt.plugins import hook_registry
+
+    searched = []
+    monkeypatch.setattr(
+        hook_registry, "_propagate_patch", lambda *_: searched.append(hook_registry.sys) or 0
+    )
+    fewer = hook_search.shorten()
+    hook_registry._propagate_patch(hook_registry._wrap_fn, function, None)
+    hook_registry._propagate_patch(function, function, None)
+    assert searched == [fewer, sys]
+    assert hook_registry.sys is sys

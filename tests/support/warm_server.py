@@ -5,7 +5,8 @@ JSON (``argv``, ``environ``, ``folder``) and two descriptors: its log, and a pip
 process's number and, in the end, its exit status. It ends when the socket is closed.
 
 Nothing here replaces what SGLang does: modules are imported as each of its processes imports them
-before it loads its plugins, and no plugin is loaded. What ``multiprocessing`` would start with the
+before it loads its plugins, and no plugin is loaded; only the registry of hooks searches fewer of
+these modules, see hook_search.py. What ``multiprocessing`` would start with the
 same imports, SGLang's scheduler and detokenizer, is forked just as early: a child of the process
 that asks for it, with that one's environment, working folder and log.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -141,11 +143,13 @@ def stand_ins() -> set[str]:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    del sys.path[0]  # this folder, which nobody else has there
+    hook_search = importlib.import_module("hook_search")
+    del sys.modules["hook_search"], sys.path[0]  # this folder, which nobody else has there
     before = dict(os.environ)
     import setproctitle
     import sglang.srt.managers.scheduler  # noqa: F401  # the others import little more
 
+    hook_search.shorten()
     setproctitle.getproctitle()  # finds the place of the title by the environment, now or never
 
     imported.update(os.environ.items() - before.items())
