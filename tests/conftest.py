@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import pkgutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from g4debug.hooking import targets
 if not torch.cuda.is_available():
     # Read when Triton is imported and when a kernel is decorated: before any test module is.
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Some shells forbid it; then each of some thousand processes would compile g4debug by itself.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # As in the CPU engine's own processes: what SGLang's import makes stays, and is not walked again.
 gc.set_threshold(100_000, 20, 20)
