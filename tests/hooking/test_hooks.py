@@ -391,38 +391,41 @@ def test_without_sglang_nothing_matches(monkeypatch):
     assert targets.path("attn.init")  # a site that never moved needs no version
 
 
-def test_the_modules_that_tests_let_sglang_skip_have_nothing_of_sglangs(sglang, monkeypatch):
-    """See hook_search.py. None of them has another name of a hook site."""
+def test_the_shorter_search_of_the_tests_finds_all_that_sglangs_own_does(sglang, monkeypatch):
+    """See hook_search.py: other names of what is hooked, in whichever module."""
     from sglang.srt.plugins import hook_registry
+    from sglang.srt.utils import common
 
     monkeypatch.setattr(hook_registry, "_propagate_patch", hook_registry._propagate_patch)
-    fewer = hook_search.shorten()
-    walked, every = fewer.modules, sys.modules
-    assert __name__ in walked
-    assert not [n for n in every if n.startswith(("sglang", "g4debug")) and n not in walked]
-    skipped = [n for n in every if n not in walked]
-    assert len(skipped) > 1000
-    values = [(n, k, v) for n in skipped for k, v in vars(every[n]).items() if callable(v)]
-    homes = [(n, k, vars(v).get("__module__")) for n, k, v in values if hasattr(v, "__dict__")]
-    assert not [x for x in homes if str(x[2]).startswith("sglang")]
-    hooked = set()
+    search = hook_search.shorten()
+    originals = list(vars(common).values())  # no hook site has as many other names
     for site in filter(None, map(targets.path, targets.SITES)):
         owner, _, name = site.rpartition(".")
-        hooked.add(id(vars(pkgutil.resolve_name(owner)).get(name)))
-    hooked.discard(id(None))
-    assert len(hooked) > 50
-    assert hooked.isdisjoint(id(v) for n in skipped for v in list(vars(every[n]).values()))
+        originals.append(vars(pkgutil.resolve_name(owner)).get(name))
+    originals = [original for original in originals if hook_search.of_sglang(original)]
+    assert len(originals) > 50
+    wanted = {id(original): set() for original in originals}
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, types.ModuleType):
+            for value in list(vars(module).values()):
+                if id(value) in wanted:
+                    wanted[id(value)].add(name)
+    assert sum(len(names) > 1 for names in wanted.values()) > 50
+    for original in originals:
+        searched = search.modules(original)
+        assert wanted[id(original)] <= set(searched), original
+        assert len(searched) < len(sys.modules) / 5
 
 
-def test_what_others_define_is_looked_for_in_every_module(sglang, monkeypatch):
+def test_where_anything_may_be_is_searched_for_everything(sglang, monkeypatch):
+    from sglang.srt.managers import scheduler
     from sglang.srt.plugins import hook_registry
 
-    searched = []
-    monkeypatch.setattr(
-        hook_registry, "_propagate_patch", lambda *_: searched.append(hook_registry.sys) or 0
-    )
-    fewer = hook_search.shorten()
-    hook_registry._propagate_patch(hook_registry._wrap_fn, function, None)
-    hook_registry._propagate_patch(function, function, None)
-    assert searched == [fewer, sys]
-    assert hook_registry.sys is sys
+    search = hook_search.Search()
+    sglangs = hook_registry._wrap_fn
+    assert __name__ in search.modules(sglangs)
+    assert search.modules(function) is sys.modules
+    assert scheduler.__name__ not in search.modules(sglangs)
+    monkeypatch.setattr(scheduler, "another_name", sglangs, raising=False)
+    monkeypatch.setitem(sys.modules, MODULE, types.ModuleType(MODULE))
+    assert {scheduler.__name__, MODULE} <= set(search.modules(sglangs))

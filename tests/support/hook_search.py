@@ -1,8 +1,7 @@
 """A shorter search of SGLang for other names of what it hooks.
 
 SGLang looks for them in every module of the process, for one hook after the other: some two seconds
-of a core for each process that arms g4debug, and most of the time of a test that arms. Four fifths
-of what it reads are other packages, and three of their modules have anything of SGLang's.
+of a core for each process that arms g4debug, and most of the time of a test that arms.
 """
 
 from __future__ import annotations
@@ -10,60 +9,69 @@ from __future__ import annotations
 import sys
 import sysconfig
 import types
+from collections import defaultdict
 from typing import Any
 
-OURS = ("sglang", "g4debug")
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 
 
-class Fewer:
-    """Of the module ``sys``, what SGLang's hook registry reads: ``modules``, less ``none``."""
+class Search:
+    """Knows which of today's modules have which function or class of SGLang's.
 
-    def __init__(self, none: frozenset[str]) -> None:
-        self.none = none
-
-    @property
-    def modules(self) -> dict[str, types.ModuleType]:
-        return {name: module for name, module in sys.modules.items() if name not in self.none}
-
-
-def shorten() -> Fewer:
-    """What SGLang defines is looked for where it can be; what others define, in every module.
-
-    It can be in a module that is no installed one of another package, in one that has something of
-    SGLang's now, and in one that is imported later.
+    Modules of tests are not among them, and one that has more or fewer names than today is no
+    longer; in these, and in those imported later, anything may be.
     """
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}  # of a known module: how many names it has
+        self._where: dict[int, list[str]] = defaultdict(list)
+        self._alive: list[object] = []  # so that no other object gets a number of these
+        self._open: list[str] = []
+        self._count = -1
+        for name, module in list(sys.modules.items()):
+            if not isinstance(module, types.ModuleType):
+                continue
+            space = vars(module)
+            if not str(space.get("__file__")).startswith(INSTALLED):
+                continue
+            self._names[name] = len(space)
+            for value in filter(of_sglang, list(space.values())):
+                self._where[id(value)].append(name)
+                self._alive.append(value)
+
+    def modules(self, original: object) -> dict[str, types.ModuleType]:
+        """Those that may have it. What others than SGLang define may be in each of them."""
+        if not of_sglang(original):
+            return sys.modules
+        if self._count != len(sys.modules):
+            self._count = len(sys.modules)
+            self._open = [n for n, m in list(sys.modules.items()) if not self._is_as_known(n, m)]
+        names = (*self._where.get(id(original), ()), *self._open)
+        return {name: sys.modules[name] for name in names if name in sys.modules}
+
+    def _is_as_known(self, name: str, module: object) -> bool:
+        return isinstance(module, types.ModuleType) and self._names.get(name) == len(vars(module))
+
+
+def shorten() -> Search:
+    """SGLang's registry of hooks searches like that from now on."""
     from sglang.srt.plugins import hook_registry
 
-    whole: Any = hook_registry._propagate_patch
-    fewer = Fewer(frozenset(name for name in list(sys.modules) if not _may_have(name)))
+    search, whole = Search(), hook_registry._propagate_patch
 
-    def propagate(original: object, wrapped: object, source: object) -> int:
-        hook_registry.sys = fewer if _of_sglang(original) else sys
+    def propagate(original: object, wrapped: object, source: object) -> Any:
+        hook_registry.sys = types.SimpleNamespace(modules=search.modules(original))
         try:
-            return int(whole(original, wrapped, source))
+            return whole(original, wrapped, source)
         finally:
             hook_registry.sys = sys
 
     hook_registry._propagate_patch = propagate
-    return fewer
+    return search
 
 
-def _may_have(name: str) -> bool:
-    module = sys.modules[name]
-    if name.startswith(OURS) or not isinstance(module, types.ModuleType):
-        return True
-    if not str(vars(module).get("__file__")).startswith(INSTALLED):
-        return True
-    return any(map(_of_sglang, list(vars(module).values())))
-
-
-def _of_sglang(value: object) -> bool:
-    """Whether a function or class is one of SGLang's. Others are not touched: some are lazy."""
-    value = getattr(value, "__func__", value) if type(value) in _METHODS else value
+def of_sglang(value: object) -> bool:
+    """Whether it is a function or class of SGLang's. No other value is touched: some are lazy."""
     if type(value) is not types.FunctionType and not issubclass(type(value), type):
         return False
     return str(value.__module__).startswith("sglang")
-
-
-_METHODS = (classmethod, staticmethod, types.MethodType)
