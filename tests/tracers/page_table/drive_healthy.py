@@ -32,7 +32,7 @@ def main():
     args = parser.parse_args()
     rng = random.Random(11)
     settings = {
-        "max_total_tokens": 1024,
+        "max_total_tokens": 768,
         "swa_full_tokens_ratio": 0.9,
         "max_running_requests": 6,
         "chunked_prefill_size": 128,
@@ -76,11 +76,11 @@ def main():
         return [o["output_ids"] for o in found]
 
     try:
-        outputs = [wave(1, mixed(6), 30), wave(2, mixed(8), 70)]
-        # Six prompts of a page fit; with their answers, four are more than the pool holds. Two are
+        outputs = [wave(1, mixed(6), 30), wave(2, mixed(8), 40)]
+        # Six prompts of a page fit; with their answers, five are more than the pool holds. Two are
         # a whole chunk, so SGLang refuses no third one in their step: with one pool it would then
         # admit nobody until a request ends.
-        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 150))
+        outputs.append(wave(3, [[2, *tokens(63)] for _ in range(6)], 90))
         abort = engine.tokenizer_manager.abort_request
         for seconds, i in ((0.3, 1), (0.6, 3)):
             arguments = (abort, RID.format(4, i))
