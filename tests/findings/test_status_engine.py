@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import drive_tracers
@@ -21,12 +22,19 @@ pytestmark = [*ENGINE, pytest.mark.once("what it tests is the same code on every
 FAILS_AT = 5
 
 
-def test_a_step_that_cannot_be_recorded_stops_nothing_else(tmp_path):
-    run = drive(
-        tmp_path,
+@pytest.fixture(scope="module", autouse=True)
+def failing(tmp_path_factory):
+    """It runs beside the other test, which sleeps most of the time."""
+    folder = tmp_path_factory.mktemp("engine")
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(engine_that_cannot_record_a_step, folder)
+
+
+def engine_that_cannot_record_a_step(folder):
+    return drive(
+        folder,
         str(Path(drive_tracers.__file__)),
-        cold=True,
-        PYTHONPATH=failing_record.installed(tmp_path / "plugin"),
+        PYTHONPATH=failing_record.installed(folder / "plugin"),
         FAILS_AT=str(FAILS_AT),
         G4DEBUG_TRACE="pool-leak,kv-integrity,flight-recorder",
         G4DEBUG_LEAK_STEPS="4",
@@ -35,22 +43,6 @@ def test_a_step_that_cannot_be_recorded_stops_nothing_else(tmp_path):
         G4DEBUG_FAULTS="seed=1;lost-free=1*on",
         SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE="0",  # or SGLang stops, if it gets to look
     )
-    assert run.status == 0, run.log[-4000:]
-    assert run.result == [drive_tracers.OUTPUT] * 2 * len(drive_tracers.LENGTHS)
-    told = f"g4debug: the step recorder is limited since step {FAILS_AT}: its hook record_step"
-    assert run.log.count(told) == 1
-    leak = next(r for r in run.dumps if r.finding.check == "pool-leak")
-    assert leak.finding.location.step > FAILS_AT
-    status = {t.name: t for t in leak.tracers}
-    assert [x.step for x in status["step-recorder"].limits] == [FAILS_AT]
-    assert status["pool-leak"].sound
-    assert status["kv-integrity"].sound
-    checked = {(n, c.what): c for n, t in status.items() for c in t.checked}
-    censuses = checked["pool-leak", "censuses"]
-    assert censuses.count >= 2
-    assert censuses.step > FAILS_AT
-    assert checked["kv-integrity", "steps"].step > FAILS_AT
-    assert max(s.step for s in leak.steps) == FAILS_AT - 1
 
 
 def generate(url: str, tokens: int) -> None:
@@ -142,3 +134,23 @@ def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
             psutil.Process(scheduler["pid"]).resume()
         assert code == 1
         assert "stuck" in told["headline"]
+
+
+def test_a_step_that_cannot_be_recorded_stops_nothing_else(failing):
+    run = failing.result()
+    assert run.status == 0, run.log[-4000:]
+    assert run.result == [drive_tracers.OUTPUT] * 2 * len(drive_tracers.LENGTHS)
+    told = f"g4debug: the step recorder is limited since step {FAILS_AT}: its hook record_step"
+    assert run.log.count(told) == 1
+    leak = next(r for r in run.dumps if r.finding.check == "pool-leak")
+    assert leak.finding.location.step > FAILS_AT
+    status = {t.name: t for t in leak.tracers}
+    assert [x.step for x in status["step-recorder"].limits] == [FAILS_AT]
+    assert status["pool-leak"].sound
+    assert status["kv-integrity"].sound
+    checked = {(n, c.what): c for n, t in status.items() for c in t.checked}
+    censuses = checked["pool-leak", "censuses"]
+    assert censuses.count >= 2
+    assert censuses.step > FAILS_AT
+    assert checked["kv-integrity", "steps"].step > FAILS_AT
+    assert max(s.step for s in leak.steps) == FAILS_AT - 1

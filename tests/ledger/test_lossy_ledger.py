@@ -31,7 +31,6 @@ def test_a_ledger_that_misses_events_accuses_nobody(tmp_path, every):
         tmp_path,
         str(HERE / "drive_lossy.py"),
         *map(str, (ROUNDS[every], REQUESTS, every)),
-        cold=True,
         PYTHONPATH=os.pathsep.join([path, str(REPRO)]),
         LOSSY_EVERY=str(every),
         LOSSY_SEED=os.environ.get("LOSSY_SEED", str(every)),
