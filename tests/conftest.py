@@ -53,8 +53,9 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-    """Files that start engines first: what is left for the end is short, for every worker."""
-    long = {item.path for item in items if item.get_closest_marker("engine")}
+    """Files that take long first: what is left for the end is short, for every worker."""
+    marks = ("engine", "early")
+    long = {i.path for i in items if any(map(i.get_closest_marker, marks))}
     items.sort(key=lambda item: item.path not in long)
 
 

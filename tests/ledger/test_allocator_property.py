@@ -28,6 +28,7 @@ from g4debug.ledger.shadow import FREE
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
+    pytest.mark.early,
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]

@@ -326,6 +326,149 @@ def test_the_page_says_in_how_many_runs_the_bug_was_met(suite, known, cells):
     assert "reached in 2 and triggered in 1 of 2 runs" in suite("page").markdown(rows, {})
 
 
+# --- on a GPU ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runner(suite, monkeypatch):
+    """The suite's script, which no test starts engines with."""
+    suite("table")
+    return importlib.import_module("history_suite")
+
+
+def test_the_tools_that_need_a_gpu_run_there_beside_one_without_a_tool(runner, known):
+    found = {n: c for n, c in known.items() if n in ("lost-key", "unfenced-results")}
+    every = list(runner.TOOLS)
+    first, rest = runner.tasks(found, every, 1, "cuda")
+    lost = {t.tool for t in (*first, *rest) if t.name == "lost-key"}
+    assert lost == {"nothing", "kv-canary", "compute-sanitizer"}
+    assert {t.tool for t in (*first, *rest) if t.name == "unfenced-results"} == set(every)
+    assert all(t.id.endswith(".0.cuda") for t in (*first, *rest))
+    first, rest = runner.tasks(found, every, 1, "cpu")
+    assert {t.name for t in (*first, *rest)} == {"lost-key"}
+    assert not any(runner.TOOLS[t.tool].gpu for t in rest)
+
+
+def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_path, monkeypatch):
+    """Also where several cases run at a time: the answers of one are not those of another."""
+    asked = []
+
+    def run(name, case, arm, tool, seed, folder, right, device):
+        asked.append((name, arm, tool.id, dict(right)))
+        return runner.Cell(name, arm, tool.id, seed, outputs={"request": name}, device=device)
+
+    monkeypatch.setattr(runner, "run", run)
+    found = {n: c for n, c in known.items() if n in ("lost-key", "pp-proxy")}
+    work = runner.tasks(found, ["nothing", "sglang"], 2)
+    cells = runner.run_all(work, 3, tmp_path, runner.Console(quiet=True))
+    assert len(cells) == len(asked) == 16
+    assert all(right == ({} if (a, t) == ("fixed", "nothing") else {"request": n})
+               for n, a, t, right in asked)  # fmt: skip
+
+
+def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_path):
+    cell = suite("cell")
+    for device in ("cpu", "cuda"):
+        cell.keep(cell.Cell("lost-key", "buggy", "nothing", 0, device=device), tmp_path)
+    (tmp_path / "history.json").write_text("{}")
+    assert [c.device for c in runner.elsewhere(tmp_path, "cpu")] == ["cuda"]
+
+
+def test_a_python_that_is_not_there_is_refused(runner):
+    release, path = runner.named(f"0.5.14={sys.executable}")
+    assert (release, path) == ("0.5.14", Path(sys.executable))
+    for text in ("0.5.14", "0.5.14=/nowhere"):
+        with pytest.raises(runner.argparse.ArgumentTypeError, match="expected RELEASE=PATH"):
+            runner.named(text)
+
+
+def test_an_environment_for_the_cpu_does_not_count_for_a_gpu(suite, monkeypatch):
+    cell = suite("cell")
+    assert not cell.interpreter("0.0.1", "cuda").exists()
+    monkeypatch.setitem(cell.PYTHONS, "0.0.1", Path(sys.executable))
+    assert cell.interpreter("0.0.1", "cuda") == Path(sys.executable)
+
+
+def test_without_a_gpu_it_says_so(suite, monkeypatch, tmp_path):
+    gpu = suite("gpu")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpu.names.cache_clear()
+    with pytest.raises(RuntimeError, match="needs a GPU, and nvidia-smi found none"):
+        gpu.names()
+
+
+def test_the_gpus_take_turns_and_two_ranks_see_both(suite, known, monkeypatch, tmp_path):
+    gpu = suite("gpu")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho one\necho two\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    gpu.names.cache_clear()
+    assert gpu.names() == ["one", "two"]
+    case = known["lost-key"]
+    seen = [gpu.environment(case, case.buggy)["CUDA_VISIBLE_DEVICES"] for _ in range(4)]
+    assert seen in (["0", "1", "0", "1"], ["1", "0", "1", "0"])
+    ranks = known["draft-embedding-shard"]
+    assert gpu.environment(ranks, ranks.buggy) == {}
+    gpu.names.cache_clear()
+
+
+def test_an_engine_that_does_not_come_up_with_a_tool_is_its_refusal(judged, suite):
+    said = "AssertionError: kv-canary: called without an active manager"
+    cell = judged("kv-canary", f"Traceback\n{said}\n", status=1)
+    assert (cell.grade, cell.said) == ("n/a", said)
+    up = importlib.import_module("_run").UP
+    cell = judged("kv-canary", f"{up}\nIndexError: list index out of range\n", status=1, **TRUTH)
+    assert cell.grade == "crash only"
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        (
+            "kv-canary",
+            "RuntimeError: KV cache canary violation detected (kernel_kind=X, slot_idx=3)",
+        ),
+        ("compute-sanitizer", "========= Invalid __global__ read of size 2 bytes"),
+    ],
+)
+def test_the_alarms_of_the_tools_for_a_gpu_are_known_by_their_words(judged, suite, tool, said):
+    up = importlib.import_module("_run").UP
+    assert judged(tool, f"{up}\n{said}\n", status=1, **TRUTH).grade == "alarm"
+    assert judged(tool, f"{up}\n========= ERROR SUMMARY: 0 errors\n", **TRUTH).grade == "silent"
+
+
+def test_a_tool_with_which_the_bug_does_not_happen_is_not_silent(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", 0, triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "g4debug", 0, triggered=0),
+    )
+    assert row.entries["g4debug"].words == "does not happen with it, 1/1"
+    assert "prevents it" in suite("picture").svg([row])
+
+
+def test_what_ran_on_a_gpu_is_judged_by_the_runs_there(suite, known, cells):
+    """On the CPU the bug was triggered, on the GPU it was not: so its tools missed nothing."""
+    on = {"device": "cuda", "where": "NVIDIA H100"}
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "nothing", **on),
+        cells("fixed", "nothing", **on),
+        cells("buggy", "compute-sanitizer", **on),
+    )
+    assert row.entries["compute-sanitizer"].words == "void"
+    assert row.good
+    assert "not triggered" in row.of("compute-sanitizer").problem
+    page = suite("page").markdown([row], {})
+    assert "On a GPU (NVIDIA H100)" in page
+    assert "compute-sanitizer | void" in page.replace("  ", " ") or "| void |" in page
+
+
 def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, known, tmp_path):
     reports = suite("reports")
     results, pages = tmp_path / "results", tmp_path / "pages"
