@@ -53,6 +53,22 @@ def without_kernels() -> None:
     kernels.__path__ = real.__path__  # type: ignore[attr-defined]
     kernels.assign_req_to_token_pool_cpu = assign  # type: ignore[attr-defined]
     sys.modules["sgl_kernel"] = kernels
+    older_than_transformers()
+
+
+def older_than_transformers() -> None:
+    """Let a release register models that the installed transformers has by itself meanwhile.
+
+    The environment is the newest release's. Nothing here loads a model.
+    """
+    from transformers import AutoConfig
+
+    register = AutoConfig.register
+
+    def registered(*args: Any, **kwargs: Any) -> None:
+        register(*args, **{**kwargs, "exist_ok": True})
+
+    AutoConfig.register = registered  # type: ignore[method-assign]
 
 
 def assign(rows: Any, table: Any, begins: Any, ends: Any, out: Any, width: int) -> None:
