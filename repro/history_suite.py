@@ -1,12 +1,13 @@
 """Runs SGLang's own bugs against every tool, and writes the table of who noticed what.
 
     python repro/history_suite.py [--case NAME ...] [--tool NAME ...] [--seeds K] [--results FOLDER]
-        [--device cpu|cuda] [--jobs N] [--python RELEASE=PATH ...]
+        [--device cpu|cuda] [--jobs N] [--python RELEASE=PATH ...] [--published]
 
 Each case is a real bug of SGLang, in a release that has it or put back, with a workload and a
 ground truth that knows nothing of the tools. Each cell of the table is real SGLang on the CPU
 engine, in a process of its own: a case, one of its arms (with the bug, without it), a tool and a
-seed. A cell that has a result in FOLDER is not run again.
+seed. A cell that has a result in FOLDER is not run again, and with ``--published`` none that is in
+docs/history/cells.jsonl.
 
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
@@ -21,7 +22,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,9 @@ from _history.cell import (
     RIGHT,
     Cell,
     arm_of,
+    as_text,
     cell_id,
+    from_text,
     interpreter,
     keep,
     kept,
@@ -109,8 +112,13 @@ def missing(chosen: Mapping[str, Case]) -> dict[str, list[str]]:
     return found
 
 
-def done(task: Task, folder: Path, right: Mapping[int, Mapping[str, Any]]) -> Cell:
-    cell = kept(task.id, folder)
+def done(
+    task: Task,
+    folder: Path,
+    right: Mapping[int, Mapping[str, Any]],
+    published: Mapping[str, Cell],
+) -> Cell:
+    cell = kept(task.id, folder) or published.get(task.id)
     if cell is None:
         answers = right.get(task.seed, {})
         tool = TOOLS[task.tool]
@@ -121,7 +129,11 @@ def done(task: Task, folder: Path, right: Mapping[int, Mapping[str, Any]]) -> Ce
 
 
 def run_all(
-    work: tuple[Sequence[Task], Sequence[Task]], jobs: int, folder: Path, console: Console
+    work: tuple[Sequence[Task], Sequence[Task]],
+    jobs: int,
+    folder: Path,
+    console: Console,
+    published: Mapping[str, Cell],
 ) -> list[Cell]:
     """All cells of ``tasks``, ``jobs`` at a time. Cells that have a result are read."""
     found: list[Cell] = []
@@ -136,7 +148,9 @@ def run_all(
         bar = progress.add_task("cells", total=sum(map(len, work)))
         for part in work:
             with ThreadPoolExecutor(jobs) as pool:
-                waiting = [pool.submit(done, t, folder, right.get(t.name, {})) for t in part]
+                waiting = [
+                    pool.submit(done, t, folder, right.get(t.name, {}), published) for t in part
+                ]
                 for future in as_completed(waiting):
                     cell = future.result()
                     found.append(cell)
@@ -147,10 +161,15 @@ def run_all(
     return found
 
 
-def elsewhere(folder: Path, device: str) -> list[Cell]:
+def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
     """The results in ``folder`` of the other device, which belong into the same table."""
     cells = [kept(path.stem, folder) for path in sorted(folder.glob("*.*.*.*.json"))]
-    return [c for c in cells if c is not None and c.device != device]
+    return {c.id: c for c in cells if c is not None and c.device != device}
+
+
+def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
+    """The ids of the cells whose answers are the right ones."""
+    return {c.id for c in cells if c.tool == NOTHING and c.arm == reference(known[c.case])}
 
 
 def named(text: str) -> tuple[str, Path]:
@@ -181,6 +200,8 @@ def main() -> int:
     parser.add_argument("--python", type=named, nargs="+", default=[], metavar="RELEASE=PATH",
                         help="the Python that has a release of SGLang, if it is not in "
                         ".venv-RELEASE")  # fmt: skip
+    parser.add_argument("--published", action="store_true",
+                        help="go on from the results in docs/history/cells.jsonl")  # fmt: skip
     parser.add_argument("--write", action="store_true",
                         help="write docs/history.md, its picture and its reports")  # fmt: skip
     parser.add_argument("--list", action="store_true", help="list the cases and do nothing")
@@ -211,14 +232,17 @@ def main() -> int:
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
     here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
-    found = run_all(here, args.jobs, folder, console)
-    rows = table.rows(known, found + elsewhere(folder, args.device))
+    published = from_text(page.CELLS.read_text()) if args.published else {}
+    cells = {c.id: c for c in run_all(here, args.jobs, folder, console, published)}
+    cells = {**published, **elsewhere(folder, args.device), **cells}
+    rows = table.rows(known, cells.values())
     for block in table.blocks(rows):
         _render.block(console, block)
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))
     _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
-        for path in page.write(known, rows, folder):
+        text = as_text(cells.values(), answers(cells.values(), known))
+        for path in page.write(known, rows, folder, text):
             _render.for_copying(console, "Written:", str(path))
     return 0 if all(row.good for row in rows) and not lost else 1
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,24 @@ def _names(case: Case, words: str) -> bool:
         and re.search(rf"\b{re.escape(function)}\b", words)
         for file, function in case.cause
     )
+
+
+def as_text(cells: Iterable[Cell], answers: Collection[str]) -> str:
+    """Cells as JSON, one in a line. answers: the ids of those whose answers others need."""
+    blank = asdict(Cell("", "", "", 0))
+    lines = []
+    for cell in sorted(cells, key=lambda c: c.id):
+        told = {k: v for k, v in asdict(cell).items() if v != blank[k] or k in ("seed", "arm")}
+        if cell.id not in answers:
+            told.pop("outputs", None)
+        lines.append(json.dumps(told))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def from_text(text: str) -> dict[str, Cell]:
+    """id -> cell, of what ``as_text`` wrote."""
+    cells = (Cell(**json.loads(line)) for line in text.splitlines())
+    return {cell.id: cell for cell in cells}
 
 
 def keep(cell: Cell, folder: Path) -> None:

@@ -18,20 +18,22 @@ from _history.tools import TOOLS
 ROOT = HERE.parents[1]
 PAGE, PICTURE = ROOT / "docs" / "history.md", ROOT / "docs" / "history.svg"
 REPORTS = ROOT / "docs" / "history"
+CELLS = REPORTS / "cells.jsonl"  # every cell of the table
 FIRST = HERE / "first.json"  # what each tool said in the first run, and of which commit
 
 
-def write(known: Mapping[str, Case], found: Sequence[Row], results: Path) -> list[Path]:
-    """The page, the picture, and the report of one finding of each case.
+def write(known: Mapping[str, Case], found: Sequence[Row], results: Path, cells: str) -> list[Path]:
+    """The page, the picture, the cells, and the report of one finding of each case.
 
-    results: the folder with the runs and their dumps. Rows that ran for the first time are entered
-    as such.
+    results: the folder with the runs and their dumps. cells: all of them, as text. Rows that ran
+    for the first time are entered as such.
     """
     first = _first(found)
     pages = reports.write(known, results, REPORTS)
     PAGE.write_text(markdown(found, first, set(pages)))
     PICTURE.write_text(picture.svg(found))
-    return [PAGE, PICTURE, FIRST, *pages.values()]
+    CELLS.write_text(cells)
+    return [PAGE, PICTURE, CELLS, FIRST, *pages.values()]
 
 
 def _first(found: Sequence[Row]) -> dict[str, Any]:
@@ -80,7 +82,8 @@ def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collectio
         "there; why is below. FALSE: it accused the arm without the bug. foreign: it told of",
         "something else, in a run that did not trigger the bug.",
         "",
-        "The column *met* says in how many runs without a tool the bug was triggered.",
+        "The column *met* says in how many runs without a tool the bug was triggered. Every single",
+        "run is in [cells.jsonl](history/cells.jsonl).",
         "",
         f"| # | case | origin | SGLang | met | without a tool | {titles} |",
         f"|--:|---|---|---|---|---|{'---|' * len(tools)}",

@@ -17,7 +17,8 @@ RECORDS = "flight-recorder"  # it records a crash, and finds nothing
 def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, Path]:
     """name -> its page in ``folder``, of each case of which ``results`` has a finding of ours.
 
-    A page of a case of which there is none any more is removed.
+    A page of a case of which there is none any more is removed. One of a case that was not run this
+    time stays.
     """
     folder.mkdir(exist_ok=True)
     pages = {}
@@ -27,8 +28,10 @@ def write(known: Mapping[str, Case], results: Path, folder: Path) -> dict[str, P
         if text:
             page.write_text(text)
             pages[name] = page
-        else:
+        elif any(results.glob(f"{name}.{BUGGY}.*/dumps")):
             page.unlink(missing_ok=True)
+        elif page.exists():
+            pages[name] = page
     return pages
 
 

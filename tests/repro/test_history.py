@@ -360,7 +360,7 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
     monkeypatch.setattr(runner, "run", run)
     found = {n: c for n, c in known.items() if n in ("lost-key", "pp-proxy")}
     work = runner.tasks(found, ["nothing", "sglang"], 2)
-    cells = runner.run_all(work, 3, tmp_path, runner.Console(quiet=True))
+    cells = runner.run_all(work, 3, tmp_path, runner.Console(quiet=True), {})
     assert len(cells) == len(asked) == 16
     assert all(right == ({} if (a, t) == ("fixed", "nothing") else {"request": n})
                for n, a, t, right in asked)  # fmt: skip
@@ -371,7 +371,31 @@ def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_pa
     for device in ("cpu", "cuda"):
         cell.keep(cell.Cell("lost-key", "buggy", "nothing", 0, device=device), tmp_path)
     (tmp_path / "history.json").write_text("{}")
-    assert [c.device for c in runner.elsewhere(tmp_path, "cpu")] == ["cuda"]
+    assert [c.device for c in runner.elsewhere(tmp_path, "cpu").values()] == ["cuda"]
+
+
+def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monkeypatch):
+    """Nor lost: what is written and read is the same, and the right answers are among it."""
+    cell, ran = suite("cell"), []
+
+    def run(name, case, arm, tool, seed, folder, right, device):
+        ran.append((arm, tool.id, dict(right)))
+        return cell.Cell(name, arm, tool.id, seed, "silent", steps=7, outputs={"r": [[1]]})
+
+    monkeypatch.setattr(runner, "run", run)
+    work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
+    quiet = runner.Console(quiet=True)
+    every = runner.run_all(work, 2, tmp_path, quiet, {})
+    text = cell.as_text(every, runner.answers(every, known))
+    published = cell.from_text(text)
+    assert set(published) == {c.id for c in every}
+    assert text.count("outputs") == 1
+    del published["lost-key.buggy.sglang.0"]
+    ran.clear()
+    (tmp_path / "other").mkdir()
+    again = runner.run_all(work, 2, tmp_path / "other", quiet, published)
+    assert ran == [("buggy", "sglang", {"r": [[1]]})]
+    assert {c.id: c.steps for c in again} == {c.id: 7 for c in every}
 
 
 def test_a_python_that_is_not_there_is_refused(runner):
@@ -486,9 +510,13 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
     dump(found, "g4debug-best", dataclasses.replace(record, finding=here))
     dump(crashed, "g4debug", dataclasses.replace(record, finding=died))
     pages.mkdir()
-    (pages / f"{never}.html").write_text("of an older run")
-    assert reports.write(known, results, pages) == {found: pages / f"{found}.html"}
-    assert [p.name for p in pages.iterdir()] == [f"{found}.html"]
+    for name in (crashed, never):
+        (pages / f"{name}.html").write_text("of an older run")
+    # The one that was not run this time stays; the one without a finding any more does not.
+    assert reports.write(known, results, pages) == {
+        name: pages / f"{name}.html" for name in (found, never)
+    }
+    assert not (pages / f"{crashed}.html").exists()
     text = (pages / f"{found}.html").read_text()
     assert record.finding.headline[:20] in text
     assert "a file in somewhere" in text
