@@ -42,7 +42,7 @@ def install() -> None:
         @functools.wraps(original)
         def slept(*args: Any, **kwargs: Any) -> Any:
             if entries and torch.cuda.is_available():
-                torch.cuda._sleep(cycles)
+                torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
             return original(*args, **kwargs)
 
         setattr(owner, name, slept)

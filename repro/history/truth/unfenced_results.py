@@ -78,7 +78,7 @@ def install(counter: Counter) -> None:
                 return
             here = torch.empty_like(cleared, device="cpu", pin_memory=True)
             here.copy_(cleared, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             steps.append(Step(requests, here, event))
 
