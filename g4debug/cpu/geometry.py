@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 SPECIAL_TOKENS: Final = ("<pad>", "<eos>", "<bos>", "<unk>")
@@ -195,23 +195,16 @@ TINY: Final = Geometry(
 )
 
 # The toy model in shapes that the kernels of a GPU take: those of E4B_256's attention.
-TINY_256: Final = Geometry(
-    vocab=512,
+TINY_256: Final = replace(
+    TINY,
     hidden=256,
     intermediate=512,
-    pattern="ssfssfsf",
-    kv_shared=2,
     heads=8,
-    kv_heads=2,
     head_dim=256,
     swa_head_dim=256,
-    window=128,
     ple=64,
     assistant_hidden=128,
     assistant_intermediate=256,
-    assistant_layers=2,
-    centroids=32,
-    centroid_top_k=8,
     dtype="bfloat16",
 )
 
