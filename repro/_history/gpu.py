@@ -66,6 +66,7 @@ def environment(case: Case, side: Arm) -> dict[str, str]:
     """The GPU of a cell: they take turns. An engine on several GPUs sees all of them."""
     wanted = int({**case.engine, **side.engine}.get("tp_size", 1))
     if wanted > 1:
-        return {}
+        # Other cells have memory on one of the GPUs, and less on the other.
+        return {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"}
     with _lock:
         return {"CUDA_VISIBLE_DEVICES": str(next(_turn) % len(names()))}

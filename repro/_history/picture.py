@@ -98,6 +98,8 @@ def _why_not(tool: Tool, said: str) -> str:
         return "refuses that release"
     if said == ABSENT:
         return "not run"
+    if said == tool.no_mtp:
+        return "not with MTP"
     if tool.gpu and not said.startswith("SGLang has it"):
         return "does not start"
     return "part of the default" if tool.within else f"from {tool.since} on"

@@ -129,9 +129,9 @@ def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
 
 def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     on = {d: [c for c in cells if c.device == d] for d in (CPU, CUDA)}
-    row = Row(name, case, truth=_truth(on[CUDA if case.gpu else CPU]))
+    row = Row(name, case, truth=_truth(case, on[CUDA if case.gpu else CPU]))
     if not case.gpu:
-        row.gpu = _truth(on[CUDA])
+        row.gpu = _truth(case, on[CUDA])
     for tool in TOOLS:
         mine = on[CUDA if case.gpu or TOOLS[tool].gpu else CPU]
         bare = [c for c in mine if c.tool == "nothing" and c.arm == BUGGY]
@@ -140,7 +140,7 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     return row
 
 
-def _truth(cells: Sequence[Cell]) -> Truth:
+def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
     ran = [c for c in cells if c.tool == "nothing" and c.grade != grades.NA]
     bare = [c for c in ran if c.arm == BUGGY]
     sound = [c for c in ran if c.arm == FIXED]
@@ -152,7 +152,7 @@ def _truth(cells: Sequence[Cell]) -> Truth:
     truth.sound_reached, truth.sound_triggered = _met(sound)
     truth.note = next((c.note for c in bare if c.note), "")
     truth.where = bare[0].where
-    truth.seen = seen(bare)
+    truth.seen = seen(bare, rounding(case, cells))
     if not truth.triggered:
         truth.problem = "the bug was not triggered, so nothing was missed either"
     elif truth.sound_triggered:
@@ -178,7 +178,7 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     real = [c for c in buggy if c.triggered or (c.grade in TOLD and c.seed in met)]
     told = [c for c in real if c.grade in TOLD]
     entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
-    entry.prevented = sum(c.seed in met for c in buggy if c not in real)
+    entry.prevented = sum(c.seed in met and c.ended == "completed" for c in buggy if c not in real)
     if real:
         tally = Tally(c.grade for c in real)
         entry.grade = max(tally, key=lambda g: (tally[g], grades.ORDER.index(g)))
@@ -193,20 +193,37 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     return entry
 
 
-def seen(bare: Sequence[Cell]) -> str:
-    """What a user sees without any tool, in a few words."""
+def rounding(case: Case, cells: Sequence[Cell]) -> int:
+    """How many answers differ between two runs without the bug, at most, with any tool.
+
+    None do on the CPU engine, which computes in float32. On a GPU, in bfloat16, an answer depends
+    on which requests share its batch. Where the right answers are of another release than the arm
+    without the bug, that arm cannot tell.
+    """
+    if case.right is not None:
+        return 0
+    return max((c.wrong for c in cells if c.arm == FIXED), default=0)
+
+
+def seen(bare: Sequence[Cell], rounding: int = 0) -> str:
+    """What a user sees without any tool, in a few words.
+
+    rounding: so many answers differ without the bug, too.
+    """
     real = [c for c in bare if c.triggered] or list(bare)
     ended = Tally(c.ended for c in real).most_common(1)[0][0]
     if ended == "died":
         return next((c.said for c in real if c.said), "it dies")
     if ended == "hangs":
         return "it hangs"
-    wrong = [c for c in real if c.wrong > 0]
+    worst = max(real, key=lambda c: c.wrong)
+    wrong = sum(c.wrong > rounding for c in real)
     if wrong:
-        worst = max(wrong, key=lambda c: c.wrong)
-        return (
-            f"wrong answers ({worst.wrong} of {worst.answers}, in {len(wrong)} of {len(real)} runs)"
-        )
+        told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(real)} runs"
+        too = f"; without the bug up to {rounding} differ" * (rounding > 0)
+        return f"wrong answers ({told}{too})"
+    if worst.wrong > 0:
+        return f"nothing: no more answers differ than without the bug ({worst.wrong})"
     return "nothing: it completes, and all answers are right"
 
 

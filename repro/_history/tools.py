@@ -21,7 +21,8 @@ DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
 # What SGLang's own checks say when they raise. Each release has some of them.
 SGLANG_SAYS: Final = (
     r"memory leak detected![^\n]*",  # at idle: counts
-    r"(?:Full|SWA) Pool Mem Leak Detected![^\n]*",  # while busy: counts
+    # While busy: counts. A traceback shows the line that raises it first, with a brace.
+    r"(?:Full|SWA) Pool Mem Leak Detected!(?! \{)[^\n]*",
     r"KV double free:[^\n]*",
     r"KV page use-after-free:[^\n]*",
     # An assertion without a text: the function it stands in is all there is.
@@ -32,7 +33,10 @@ SGLANG_SAYS: Final = (
 
 
 # What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.
-SANITIZER_SAYS: Final = (r"========= (?:Invalid|Misaligned|Out-of-range) [^\n]*",)
+SANITIZER_SAYS: Final = (
+    r"========= (?:Invalid|Misaligned|Out-of-range) [^\n]*",
+    r"========= Warp assert[^\n]*",  # an assertion of a kernel's own, with the way to its launch
+)
 CANARY_SAYS: Final = (r"KV cache canary violation detected[^\n]*", r"kv_canary violation: [^\n]*")
 SANITIZER: Final = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
 
@@ -44,8 +48,9 @@ class Tool:
     environ: its switches. engine: arguments of the engine that its documentation asks for, by
     release and whether FROZEN_KV_MTP runs. ours: it is g4debug, whose alarm is a dump. since: the
     first release that has it. within: from this release on it is a tool of its own; before, SGLang
-    does it by default. gpu: why no CPU can run it. wrapper: the command that starts the engine's
-    process. patience: how many times as long a run may take with it.
+    does it by default. gpu: why no CPU can run it. no_mtp: why it cannot run beside FROZEN_KV_MTP.
+    wrapper: the command that starts the engine's process. patience: how many times as long a run
+    may take with it.
     """
 
     id: str
@@ -56,11 +61,12 @@ class Tool:
     since: str = ""
     within: str = ""
     gpu: str = ""
+    no_mtp: str = ""
     says: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
     patience: float = 1.0
 
-    def refusal(self, release: str, device: str = CPU) -> str:
+    def refusal(self, release: str, device: str = CPU, mtp: bool = False) -> str:
         """Why it cannot be switched on in a release, '' if it can. device: "cpu" or "cuda"."""
         if self.gpu and device == CPU:
             return self.gpu
@@ -68,6 +74,8 @@ class Tool:
             return f"SGLang has it from {self.since} on"
         if self.within and Version(release) < Version(self.within):
             return f"part of SGLang's default before {self.within}"
+        if self.no_mtp and mtp:
+            return self.no_mtp
         return ""
 
     def alarm(self, log: str) -> str:
@@ -128,14 +136,17 @@ TOOLS: Final = {
         ),
         Tool(
             "kv-canary",
-            "SGLang --kv-canary",
+            "SGLang, --kv-canary",
             engine=lambda release, mtp: {
                 "kv_canary": "raise",
                 "kv_canary_real_data": "all",
                 "kv_canary_sweep_interval": 1,
             },
             since="0.5.13",
-            gpu="needs CUDA, and no speculative decoding",
+            gpu="needs CUDA",
+            # Seen on an H100, on 0.5.15.post1 and 0.5.23, with bugs and without.
+            no_mtp="with FROZEN_KV_MTP it ends the server itself: AssertionError: kv-canary: "
+            "pre_ops_maybe_inside_graph called without active SingleForwardManager",
             says=CANARY_SAYS,
         ),
         Tool(
