@@ -169,6 +169,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
     # those of v2, which hands over through the FutureMap from one step to the next.
     "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
+    "worker.draft_forward": _from_0_5_14(f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
     "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),

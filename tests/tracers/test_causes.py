@@ -1056,6 +1056,16 @@ def a_pool_of_neither(arm):
     return computed_on("another")
 
 
+@scenario("spec-lifecycle: draft-places", "has to set them to None before its forward")
+def the_prefills_places(arm):
+    return in_v2(spec_check.check_places(146, 1, cleared=False), "worker.draft_forward")
+
+
+@scenario("spec-lifecycle: draft-places", UNKNOWN + ": in this release")
+def places_after_they_were_cleared(arm):
+    return in_v2(spec_check.check_places(146, 1, cleared=True), "worker.draft_forward")
+
+
 # --- kv-writes, on SGLang's real pools and backend ----------------------------------------------
 
 

@@ -294,6 +294,23 @@ def _shown_pool(violation: Violation, at: HandOver) -> str:
     return "not known: that pool is neither the target's nor the draft's" + then
 
 
+def _places(violation: Violation, at: HandOver) -> str:
+    then = (
+        ". SGLang's next line that copies them by the number of tokens is a RuntimeError about "
+        "shapes"
+    )
+    if violation.expected.endswith("has set it"):
+        return (
+            "not known: in this release FrozenKVMTPDraftWorker.draft sets out_cache_loc to None "
+            "before its forward, so a plugin or a changed worker put places there after that" + then
+        )
+    return (
+        "the batch still has the places to which its prefill, or another earlier forward, wrote: "
+        "FrozenKVMTPDraftWorker.draft (speculative/frozen_kv_mtp_worker_v2.py) has to set them to "
+        "None before its forward, and in this release it does not" + then
+    )
+
+
 _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "verify-input-left": _left,
     "spec-info-dropped": _dropped,
@@ -309,4 +326,5 @@ _CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
     "allocated-len": _room,
     "draft-embedding": _embedding,
     "draft-pool": _shown_pool,
+    "draft-places": _places,
 }

@@ -34,6 +34,7 @@ Kind = Literal[
     "allocated-len",
     "draft-embedding",
     "draft-pool",
+    "draft-places",
 ]
 
 
@@ -306,6 +307,22 @@ def check_embedding(
         f"an embedding table of {rows} rows" + (f" ({'; '.join(where)})" if where else ""),
         what="target_embed_weight",
         off=rows - vocabulary,
+    )
+
+
+def check_places(places: int, tokens: int, cleared: bool) -> Violation | None:
+    """A draft writes no KV, so its forward has no places to write to, or one for each token.
+
+    places: how many ``out_cache_loc`` has, -1 if it is None. cleared: SGLang sets it to None.
+    """
+    if places in (-1, tokens):
+        return None
+    return Violation(
+        "draft-places",
+        "None, to which SGLang has set it" if cleared else f"None, or {tokens}: one for each token",
+        f"{places} places in out_cache_loc",
+        what="out_cache_loc",
+        off=places - tokens,
     )
 
 

@@ -76,6 +76,7 @@ class Rehearsal:
             advance_grammar_fsm=nothing,
         )
         self._next_token = 100
+        self.places: torch.Tensor | None = None  # out_cache_loc of the next draft's forward
         self.accepted: Sequence[int] = ()
 
     def request(self, rid: str, row: int, tokens: int) -> Any:
@@ -214,6 +215,8 @@ class Rehearsal:
 
     def _draft(self, draft_worker: Any, batch: Any) -> Any:
         nodes, count = len(batch.reqs) * TOKENS, len(batch.reqs)
+        forward = self.site("worker.draft_forward", lambda *a: None)
+        forward(draft_worker, SimpleNamespace(out_cache_loc=self.places))
         return self.classes.VerifyInput(
             draft_token=self._tensor([0] * nodes),
             custom_mask=None,

@@ -36,6 +36,7 @@ REFERENCES: dict[Kind, str] = {
     "allocated-len": _STEP,
     "draft-embedding": _EMBEDDING,
     "draft-pool": _POOL,
+    "draft-places": _STEP,
 }
 
 
@@ -43,6 +44,7 @@ _RUNNERS = {
     "worker.target_extend": "target",
     "worker.verify": "target",
     "worker.draft": "draft",
+    "worker.draft_forward": "draft",
     "worker.seed_step": "draft",
     "worker.draft_extend": "draft",
     "draft.bind_embedding": "draft",
@@ -112,6 +114,7 @@ _SAYS: dict[Kind, Callable[[Violation, str], str]] = {
     "draft-pool": lambda p, about: (
         f"the draft's {p.what} is to read {p.expected}, and computes on {p.got}"
     ),
+    "draft-places": lambda p, about: f"the draft's forward has {p.got}, expected {p.expected}",
 }
 
 
@@ -158,6 +161,8 @@ def _explain_v2(violation: Violation) -> tuple[str, str]:
     """The fixes are for the v1 worker. Without overlap scheduling 0.5.23 does not serve at all."""
     if violation.kind == "bookkeeping":
         return "seed PR #24 (double bookkeeping); ", "g4debug doctor"
+    if violation.kind == "draft-places" and targets.matches("<0.5.15"):
+        return "sglang #29616 (in 0.5.15.post1); ", "g4debug doctor"
     if violation.kind in ("stale-hidden-state", "accept-length", "bonus-token", "seq-len"):
         return "", _EAGER
     return "", "g4debug doctor"

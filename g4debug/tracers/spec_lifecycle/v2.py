@@ -25,6 +25,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     Violation,
     at_rows,
     check_allocated,
+    check_places,
     check_publish,
     check_published,
     check_state,
@@ -53,6 +54,7 @@ SITES = (
     "future.gather",
     "worker.forward",
     "worker.draft",
+    "worker.draft_forward",
     "worker.verify",
     "future.publish",
     "worker.draft_extend",
@@ -103,6 +105,7 @@ class SpecLifecycleV2:
             ("future.gather", self.before_gather, self.after_gather),
             ("worker.forward", self.before_forward, self.after_forward),
             ("worker.draft", self.before_draft, self.after_draft),
+            ("worker.draft_forward", self.before_draft_forward, None),
             ("worker.verify", self.before_verify, self.after_verify),
             ("future.publish", self.before_publish, None),
             ("worker.draft_extend", None, self.after_draft_extend),
@@ -240,6 +243,19 @@ class SpecLifecycleV2:
             launch.drafted = weakref.ref(result)
             self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
         return result
+
+    def before_draft_forward(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """``batch`` is a ForwardBatch. The replay of a CUDA graph does not come by here."""
+        launch = self._now
+        if launch is None or not launch.decode or worker.topk != 1:
+            return
+        places = batch.out_cache_loc
+        violation = check_places(
+            -1 if places is None else len(places),
+            len(launch.requests),
+            cleared=targets.matches(">=0.5.15"),
+        )
+        self._judge_launch("worker.draft_forward", launch, violation)
 
     def before_verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         launch = self._now

@@ -216,6 +216,30 @@ def test_without_a_grammar_fewer_tokens_are_found(sglang):
         server.step()
 
 
+@pytest.mark.parametrize("places", [None, 3])
+def test_a_draft_without_places_or_with_one_for_each_token_is_silent(sglang, places):
+    server = Server()
+    server.rehearsal.places = None if places is None else torch.zeros(places)
+    server.steps(2)
+    assert all(t.ok for t in server.findings())
+
+
+def test_a_draft_with_the_prefills_places_is_found_before_its_forward(sglang):
+    """SGLang 0.5.14 without CUDA graphs (#29616), which dies of it one line later."""
+    server = Server()
+    server.step()
+    server.rehearsal.places = torch.zeros(164)
+    with pytest.raises(TrapError) as error:
+        server.step()
+    finding = error.value.finding
+    assert (finding.kind, finding.site) == ("draft-places", "worker.draft_forward")
+    assert "the draft's forward has 164 places in out_cache_loc, expected None" in finding.headline
+    assert finding.location.runner == "draft"
+    natural = targets.matches("<0.5.15")
+    assert ("frozen_kv_mtp_worker_v2.py" in finding.cause) == natural
+    assert ("#29616" in finding.reference) == natural
+
+
 DRILLS = [
     (name, drill)
     for name in discovery.names("fault")
