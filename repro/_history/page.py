@@ -11,6 +11,7 @@ from typing import Any
 from _history import picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
+from _history.left_out import LEFT_OUT
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
 from _history.table import Row, Truth
 from _history.tools import TOOLS
@@ -100,6 +101,14 @@ def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collectio
         lines += _section(row, first.get(row.name, {}), tools)
         if row.name in reported:
             lines += [f"[What g4debug reported](history/{row.name}.html), as a page.", ""]
+    lines += [
+        "## Left out",
+        "",
+        "These were looked at for the suite too. The list is as old as the first run, and is on",
+        "this page since 2026-11-25.",
+        "",
+        *(f"- {', '.join(threads)}: {why}." for threads, why in LEFT_OUT.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,14 @@ def test_each_case_has_a_truth_of_its_own(known):
     assert len(numbers) == len(set(numbers))
 
 
+def test_what_is_left_out_is_no_case_and_is_on_the_page(known, suite):
+    threads = [t for several in suite("left_out").LEFT_OUT for t in several]
+    assert len(threads) == len(set(threads))
+    assert not {t for case in known.values() for t in case.threads} & set(threads)
+    page = suite("page").markdown([], {})
+    assert all(thread in page for thread in threads)
+
+
 @pytest.mark.parametrize("path", sorted((REPRO / "history" / "truth").glob("*.py")), ids=str)
 def test_a_truth_imports_nothing_of_g4debug(path):
     """Nor of the suite, but for the counter, which imports nothing but Python's library."""
