@@ -123,4 +123,6 @@ def _cell(column: int, entry: Entry, tool: str) -> _Cell:
         text, when = "prevents it", f"{entry.prevented} of {entry.void}"
     elif entry.grade == grades.NA:
         when = _why_not(TOOLS[tool], entry.said)
+    elif entry.seeds and not entry.valid:
+        when = "not valid"
     return _Cell(_x(column), WIDE, colour, text, when, f"{TOOLS[tool].title}: {entry.said}")

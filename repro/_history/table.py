@@ -24,6 +24,7 @@ class Entry:
     grade: the commonest. alarms: seeds in which it told, of ``seeds`` whose bug was triggered.
     after: median of the steps from the trigger to the alarm, -1 if there was none. said: of one of
     them. void: seeds in which the bug was not triggered. false: alarms on the healthy arm.
+    valid: the ground truth holds on the device that the tool ran on.
     """
 
     grade: str = grades.NA
@@ -36,6 +37,7 @@ class Entry:
     foreign: int = 0
     false: int = 0
     healthy: int = 0
+    valid: bool = True
 
     @property
     def words(self) -> str:
@@ -51,7 +53,8 @@ class Entry:
         elif self.alarms:
             told += f" (told {self.alarms}/{self.seeds})"
         foreign = f"; {self.foreign} foreign" if self.foreign else ""
-        return told + foreign + (f"; {self.false} FALSE" if self.false else "")
+        proven = "" if self.valid else " (not valid)"
+        return told + foreign + (f"; {self.false} FALSE" if self.false else "") + proven
 
     @property
     def without(self) -> str:
@@ -137,6 +140,7 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
         bare = [c for c in mine if c.tool == "nothing" and c.arm == BUGGY]
         met = {c.seed for c in bare if c.triggered}
         row.entries[tool] = _entry([c for c in mine if c.tool == tool], met)
+        row.entries[tool].valid = not row.of(tool).problem
     return row
 
 
@@ -155,6 +159,8 @@ def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
     truth.seen = seen(bare, rounding(case, cells))
     if not truth.triggered:
         truth.problem = "the bug was not triggered, so nothing was missed either"
+    elif not sound:
+        truth.problem = "the arm without the bug was not run there"
     elif truth.sound_triggered:
         truth.problem = "the arm without the bug triggered it"
     elif truth.sound_reached < truth.sound_runs:

@@ -311,6 +311,20 @@ def test_the_other_arm_must_reach_and_not_trigger(suite, known, cells, wrong):
     assert row.problem
 
 
+def test_what_was_not_run_without_the_bug_proves_nothing(suite, known, cells):
+    """On a GPU it may be missing, where the release has no environment for one."""
+    table, gpu = suite("table"), {"device": "cuda"}
+    here = cells("buggy", "nothing", triggered=1), cells("fixed", "nothing")
+    there = [cells("buggy", t, triggered=1, **gpu) for t in ("nothing", "compute-sanitizer")]
+    row = row_of(suite, known, *here, *there)
+    assert "not run there" in row.gpu.problem
+    assert row.good
+    assert row.entries["compute-sanitizer"].words == "silent (not valid)"
+    assert table.rates([row], "compute-sanitizer") == "–"
+    row = row_of(suite, known, *here, *there, cells("fixed", "nothing", **gpu))
+    assert table.rates([row], "compute-sanitizer") == "0 of 1"
+
+
 def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
     row = row_of(
         suite,
