@@ -586,7 +586,11 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
 
     record = sample_record()
     died = dataclasses.replace(record.finding, check="flight-recorder")
-    here = dataclasses.replace(record.finding, got=f"a file in {results}/somewhere")
+    here = dataclasses.replace(
+        record.finding,
+        got=f"a file in {results}/somewhere",
+        expected=f"one in /elsewhere/{found}.buggy.g4debug-best.0/dumps",
+    )
     dump(found, "g4debug", dataclasses.replace(record, finding=died))
     dump(found, "g4debug-best", dataclasses.replace(record, finding=here))
     dump(crashed, "g4debug", dataclasses.replace(record, finding=died))
@@ -601,4 +605,5 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
     text = (pages / f"{found}.html").read_text()
     assert record.finding.headline[:20] in text
     assert "a file in somewhere" in text
+    assert f"one in {found}.buggy.g4debug-best.0/dumps" in text
     assert str(tmp_path) not in text
