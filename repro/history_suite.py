@@ -48,14 +48,13 @@ from _history.cell import (
     kept,
     run,
 )
-from _history.tools import TOOLS
+from _history.tools import NOTHING, TOOLS, device_of
 from _run import script
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SEEDS = 5
 JOBS = 2  # an engine keeps one core busy
-NOTHING = "nothing"
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ def tasks(
     """What gives the right answers, and what is compared with them, without a tool first."""
     first, rest = [], []
     for name, case in chosen.items():
-        mine = [t for t in tools if t != NOTHING and belongs(case, t, device)]
-        if not mine and not (NOTHING in tools and belongs(case, NOTHING, device)):
+        mine = [t for t in tools if t != NOTHING and device_of(case, t) == device]
+        if not mine and not (NOTHING in tools and device_of(case, NOTHING) == device):
             continue
         first += [Task(name, case, reference(case), NOTHING, s, device) for s in range(seeds)]
         rest += [
@@ -95,11 +94,6 @@ def tasks(
         ]
     known = {t.id for t in first}
     return first, [t for t in rest if t.id not in known]
-
-
-def belongs(case: Case, tool: str, device: str) -> bool:
-    """Whether the table takes what this tool says of this case from this device."""
-    return device == (CUDA if case.gpu or TOOLS[tool].gpu else CPU)
 
 
 def missing(chosen: Mapping[str, Case]) -> dict[str, list[str]]:

@@ -14,7 +14,7 @@ from packaging.version import Version
 from _history import grades
 from _history.case import CPU, CUDA, Case
 from _history.cell import BUGGY, FIXED, Cell
-from _history.tools import TOOLS
+from _history.tools import NOTHING, TOOLS, device_of
 
 
 @dataclass
@@ -116,7 +116,8 @@ class Row:
 
     def of(self, tool: str) -> Truth:
         """The ground truth of the runs that a tool's entry is about."""
-        return self.gpu if TOOLS[tool].gpu and not self.case.gpu else self.truth
+        there = device_of(self.case, tool) != device_of(self.case, NOTHING)
+        return self.gpu if there else self.truth
 
     @property
     def good(self) -> bool:
@@ -132,12 +133,12 @@ def rows(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[Row]:
 
 def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
     on = {d: [c for c in cells if c.device == d] for d in (CPU, CUDA)}
-    row = Row(name, case, truth=_truth(case, on[CUDA if case.gpu else CPU]))
+    row = Row(name, case, truth=_truth(case, on[device_of(case, NOTHING)]))
     if not case.gpu:
         row.gpu = _truth(case, on[CUDA])
     for tool in TOOLS:
-        mine = on[CUDA if case.gpu or TOOLS[tool].gpu else CPU]
-        bare = [c for c in mine if c.tool == "nothing" and c.arm == BUGGY]
+        mine = on[device_of(case, tool)]
+        bare = [c for c in mine if c.tool == NOTHING and c.arm == BUGGY]
         met = {c.seed for c in bare if c.triggered}
         row.entries[tool] = _entry([c for c in mine if c.tool == tool], met)
         row.entries[tool].valid = not row.of(tool).problem
@@ -145,7 +146,7 @@ def _row(name: str, case: Case, cells: Sequence[Cell]) -> Row:
 
 
 def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
-    ran = [c for c in cells if c.tool == "nothing" and c.grade != grades.NA]
+    ran = [c for c in cells if c.tool == NOTHING and c.grade != grades.NA]
     bare = [c for c in ran if c.arm == BUGGY]
     sound = [c for c in ran if c.arm == FIXED]
     truth = Truth(len(bare))
@@ -254,7 +255,7 @@ def columns(found: Sequence[Row]) -> list[str]:
     return [
         tool
         for tool in TOOLS
-        if tool != "nothing"
+        if tool != NOTHING
         and (not TOOLS[tool].gpu or any(r.entries[tool].words != NOT_RUN for r in found))
     ]
 
@@ -270,7 +271,7 @@ def blocks(found: Sequence[Row]) -> list[Block]:
             + " ".join(
                 f"{tool}: {entry.words}."
                 for tool, entry in row.entries.items()
-                if tool != "nothing" and entry.grade not in (grades.NA, NOT_RUN)
+                if tool != NOTHING and entry.grade not in (grades.NA, NOT_RUN)
             ),
             title=row.case.title,
         )

@@ -14,8 +14,9 @@ from typing import Any, Final
 from _tracers import on_one_rank
 from packaging.version import Version
 
-from _history.case import CPU
+from _history.case import CPU, CUDA, Case
 
+NOTHING: Final = "nothing"
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
 # What SGLang's own checks say when they raise. Each release has some of them.
@@ -110,7 +111,7 @@ def _best_engine(release: str, mtp: bool) -> dict[str, Any]:
 TOOLS: Final = {
     tool.id: tool
     for tool in (
-        Tool("nothing", "no tool", lambda: {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}),
+        Tool(NOTHING, "no tool", lambda: {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "0"}),
         Tool("g4debug", "g4debug, default", lambda: DEBUG, ours=True),
         Tool("g4debug-best", "g4debug, every tracer", _best, _best_engine, ours=True),
         Tool("sglang", "SGLang, default", says=SGLANG_SAYS),
@@ -171,3 +172,8 @@ TOOLS: Final = {
         ),
     )
 }
+
+
+def device_of(case: Case, tool: str) -> str:
+    """The device from which the table takes what a tool says of a case: "cpu" or "cuda"."""
+    return CUDA if case.gpu or TOOLS[tool].gpu else CPU
