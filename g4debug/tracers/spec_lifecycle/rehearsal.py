@@ -216,7 +216,7 @@ class Rehearsal:
     def _draft(self, draft_worker: Any, batch: Any) -> Any:
         nodes, count = len(batch.reqs) * TOKENS, len(batch.reqs)
         forward = self.site("worker.draft_forward", lambda *a: None)
-        forward(draft_worker, SimpleNamespace(out_cache_loc=self.places))
+        forward(draft_worker, SimpleNamespace(out_cache_loc=self.places, batch_size=count))
         return self.classes.VerifyInput(
             draft_token=self._tensor([0] * nodes),
             custom_mask=None,

@@ -245,14 +245,18 @@ class SpecLifecycleV2:
         return result
 
     def before_draft_forward(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        """``batch`` is a ForwardBatch. The replay of a CUDA graph does not come by here."""
+        """``batch`` is a ForwardBatch. The replay of a CUDA graph does not come by here.
+
+        It is held against itself and not against the step's requests: SGLang may pad it, and may
+        capture a graph of another size.
+        """
         launch = self._now
         if launch is None or not launch.decode or worker.topk != 1:
             return
         places = batch.out_cache_loc
         violation = check_places(
             -1 if places is None else len(places),
-            len(launch.requests),
+            batch.batch_size,
             cleared=targets.matches(">=0.5.15"),
         )
         self._judge_launch("worker.draft_forward", launch, violation)
