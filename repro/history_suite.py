@@ -19,11 +19,14 @@ not, and 2 for wrong arguments.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +52,7 @@ from _history.cell import (
     run,
 )
 from _history.tools import NOTHING, TOOLS, device_of
-from _run import script
+from _run import go_on, script
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -113,13 +116,33 @@ def done(
     published: Mapping[str, Cell],
 ) -> Cell:
     cell = kept(task.id, folder) or published.get(task.id)
-    if cell is None:
-        answers = right.get(task.seed, {})
-        tool = TOOLS[task.tool]
-        cell = run(task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device)
-        if cell.said != ABSENT:
-            keep(cell, folder)
+    if cell is not None:
+        return cell
+    with alone(folder / task.id):
+        cell = kept(task.id, folder)
+        if cell is None:
+            answers, tool = right.get(task.seed, {}), TOOLS[task.tool]
+            cell = run(
+                task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device
+            )
+            if cell.said != ABSENT:
+                keep(cell, folder)
     return cell
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other run of the suite has the cell of this folder meanwhile. Raises Stopped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                go_on()
+                time.sleep(0.2)
+        yield
 
 
 def run_all(

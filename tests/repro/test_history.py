@@ -12,6 +12,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -444,6 +446,23 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
     assert len(cells) == len(asked) == 16
     assert all(right == ({} if (a, t) == ("fixed", "nothing") else {"request": n})
                for n, a, t, right in asked)  # fmt: skip
+
+
+def test_two_runs_with_one_folder_do_not_run_a_cell_twice(runner, known, tmp_path, monkeypatch):
+    ran = []
+
+    def run(name, case, arm, tool, seed, folder, right, device):
+        ran.append((arm, tool.id))
+        time.sleep(0.3)
+        return runner.Cell(name, arm, tool.id, seed, device=device)
+
+    monkeypatch.setattr(runner, "run", run)
+    work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
+    quiet = runner.Console(quiet=True)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(runner.run_all, work, 2, tmp_path, quiet, {}) for _ in range(2)]
+    assert {c.id for c in both[0].result()} == {c.id for c in both[1].result()}
+    assert len(ran) == len(set(ran)) == 4
 
 
 def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_path):
