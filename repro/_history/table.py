@@ -212,10 +212,10 @@ def rounding(case: Case, cells: Sequence[Cell]) -> int:
     return max((c.wrong for c in cells if c.arm == FIXED), default=0)
 
 
-def seen(bare: Sequence[Cell], rounding: int = 0) -> str:
+def seen(bare: Sequence[Cell], without: int = 0) -> str:
     """What a user sees without any tool, in a few words.
 
-    rounding: so many answers differ without the bug, too.
+    without: so many answers differ without the bug, too.
     """
     real = [c for c in bare if c.triggered] or list(bare)
     ended = Tally(c.ended for c in real).most_common(1)[0][0]
@@ -224,10 +224,10 @@ def seen(bare: Sequence[Cell], rounding: int = 0) -> str:
     if ended == "hangs":
         return "it hangs"
     worst = max(real, key=lambda c: c.wrong)
-    wrong = sum(c.wrong > rounding for c in real)
+    wrong = sum(c.wrong > without for c in real)
     if wrong:
         told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(real)} runs"
-        too = f"; without the bug up to {rounding} differ" * (rounding > 0)
+        too = f"; without the bug up to {without} differ" * (without > 0)
         return f"wrong answers ({told}{too})"
     if worst.wrong > 0:
         return f"nothing: no more answers differ than without the bug ({worst.wrong})"

@@ -90,6 +90,7 @@ class SpecLifecycleV2:
         # False on a server that was not run with this tracer, and in a release that counts in
         # another way (0.5.14).
         self.judging = targets.path("result.resolve") is not None
+        self.places_cleared = targets.matches(">=0.5.15")  # SGLang clears a draft's out_cache_loc
         self._now: Launch | None = None  # the forward that is being launched
         self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
         self._ahead: tuple[int, int] | None = None  # depth and width of a verify
@@ -257,7 +258,7 @@ class SpecLifecycleV2:
         violation = check_places(
             -1 if places is None else len(places),
             batch.batch_size,
-            cleared=targets.matches(">=0.5.15"),
+            self.places_cleared,
         )
         self._judge_launch("worker.draft_forward", launch, violation)
 
