@@ -47,14 +47,14 @@ def main() -> None:
     if device == CPU:
         from g4debug.cpu.server import engine_arguments
 
-        arguments = engine_arguments(mtp=case.mtp, **more)
+        arguments, patience = engine_arguments(mtp=case.mtp, **more), 1.0
     else:
         from _history import gpu
 
-        arguments = gpu.engine_arguments(case, side, **more)
+        arguments, patience = gpu.engine_arguments(case, side, **more), gpu.PATIENCE
     engine = sglang.Engine(**arguments)
     print(UP, flush=True)
-    client = Client(engine, f"{name}-{seed}", result.parent / "cell.log")
+    client = Client(engine, f"{name}-{seed}", result.parent / "cell.log", patience)
     client.outputs = Kept(result)
     try:
         engine.loop.run_until_complete(case.drive(client, seed))

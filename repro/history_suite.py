@@ -41,6 +41,7 @@ from _history.cell import (
     FIXED,
     PYTHONS,
     RIGHT,
+    SPOILED,
     Cell,
     arm_of,
     as_text,
@@ -125,7 +126,7 @@ def done(
             cell = run(
                 task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device
             )
-            if cell.said != ABSENT:
+            if cell.said != ABSENT and cell.ended != SPOILED:
                 keep(cell, folder)
     return cell
 
@@ -250,7 +251,9 @@ def main() -> int:
     away = {n for names in lost.values() for n in names}
     here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
     published = from_text(page.CELLS.read_text()) if args.published else {}
-    cells = {c.id: c for c in run_all(here, args.jobs, folder, console, published)}
+    found = run_all(here, args.jobs, folder, console, published)
+    spoiled = [c for c in found if c.ended == SPOILED]
+    cells = {c.id: c for c in found if c.ended != SPOILED}
     cells = {**published, **elsewhere(folder, args.device), **cells}
     rows = table.rows(known, cells.values())
     for block in table.blocks(rows):
@@ -261,7 +264,15 @@ def main() -> int:
         text = as_text(cells.values(), answers(cells.values(), known))
         for path in page.write(known, rows, folder, text):
             _render.for_copying(console, "Written:", str(path))
-    return 0 if all(row.good for row in rows) and not lost else 1
+    if spoiled:
+        one = spoiled[0]
+        _render.say(
+            console,
+            f"{len(spoiled)} cells prove nothing, because the machine ended them and not their "
+            f"bug. The first is {one.id}: {one.said}. To run them again, give the same command "
+            "the same --results, and perhaps fewer --jobs.",
+        )
+    return 0 if all(row.good for row in rows) and not lost and not spoiled else 1
 
 
 if __name__ == "__main__":

@@ -72,16 +72,18 @@ class Client:
     """Drives one workload on an engine.
 
     outputs: request -> its token ids, for the comparison. requests: how many were sent.
-    facts: what really happened, for the table. log: the log of the engine's processes.
+    facts: what really happened, for the table. log: the log of the engine's processes. patience:
+    how many times as long as on a CPU it waits for a line of the log.
     """
 
-    def __init__(self, engine: Any, name: str, log: Path) -> None:
+    def __init__(self, engine: Any, name: str, log: Path, patience: float = 1.0) -> None:
         self.engine = engine
         self.outputs: dict[str, Any] = {}
         self.requests = 0
         self.facts: dict[str, int] = {}
         self._name = name
         self._log = log
+        self._patience = patience
         self._begin = log.stat().st_size if log.is_file() else 0
         self._random = random.Random(name)
 
@@ -150,7 +152,7 @@ class Client:
 
     async def until(self, text: str, count: int = 1, patience: float = 60.0) -> None:
         """Wait until ``text``, a regular expression, was logged so often in this workload."""
-        end = time.monotonic() + patience
+        end = time.monotonic() + patience * self._patience
         while len(re.findall(text, self.log())) < count:
             require(time.monotonic() < end, f"the log has no {count} lines with {text!r}")
             await asyncio.sleep(0.05)

@@ -24,11 +24,20 @@ from g4debug.settings import fix_switch
 
 BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
 ABSENT = "not run: that machine had no environment with this SGLang"
+SPOILED = "spoiled"
 ROOT = HERE.parent
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
 NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
 _REFUSED = re.compile(
     r"g4debug: could not be armed: (.*)|g4debug: (SGLang \S+ was never run with .*)"
+)
+# The end of a run that has nothing to do with its bug: another program has the GPU, or the engine
+# was too slow for what the workload is about.
+_SPOILED = re.compile(
+    r"^(?:.*(?:CUDA-capable device\(s\) is/are busy or unavailable|CUDA out of memory\b).*"
+    r"|ValueError: The memory capacity is unbalanced.*"
+    r"|(?:\w+\.)*NotExercised: .*)$",
+    re.MULTILINE,
 )
 _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)$", re.MULTILINE)
 
@@ -54,7 +63,7 @@ class Cell:
     reached: int = 0
     triggered: int = 0
     note: str = ""
-    ended: str = ""  # "completed", "died", "hangs"
+    ended: str = ""  # "completed", "died", "hangs", or SPOILED: then it proves nothing
     wrong: int = -1
     answers: int = 0
     seconds: float = 0.0
@@ -191,6 +200,9 @@ def judge(
     if truth.first >= 0:
         cell.after = truth.steps - truth.first
     cell.grade, cell.said = _grade(case, tool, cell, text, folder)
+    spoiled = _SPOILED.search(text)
+    if spoiled and not completed and cell.grade in (grades.NA, grades.SILENT, grades.CRASH):
+        return replace(cell, grade=grades.NA, said=spoiled[0].strip(), ended=SPOILED)
     return cell
 
 

@@ -229,6 +229,8 @@ def seen(bare: Sequence[Cell], without: int = 0) -> str:
         told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(real)} runs"
         too = f"; without the bug up to {without} differ" * (without > 0)
         return f"wrong answers ({told}{too})"
+    if worst.wrong < 0:
+        return "it completes; there were no right answers to compare with"
     if worst.wrong > 0:
         return f"nothing: no more answers differ than without the bug ({worst.wrong})"
     return "nothing: it completes, and all answers are right"

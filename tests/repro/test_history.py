@@ -180,6 +180,25 @@ def test_sglangs_own_death_is_not_an_alarm(judged):
         assert (cell.grade, cell.said) == ("crash only", "IndexError: list index out of range")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied",
+        "_healthy.workload.NotExercised: the log has no 1 lines with 'Prefill batch'",
+    ],
+)
+def test_what_the_machine_ended_proves_nothing(judged, said):
+    log = f"Traceback (most recent call last):\n{said}\n"
+    for tool in ("nothing", "g4debug", "kv-canary"):
+        cell = judged(tool, log, status=1)
+        assert (cell.grade, cell.ended, cell.said) == ("n/a", "spoiled", said)
+    assert judged("nothing", log, **TRUTH).ended == "completed"
+    told = judged("g4debug", log, status=1, finding=sample_record(), **TRUTH)
+    assert (told.grade, told.ended) == ("object", "died")
+
+
 def test_a_process_that_does_not_end_hangs(judged):
     cell = judged("sglang", status=None, **TRUTH)
     assert (cell.grade, cell.ended) == ("silent", "hangs")
@@ -348,6 +367,8 @@ def test_what_the_user_sees_counts_the_wrong_answers(suite, cells):
     assert seen([wrong]) == "wrong answers (2 of 5, in 1 of 1 runs)"
     died = cells("buggy", "nothing", triggered=1, ended="died", said="IndexError: x")
     assert seen([died]) == "IndexError: x"
+    unknown = cells("buggy", "nothing", triggered=1, wrong=-1, ended="completed")
+    assert "no right answers to compare with" in seen([unknown])
 
 
 def test_answers_that_differ_without_the_bug_too_are_no_sign_of_it(suite, known, cells):
@@ -471,6 +492,27 @@ def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_pa
         cell.keep(cell.Cell("lost-key", "buggy", "nothing", 0, device=device), tmp_path)
     (tmp_path / "history.json").write_text("{}")
     assert [c.device for c in runner.elsewhere(tmp_path, "cpu").values()] == ["cuda"]
+
+
+def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, monkeypatch, capsys):
+    """It is not kept, so it runs again, it is in no table, and the user is told."""
+
+    def run(name, case, arm, tool, seed, folder, right, device):
+        ended = "spoiled" if (arm, tool.id) == ("buggy", "sglang") else "completed"
+        return runner.Cell(name, arm, tool.id, seed, ended=ended, reached=1, said="GPU is busy")
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(sys, "argv", [
+        "history_suite.py", "--case", "lost-key", "--tool", "nothing", "sglang", "--seeds", "1",
+        "--results", str(tmp_path),
+    ])  # fmt: skip
+    assert runner.main() == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 cells prove nothing" in told
+    assert "lost-key.buggy.sglang.0: GPU is busy." in told
+    assert "lost-key.buggy.sglang.0" not in {p.stem for p in tmp_path.glob("*.json")}
+    assert "lost-key.fixed.sglang.0" in {p.stem for p in tmp_path.glob("*.json")}
+    assert "sglang" not in json.loads((tmp_path / "history.json").read_text())["lost-key"]
 
 
 def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monkeypatch):
