@@ -56,7 +56,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="the draft of FROZEN_KV_MTP reads a page that was evicted one token too early",
+    title="pages that the draft of FROZEN_KV_MTP still reads are evicted one token later",
     seed="none; found by this project",
     upstream="none; 0.5.23 has the bug",
     needs=">=0.5.14",

@@ -75,7 +75,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="a verify in which every request finished leaves an idle draft input on the batch",
+    title="after a verify in which every request finished, the batch has an idle draft input",
     seed="PR #22",
     upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",
     needs=">=0.5.12,<0.5.14",

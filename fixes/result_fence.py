@@ -51,7 +51,7 @@ def apply(hooks: Hooks) -> None:
 
 FIX = Fix(
     id=ID,
-    title="the result of a prefill clears SWA pages that the running forward is about to read",
+    title="a prefill's result is processed only when the running forward has read its tables",
     seed="none; a case of the history suite",
     upstream="#31687 (in 0.5.18)",
     needs=">=0.5.14,<0.5.18",

@@ -109,7 +109,7 @@ def _run(command: ModuleType, args: list[str]) -> int:
         parsed, rest = parser.parse_known_args(args)
         parsed.rest = rest
     else:
-        parsed = parser.parse_args(args)
+        parsed = parser.parse_intermixed_args(args)  # `show a.pt --json b.pt`, too
     return int(command.run(parsed) or 0)
 
 

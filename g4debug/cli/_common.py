@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -48,13 +49,44 @@ def program() -> str:
 
 def read_dump(path: Path) -> TrapRecord:
     """The record of a dump. Raises CliError, which says why, if the dump cannot be read."""
-    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.file import DumpError, quoted
     from g4debug.dumps.reading import read
 
     try:
         return read(path)
     except DumpError as e:
-        raise CliError(str(e)) from e
+        what = str(e)
+        if "try: " not in what:
+            what += f"; try: g4debug list {quoted(path.parent)}"
+        raise CliError(what) from e
+
+
+def add_console_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``make_console`` is told by the user."""
+    parser.add_argument(
+        "--width",
+        type=at_least(MIN_WIDTH),
+        metavar="N",
+        help="print this many columns (default: the terminal's, or 80)",
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """A type of argparse's: a whole number that is ``low`` or more."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {low}")
+        return value
+
+    return number
 
 
 def add_log_argument(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +108,12 @@ def with_log(record: TrapRecord, path: Path | None, one: bool) -> TrapRecord:
         return record
     if not one:
         raise CliError("--log belongs to one dump, and these are several: name one of them")
+    finding = record.finding
+    if finding.kind != "device-assert":
+        raise CliError(
+            f"--log is for a dump of a device-side assert, and the finding of this one is "
+            f"{finding.check}: {finding.kind}; leave it out"
+        )
     from g4debug.tracers.flight_recorder import asserted
     from g4debug.tracers.flight_recorder.printed import MOST
 

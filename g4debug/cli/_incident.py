@@ -34,6 +34,9 @@ def load(paths: list[Path]) -> View:
     if folders and len(folders) < len(paths):
         raise CliError(f"give either folders or dumps: {folders[0]} is a folder")
     if not folders:
+        for path in paths:  # a name that is mistyped would else be a member that cannot be read
+            if not path.exists():
+                raise CliError(f"{path}: no such file; try: g4debug list {quoted(path.parent)}")
         dumps = sorted(map(incidents.look, dict.fromkeys(paths)), key=lambda d: d.time)
         return _view(dumps, 0, str(paths[0]))
     found = incidents.group(d for folder in folders for d in _look_into(folder))

@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, make_console, read_dump
+from g4debug.cli._common import CliError, add_console_arguments, make_console, read_dump
 
 NAME = "diff"
 HELP = "show what differs between two dumps"
@@ -23,12 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("b", type=Path, metavar="B.pt", help="the bad or the later dump")
     parser.add_argument("--json", action="store_true", help="print all differences as JSON")
     parser.add_argument("--all", action="store_true", help="show all differences of every part")
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

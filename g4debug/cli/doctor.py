@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 
-from g4debug.cli._common import CliError, make_console
+from g4debug.cli._common import CliError, add_console_arguments, make_console
 
 NAME = "doctor"
 HELP = "tell whether g4debug would work here"
@@ -37,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also fire a fault through each tracer and expect the finding and its dump "
         "(default: only where there is no CUDA, because it takes GPU memory)",
     )
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import make_console, one_line
+from g4debug.cli._common import add_console_arguments, make_console, one_line
 
 if TYPE_CHECKING:
     from g4debug.faults.base import Fault
@@ -23,12 +23,7 @@ HELP = "list the faults that can be injected"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,21 +19,18 @@ import os
 import sys
 from collections.abc import Mapping
 
-from g4debug.cli._common import CliError, make_console
+from g4debug.cli._common import CliError, add_console_arguments, make_console
 from g4debug.reporters.fixes import Row
 
 NAME = "fixes"
 HELP = "tell the state of every fix and performance path here"
 
+REFUSED = "a server would not start with this environment"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,8 +67,8 @@ def mode(environ: Mapping[str, str]) -> str:
 def rows(environ: Mapping[str, str]) -> list[Row]:
     """All fixes with their states. Raises CliError if a server would not start with ``environ``."""
     from g4debug import discovery
-    from g4debug.faults.base import recreated_bugs
-    from g4debug.faults.grammar import parse
+    from g4debug.faults.base import check, recreated_bugs
+    from g4debug.faults.grammar import GrammarError, parse
     from g4debug.fixes import base
     from g4debug.hooking import targets
     from g4debug.hooking.hooks import Hooks
@@ -80,14 +77,18 @@ def rows(environ: Mapping[str, str]) -> list[Row]:
     why = {}
     try:
         settings = Settings.from_environ(environ)
+        plan = parse(settings.faults)
         if targets.sglang_version() is not None:
-            recreated = recreated_bugs(parse(settings.faults))
+            check(plan)
+            recreated = recreated_bugs(plan)
             states = base.apply_all(
                 Hooks(), settings.switches, recreated, settings.forced_by, settings.fixes
             )
             why = {s.fix.id: (s.state, s.why) for s in states}
     except SettingsError as e:
-        raise CliError(f"a server would not start with this environment: {e}") from e
+        raise CliError(f"{REFUSED}: {e}") from e
+    except GrammarError as e:
+        raise CliError(f"{REFUSED}: G4DEBUG_FAULTS: {e}") from e
     found = []
     for name in discovery.names("fix"):
         fix: base.Fix = discovery.load("fix", name)

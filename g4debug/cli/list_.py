@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, make_console, program
+from g4debug.cli._common import CliError, add_console_arguments, make_console, program
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 NAME = "list"
@@ -31,12 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"the folder (default: ${VARIABLE}, or {DEFAULT_DUMP_DIR} if that is not set)",
     )
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,13 +42,17 @@ def run(args: argparse.Namespace) -> int:
     directory = args.directory
     if directory is None:
         directory = Path(os.environ.get(VARIABLE) or DEFAULT_DUMP_DIR).expanduser()
+    nothing = f"There are no dumps in {quoted(directory)}."
     try:
         found = incidents.group(incidents.look_into(directory))
     except FileNotFoundError:
-        raise CliError(
-            f"{quoted(directory)}: no such directory; a server writes its dumps to ${VARIABLE}, "
-            f"or to {DEFAULT_DUMP_DIR} if that is not set"
-        ) from None
+        if args.directory is not None:
+            raise CliError(
+                f"{quoted(directory)}: no such directory; a server writes its dumps to "
+                f"${VARIABLE}, or to {DEFAULT_DUMP_DIR} if that is not set"
+            ) from None
+        found = []  # a server makes the folder with its first dump
+        nothing = f"There are no dumps: there is no folder {quoted(directory)} yet."
     except NotADirectoryError:
         raise CliError(
             f"{quoted(directory)}: not a directory; try: g4debug show {quoted(directory)}"
@@ -68,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
     console = make_console(width=args.width, color=not args.no_color)
     if not found:
         console.print(
-            f"There are no dumps in {quoted(directory)}. A server that is started with "
-            f"SGLANG_TRTLLM_MHA_DEBUG=1 writes its dumps to ${VARIABLE}, or to "
-            f"{DEFAULT_DUMP_DIR} if that is not set.",
+            f"{nothing} A server that is started with SGLANG_TRTLLM_MHA_DEBUG=1 writes its dumps "
+            f"to ${VARIABLE}, or to {DEFAULT_DUMP_DIR} if that is not set.",
             soft_wrap=True,
         )
         return 0

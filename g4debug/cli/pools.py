@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, make_console
+from g4debug.cli._common import CliError, add_console_arguments, make_console
 
 if TYPE_CHECKING:
     from g4debug.pools.config import KVGeometry
@@ -93,12 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--svg", type=Path, metavar="OUT.svg", help="also write the result as a picture"
     )
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING
 
 from g4debug.cli._common import (
     CliError,
+    add_console_arguments,
     add_log_argument,
+    at_least,
     make_console,
     read_dump,
     with_log,
@@ -47,17 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a dump, g4debug-*.pt; or a folder of dumps; or several of them",
     )
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON")
-    parser.add_argument(
-        "--width", type=int, help="print this many columns (default: the terminal's, or 80)"
-    )
-    parser.add_argument(
-        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
-    )
+    add_console_arguments(parser)
     parser.add_argument(
         "--svg", type=Path, metavar="OUT.svg", help="also write the report as a picture"
     )
     parser.add_argument(
-        "--rows", type=int, help="show this many rows of the page table (default: 12)"
+        "--rows",
+        type=at_least(1),
+        metavar="N",
+        help="show this many rows of the page table (default: 12)",
     )
     parser.add_argument("--all", action="store_true", help="show all of every table and history")
     add_log_argument(parser)
@@ -91,7 +91,7 @@ def offline(svg: str) -> str:
 def _render(record: TrapRecord, view: View | None, source: str, args: argparse.Namespace) -> None:
     from g4debug.reporters import incident, json, page_map, terminal
 
-    rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else max(1, args.rows)
+    rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else args.rows
     before = incident.before(view) if view else []
     after = incident.after(view) if view else []
 

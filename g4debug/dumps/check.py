@@ -143,7 +143,7 @@ class _Machine:
         data, stack, marks, memo, last = self.data, self.stack, self.marks, self.memo, self.last
         push, remember = stack.append, memo.append
         if data[:2] != b"\x80\x02":
-            raise DamagedError("a pickle of another protocol")
+            raise NotADumpError(f"{NO_DUMP} (a pickle of another protocol)")
         at, end = 2, len(data)
         for _ in range(MAX_OPCODES):
             code = data[at]

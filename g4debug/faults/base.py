@@ -162,16 +162,23 @@ def recreated_bugs(plan: Plan) -> dict[str, str]:
     return {f.recreates: f.id for f in faults if f.recreates}
 
 
-def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
-    """Install the faults of the plan. Raises GrammarError if a fault cannot do what it says."""
-    injections = []
-    clock = Clock()
+def check(plan: Plan) -> None:
+    """Raises GrammarError if a fault of the plan cannot do here what the plan says."""
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("fault", name)
         if fault.absent:
             raise GrammarError(f"{fault.id} cannot be injected here: {fault.absent}")
         for action in actions:
             _refuse_impossible(fault, action)
+
+
+def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
+    """Install the faults of the plan. Raises GrammarError if a fault cannot do what it says."""
+    check(plan)
+    injections = []
+    clock = Clock()
+    for name, actions in plan.chains.items():
+        fault: Fault = discovery.load("fault", name)
         injection = Injection(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
         fault.install(hooks, injection)
         injections.append(injection)

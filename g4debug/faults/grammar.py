@@ -17,6 +17,7 @@ repeated by it. ``@rank=N`` strikes the tensor-parallel rank N only. Source: fai
 
 from __future__ import annotations
 
+import difflib
 import random
 import re
 from dataclasses import dataclass, field
@@ -77,7 +78,9 @@ def parse(text: str) -> Plan:
                 raise GrammarError(f"seed={value!r}: expected a whole number") from None
             continue
         if name not in known:
-            raise GrammarError(f"unknown fault {name!r}; valid: {', '.join(known)}")
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise GrammarError(f"unknown fault {name!r}; {meant}valid: {', '.join(known)}")
         if name in chains:
             raise GrammarError(f"fault {name!r} is given twice; join its actions with '->'")
         chains[name] = tuple(_action(name, part) for part in value.split("->"))

@@ -88,7 +88,7 @@ def labels(view: View) -> list[str]:
     for head, rank in zip(heads, ranks, strict=True):
         known = "/".join(f"{n}{rank[n]}" for n in vary or rank if rank[n] >= 0)
         place = [head.host] if hosts and head.host else []
-        name = " ".join([*place, known or f"pid {head.pid}"])
+        name = " ".join([*place, known or (f"pid {head.pid}" if head.pid >= 0 else "a file")])
         again = sum(n == name or n.startswith(f"{name} (") for n in names)
         names.append(f"{name} ({again + 1})" if again else name)
     return names

@@ -14,6 +14,7 @@ from g4debug.findings.record import TracerStatus
 from g4debug.reporters.text import clean
 
 TITLE = 60
+RECORDS = ("flight-recorder",)  # it keeps what happened, and never checks anything
 
 
 @dataclass
@@ -38,6 +39,12 @@ class Process:
     stuck: bool = False
     about: dict[str, str] = field(default_factory=dict)
     tracers: tuple[TracerStatus, ...] = ()
+
+    @property
+    def foreign(self) -> bool:
+        """It is a shell or another program that has nothing to do with SGLang."""
+        python = any(word in self.title.lower() for word in ("python", "sglang", "g4debug"))
+        return not (python or self.asked or self.has_status or self.expected)
 
     @property
     def worries(self) -> list[str]:
@@ -98,13 +105,22 @@ def render(server: Server, console: Console) -> None:
     """Print the report, at most the console's width wide."""
     style = "bold green" if server.sound else "bold white on red"
     _print(console, Text(clean(server.headline), style), 0)
-    for process in server.processes:
+    shown = [p for p in server.processes if not p.foreign]
+    for process in shown:
         console.print()
         kind = " ".join(x for x in (process.role, process.rank) if x)
         title = f"pid {process.pid}  {kind or clean(process.title)[:TITLE] or 'no title'}"
         _print(console, Text(clean(title), "bold"), 0)
         for line in _lines(process):
             _print(console, line, 2)
+    if others := len(server.processes) - len(shown):
+        console.print()
+        more = (
+            "1 more process, which is no Python"
+            if others == 1
+            else (f"{others} more processes, which are no Python")
+        )
+        _print(console, Text(f"and {more}", "dim"), 0)
 
 
 def _lines(process: Process) -> Iterator[Text]:
@@ -134,6 +150,8 @@ def _counts(tracer: TracerStatus) -> Iterator[str]:
         last = max(c.step for c in tracer.checked)
         counts = ", ".join(f"{c.count} {c.what}" for c in tracer.checked)
         yield f"checked {counts} (last in step {last})"
+    elif tracer.name in RECORDS:
+        yield "records; it has nothing to check"
     elif tracer.mode:
         yield "has checked nothing yet"
     if tracer.findings:

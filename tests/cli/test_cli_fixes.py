@@ -86,6 +86,16 @@ def test_an_environment_that_stops_a_server_is_an_error(environ):
 
 
 @needs_sglang
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [("page-oop=1*on", "did you mean 'page-oob'"), ("page-oob=1*onn", "no task 'onn'")],
+)
+def test_faults_that_stop_a_server_are_an_error(faults, said):
+    with pytest.raises(_common.CliError, match=f"would not start.*G4DEBUG_FAULTS: .*{said}"):
+        fixes.rows({"G4DEBUG_FAULTS": faults})
+
+
+@needs_sglang
 def test_a_fix_that_cannot_be_forced_here_is_an_error(monkeypatch):
     monkeypatch.setattr(
         swa_state_swap, "FIX", dataclasses.replace(swa_state_swap.FIX, needs=">=99")

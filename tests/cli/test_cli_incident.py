@@ -112,7 +112,9 @@ def test_dumps_that_are_named_are_one_incident(
     assert "INCIDENT  2 dumps of 2 processes on 2 hosts" in out
     assert "other incident" not in out
     out = run(capsys, "show", folder / "a.pt", folder / "broken.pt", "--width", "120")
-    assert "cannot be read: not a g4debug dump" in out.partition("OTHERS")[2]
+    others = out.partition("OTHERS")[2]
+    assert "cannot be read: not a g4debug dump" in others
+    assert "pid -1" not in others
 
 
 def test_one_dump_is_shown_as_before(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,13 +138,14 @@ def test_folders_of_two_hosts_are_looked_at_together(
     assert [m["host"] for m in data["members"]] == ["node7", "node7", "node9", "node8"]
 
 
-@pytest.mark.parametrize("what", ["empty", "broken", "mixed"])
+@pytest.mark.parametrize("what", ["empty", "broken", "mixed", "missing"])
 def test_what_cannot_be_shown(folder: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     (folder / "none").mkdir()
     calls = {
         "empty": (folder / "none",),
         "broken": (folder / "broken.pt", folder / "broken.pt"),
         "mixed": (folder / "a.pt", folder),
+        "missing": (folder / "a.pt", folder / "mistyped.pt"),
     }
     said = run(capsys, "show", *calls[what], code=2)
     assert said.startswith("g4debug: ")

@@ -168,6 +168,16 @@ def test_no_directory(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[s
     assert captured.err.count("\n") == 1
 
 
+def test_a_folder_that_no_server_has_made_yet_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "none"))
+    assert cli.main(["list"]) == 0
+    assert f"there is no folder {tmp_path / 'none'} yet" in capsys.readouterr().out
+    assert cli.main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
 def test_the_directory_of_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

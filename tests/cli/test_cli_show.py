@@ -81,6 +81,26 @@ def test_width_rows_all(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, out("--width", "60").splitlines()[:-1])) <= 60
     assert "more rows below" in out("--rows", "3")
     assert "earlier steps" not in out("--all")
+    for wrong in (("--width", "5"), ("--rows", "-3"), ("--rows", "many")):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["show", str(path), *wrong])
+        assert "expected a whole number, at least" in capsys.readouterr().err
+
+
+def test_options_may_stand_between_the_files(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["show", str(path), "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["members"]
+
+
+def test_a_file_that_is_cut_says_what_to_do_next(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(path.read_bytes()[:-100])
+    assert cli.main(["show", str(cut)]) == 2
+    assert capsys.readouterr().err.endswith(f"; try: g4debug list {tmp_path}\n")
 
 
 def test_json_is_the_whole_record(path: Path) -> None:

@@ -137,6 +137,37 @@ def test_a_process_without_a_status_says_why(capsys, environ, said):
         assert said in say(capsys, pid)[1]
 
 
+def test_a_process_that_is_no_python_is_only_counted(capsys):
+    parent = """
+        import subprocess, sys
+        child = subprocess.Popen(["sleep", "60"])
+        print("up", flush=True)
+        sys.stdin.read()
+        child.kill()
+        child.wait()
+    """
+    with process(parent) as pid:
+        _, told = ask(capsys, pid)
+        assert [p["title"] for p in told["processes"]][1:] == ["sleep 60"]
+        _, said = say(capsys, pid)
+    assert "sleep" not in said
+    assert said.endswith("and 1 more process, which is no Python")
+
+
+def test_the_recorder_is_not_said_to_have_checked_nothing(capsys):
+    from rich.console import Console
+
+    from g4debug.findings.record import TracerStatus
+    from g4debug.reporters import running
+
+    tracers = (TracerStatus("flight-recorder", "raise"), TracerStatus("page-table", "raise"))
+    one = running.Process(7, has_status=True, role="scheduler", tracers=tracers)
+    running.render(running.Server(7, [one]), Console(width=80))
+    said = capsys.readouterr().out
+    assert "records; it has nothing to check" in said
+    assert said.count("has checked nothing yet") == 1
+
+
 def test_no_such_process_is_told_in_one_line(capsys):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

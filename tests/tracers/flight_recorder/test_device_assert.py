@@ -567,7 +567,10 @@ def test_without_the_text_it_says_why_and_where_the_text_is(dead, tmp_path, caps
 
 @pytest.mark.parametrize(
     ("text", "error", "said"),
-    [("nothing\n", TRIGGERED, "no line of it reads"), (SELECT, ILLEGAL, "is no device assert but")],
+    [
+        ("nothing\n", TRIGGERED, "no line of it reads"),
+        (SELECT, ILLEGAL, "--log is for a dump of a device-side assert"),
+    ],
 )
 def test_a_log_that_does_not_fit_is_refused(dead, tmp_path, capsys, text, error, said):
     path = dead(error, why="stderr is a pipe")
@@ -575,6 +578,10 @@ def test_a_log_that_does_not_fit_is_refused(dead, tmp_path, capsys, text, error,
     log.write_text(text)
     assert main(["show", str(path), "--log", str(log)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_log_that_is_not_there_is_refused(dead, tmp_path, capsys):
+    path = dead(TRIGGERED, why="stderr is a pipe")
     assert main(["show", str(path), "--log", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
 
