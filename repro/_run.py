@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 HERE = Path(__file__).parent
 UP = "g4debug-repro: engine up"
 ILLEGAL = "an illegal memory access was encountered"
+STAND_INS = "/g4debug/cpu/"  # the files of the CPU engine
 _SWITCH = re.compile(
     r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG|SGLANG_GEMMA4_|SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM)"
 )
@@ -120,7 +121,25 @@ class Outcome:
             found.append(line)
         while found and not found[-1].strip():
             found.pop()
+        found = _without_stand_ins(found)
         return found if len(found) <= lines else [found[0], "  …", *found[-lines + 2 :]]
+
+
+def _without_stand_ins(lines: Sequence[str]) -> list[str]:
+    """A traceback without the frames of the CPU engine's stand-ins: a GPU has none of them there.
+
+    A frame is its line with the file and the deeper lines that follow.
+    """
+    kept: list[str] = []
+    inside = False
+    for line in lines:
+        if line.startswith("  File "):
+            inside = STAND_INS in line
+        elif not line.startswith("    "):
+            inside = False
+        if not inside:
+            kept.append(line)
+    return kept
 
 
 def run_variant(

@@ -161,11 +161,11 @@ def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
     if not truth.triggered:
         truth.problem = "the bug was not triggered, so nothing was missed either"
     elif not sound:
-        truth.problem = "the arm without the bug was not run there"
+        truth.problem = "SGLang without the bug was not run there"
     elif truth.sound_triggered:
-        truth.problem = "the arm without the bug triggered it"
+        truth.problem = "SGLang without the bug triggered it, too"
     elif truth.sound_reached < truth.sound_runs:
-        truth.problem = "the arm without the bug was never in the situation"
+        truth.problem = "SGLang without the bug was not in the situation in every run"
     return truth
 
 
