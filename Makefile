@@ -12,7 +12,7 @@ PYTHON ?=
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix soak healthy history versions lint env clean distclean
+.PHONY: help demo test matrix soak healthy fuzz history versions lint env clean distclean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +39,9 @@ soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, 
 
 healthy: env ## Healthy servers do what production does, armed: no finding; writes docs/healthy-*.md
 	@exec "$(RUN)" repro/healthy.py $(ARGS)
+
+fuzz: env ## Healthy servers drawn at random, armed: no finding
+	@exec "$(RUN)" repro/fuzz.py $(ARGS)
 
 # Each case names the releases that have its bug and that do not, so several environments are made.
 history: env ## SGLang's own bugs against every tool; writes docs/history.md. Six releases, hours

@@ -99,7 +99,7 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
     dumps = sorted((folder / "dumps").glob("*.pt"))
     failed = FAILED.search(armed.text)
     if dumps:
-        ran.problem = f"a finding: {_headline(armed.text)}"
+        ran.problem = f"a finding: {headline(armed.text)}"
     elif failed is not None:
         ran.problem = f"g4debug failed: {failed[0]}"
     elif not armed.completed:
@@ -120,7 +120,7 @@ def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> 
 def _judge(
     group: Group, workload: Workload, found: dict[str, Any], plain: dict[str, Any] | None, ran: Ran
 ) -> Done:
-    checked = _checked(found["checked"])
+    checked = checked_of(found["checked"])
     for record in found["status"]:
         _note_limits(record, ran)
     for name, count in checked.items():
@@ -141,7 +141,7 @@ def _judge(
     return Done(workload, found["requests"], found["facts"], checked, found["s"], problem)
 
 
-def _checked(found: counts.Counts) -> dict[str, int]:
+def checked_of(found: counts.Counts) -> dict[str, int]:
     """tracer -> how many checks it made."""
     return {
         name: sum(n for what, n in tallies.items() if what != STEPS)
@@ -160,7 +160,7 @@ def _note_limits(record: dict[str, Any], ran: Ran) -> None:
         ran.limits[record["name"]] = "; ".join(said)
 
 
-def _headline(text: str) -> str:
+def headline(text: str) -> str:
     found = re.search(r"(g4debug: .*)\n +expected: ", text)
     return found[1] if found else "see the dump"
 
@@ -213,7 +213,7 @@ def serve(minutes: float, folder: Path) -> Served:
             asyncio.run(load.run())
             served.sent, served.ended = dict(load.sent), dict(load.ended)
             records = counts.latest(published)
-            served.checked = _checked(counts.counts(records))
+            served.checked = checked_of(counts.counts(records))
     except Exception as e:  # whatever ends it is the result
         served.problem = f"{type(e).__name__}: {e}"
     text = log.read_text(errors="replace")
@@ -226,7 +226,7 @@ def serve(minutes: float, folder: Path) -> Served:
     failed = FAILED.search(text)
     idle = [t for t in checkers() if not served.checked.get(t)]
     if list((folder / "dumps").glob("*.pt")):
-        served.problem = f"a finding: {_headline(text)}"
+        served.problem = f"a finding: {headline(text)}"
     elif failed is not None:
         served.problem = f"g4debug failed: {failed[0]}"
     elif not served.problem and idle:
