@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,18 +74,25 @@ def checkers() -> tuple[str, ...]:
 
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
     """Run the workloads of a group in a process of their own."""
-    folder.mkdir(parents=True, exist_ok=True)
     environ = dict(group.environ)
     if group.strict:  # SGLang's own check of its pools, in every step
         environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+    return launch("_healthy_variant.py", group.id, environ, armed, folder, TIMEOUT)
+
+
+def launch(
+    script: str, what: str, environ: Mapping[str, str], armed: bool, folder: Path, timeout: float
+) -> Outcome:
+    """Run ``script what RESULT.json``, with every tracer or with none. It leaves its log."""
+    folder.mkdir(parents=True, exist_ok=True)
     if armed:
-        environ |= tracing(folder)
+        environ = {**environ, **tracing(folder)}
         forget(folder)
     name = "armed" if armed else "plain"
     result = folder / f"{name}.json"
     result.unlink(missing_ok=True)
-    command = [str(HERE / "_healthy_variant.py"), group.id, str(result)]
-    return run_command(name, [sys.executable, *command], result, environ, folder, TIMEOUT)
+    command = [sys.executable, str(HERE / script), what, str(result)]
+    return run_command(name, command, result, environ, folder, timeout)
 
 
 def forget(folder: Path) -> None:

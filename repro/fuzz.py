@@ -4,16 +4,19 @@
 
 Each server is real SGLang on the CPU engine: page size, pools, chunks, backends, draft, scheduling
 and traffic are drawn by its seed, so a seed is enough to have the same server again. Every tracer
-is armed in mode ``raise``, which stops at the first finding. Where an armed server does not do
-all that it was asked for, the same one runs without tracers: if that one does not either, it is
-SGLang's own; if it does, a tracer is to blame until somebody has looked.
+is armed in mode ``raise``, which stops at the first finding. A finding is bad in any case: it is
+false, or it is a bug of SGLang's, and somebody has to look. Where an armed server ends or stands
+without one, the same server runs without tracers. If it ends in the same way, that is SGLang's own
+and proves nothing; if not, it is bad.
 
-The exit code is 0 if nothing is to blame on a tracer, 1 if something is, and 2 for wrong arguments.
+The exit code is 0 if nothing is bad and some server did all that it was asked for, 1 if not, and 2
+for wrong arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import tempfile
@@ -21,15 +24,22 @@ from pathlib import Path
 
 import _fuzz
 import _render
-from _healthy_run import FAILED, RECORDS, checked_of, forget, headline, tracing
+from _healthy import counts
+from _healthy_run import FAILED, RECORDS, checked_of, launch
 from _render import Block
-from _run import HERE, UP, Outcome, run_command, script
+from _run import Outcome, script
 from _variants import not_completed
 from rich.console import Console
 
+from g4debug.dumps import reading
+
 SERVERS = 20
-ALWAYS = ("page-table", "pool-leak", "swa-allocator")  # they have something to check on any server
+# They have something to check on any server; spec-lifecycle where there is a draft.
+ALWAYS = ("page-table", "pool-leak", "swa-allocator")
+WITH_MTP = ("spec-lifecycle",)
 TIMEOUT = 400.0  # seconds of one server
+_END = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|NotExercised)\b.*)$", re.MULTILINE)
+GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 
 
 def main() -> int:
@@ -43,74 +53,80 @@ def main() -> int:
     args = parser.parse_args()
     console = Console(highlight=False)
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-fuzz-"))
-    bad = 0
+    found = {GOOD: 0, BAD: 0, NOTHING: 0}
     for seed in range(args.first, args.first + args.servers):
-        told = one(seed, folder / str(seed))
-        _render.block(console, told)
-        bad += not told.good
-    if bad or args.results:
+        verdict, text, seconds = one(seed, folder / str(seed))
+        found[verdict] += 1
+        title = _fuzz.draw(seed).words
+        _render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
+    _render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
+    good = found[GOOD] > 0 and not found[BAD]
+    if not good or args.results:
         _render.for_copying(console, "Logs and dumps are in:", str(folder))
     else:
         shutil.rmtree(folder, ignore_errors=True)
-    return 1 if bad else 0
+    return 0 if good else 1
 
 
-def one(seed: int, folder: Path) -> Block:
-    """Run the server of a seed, armed, and without tracers if that one did not do all."""
-    shape = _fuzz.draw(seed)
+def one(seed: int, folder: Path) -> tuple[str, str, float]:
+    """Run the server of a seed: the verdict, what happened, and the seconds it took."""
     armed = start(seed, True, folder)
-    problem = trouble(armed, folder)
-    if not problem:
-        requests, checks = (
-            armed.result["requests"],
-            sum(checked_of(armed.result["checked"]).values()),
-        )
-        text = f"{requests} requests, {checks} checks, no finding."
-        return Block(str(seed), True, text, title=shape.words, seconds=armed.seconds)
-    bare = start(seed, False, folder)
-    return Block(str(seed), *blame(problem, armed, bare), title=shape.words, seconds=armed.seconds)
+    problem = trouble(armed, _fuzz.draw(seed).mtp, folder)
+    if problem:
+        return BAD, problem, armed.seconds
+    if armed.completed:
+        checks = sum(checked_of(counts.counts(armed.result["status"])).values())
+        text = f"{armed.result['requests']} requests, {checks} checks, no finding."
+        return GOOD, text, armed.seconds
+    return *blame(armed, start(seed, False, folder)), armed.seconds
 
 
 def start(seed: int, armed: bool, folder: Path) -> Outcome:
-    folder.mkdir(parents=True, exist_ok=True)
-    name = "armed" if armed else "plain"
-    result = folder / f"{name}.json"
-    result.unlink(missing_ok=True)
-    forget(folder)
-    command = [sys.executable, str(HERE / "_fuzz_variant.py"), str(seed), str(result)]
-    environ = tracing(folder) if armed else {}
-    return run_command(name, command, result, environ, folder, TIMEOUT)
+    return launch("_fuzz_variant.py", str(seed), {}, armed, folder, TIMEOUT)
 
 
-def trouble(armed: Outcome, folder: Path) -> str:
-    """What an armed server did that it should not; '' if all is well."""
+def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
+    """What nothing can excuse: a finding, or a tracer that does not work. '' if there is none.
+
+    What the flight recorder keeps accuses nobody: it is how SGLang itself ended, or stands.
+    """
+    records = [reading.read(path) for path in sorted((folder / "dumps").glob("*.pt"))]
+    findings = [r.finding for r in records if r.finding.check != RECORDS]
+    if findings:
+        return f"A finding: {findings[0].headline}"
     failed = FAILED.search(armed.text)
     if failed is not None:
         return f"g4debug failed: {failed[0]}"
     if not armed.completed:
-        dumped = any((folder / "dumps").glob("*.pt"))
-        return f"a finding: {headline(armed.text)}" if dumped else not_completed(armed)
-    if any((folder / "dumps").glob("*.pt")):
-        return f"a finding: {headline(armed.text)}"
-    checked = checked_of(armed.result["checked"])
-    idle = [t for t in ALWAYS if not checked.get(t)]
-    return f"checked nothing: {', '.join(idle)}" if idle else ""
+        return ""
+    status = armed.result["status"]
+    off = [f"{r['name']} ({r['off']})" for r in status if r["off"]]
+    if off:
+        return f"Off: {', '.join(off)}."
+    checked = checked_of(counts.counts(status))
+    idle = [t for t in (*ALWAYS, *(WITH_MTP if mtp else ())) if not checked.get(t)]
+    return f"Checked nothing: {', '.join(idle)}." if idle else ""
 
 
-def blame(problem: str, armed: Outcome, bare: Outcome) -> tuple[bool, str]:
-    """Whether no tracer is to blame, and what happened.
-
-    What the flight recorder keeps accuses nobody: it is how SGLang itself ended, or stands.
-    """
-    if problem.startswith("a finding: ") and RECORDS not in problem:
-        return False, f"{problem}. It is false, or it is a bug of SGLang's: look at the dump."
+def blame(armed: Outcome, bare: Outcome) -> tuple[str, str]:
+    """Whether a server that does not complete ends in the same way without tracers."""
     if bare.completed:
-        return False, f"{problem}. Without tracers it completes."
-    alike = (UP in armed.text) == (UP in bare.text)
-    how = not_completed(bare)
-    if not alike:
-        return False, f"{problem}. Without tracers it comes further: {how}"
-    return True, f"SGLang's own: {how} With tracers: {problem}."
+        return BAD, f"{ending(armed)} Without tracers it completes."
+    if (armed.status is None) != (bare.status is None) or errors(armed) != errors(bare):
+        return BAD, f"{ending(armed)} Without tracers it ends otherwise: {ending(bare)}"
+    return NOTHING, f"It is SGLang's own, and the same without tracers: {ending(bare)}"
+
+
+def errors(run: Outcome) -> frozenset[str]:
+    """The last lines of all tracebacks in its log, without what differs from run to run."""
+    return frozenset(re.sub(r"\d+", "N", e) for e in _END.findall(run.text))
+
+
+def ending(run: Outcome) -> str:
+    """How a server ended that did not do all, in a sentence."""
+    said = errors(run)
+    died = f" Its errors: {'; '.join(e[:120] for e in sorted(said)[:3])}." if said else ""
+    return not_completed(run) + died
 
 
 def _positive(text: str) -> int:

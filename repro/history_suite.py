@@ -153,7 +153,11 @@ def run_all(
     console: Console,
     published: Mapping[str, Cell],
 ) -> list[Cell]:
-    """All cells of ``tasks``, ``jobs`` at a time. Cells that have a result are read."""
+    """All cells of ``tasks``, ``jobs`` at a time. Cells that have a result are read.
+
+    Where the machine ended the run that gives the right answers, nothing is compared with it: what
+    would be has to wait for the next time.
+    """
     found: list[Cell] = []
     right: dict[str, dict[int, Mapping[str, Any]]] = {}  # case -> seed -> answers
     columns = (
@@ -166,8 +170,11 @@ def run_all(
         bar = progress.add_task("cells", total=sum(map(len, work)))
         for part in work:
             with ThreadPoolExecutor(jobs) as pool:
+                spoiled = {(c.case, c.seed) for c in found if c.ended == SPOILED}
                 waiting = [
-                    pool.submit(done, t, folder, right.get(t.name, {}), published) for t in part
+                    pool.submit(done, t, folder, right.get(t.name, {}), published)
+                    for t in part
+                    if (t.name, t.seed) not in spoiled
                 ]
                 for future in as_completed(waiting):
                     cell = future.result()
@@ -175,7 +182,8 @@ def run_all(
                     progress.update(bar, advance=1, description=cell.case)
             if part is work[0]:
                 for cell in found:
-                    right.setdefault(cell.case, {})[cell.seed] = cell.outputs
+                    if cell.ended != SPOILED:
+                        right.setdefault(cell.case, {})[cell.seed] = cell.outputs
     return found
 
 
@@ -269,8 +277,9 @@ def main() -> int:
         _render.say(
             console,
             f"{len(spoiled)} cells prove nothing, because the machine ended them and not their "
-            f"bug. The first is {one.id}: {one.said}. To run them again, give the same command "
-            "the same --results, and perhaps fewer --jobs.",
+            f"bug. The first is {one.id}: {one.said}. Where they give the right answers, the cells "
+            "that are compared with them did not run either. To run them again, give the same "
+            "command the same --results, and perhaps fewer --jobs.",
         )
     return 0 if all(row.good for row in rows) and not lost and not spoiled else 1
 

@@ -109,7 +109,9 @@ def _run(command: ModuleType, args: list[str]) -> int:
         parsed, rest = parser.parse_known_args(args)
         parsed.rest = rest
     else:
-        parsed = parser.parse_intermixed_args(args)  # `show a.pt --json b.pt`, too
+        # `show a.pt --json b.pt`, too. It does not know what `--` is for.
+        parse = parser.parse_args if "--" in args else parser.parse_intermixed_args
+        parsed = parse(args)
     return int(command.run(parsed) or 0)
 
 

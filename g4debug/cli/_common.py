@@ -47,9 +47,16 @@ def program() -> str:
     return f"{quoted(sys.executable)} -m {PROGRAM}"
 
 
+def list_command(path: Path) -> str:
+    """The command that lists the dumps beside a file, or those of the default folder."""
+    from g4debug.dumps.file import quoted
+
+    return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
+
+
 def read_dump(path: Path) -> TrapRecord:
     """The record of a dump. Raises CliError, which says why, if the dump cannot be read."""
-    from g4debug.dumps.file import DumpError, quoted
+    from g4debug.dumps.file import DumpError
     from g4debug.dumps.reading import read
 
     try:
@@ -57,7 +64,7 @@ def read_dump(path: Path) -> TrapRecord:
     except DumpError as e:
         what = str(e)
         if "try: " not in what:
-            what += f"; try: g4debug list {quoted(path.parent)}"
+            what += f"; try: {list_command(path)}"
         raise CliError(what) from e
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError
+from g4debug.cli._common import CliError, list_command
 
 if TYPE_CHECKING:
     from g4debug.dumps.incidents import Dump
@@ -35,8 +35,8 @@ def load(paths: list[Path]) -> View:
         raise CliError(f"give either folders or dumps: {folders[0]} is a folder")
     if not folders:
         for path in paths:  # a name that is mistyped would else be a member that cannot be read
-            if not path.exists():
-                raise CliError(f"{path}: no such file; try: g4debug list {quoted(path.parent)}")
+            if _is_missing(path):
+                raise CliError(f"{quoted(path)}: no such file; try: {list_command(path)}")
         dumps = sorted(map(incidents.look, dict.fromkeys(paths)), key=lambda d: d.time)
         return _view(dumps, 0, str(paths[0]))
     found = incidents.group(d for folder in folders for d in _look_into(folder))
@@ -45,6 +45,13 @@ def load(paths: list[Path]) -> View:
         what = "no dump in it can be read" if found else "there is no dump in it"
         raise CliError(f"{folders[0]}: {what}; try: g4debug list {quoted(folders[0])}")
     return _view(list(whole[0].dumps), len(whole) - 1, str(folders[0]))
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except (OSError, ValueError):  # it cannot be looked at: whoever reads it says why
+        return False
 
 
 def _look_into(folder: Path) -> list[Dump]:

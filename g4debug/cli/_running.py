@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +45,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _process(pid: int, asked: bool) -> Process:
-    process = Process(pid=pid, title=_title(pid), asked=asked)
+    process = Process(pid=pid, title=_title(pid), asked=asked, python=_is_python(pid))
     try:
         told = read(pid)
         if told is None:
@@ -81,6 +82,14 @@ def _title(pid: int) -> str:
     except OSError:
         return ""
     return data.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _is_python(pid: int) -> bool:
+    """True also if it cannot be seen, so that nothing is hidden that might be one."""
+    try:
+        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe")).lower()
+    except OSError:
+        return True
 
 
 def _environ(pid: int) -> dict[str, str] | None:

@@ -28,6 +28,7 @@ class Process:
     pid: int
     title: str = ""
     asked: bool = False  # it is the one that was named
+    python: bool = True  # what it runs is a Python, or cannot be seen
     has_status: bool = False
     problem: str = ""
     expected: bool = False
@@ -42,9 +43,8 @@ class Process:
 
     @property
     def foreign(self) -> bool:
-        """It is a shell or another program that has nothing to do with SGLang."""
-        python = any(word in self.title.lower() for word in ("python", "sglang", "g4debug"))
-        return not (python or self.asked or self.has_status or self.expected)
+        """It is a shell or another program, which cannot have a status."""
+        return not (self.python or self.asked or self.has_status or self.expected)
 
     @property
     def worries(self) -> list[str]:

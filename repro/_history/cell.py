@@ -31,13 +31,16 @@ NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
 _REFUSED = re.compile(
     r"g4debug: could not be armed: (.*)|g4debug: (SGLang \S+ was never run with .*)"
 )
-# The end of a run that has nothing to do with its bug: another program has the GPU, or the engine
-# was too slow for what the workload is about.
+# An end that has nothing to do with the bug: another program has the GPU, or the engine was too
+# slow for what the workload is about.
 _SPOILED = re.compile(
-    r"^(?:.*(?:CUDA-capable device\(s\) is/are busy or unavailable|CUDA out of memory\b).*"
-    r"|ValueError: The memory capacity is unbalanced.*"
-    r"|(?:\w+\.)*NotExercised: .*)$",
-    re.MULTILINE,
+    r"[\w.]*Error: CUDA error: (?:CUDA-capable device\(s\) is/are busy|out of memory)"
+    r"|[\w.]*OutOfMemoryError: CUDA out of memory"
+    r"|ValueError: The memory capacity is unbalanced"
+    r"|[\w.]*NotExercised: "
+)
+_ENDED = re.compile(
+    r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|NotExercised)\b.*$", re.MULTILINE
 )
 _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)$", re.MULTILINE)
 
@@ -200,9 +203,14 @@ def judge(
     if truth.first >= 0:
         cell.after = truth.steps - truth.first
     cell.grade, cell.said = _grade(case, tool, cell, text, folder)
-    spoiled = _SPOILED.search(text)
-    if spoiled and not completed and cell.grade in (grades.NA, grades.SILENT, grades.CRASH):
-        return replace(cell, grade=grades.NA, said=spoiled[0].strip(), ended=SPOILED)
+    first = _ENDED.search(text)
+    # Whatever a run says whose bug was triggered is a result, and so is an alarm without the bug:
+    # else those would be repeated that do not suit.
+    result = (
+        completed or cell.triggered or cell.grade not in (grades.NA, grades.SILENT, grades.CRASH)
+    )
+    if first and not result and _SPOILED.match(first[0]):
+        return replace(cell, grade=grades.NA, said=first[0].strip()[:200], ended=SPOILED)
     return cell
 
 

@@ -53,6 +53,7 @@ def test_the_switch_that_a_seed_documents_is_listed(monkeypatch):
 
 def test_without_sglang_the_states_are_unknown(monkeypatch, capsys):
     monkeypatch.setattr(targets, "sglang_version", lambda: None)
+    monkeypatch.delenv("G4DEBUG_FIXES", raising=False)
     assert main(["fixes", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {(r["state"], r["why"]) for r in rows} == {("unknown", "this Python has no SGLang")}

@@ -7,12 +7,22 @@ import importlib
 from pathlib import Path
 
 import pytest
+from sample_trap import sample_record
+
+from g4debug.dumps import writing
 
 REPRO = Path(__file__).parents[2] / "repro"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("sglang") is None, reason="needs sglang: the workloads import it"
 )
-CHECKED = {name: {"things": 3} for name in ("page-table", "pool-leak", "swa-allocator")}
+
+
+def tracer(name, checks=3, off=""):
+    checked = [{"what": "things", "count": checks}] if checks else []
+    return {"name": name, "checked": checked, "off": off}
+
+
+STATUS = [tracer(n) for n in ("page-table", "pool-leak", "swa-allocator", "spec-lifecycle")]
 
 
 @pytest.fixture
@@ -24,15 +34,25 @@ def fuzz(monkeypatch):
 
 @pytest.fixture
 def ran(fuzz, tmp_path):
-    """``ran(log, status, checked)``: what a server did. A status of None: it took too long."""
+    """``ran(log, status, tracers)``: what a server did. A status of None: it took too long."""
+    logs = []
 
-    def outcome(log="g4debug-repro: engine up\n", status=0, checked=CHECKED):
-        path = tmp_path / "armed.log"
-        path.write_text(log)
-        result = {"requests": 7, "facts": {}, "checked": checked} if status == 0 else {}
-        return fuzz.Outcome("armed", status, 1.0, path, result)
+    def outcome(log="", status=0, tracers=STATUS):
+        logs.append(tmp_path / f"{len(logs)}.log")
+        logs[-1].write_text(f"g4debug-repro: engine up\n{log}")
+        result = {"requests": 7, "facts": {}, "status": tracers} if status == 0 else {}
+        return fuzz.Outcome("armed", status, 1.0, logs[-1], result)
 
     return outcome
+
+
+def dump(folder, check="page-table", name="one.pt"):
+    record = sample_record()
+    where = dataclasses.replace(record.finding.location)
+    finding = dataclasses.replace(record.finding, check=check, location=where)
+    writing.write(
+        writing.encode(dataclasses.replace(record, finding=finding)), folder / "dumps", name
+    )
 
 
 def test_a_seed_is_a_server(fuzz):
@@ -52,45 +72,86 @@ def test_a_seed_is_a_server(fuzz):
         assert len({shape.engine.get(key) for shape in shapes}) == values, key
 
 
-def test_a_server_that_did_all_and_was_checked_is_good(fuzz, ran, tmp_path):
-    assert fuzz.trouble(ran(), tmp_path) == ""
+@pytest.mark.parametrize(
+    ("log", "tracers", "said"),
+    [
+        ("", [*STATUS[:3], tracer("spec-lifecycle", 0)], "Checked nothing: spec-lifecycle."),
+        ("", [tracer("page-table", off="a reason"), *STATUS[1:]], "Off: page-table (a reason)."),
+        ("g4debug: the page ledger is off\n", STATUS, "g4debug failed: "),
+    ],
+)
+def test_a_tracer_that_does_not_work_is_not_excused(fuzz, ran, tmp_path, log, tracers, said):
+    assert fuzz.trouble(ran(), True, tmp_path) == ""
+    assert said in fuzz.trouble(ran(log, tracers=tracers), True, tmp_path)
+
+
+def test_a_draft_is_needed_for_spec_lifecycle_only(fuzz, ran, tmp_path):
+    assert fuzz.trouble(ran(tracers=STATUS[:3]), False, tmp_path) == ""
+    assert "spec-lifecycle" in fuzz.trouble(ran(tracers=STATUS[:3]), True, tmp_path)
+
+
+def test_what_the_recorder_keeps_accuses_nobody_and_any_other_dump_does(fuzz, ran, tmp_path):
+    dump(tmp_path, "flight-recorder", "a.pt")
+    assert fuzz.trouble(ran(status=1), True, tmp_path) == ""
+    dump(tmp_path, "page-table", "b.pt")
+    both = fuzz.trouble(ran("g4debug: the page ledger is off\n", status=1), True, tmp_path)
+    assert both == f"A finding: {sample_record().finding.headline}"
+
+
+HANG = "Traceback (most recent call last):\nasyncio.exceptions.TimeoutError\n"
+
+
+def test_only_what_sglang_does_alone_proves_nothing(fuzz, ran):
+    verdict, said = fuzz.blame(ran(status=None), ran())
+    assert verdict == "bad"
+    assert said.endswith("Without tracers it completes.")
+    assert ".." not in said
+    assert fuzz.blame(ran(status=None), ran(status=None))[0] == "proves nothing"
+    at = [ran(f"RuntimeError: request {n} has no room\n", status=1) for n in (12, 345)]
+    verdict, said = fuzz.blame(*at)
+    assert verdict == "proves nothing"
+    assert "RuntimeError: request N has no room" in said
+    ours = ran("RuntimeError: request 1 has no room\nKeyError: 'ledger'\n", status=1)
+    verdict, said = fuzz.blame(ours, at[0])
+    assert verdict == "bad"
+    assert "KeyError: 'ledger'" in said
+    assert fuzz.blame(ran(HANG, status=1), ran(status=None))[0] == "bad"
+
+
+@pytest.fixture
+def servers(fuzz, ran, monkeypatch):
+    """``servers(armed, bare)``: what each server does in this test. Gives those that were run."""
+    started = []
+
+    def put(armed, bare):
+        def start(seed, with_tracers, folder):
+            started.append(with_tracers)
+            if with_tracers and armed == "finding":
+                dump(folder)
+                return ran(status=1)
+            what = armed if with_tracers else bare
+            return ran() if what == "completes" else ran(status=None)
+
+        monkeypatch.setattr(fuzz, "start", start)
+        return started
+
+    return put
 
 
 @pytest.mark.parametrize(
-    ("log", "status", "checked", "said"),
+    ("armed", "bare", "code", "said", "runs"),
     [
-        ("", 0, {**CHECKED, "pool-leak": {"steps": 9}}, "checked nothing: pool-leak"),
-        ("", 1, CHECKED, "did not complete (exit status 1)"),
-        ("", None, CHECKED, "took too long"),
-        ("g4debug: the page ledger is off\n", 0, CHECKED, "g4debug failed"),
+        ("completes", "completes", 0, "2 good, 0 bad, 0 proves nothing.", [True, True]),
+        ("finding", "hangs", 1, "0 good, 2 bad, 0 proves nothing.", [True, True]),
+        ("hangs", "completes", 1, "0 good, 2 bad, 0 proves nothing.", [True, False] * 2),
+        # Where no server did what it was asked for, nothing was tried.
+        ("hangs", "hangs", 1, "0 good, 0 bad, 2 proves nothing.", [True, False] * 2),
     ],
 )
-def test_what_is_not_well_is_named(fuzz, ran, tmp_path, log, status, checked, said):
-    assert said in fuzz.trouble(ran(log, status, checked), tmp_path)
-
-
-def test_a_finding_is_quoted(fuzz, ran, tmp_path):
-    (tmp_path / "dumps").mkdir()
-    (tmp_path / "dumps" / "one.pt").write_text("")
-    log = "g4debug: page-table in decode: wrong page\n  expected: x\n"
-    assert (
-        fuzz.trouble(ran(log, 1), tmp_path)
-        == "a finding: g4debug: page-table in decode: wrong page"
-    )
-
-
-def test_only_what_sglang_does_alone_is_excused(fuzz, ran):
-    armed = ran(status=1)
-    good, said = fuzz.blame("It took too long", armed, ran(status=0))
-    assert not good
-    assert said == "It took too long. Without tracers it completes."
-    assert not fuzz.blame("a finding: g4debug: page-table in decode: x", armed, ran(status=1))[0]
-    hang = "a finding: g4debug: flight-recorder: the scheduler hangs"
-    assert fuzz.blame(hang, armed, ran(status=None))[0]
-    good, said = fuzz.blame("It took too long", armed, ran(status=None))
-    assert good
-    assert said.startswith("SGLang's own: It took too long")
-    up = ran(status=1)
-    down = dataclasses.replace(up, log=up.log.with_name("plain.log"))
-    down.log.write_text("ValueError: refused\n")
-    assert not fuzz.blame("x", up, down)[0]  # the two died at different places
+def test_the_exit_code(fuzz, servers, monkeypatch, tmp_path, capsys, armed, bare, code, said, runs):
+    started = servers(armed, bare)
+    monkeypatch.setattr("sys.argv", ["fuzz.py", "--servers", "2", "--results", str(tmp_path)])
+    assert fuzz.main() == code
+    assert said in capsys.readouterr().out
+    assert started == runs
+    assert len(list(tmp_path.glob("*/dumps/*.pt"))) == (2 if armed == "finding" else 0)

@@ -195,8 +195,15 @@ def test_what_the_machine_ended_proves_nothing(judged, said):
         cell = judged(tool, log, status=1)
         assert (cell.grade, cell.ended, cell.said) == ("n/a", "spoiled", said)
     assert judged("nothing", log, **TRUTH).ended == "completed"
-    told = judged("g4debug", log, status=1, finding=sample_record(), **TRUTH)
+    # A run whose bug was triggered is a result, whatever the tool said, and an alarm without the
+    # bug stays a false one.
+    assert judged("sglang", log, status=1, **TRUTH).ended == "died"
+    told = judged("g4debug", log, status=1, finding=sample_record())
     assert (told.grade, told.ended) == ("object", "died")
+    earlier = f"IndexError: list index out of range\n{said}\n"
+    assert judged("nothing", earlier, status=1).said == "IndexError: list index out of range"
+    warned = f"[2026] a warning, not an end: {said}\nIndexError: x\n"
+    assert judged("nothing", warned, status=1).ended == "died"
 
 
 def test_a_process_that_does_not_end_hangs(judged):
@@ -513,6 +520,21 @@ def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, mon
     assert "lost-key.buggy.sglang.0" not in {p.stem for p in tmp_path.glob("*.json")}
     assert "lost-key.fixed.sglang.0" in {p.stem for p in tmp_path.glob("*.json")}
     assert "sglang" not in json.loads((tmp_path / "history.json").read_text())["lost-key"]
+
+
+def test_nothing_is_compared_with_answers_that_the_machine_cut_off(
+    runner, known, tmp_path, monkeypatch
+):
+    def run(name, case, arm, tool, seed, folder, right, device):
+        spoiled = (arm, tool.id, seed) == ("fixed", "nothing", 0)
+        ended = "spoiled" if spoiled else "completed"
+        return runner.Cell(name, arm, tool.id, seed, ended=ended, outputs={"r": [[seed]]})
+
+    monkeypatch.setattr(runner, "run", run)
+    work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 2)
+    cells = runner.run_all(work, 2, tmp_path, runner.Console(quiet=True), {})
+    assert {c.seed for c in cells if c.ended == "completed"} == {1}
+    assert [c.id for c in cells if c.seed == 0] == ["lost-key.fixed.nothing.0"]
 
 
 def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monkeypatch):
