@@ -13,7 +13,7 @@ With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and f
 tools that do, beside a run without any tool.
 
 The exit code is 0 if every cell that ran is valid and no tool of ours accused a healthy arm, 1 if
-not, and 2 for wrong arguments.
+not, or if the machine ended a cell and not its bug, and 2 for wrong arguments.
 """
 
 from __future__ import annotations
