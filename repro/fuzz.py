@@ -75,8 +75,11 @@ def one(seed: int, folder: Path) -> tuple[str, str, float]:
     if problem:
         return BAD, problem, armed.seconds
     if armed.completed:
-        checks = sum(checked_of(counts.counts(armed.result["status"])).values())
+        status = armed.result["status"]
+        checks = sum(checked_of(counts.counts(status)).values())
         text = f"{armed.result['requests']} requests, {checks} checks, no finding."
+        if idle := ", ".join(r["name"] for r in status if r["off"]):
+            text += f" Nothing to check here: {idle}."
         return GOOD, text, armed.seconds
     return *blame(armed, start(seed, False, folder)), armed.seconds
 
@@ -99,12 +102,12 @@ def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
         return f"g4debug failed: {failed[0]}"
     if not armed.completed:
         return ""
-    status = armed.result["status"]
-    off = [f"{r['name']} ({r['off']})" for r in status if r["off"]]
+    status, due = armed.result["status"], (*ALWAYS, *(WITH_MTP if mtp else ()))
+    off = [f"{r['name']} ({r['off']})" for r in status if r["off"] and r["name"] in due]
     if off:
         return f"Off: {', '.join(off)}."
     checked = checked_of(counts.counts(status))
-    idle = [t for t in (*ALWAYS, *(WITH_MTP if mtp else ())) if not checked.get(t)]
+    idle = [t for t in due if not checked.get(t)]
     return f"Checked nothing: {', '.join(idle)}." if idle else ""
 
 

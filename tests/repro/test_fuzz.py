@@ -87,6 +87,9 @@ def test_a_tracer_that_does_not_work_is_not_excused(fuzz, ran, tmp_path, log, tr
 
 def test_a_draft_is_needed_for_spec_lifecycle_only(fuzz, ran, tmp_path):
     assert fuzz.trouble(ran(tracers=STATUS[:3]), False, tmp_path) == ""
+    off = [*STATUS[:3], tracer("spec-lifecycle", 0, "there is no draft")]
+    assert fuzz.trouble(ran(tracers=off), False, tmp_path) == ""
+    assert "there is no draft" in fuzz.trouble(ran(tracers=off), True, tmp_path)
     assert "spec-lifecycle" in fuzz.trouble(ran(tracers=STATUS[:3]), True, tmp_path)
 
 
