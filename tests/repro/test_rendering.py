@@ -166,7 +166,7 @@ def test_no_name_of_the_demo_is_broken_at_80_columns(repro, at_home, monkeypatch
     )
     assert PACKAGES not in got
     assert 'File "sglang/srt/managers/scheduler_output_processor_mixin.py"' in got
-    assert 'g4debug/cpu' not in got  # its stand-ins are no part of what a GPU shows
+    assert "g4debug/cpu" not in got  # its stand-ins are no part of what a GPU shows
 
 
 def test_in_a_file_what_is_quoted_stays_whole(repro, at_home, monkeypatch):
