@@ -19,13 +19,9 @@ IDLE_SECONDS = 1.0  # at the end: when nothing runs, everything is counted
 def main() -> None:
     end_with_the_script()
     seed, result = int(sys.argv[1]), Path(sys.argv[2])
+    import _fuzz
     from _healthy.engine import running
     from _healthy.workload import Client
-
-    from g4debug import cpu
-
-    cpu.prepare()  # before SGLang is imported, which the traffic needs
-    import _fuzz
 
     shape = _fuzz.draw(seed)
     with running(result, shape.mtp, lambda: {"decode_log_interval": 20, **shape.engine}) as started:

@@ -15,7 +15,6 @@ for wrong arguments.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import sys
@@ -31,6 +30,7 @@ from _run import Outcome, script
 from _variants import not_completed
 from rich.console import Console
 
+from g4debug.cli._common import at_least
 from g4debug.dumps import reading
 
 SERVERS = 20
@@ -46,7 +46,7 @@ def main() -> int:
     parser = _render.parser(__doc__ or "")
     parser.add_argument("--first", type=int, default=1, metavar="SEED",
                         help="the seed of the first server (default: 1)")  # fmt: skip
-    parser.add_argument("--servers", type=_positive, default=SERVERS, metavar="N",
+    parser.add_argument("--servers", type=at_least(1), default=SERVERS, metavar="N",
                         help=f"how many servers (default: {SERVERS})")  # fmt: skip
     parser.add_argument("--results", type=Path, metavar="FOLDER",
                         help="keep logs and dumps here")  # fmt: skip
@@ -130,12 +130,6 @@ def ending(run: Outcome) -> str:
     said = errors(run)
     died = f" Its errors: {'; '.join(e[:120] for e in sorted(said)[:3])}." if said else ""
     return not_completed(run) + died
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

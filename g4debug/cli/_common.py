@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROGRAM = "g4debug"
 MIN_WIDTH = 40
 MAX_WIDTH = 1000
+LARGEST = 1 << 40  # what is more than that is a slip of the finger
 
 
 class CliError(Exception):
@@ -89,7 +90,7 @@ def at_least(low: int) -> Callable[[str], int]:
             value = int(text)
         except ValueError:
             value = low - 1
-        if value < low:
+        if not low <= value <= LARGEST:
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {low}")
         return value
 

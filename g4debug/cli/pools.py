@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, add_console_arguments, make_console
+from g4debug.cli._common import CliError, add_console_arguments, at_least, make_console
 
 if TYPE_CHECKING:
     from g4debug.pools.config import KVGeometry
@@ -46,15 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of --memory: the full_layer_tokens that SGLang logged, and the ratio that "
         "it had, such as 593956@0.8",
     )
-    parser.add_argument("--input", type=count, default=1000, help="prompt tokens (default: 1000)")
-    parser.add_argument("--output", type=count, default=1000, help="output tokens (default: 1000)")
     parser.add_argument(
-        "--concurrency", type=count, default=32, help="requests at a time (default: 32)"
+        "--input", type=at_least(1), default=1000, help="prompt tokens (default: 1000)"
     )
-    parser.add_argument("--window", type=count, help="window in tokens (default: the config's)")
-    parser.add_argument("--tp", type=count, default=1, help="the server's --tp-size (default: 1)")
     parser.add_argument(
-        "--page", type=count, default=64, help="the server's --page-size (default: 64)"
+        "--output", type=at_least(1), default=1000, help="output tokens (default: 1000)"
+    )
+    parser.add_argument(
+        "--concurrency", type=at_least(1), default=32, help="requests at a time (default: 32)"
+    )
+    parser.add_argument(
+        "--window", type=at_least(1), help="window in tokens (default: the config's)"
+    )
+    parser.add_argument(
+        "--tp", type=at_least(1), default=1, help="the server's --tp-size (default: 1)"
+    )
+    parser.add_argument(
+        "--page", type=at_least(1), default=64, help="the server's --page-size (default: 64)"
     )
     parser.add_argument(
         "--kv-dtype",
@@ -64,13 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chunk",
-        type=chunk,
+        type=at_least(-1),
         default=8192,
         help="the server's --chunked-prefill-size, -1 for none (default: 8192)",
     )
     parser.add_argument(
         "--draft-tokens",
-        type=natural,
+        type=at_least(0),
         default=0,
         help="the server's --speculative-num-draft-tokens (default: 0, which means no MTP)",
     )
@@ -168,7 +176,7 @@ def size(text: str) -> int:
 def logged(text: str) -> tuple[int, float]:
     full, _, at = text.partition("@")
     try:
-        return count(full.replace(",", "").replace("_", "")), ratio(at)
+        return at_least(1)(full.replace(",", "").replace("_", "")), ratio(at)
     except argparse.ArgumentTypeError as e:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected tokens@ratio, such as 593956@0.8"
@@ -183,25 +191,3 @@ def ratio(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a ratio, more than 0, at most 1")
     return value
-
-
-def _whole(text: str, low: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if not low <= value <= 1 << 40:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} on")
-    return value
-
-
-def count(text: str) -> int:
-    return _whole(text, 1)
-
-
-def natural(text: str) -> int:
-    return _whole(text, 0)
-
-
-def chunk(text: str) -> int:
-    return _whole(text, -1)
