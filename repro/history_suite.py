@@ -46,6 +46,7 @@ from _history.cell import (
     arm_of,
     as_text,
     cell_id,
+    compared,
     from_text,
     interpreter,
     keep,
@@ -198,6 +199,18 @@ def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
     return {c.id for c in cells if c.tool == NOTHING and c.arm == reference(known[c.case])}
 
 
+def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> dict[str, Cell]:
+    """Compares cells that ran when the run with the right answers had not, and whose answers are
+    kept."""
+    every = dict(cells)
+    for name, cell in cells.items():
+        arm = reference(known[cell.case])
+        right = cells.get(cell_id(cell.case, arm, NOTHING, cell.seed, cell.device))
+        if cell.wrong < 0 and cell.outputs and right and right.outputs and right is not cell:
+            every[name] = compared(cell, right.outputs)
+    return every
+
+
 def named(text: str) -> tuple[str, Path]:
     """``RELEASE=PATH`` of --python."""
     release, equals, path = text.partition("=")
@@ -263,6 +276,7 @@ def main() -> int:
     spoiled = [c for c in found if c.ended == SPOILED]
     cells = {c.id: c for c in found if c.ended != SPOILED}
     cells = {**published, **elsewhere(folder, args.device), **cells}
+    cells = with_right_answers(cells, known)
     rows = table.rows(known, cells.values())
     for block in table.blocks(rows):
         _render.block(console, block)

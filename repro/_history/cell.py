@@ -197,12 +197,11 @@ def judge(
     cell.outputs = ran.result.get("outputs", {})
     completed = ran.status == 0 and ran.result.get("completed", False)
     cell.ended = "completed" if completed else "hangs" if ran.status is None else "died"
-    if right:
-        cell.answers = len(right)
-        cell.wrong = sum(cell.outputs[k] != v for k, v in right.items() if k in cell.outputs)
     if truth.first >= 0:
         cell.after = truth.steps - truth.first
     cell.grade, cell.said = _grade(case, tool, cell, text, folder)
+    if right:
+        cell = compared(cell, right)
     first = _ENDED.search(text)
     # Whatever a run says whose bug was triggered is a result, and so is an alarm without the bug:
     # else those would be repeated that do not suit.
@@ -212,6 +211,17 @@ def judge(
     if first and not result and _SPOILED.match(first[0]):
         return replace(cell, grade=grades.NA, said=first[0].strip()[:200], ended=SPOILED)
     return cell
+
+
+def compared(cell: Cell, right: Mapping[str, Any]) -> Cell:
+    """``cell`` with how many of its answers are wrong, and an alarm after one of them is late.
+
+    Not on a GPU: there an answer that differs may be rounding (see ``table.rounding``).
+    """
+    wrong = sum(cell.outputs[k] != v for k, v in right.items() if k in cell.outputs)
+    late = wrong > 0 and cell.device == CPU and cell.grade in grades.TOLD
+    grade = grades.LATE if late else cell.grade
+    return replace(cell, answers=len(right), wrong=wrong, grade=grade)
 
 
 def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple[str, str]:
@@ -231,8 +241,6 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
             died = _DIED.findall(text)
             return grades.CRASH, died[0][:200] if died else "died without a word"
         return grades.SILENT, "hangs" if cell.ended == "hangs" else ""
-    if cell.wrong > 0 and cell.device == CPU:  # on a GPU it may be rounding: see table.rounding
-        return grades.LATE, alarm
     if cause:
         return grades.CAUSE, alarm
     return (grades.OBJECT if named else grades.ALARM), alarm

@@ -12,3 +12,4 @@ ALARM: Final = "alarm"
 OBJECT: Final = "object"  # names the page and the request
 CAUSE: Final = "cause"  # names a file and function that the upstream fix changed
 ORDER: Final = (NA, SILENT, CRASH, LATE, ALARM, OBJECT, CAUSE)
+TOLD: Final = (LATE, ALARM, OBJECT, CAUSE)  # the tool told of the bug

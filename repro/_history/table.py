@@ -48,7 +48,7 @@ class Entry:
                 return f"{PREVENTED}, {self.prevented}/{self.void}"
             return "void" if self.void else NOT_RUN
         told = self.grade
-        if self.grade in TOLD:
+        if self.grade in grades.TOLD:
             told += f" {self.alarms}/{self.seeds}, {_steps(self.after)}"
         elif self.alarms:
             told += f" (told {self.alarms}/{self.seeds})"
@@ -68,7 +68,6 @@ class Entry:
 
 NOT_RUN = "not run"
 PREVENTED = "does not happen with it"
-TOLD = (grades.LATE, grades.ALARM, grades.OBJECT, grades.CAUSE)
 
 
 @dataclass
@@ -182,8 +181,8 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
         return Entry(NOT_RUN)
     if refused:
         return Entry(grades.NA, said=refused[0].said)
-    real = [c for c in buggy if c.triggered or (c.grade in TOLD and c.seed in met)]
-    told = [c for c in real if c.grade in TOLD]
+    real = [c for c in buggy if c.triggered or (c.grade in grades.TOLD and c.seed in met)]
+    told = [c for c in real if c.grade in grades.TOLD]
     entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
     entry.prevented = sum(c.seed in met and c.ended == "completed" for c in buggy if c not in real)
     if real:
@@ -194,22 +193,21 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
         entry.said = told[0].said
     elif real:
         entry.said = real[0].said
-    entry.foreign = sum(c.grade in TOLD for c in buggy if c not in real)
-    entry.false = sum(c.grade in TOLD for c in healthy)
+    entry.foreign = sum(c.grade in grades.TOLD for c in buggy if c not in real)
+    entry.false = sum(c.grade in grades.TOLD for c in healthy)
     entry.healthy = len(healthy)
     return entry
 
 
 def rounding(case: Case, cells: Sequence[Cell]) -> int:
-    """How many answers differ between two runs without the bug, at most, with any tool.
+    """How many answers of a run without the bug differ from the right ones, at most, with any tool.
 
-    None do on the CPU engine, which computes in float32. On a GPU, in bfloat16, an answer depends
-    on which requests share its batch. Where the right answers are of another release than the arm
-    without the bug, that arm cannot tell.
+    On a GPU, in bfloat16, an answer depends on which requests share its batch. The CPU engine
+    computes in float32, where two runs of one release give the same answers. Where the right ones
+    are of another release than the arm without the bug, that arm says nothing of rounding there.
     """
-    if case.right is not None:
-        return 0
-    return max((c.wrong for c in cells if c.arm == FIXED), default=0)
+    sound = [c for c in cells if c.arm == FIXED and (c.device != CPU or case.right is None)]
+    return max(0, max((c.wrong for c in sound), default=0))
 
 
 def seen(bare: Sequence[Cell], without: int = 0) -> str:
@@ -223,16 +221,18 @@ def seen(bare: Sequence[Cell], without: int = 0) -> str:
         return next((c.said for c in real if c.said), "it dies")
     if ended == "hangs":
         return "it hangs"
-    worst = max(real, key=lambda c: c.wrong)
-    wrong = sum(c.wrong > without for c in real)
+    known = [c for c in real if c.wrong >= 0]
+    if not known:
+        return "it completes; there were no right answers to compare with"
+    worst = max(known, key=lambda c: c.wrong)
+    wrong = sum(c.wrong > without for c in known)
     if wrong:
-        told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(real)} runs"
+        told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(known)} runs"
         too = f"; without the bug up to {without} differ" * (without > 0)
         return f"wrong answers ({told}{too})"
-    if worst.wrong < 0:
-        return "it completes; there were no right answers to compare with"
     if worst.wrong > 0:
-        return f"nothing: no more answers differ than without the bug ({worst.wrong})"
+        differ = f"{worst.wrong} of {worst.answers} answers differ"
+        return f"nothing certain: up to {differ}, and without the bug up to {without} do"
     return "nothing: it completes, and all answers are right"
 
 

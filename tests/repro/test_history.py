@@ -376,6 +376,7 @@ def test_what_the_user_sees_counts_the_wrong_answers(suite, cells):
     assert seen([died]) == "IndexError: x"
     unknown = cells("buggy", "nothing", triggered=1, wrong=-1, ended="completed")
     assert "no right answers to compare with" in seen([unknown])
+    assert seen([unknown, wrong]) == "wrong answers (2 of 5, in 1 of 1 runs)"
 
 
 def test_answers_that_differ_without_the_bug_too_are_no_sign_of_it(suite, known, cells):
@@ -391,8 +392,22 @@ def test_answers_that_differ_without_the_bug_too_are_no_sign_of_it(suite, known,
         return row_of(suite, known, bare, *healthy).gpu.seen
 
     assert next(iter(known.values())).right is None
-    assert seen(1).startswith("nothing: ")
+    told = "nothing certain: up to 1 of 9 answers differ, and without the bug up to 1 do"
+    assert seen(1) == told
     assert seen(3) == "wrong answers (3 of 9, in 1 of 1 runs; without the bug up to 1 differ)"
+
+
+def test_on_a_gpu_another_release_without_the_bug_tells_what_is_rounding(suite, known):
+    """The right answers are of the release with the bug, so the other arm has its own rounding."""
+    name = next(n for n, c in known.items() if c.right is not None and not c.gpu)
+    cell, rounding = suite("cell").Cell, suite("table").rounding
+
+    def differs(device):
+        return [cell(name, "fixed", "nothing", 0, wrong=3, answers=9, device=device)]
+
+    assert rounding(known[name], differs("cuda")) == 3
+    assert rounding(known[name], differs("cpu")) == 0
+    assert rounding(known[name], []) == 0
 
 
 def test_who_dies_before_the_bug_has_not_prevented_it(suite, known, cells):
@@ -499,6 +514,24 @@ def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_pa
         cell.keep(cell.Cell("lost-key", "buggy", "nothing", 0, device=device), tmp_path)
     (tmp_path / "history.json").write_text("{}")
     assert [c.device for c in runner.elsewhere(tmp_path, "cpu").values()] == ["cuda"]
+
+
+def test_what_ran_before_its_right_answers_is_compared_with_them_later(runner, suite, known):
+    """Where the cell's own answers are kept; each with those of its seed and device."""
+    cell, name = suite("cell").Cell, "lost-key"
+    right = cell(name, "fixed", "nothing", 0, outputs={"a": [1], "b": [2]})
+    waits = cell(name, "buggy", "sglang", 0, grade="alarm", outputs={"a": [1], "b": [3]})
+    gpu = dataclasses.replace(waits, device="cuda")
+    other = dataclasses.replace(waits, seed=1)
+    judged = dataclasses.replace(waits, tool="tree", wrong=0)
+    lost = dataclasses.replace(waits, tool="strict", outputs={})
+    mine = (right, waits, gpu, other, judged, lost)
+    found = runner.with_right_answers({c.id: c for c in mine}, known)
+    assert found[waits.id] == dataclasses.replace(waits, answers=2, wrong=1, grade="late")
+    assert {c.id: c for c in mine if c is not waits}.items() <= found.items()
+    there = dataclasses.replace(right, device="cuda")
+    found = runner.with_right_answers({c.id: c for c in (*mine, there)}, known)
+    assert found[gpu.id] == dataclasses.replace(gpu, answers=2, wrong=1)
 
 
 def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, monkeypatch, capsys):
