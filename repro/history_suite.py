@@ -9,6 +9,9 @@ engine, in a process of its own: a case, one of its arms (with the bug, without 
 seed. A cell that has a result in FOLDER is not run again, and with ``--published`` none that is in
 docs/history/cells.jsonl.
 
+Each natural case also runs on every release that there is an environment for, without a tool, which
+says what release has what bug.
+
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
 
@@ -32,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import _render
-from _history import gpu, page, table
+from _history import across, gpu, page, table
 from _history.case import CPU, CUDA, Case
 from _history.cases import cases
 from _history.cell import (
@@ -59,6 +62,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 SEEDS = 5
+ARMS = (BUGGY, FIXED, RIGHT)  # any other is a release
 JOBS = 2  # an engine keeps one core busy
 
 
@@ -101,6 +105,18 @@ def tasks(
     return first, [t for t in rest if t.id not in known]
 
 
+def across_tasks(chosen: Mapping[str, Case], tools: Sequence[str], seeds: int) -> list[Task]:
+    """Each case on each release that has an environment: see ``_history.across``."""
+    there = [r for r in across.releases() if interpreter(r).exists()]
+    return [
+        Task(name, case, release, NOTHING, seed, CPU)
+        for name, case in across.asked(chosen).items()
+        for release in there
+        for seed in range(min(seeds, across.SEEDS))
+        if NOTHING in tools
+    ]
+
+
 def missing(chosen: Mapping[str, Case]) -> dict[str, list[str]]:
     """release -> the cases that need an environment of it, which is not there."""
     found: dict[str, list[str]] = {}
@@ -123,7 +139,9 @@ def done(
     with alone(folder / task.id):
         cell = kept(task.id, folder)
         if cell is None:
-            answers, tool = right.get(task.seed, {}), TOOLS[task.tool]
+            # Another release's answers are not asked to be the same.
+            answers = right.get(task.seed, {}) if task.arm in ARMS else {}
+            tool = TOOLS[task.tool]
             cell = run(
                 task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device
             )
@@ -189,9 +207,9 @@ def run_all(
 
 
 def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
-    """The results in ``folder`` of the other device, which belong into the same table."""
+    """The results in ``folder`` of the other device and of other releases, for the same page."""
     cells = [kept(path.stem, folder) for path in sorted(folder.glob("*.*.*.*.json"))]
-    return {c.id: c for c in cells if c is not None and c.device != device}
+    return {c.id: c for c in cells if c and (c.device != device or c.arm not in ARMS)}
 
 
 def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
@@ -204,6 +222,8 @@ def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> 
     kept."""
     every = dict(cells)
     for name, cell in cells.items():
+        if cell.arm not in ARMS:
+            continue
         arm = reference(known[cell.case])
         right = cells.get(cell_id(cell.case, arm, NOTHING, cell.seed, cell.device))
         if cell.wrong < 0 and cell.outputs and right and right.outputs and right is not cell:
@@ -270,6 +290,8 @@ def main() -> int:
         _render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
+    if args.device == CPU:
+        rest += across_tasks(chosen, args.tool or list(TOOLS), args.seeds)
     here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
     published = from_text(page.CELLS.read_text()) if args.published else {}
     found = run_all(here, args.jobs, folder, console, published)
@@ -284,7 +306,7 @@ def main() -> int:
     _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
-        for path in page.write(known, rows, folder, text):
+        for path in page.write(known, rows, folder, cells.values(), text):
             _render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]

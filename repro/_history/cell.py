@@ -25,6 +25,7 @@ from g4debug.settings import fix_switch
 BUGGY, FIXED, RIGHT = "buggy", "fixed", "right"
 ABSENT = "not run: that machine had no environment with this SGLang"
 SPOILED = "spoiled"
+TRUTH_FAILED = "_history.counter.GroundTruthError: "
 ROOT = HERE.parent
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
 NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
@@ -110,9 +111,12 @@ def _has(python: Path, release: str) -> bool:
 
 
 def arm_of(case: Case, name: str) -> Arm:
+    """An arm by its name. A release is one, too: the case's settings on that release as it is."""
     if name == BUGGY:
         return case.buggy
-    return case.fixed if name == FIXED or case.right is None else case.right
+    if name in (FIXED, RIGHT):
+        return case.fixed if name == FIXED or case.right is None else case.right
+    return replace(case.buggy, release=name)
 
 
 def run(
@@ -239,6 +243,8 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
     if not alarm:
         if cell.ended == "died":
             died = _DIED.findall(text)
+            # It has another error as its cause, which comes first.
+            died = [d for d in died if d.startswith(TRUTH_FAILED)] or died
             return grades.CRASH, died[0][:200] if died else "died without a word"
         return grades.SILENT, "hangs" if cell.ended == "hangs" else ""
     if cause:

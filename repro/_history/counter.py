@@ -3,19 +3,22 @@
 A case's truth is a module with ``install(counter)``. It wraps functions of SGLang, before any tool
 does, and calls ``counter.reached()`` where the code with the bug runs, and ``counter.triggered()``
 where it did the wrong thing. It changes nothing. Each count is written to a file at once, so it is
-there even if the process is killed.
+there even if the process is killed. If a truth itself fails, the engine ends by GroundTruthError.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+MEMORY = "sglang.srt.mem_cache"
 SIZE = 512  # bytes of the record, padded: it is overwritten in place
 
 
@@ -31,6 +34,14 @@ class Counts:
     triggered: int = 0
     first: int = -1
     note: str = ""
+
+
+class GroundTruthError(Exception):
+    """A ground truth cannot look at this SGLang: what it wraps or reads there is not there."""
+
+    def __init__(self, error: Exception) -> None:
+        text = re.sub(r" \(/.*\)", "", str(error))  # where a module lies on this machine
+        super().__init__(f"{type(error).__name__}: {text}")
 
 
 class Counter:
@@ -69,13 +80,21 @@ def read(folder: Path) -> Counts:
     return max(found, key=lambda c: (c.steps, c.reached, c.triggered), default=Counts())
 
 
+def swa_allocator() -> Any:
+    """The class that allocates from both pools. Before 0.5.13 it is in another module."""
+    try:
+        return importlib.import_module(f"{MEMORY}.allocator.swa").SWATokenToKVPoolAllocator
+    except ModuleNotFoundError:
+        return importlib.import_module(f"{MEMORY}.swa_memory_pool").SWATokenToKVPoolAllocator
+
+
 def before(owner: Any, name: str, look: Callable[..., None]) -> None:
     """Let ``look`` see the arguments of each call of ``owner.name``, before it runs."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def looked(*args: Any, **kwargs: Any) -> Any:
-        look(*args, **kwargs)
+        _asked(look, *args, **kwargs)
         return original(*args, **kwargs)
 
     setattr(owner, name, looked)
@@ -87,10 +106,18 @@ def around(owner: Any, name: str, look: Callable[..., Callable[[Any], None] | No
 
     @functools.wraps(original)
     def looked(*args: Any, **kwargs: Any) -> Any:
-        then = look(*args, **kwargs)
+        then = _asked(look, *args, **kwargs)
         result = original(*args, **kwargs)
         if then is not None:
-            then(result)
+            _asked(then, result)
         return result
 
     setattr(owner, name, looked)
+
+
+def _asked(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What ``look`` says. Raises GroundTruthError if it fails, which is no fault of SGLang's."""
+    try:
+        return look(*args, **kwargs)
+    except Exception as e:
+        raise GroundTruthError(e) from e

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _history import picture, reports, table
+from _history import across, picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
+from _history.cell import Cell
 from _history.left_out import LEFT_OUT
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
 from _history.table import Row, Truth
@@ -23,17 +24,23 @@ CELLS = REPORTS / "cells.jsonl"  # every cell of the table
 FIRST = HERE / "first.json"  # what each tool said in the first run, and of which commit
 
 
-def write(known: Mapping[str, Case], found: Sequence[Row], results: Path, cells: str) -> list[Path]:
+def write(
+    known: Mapping[str, Case],
+    found: Sequence[Row],
+    results: Path,
+    cells: Iterable[Cell],
+    as_text: str,
+) -> list[Path]:
     """The page, the picture, the cells, and the report of one finding of each case.
 
-    results: the folder with the runs and their dumps. cells: all of them, as text. Rows that ran
-    for the first time are entered as such.
+    results: the folder with the runs and their dumps. as_text: the cells, as they are kept. Rows
+    that ran for the first time are entered as such.
     """
     first = _first(found)
     pages = reports.write(known, results, REPORTS)
-    PAGE.write_text(markdown(found, first, set(pages)))
+    PAGE.write_text(markdown(found, first, set(pages), across.markdown(known, cells)))
     PICTURE.write_text(picture.svg(found))
-    CELLS.write_text(cells)
+    CELLS.write_text(as_text)
     return [PAGE, PICTURE, CELLS, FIRST, *pages.values()]
 
 
@@ -60,8 +67,14 @@ def _commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collection[str] = ()) -> str:
-    """reported: the cases of which there is the page of a finding."""
+def markdown(
+    found: Sequence[Row],
+    first: Mapping[str, Any],
+    reported: Collection[str] = (),
+    releases: Sequence[str] = (),
+) -> str:
+    """reported: the cases of which there is the page of a finding. releases: the lines of the
+    section that says which release has which bug."""
     ran = [r for r in found if r.ran]
     tools = table.columns(found)
     titles = " | ".join(TOOLS[t].title for t in tools)
@@ -107,7 +120,7 @@ def markdown(found: Sequence[Row], first: Mapping[str, Any], reported: Collectio
             f"| {case.number} | [{row.name}](#{row.name}) | {case.origin} | {case.buggy.release} | "
             f"{row.truth.triggered}/{row.truth.runs} | {_cell(row.truth.seen)} | {entries} |"
         )
-    lines += ["", *_totals(ran, tools), "", *_on_gpus(found), ""]
+    lines += ["", *_totals(ran, tools), "", *_on_gpus(found), "", *releases]
     for row in found:
         lines += _section(row, first.get(row.name, {}), tools)
         if row.name in reported:

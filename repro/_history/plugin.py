@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from _history.counter import Counter, before
+from _history.counter import Counter, GroundTruthError, before
 
 TRUTH = "G4HISTORY_TRUTH"  # the module of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
@@ -40,7 +40,10 @@ def install(truth: str, counter: Counter) -> None:
     from sglang.srt.managers.scheduler import Scheduler
 
     before(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
-    importlib.import_module(truth).install(counter)
+    try:
+        importlib.import_module(truth).install(counter)
+    except Exception as e:
+        raise GroundTruthError(e) from e
     put_back = os.environ.get(PUT_BACK)
     if put_back:  # around the truth, which sees what SGLang's own code is then given
         importlib.import_module(put_back).install()

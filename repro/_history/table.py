@@ -11,7 +11,7 @@ from typing import Any
 from _render import Block
 from packaging.version import Version
 
-from _history import grades
+from _history import across, grades
 from _history.case import CPU, CUDA, Case
 from _history.cell import BUGGY, FIXED, Cell
 from _history.tools import NOTHING, TOOLS, device_of
@@ -243,7 +243,8 @@ def _steps(after: float) -> str:
 
 
 def releases(known: Mapping[str, Case]) -> list[str]:
-    found = {
+    """Those that the cases need, and those that are asked whether they have the bugs."""
+    found = set(across.releases()) | {
         arm.release
         for case in known.values()
         if not case.gpu

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from _history.counter import Counter, around
+from _history.counter import Counter, around, swa_allocator
 
 
 def install(counter: Counter) -> None:
     from sglang.srt.environ import envs
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+    allocator = swa_allocator()
     trees: list[Any] = []  # the one tree, once it was seen
     lost: set[int] = set()
 
@@ -49,7 +49,7 @@ def install(counter: Counter) -> None:
         return lambda _result: look(allocator)
 
     around(UnifiedRadixCache, "cache_unfinished_req", cache_unfinished_req)
-    around(SWATokenToKVPoolAllocator, "free_group_end", group_end)
+    around(allocator, "free_group_end", group_end)
 
 
 def owned(tree: Any) -> set[int]:

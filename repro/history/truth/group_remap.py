@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from _history.counter import Counter, around, before
+from _history.counter import Counter, around, before, swa_allocator
 
 
 def install(counter: Counter) -> None:
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-
+    allocator = swa_allocator()
     group: list[bool] = []  # one entry while a group is open
     given: set[int] = set()  # full positions whose SWA half was given back in this group
     remapped: dict[int, int] = {}  # full position -> its new SWA position
@@ -57,9 +56,9 @@ def install(counter: Counter) -> None:
 
         return after
 
-    before(SWATokenToKVPoolAllocator, "free_group_begin", begin)
-    around(SWATokenToKVPoolAllocator, "free_group_end", end)
-    before(SWATokenToKVPoolAllocator, "set_full_to_swa_mapping", remap)
-    before(SWATokenToKVPoolAllocator, "free_swa", free_swa)
-    if hasattr(SWATokenToKVPoolAllocator, "free_swa_segment"):
-        before(SWATokenToKVPoolAllocator, "free_swa_segment", free_swa)
+    before(allocator, "free_group_begin", begin)
+    around(allocator, "free_group_end", end)
+    before(allocator, "set_full_to_swa_mapping", remap)
+    before(allocator, "free_swa", free_swa)
+    if hasattr(allocator, "free_swa_segment"):
+        before(allocator, "free_swa_segment", free_swa)

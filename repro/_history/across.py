@@ -1,0 +1,111 @@
+"""Which release has which bug: each case's workload and ground truth on every release there is.
+
+A case names one release with its bug and one without. Whoever has another one wants to know about
+that. So the settings of the arm with the bug run on each release as it is, without a tool. Bugs
+that are put back are left out, because no release has them by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+
+from _history.case import PUT_BACK, Case
+from _history.cell import TRUTH_FAILED, Cell
+from _history.tools import NOTHING
+
+PINS = Path(__file__).parents[2] / "requirements"
+SEEDS = 2  # at most: a run that hangs takes minutes, and each release has them
+HAS: Final = "has it"
+NO: Final = "no"
+NOT_MET: Final = "not met"
+DIES: Final = "dies first"
+OTHER_CODE: Final = "other code"
+NOT_RUN: Final = "not run"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """word: one of those above. triggered, runs: with how many seeds. why: what it died of."""
+
+    word: str
+    triggered: int = 0
+    runs: int = 0
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        some = self.word == HAS and self.triggered < self.runs
+        return self.word + f" ({self.triggered} of {self.runs})" * some
+
+
+def releases() -> list[str]:
+    """Those that an environment can be made for, oldest first."""
+    found = (path.stem.removeprefix("sglang-") for path in PINS.glob("sglang-*.txt"))
+    return sorted(found, key=Version)
+
+
+def asked(known: Mapping[str, Case]) -> dict[str, Case]:
+    """The cases that can be asked on a CPU."""
+    return {n: c for n, c in known.items() if c.origin != PUT_BACK and not c.gpu}
+
+
+def answer(cells: Sequence[Cell]) -> Answer:
+    """What the runs of one case on one release say. cells: a run each, with its own seed."""
+    runs = len(cells)
+    if not cells:
+        return Answer(NOT_RUN)
+    triggered = sum(c.triggered > 0 for c in cells)
+    if triggered:
+        return Answer(HAS, triggered, runs)
+    ended = next((c for c in cells if c.ended != "completed"), None)
+    if ended is None:
+        return Answer(NO if any(c.reached for c in cells) else NOT_MET, 0, runs)
+    if ended.said.startswith(TRUTH_FAILED):
+        return Answer(OTHER_CODE, 0, runs, ended.said.removeprefix(TRUTH_FAILED))
+    return Answer(DIES, 0, runs, ended.said or "it hangs")
+
+
+def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[str, Answer]]:
+    """case -> release -> what its runs say."""
+    bare = [c for c in cells if c.tool == NOTHING]
+    return {
+        name: {
+            release: answer([c for c in bare if c.case == name and c.arm == release])
+            for release in releases()
+        }
+        for name in asked(known)
+    }
+
+
+def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
+    """The section of the page; empty if nothing of it was run."""
+    found = answers(known, cells)
+    if all(a.word == NOT_RUN for row in found.values() for a in row.values()):
+        return []
+    lines = [
+        "## Which release has which bug",
+        "",
+        "The same workloads and ground truths on each release as it is, without a tool, on the",
+        f"CPU engine, with up to {SEEDS} seeds. **has it**: the bug was triggered. **no**: its",
+        "situation came up, and nothing went wrong. **not met**: on that release the workload does",
+        "not lead there, which proves nothing. **dies first**: SGLang ended by something else",
+        "before. **other code**: what the ground truth looks at is not there. Case 11 needs a GPU,",
+        "and bugs that were put back are in no release by themselves.",
+        "",
+        f"| # | case | {' | '.join(releases())} |",
+        f"|--:|---|{'---|' * len(releases())}",
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name, row in found.items():
+        words = " | ".join(f"**{a.text}**" if a.word == HAS else a.text for a in row.values())
+        lines.append(f"| {known[name].number} | [{name}](#{name}) | {words} |")
+        for release, one in row.items():
+            if one.why:
+                reasons.setdefault(f"{one.word}: `{one.why}`", []).append(f"{name} on {release}")
+    lines += ["", *(f"- {', '.join(where)} {why}." for why, where in reasons.items())]
+    return [*lines, ""]
