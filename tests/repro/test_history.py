@@ -129,6 +129,31 @@ def test_a_truth_sees_arguments_and_results(suite):
     assert seen == [1, (1, 2)]
 
 
+def test_a_truth_that_fails_says_that_it_is_not_sglang(suite):
+    """Without the place of a module, which is a machine's own."""
+    counter = suite("counter")
+
+    class Pool:
+        def free(self, page):
+            return page
+
+    def look(_pool, _page):
+        raise ImportError("cannot import name 'x' from 'sglang.y' (/home/me/sglang/y.py)")
+
+    counter.before(Pool, "free", look)
+    with pytest.raises(counter.GroundTruthError) as failed:
+        Pool().free(1)
+    assert str(failed.value) == "ImportError: cannot import name 'x' from 'sglang.y'"
+
+    class Other(Pool):
+        def free(self, page):
+            raise KeyError(page)
+
+    counter.around(Other, "free", lambda *_: None)
+    with pytest.raises(KeyError):  # SGLang's own errors stay what they are
+        Other().free(1)
+
+
 # --- a cell's grade ---------------------------------------------------------------------------
 
 
@@ -204,6 +229,16 @@ def test_what_the_machine_ended_proves_nothing(judged, said):
     assert judged("nothing", earlier, status=1).said == "IndexError: list index out of range"
     warned = f"[2026] a warning, not an end: {said}\nIndexError: x\n"
     assert judged("nothing", warned, status=1).ended == "died"
+
+
+def test_a_truth_that_failed_is_named_and_not_its_cause(judged):
+    """Python shows the cause first."""
+    text = (
+        "AttributeError: no attribute 'pool'\n\nThe above exception was the direct cause\n\n"
+        "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'\n"
+    )
+    cell = judged("nothing", text, status=1)
+    assert cell.said == "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'"
 
 
 def test_a_process_that_does_not_end_hangs(judged):
@@ -723,3 +758,89 @@ def test_a_finding_of_ours_has_a_page_that_says_nothing_of_the_machine(suite, kn
     assert "a file in somewhere" in text
     assert f"one in {found}.buggy.g4debug-best.0/dumps" in text
     assert str(tmp_path) not in text
+
+
+# --- which release has which bug --------------------------------------------------------------
+
+
+@pytest.fixture
+def across(suite):
+    return suite("across")
+
+
+def test_every_release_with_pins_is_asked_oldest_first(across, suite, known):
+    pins = {p.stem.removeprefix("sglang-") for p in (REPRO.parent / "requirements").glob("sgl*")}
+    assert set(across.releases()) == pins
+    assert across.releases().index("0.5.12.post1") < across.releases().index("0.5.23")
+    assert set(pins) <= set(suite("table").releases(known))  # make history makes them
+
+
+def test_only_bugs_that_a_release_has_by_itself_are_asked(across, known):
+    asked = across.asked(known)
+    assert asked
+    assert not any(c.origin == "put back" or c.gpu for c in asked.values())
+
+
+def test_a_release_is_an_arm_with_the_settings_of_the_bug(suite, known):
+    for case in known.values():
+        arm = suite("cell").arm_of(case, "0.5.99")
+        assert arm == dataclasses.replace(case.buggy, release="0.5.99")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([{"triggered": 1}, {"triggered": 2, "ended": "died"}], "has it"),
+        ([{"triggered": 1}, {}], "has it (1 of 2)"),
+        ([{}, {"reached": 0}], "no"),
+        ([{"reached": 0}], "not met"),
+        ([{"ended": "died", "said": "IndexError: x"}], "dies first"),
+        ([{"reached": 0, "ended": "hangs"}], "dies first"),
+        ([{"ended": "died", "said": "_history.counter.GroundTruthError: KeyError: 'y'"}],
+         "other code"),
+        ([], "not run"),
+    ],
+)  # fmt: skip
+def test_what_the_runs_say_of_a_release(across, cells, more, said):
+    found = across.answer([cells("0.5.14", "nothing", i, **m) for i, m in enumerate(more)])
+    assert found.text == said
+
+
+def test_the_page_says_which_release_has_which_bug(across, known, suite):
+    cell, name = suite("cell").Cell, "zero-accept"
+    cells = [
+        cell(name, "0.5.12.post1", "nothing", 0, triggered=1, ended="died"),
+        cell(name, "0.5.14", "nothing", 0, ended="died", said="RuntimeError: shapes"),
+        cell(name, "buggy", "nothing", 0, triggered=1, ended="died"),
+    ]
+    lines = across.markdown(known, cells)
+    row = next(line for line in lines if f"[{name}](#{name})" in line)
+    assert row.count("**has it**") == 1
+    assert row.count("dies first") == 1
+    assert row.count("not run") == len(across.releases()) - 2
+    assert "- zero-accept on 0.5.14 dies first: `RuntimeError: shapes`." in lines
+    assert across.markdown(known, cells[2:]) == []
+
+
+def test_the_runs_on_other_releases_are_on_the_page_and_in_no_row(runner, suite, known, tmp_path):
+    cell = suite("cell")
+    one = cell.Cell("lost-key", "0.5.14", "nothing", 0, triggered=1, wrong=-1, outputs={"a": [1]})
+    right = cell.Cell("lost-key", "fixed", "nothing", 0, outputs={"a": [2]})
+    cell.keep(one, tmp_path)
+    assert runner.elsewhere(tmp_path, "cpu") == {one.id: one}
+    assert suite("table").rows(known, [one])[0].truth.runs == 0
+    found = runner.with_right_answers({c.id: c for c in (one, right)}, known)
+    assert found[one.id] == one  # another release may answer otherwise
+
+
+def test_a_release_without_an_environment_is_not_asked(runner, known, monkeypatch, tmp_path):
+    here = tmp_path / "python"
+    here.touch()
+    monkeypatch.setattr(
+        runner, "interpreter", lambda release: here if release == "0.5.14" else tmp_path / "none"
+    )
+    chosen = {n: known[n] for n in ("lost-key", "page-0-freed", "unfenced-results")}
+    found = runner.across_tasks(chosen, ["nothing"], 5)
+    assert {(t.name, t.arm) for t in found} == {("lost-key", "0.5.14")}
+    assert len(found) == sys.modules["_history.across"].SEEDS
+    assert runner.across_tasks(chosen, ["sglang"], 5) == []
