@@ -15,7 +15,7 @@ from typing import Final
 from packaging.version import Version
 
 from _history.case import PUT_BACK, Case
-from _history.cell import TRUTH_FAILED, Cell
+from _history.cell import NOT_EXERCISED, TRUTH_FAILED, Cell
 from _history.tools import NOTHING
 
 PINS = Path(__file__).parents[2] / "requirements"
@@ -24,23 +24,24 @@ HAS: Final = "has it"
 NO: Final = "no"
 NOT_MET: Final = "not met"
 DIES: Final = "dies first"
+HANGS: Final = "hangs"
 OTHER_CODE: Final = "other code"
+ORDER: Final = (HAS, HANGS, DIES, OTHER_CODE, NO, NOT_MET)  # the first that a run says counts
 NOT_RUN: Final = "not run"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """word: one of those above. triggered, runs: with how many seeds. why: what it died of."""
+    """word: one of those above. told, runs: in how many runs it is so. why: what it died of."""
 
     word: str
-    triggered: int = 0
+    told: int = 0
     runs: int = 0
     why: str = ""
 
     @property
     def text(self) -> str:
-        some = self.word == HAS and self.triggered < self.runs
-        return self.word + f" ({self.triggered} of {self.runs})" * some
+        return self.word + f" ({self.told} of {self.runs})" * (self.told < self.runs)
 
 
 def releases() -> list[str]:
@@ -56,18 +57,25 @@ def asked(known: Mapping[str, Case]) -> dict[str, Case]:
 
 def answer(cells: Sequence[Cell]) -> Answer:
     """What the runs of one case on one release say. cells: a run each, with its own seed."""
-    runs = len(cells)
     if not cells:
         return Answer(NOT_RUN)
-    triggered = sum(c.triggered > 0 for c in cells)
-    if triggered:
-        return Answer(HAS, triggered, runs)
-    ended = next((c for c in cells if c.ended != "completed"), None)
-    if ended is None:
-        return Answer(NO if any(c.reached for c in cells) else NOT_MET, 0, runs)
-    if ended.said.startswith(TRUTH_FAILED):
-        return Answer(OTHER_CODE, 0, runs, ended.said.removeprefix(TRUTH_FAILED))
-    return Answer(DIES, 0, runs, ended.said or "it hangs")
+    words = [_word(c) for c in cells]
+    word = next(w for w in ORDER if w in words)
+    said = next(c.said for c, w in zip(cells, words, strict=True) if w == word)
+    why = said.removeprefix(TRUTH_FAILED) if word in (DIES, OTHER_CODE) else ""
+    return Answer(word, words.count(word), len(cells), why)
+
+
+def _word(cell: Cell) -> str:
+    if cell.triggered:
+        return HAS
+    if cell.said.startswith(TRUTH_FAILED):
+        return OTHER_CODE
+    if cell.ended == "hangs":
+        return HANGS
+    if cell.ended != "completed" and NOT_EXERCISED not in cell.said:
+        return DIES
+    return NO if cell.reached and cell.ended == "completed" else NOT_MET
 
 
 def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[str, Answer]]:
@@ -90,12 +98,14 @@ def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
     lines = [
         "## Which release has which bug",
         "",
-        "The same workloads and ground truths on each release as it is, without a tool, on the",
-        f"CPU engine, with up to {SEEDS} seeds. **has it**: the bug was triggered. **no**: its",
-        "situation came up, and nothing went wrong. **not met**: on that release the workload does",
-        "not lead there, which proves nothing. **dies first**: SGLang ended by something else",
-        "before. **other code**: what the ground truth looks at is not there. Case 11 needs a GPU,",
-        "and bugs that were put back are in no release by themselves.",
+        "The workload and the ground truth of each case on each release, without a tool, on the",
+        f"CPU engine, with up to {SEEDS} seeds and the case's own settings, which its section",
+        "names. **has it**: the bug was triggered. **no**: its situation came up, and nothing",
+        "went wrong. **not met**: on that release the workload does not lead there, which",
+        "proves nothing. **dies first** and **hangs**: it ended by something else before.",
+        "**other code**: what the ground truth looks at is not there, because that release does",
+        "not have it yet, or has it no more. Case 11 needs a GPU, and bugs that were put back",
+        "are in no release by themselves.",
         "",
         f"| # | case | {' | '.join(releases())} |",
         f"|--:|---|{'---|' * len(releases())}",

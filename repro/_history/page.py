@@ -91,16 +91,19 @@ def markdown(
         "![Who noticed what](history.svg)",
         "",
         "What the entries mean, from worst to best: **silent**: the tool said nothing. **crash",
-        "only**: SGLang died of the bug, and the tool said no more than SGLang did. **late**: an",
-        "alarm, after a wrong answer had left. **alarm**: before that. **object**: it also names",
-        "the page and the request. **cause**: it names a file and a function that the upstream",
-        "fix changed. `k/n`: it told in k of n runs with different seeds. **n/a**: it cannot run",
-        "there; why is below. **does not happen with it**: the tool makes SGLang wait, and so the",
-        "bug was triggered in none of its runs. **not run**: nobody has run it yet. FALSE: it",
-        "accused the SGLang without the bug. foreign: it told of something else, in a run that did",
-        "not trigger the bug. not valid: on the device of that tool the case proves nothing; its",
-        "section says why. In the sections, the column *without the bug* says in how many runs the",
-        "tool was silent on the SGLang without the bug, as it should be.",
+        "only**: SGLang died of the bug, and the tool said no more than SGLang did. **late**:",
+        "an alarm, after a wrong answer had left. **alarm**: before that. **object**: it also",
+        "names the page and the request. **cause**: it names a file and a function that the fix",
+        "changes: upstream's, the one that was proposed there, or ours. `k/n`: it told in k of",
+        "n runs with different seeds. **n/a**: it cannot run there; why is below. **does not",
+        "happen with it**: the tool makes SGLang wait, and so the bug was triggered in none of",
+        "its runs. **not run**: nobody has run it yet. FALSE: it accused the SGLang without the",
+        "bug. foreign: it told of something else, in a run that did not trigger the bug. not",
+        "valid: on the device of that tool the case proves nothing; its section says why. In",
+        "the sections, the column *without the bug* says in how many runs the tool was silent",
+        "on the SGLang without the bug, as it should be; runs that did not come to where the",
+        "bug would be do not count. The commit of a first run is that of the checkout in which",
+        "its result was entered.",
         "",
         "The origin of a bug: **natural**: that release has it as it is. **natural with flags**:",
         "it has it with settings that are not the default. **held back**: it is a race, and the",
@@ -120,7 +123,7 @@ def markdown(
             f"| {case.number} | [{row.name}](#{row.name}) | {case.origin} | {case.buggy.release} | "
             f"{row.truth.triggered}/{row.truth.runs} | {_cell(row.truth.seen)} | {entries} |"
         )
-    lines += ["", *_totals(ran, tools), "", *_on_gpus(found), "", *releases]
+    lines += ["", *_totals(ran, tools, first), "", *_on_gpus(found), "", *releases]
     for row in found:
         lines += _section(row, first.get(row.name, {}), tools)
         if row.name in reported:
@@ -128,15 +131,15 @@ def markdown(
     lines += [
         "## Left out",
         "",
-        "These were looked at for the suite too. The list is as old as the first run, and is on",
-        "this page since 2026-11-25.",
+        "These were looked at for the suite too. The list is as old as the suite, but is in this",
+        "repository, and on this page, since 2026-11-25 only, two days after the first runs.",
         "",
         *(f"- {', '.join(threads)}: {why}." for threads, why in LEFT_OUT.items()),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _totals(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
+def _totals(ran: Sequence[Row], tools: Sequence[str], first: Mapping[str, Any]) -> list[str]:
     natural = [r for r in ran if r.case.origin != PUT_BACK]
     groups = {
         "natural": natural,
@@ -146,15 +149,21 @@ def _totals(ran: Sequence[Row], tools: Sequence[str]) -> list[str]:
     lines = [
         "Cases in which a tool told in most of the runs. There is no single score: natural bugs",
         "and bugs that were put back are counted apart, and so are the cases that were chosen",
-        "when the tracers existed, because that choice could favour them: the last line is the",
-        "part of the first one that they are.",
+        "when the tracers existed, because that choice could favour them: those lines are a",
+        "part of the natural ones. *Of* counts the cases in which the tool ran and the bug was",
+        "triggered. Case 8 is in it as a control: it is no bug of KV pages, and no tool is",
+        "expected to tell it. A tool, or what is taken for its alarm, may have been changed for",
+        "a case since its first run. So there is a line of the first runs, too; each section",
+        "shows both.",
         "",
         f"| cases | {' | '.join(TOOLS[t].title for t in tools)} |",
         f"|---|{'---|' * len(tools)}",
     ]
     for name, group in groups.items():
         if group:
+            was = [table.first_rates(group, t, first) for t in tools]
             lines.append(f"| {name} | {' | '.join(table.rates(group, t) for t in tools)} |")
+            lines.append(f"| {name}, in the first run | {' | '.join(was)} |")
     return lines
 
 

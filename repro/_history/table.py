@@ -156,7 +156,7 @@ def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
     truth.sound_reached, truth.sound_triggered = _met(sound)
     truth.note = next((c.note for c in bare if c.note), "")
     truth.where = bare[0].where
-    truth.seen = seen(bare, rounding(case, cells))
+    truth.seen = seen(bare, rounding(case, cells), case.fixed.release)
     if not truth.triggered:
         truth.problem = "the bug was not triggered, so nothing was missed either"
     elif not sound:
@@ -175,7 +175,9 @@ def _met(cells: Sequence[Cell]) -> tuple[int, int]:
 def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     """met: the seeds that trigger the bug if no tool stops them before it."""
     buggy = [c for c in cells if c.arm == BUGGY]
-    healthy = [c for c in cells if c.arm == FIXED]
+    # Whoever refused, or never came to where the bug is, had nothing to accuse.
+    healthy = [c for c in cells if c.arm == FIXED and c.grade != grades.NA]
+    healthy = [c for c in healthy if c.reached or c.grade in grades.TOLD]
     refused = [c for c in cells if c.grade == grades.NA and c.arm == BUGGY]
     if not buggy:
         return Entry(NOT_RUN)
@@ -210,10 +212,10 @@ def rounding(case: Case, cells: Sequence[Cell]) -> int:
     return max(0, max((c.wrong for c in sound), default=0))
 
 
-def seen(bare: Sequence[Cell], without: int = 0) -> str:
+def seen(bare: Sequence[Cell], without: int = 0, sound: str = "") -> str:
     """What a user sees without any tool, in a few words.
 
-    without: so many answers differ without the bug, too.
+    without: so many answers differ without the bug, too, in the release ``sound``.
     """
     real = [c for c in bare if c.triggered] or list(bare)
     ended = Tally(c.ended for c in real).most_common(1)[0][0]
@@ -227,12 +229,13 @@ def seen(bare: Sequence[Cell], without: int = 0) -> str:
     worst = max(known, key=lambda c: c.wrong)
     wrong = sum(c.wrong > without for c in known)
     if wrong:
-        told = f"{worst.wrong} of {worst.answers}, in {wrong} of {len(known)} runs"
-        too = f"; without the bug up to {without} differ" * (without > 0)
+        told = f"up to {worst.wrong} of {worst.answers}, in {wrong} of {len(known)} runs"
+        too = f"; without the bug, on {sound}, up to {without} differ" * (without > 0)
         return f"wrong answers ({told}{too})"
     if worst.wrong > 0:
         differ = f"{worst.wrong} of {worst.answers} answers differ"
-        return f"nothing certain: up to {differ}, and without the bug up to {without} do"
+        without_it = f"without the bug, on {sound}, up to {without} do"
+        return f"nothing certain: up to {differ}, and {without_it}"
     return "nothing: it completes, and all answers are right"
 
 
@@ -298,6 +301,17 @@ def as_json(found: Sequence[Row]) -> dict[str, dict[str, dict[str, Any]]]:
 
 def rates(found: Sequence[Row], tool: str) -> str:
     """``told of triggered``: cases in which the tool told in most of the seeds."""
-    real = [r for r in found if r.ran and not r.of(tool).problem and r.entries[tool].seeds]
-    told = [r for r in real if r.entries[tool].alarms * 2 > r.entries[tool].seeds]
-    return f"{len(told)} of {len(real)}" if real else "–"
+    entries = [r.entries[tool] for r in found if r.ran and not r.of(tool).problem]
+    return _rate((e.alarms, e.seeds) for e in entries)
+
+
+def first_rates(found: Sequence[Row], tool: str, first: Mapping[str, Any]) -> str:
+    """The same, of the first runs. first: case -> tool -> its entry of then."""
+    entries = [first.get(r.name, {}).get(tool, {}) for r in found if not r.of(tool).problem]
+    return _rate((e["alarms"], e["seeds"]) for e in entries if e)
+
+
+def _rate(runs: Iterable[tuple[int, int]]) -> str:
+    """runs: of each case, in how many the tool told, and in how many the bug was triggered."""
+    real = [(told, of) for told, of in runs if of]
+    return f"{sum(told * 2 > of for told, of in real)} of {len(real)}" if real else "–"

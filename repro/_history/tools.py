@@ -19,7 +19,9 @@ from _history.case import CPU, CUDA, Case
 NOTHING: Final = "nothing"
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 DEBUG: Final = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "raise"}
-# What SGLang's own checks say when they raise. Each release has some of them.
+# What SGLang's own checks say when they raise. Each release has some of them. A check that is a
+# tool of its own is known by its own words: the default ones run beside it, and have a column.
+TREE_SAYS: Final = (r"in sanity_check\b",)
 SGLANG_SAYS: Final = (
     r"memory leak detected![^\n]*",  # at idle: counts
     # While busy: counts. A traceback shows the line that raises it first, with a brace.
@@ -28,9 +30,10 @@ SGLANG_SAYS: Final = (
     r"KV page use-after-free:[^\n]*",
     # An assertion without a text: the function it stands in is all there is.
     r"in (?:_check_kv_page_invariants|_add_owner)\b",
-    r"in sanity_check\b",
-    r"invariant \S+ (?:violated|failed)[^\n]*",
+    *TREE_SAYS,
 )
+# What it says of an invariant: where it ends the server, and where it only counts.
+STRICT_SAYS: Final = (r"invariant-check (?:FAILED )?\[[^\n]*",)
 
 
 # What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.
@@ -124,16 +127,17 @@ TOOLS: Final = {
         Tool(
             "strict",
             "SGLang, strict invariants",
-            lambda: {"SGLANG_INVARIANT_CHECK": "strict"},
+            # InvariantCheckLevel.STRICT. A word is no level: SGLang warns, and checks nothing.
+            lambda: {"SGLANG_INVARIANT_CHECK": "2"},
             since="0.5.21",
-            says=SGLANG_SAYS,
+            says=STRICT_SAYS,
         ),
         Tool(
             "tree",
             "SGLang, tree check",
             lambda: {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"},
             within="0.5.21",
-            says=SGLANG_SAYS,
+            says=TREE_SAYS,
         ),
         Tool(
             "kv-canary",
@@ -145,9 +149,10 @@ TOOLS: Final = {
             },
             since="0.5.13",
             gpu="needs CUDA",
-            # Seen on an H100, on 0.5.15.post1 and 0.5.23, with bugs and without.
-            no_mtp="with FROZEN_KV_MTP it ends the server itself: AssertionError: kv-canary: "
-            "pre_ops_maybe_inside_graph called without active SingleForwardManager",
+            # With bugs and without, on H200 and H100.
+            no_mtp="with FROZEN_KV_MTP it ends the server itself (run on 0.5.13.post1, "
+            "0.5.15.post1 and 0.5.23): AssertionError: kv-canary: pre_ops_maybe_inside_graph "
+            "called without active SingleForwardManager",
             says=CANARY_SAYS,
         ),
         Tool(

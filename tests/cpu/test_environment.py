@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,20 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'here'")
     status, out, err = run("-c", "print(mine)", PYTHONPATH=str(tmp_path))
     assert (status, out) == (0, "here"), err
+
+
+@no_cuda
+def test_the_file_of_another_checkout_does_not_run_this_one_again(tmp_path):
+    """Each runs what it hides: they would call each other for ever."""
+    other = tmp_path / "site"
+    shutil.copytree(cpu.SITE, other, ignore=shutil.ignore_patterns("__pycache__"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "sitecustomize.py").write_text("import builtins; builtins.mine = 'here'")
+    paths = os.pathsep.join([str(other), str(cpu.SITE), str(mine)])
+    status, out, err = run("-c", "print(mine)", PYTHONPATH=paths)
+    assert (status, out) == (0, "here"), err
+    assert "RecursionError" not in err
 
 
 @no_cuda

@@ -17,9 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 from sample_trap import sample_record
 
+from g4debug import cpu
 from g4debug.dumps import writing
+from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro"
 
@@ -173,6 +176,7 @@ def judged(suite, known, tmp_path, monkeypatch):
         finding=None,
         right=None,
         device="cpu",
+        arm="buggy",
         **truth,
     ):
         (tmp_path / "cell.log").write_text(log)
@@ -182,7 +186,7 @@ def judged(suite, known, tmp_path, monkeypatch):
             writing.write(writing.encode(finding), tmp_path / "dumps", "one.pt")
         result = {"outputs": outputs or {}, "completed": status == 0}
         ran = outcome("cell", status, 1.0, tmp_path / "cell.log", result)
-        blank = cell.Cell("some", cell.BUGGY, tool, 0, device=device)
+        blank = cell.Cell("some", arm, tool, 0, device=device)
         return cell.judge(blank, case, tools[tool], ran, tmp_path, right or {})
 
     return judge
@@ -237,8 +241,17 @@ def test_a_truth_that_failed_is_named_and_not_its_cause(judged):
         "AttributeError: no attribute 'pool'\n\nThe above exception was the direct cause\n\n"
         "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'\n"
     )
-    cell = judged("nothing", text, status=1)
-    assert cell.said == "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'"
+    said = "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'"
+    cell = judged("nothing", text, status=1, arm="0.5.14")
+    assert (cell.said, cell.ended) == (said, "died")
+    cell = judged("nothing", text, status=1, **TRUTH)  # it proves nothing of the bug
+    assert (cell.said, cell.ended, cell.grade) == (said, "spoiled", "n/a")
+
+
+def test_a_workload_that_comes_to_nothing_on_another_release_is_an_answer(judged):
+    log = "_healthy.workload.NotExercised: all done before the abort\n"
+    assert judged("nothing", log, status=1, arm="0.5.14").ended == "died"
+    assert judged("nothing", log, status=1).ended == "spoiled"
 
 
 def test_a_process_that_does_not_end_hangs(judged):
@@ -258,6 +271,46 @@ def test_a_process_that_does_not_end_hangs(judged):
 def test_sglangs_checks_are_known_by_their_words(judged, said):
     cell = judged("busy-inv", f"Scheduler hit an exception\n{said}\n", status=1, **TRUTH)
     assert cell.grade == "alarm"
+
+
+@pytest.mark.parametrize(
+    ("tool", "own"),
+    [
+        ("strict", "RuntimeError: invariant-check FAILED [swa.peer_mapped]: 2 peers unmapped"),
+        ("strict", "[2026] invariant-check [swa.peer_mapped@rank0]: +2 hit(s), 2 total. unmapped"),
+        ("tree", '  File "unified_radix_cache.py", line 3, in sanity_check\nAssertionError'),
+    ],
+)
+def test_a_check_of_its_own_is_known_by_its_own_words(judged, tool, own):
+    """SGLang's default checks run beside it, and are no merit of it."""
+    assert judged(tool, f"{own}\n", status=1, **TRUTH).grade == "alarm"
+    default = "ValueError: pool memory leak detected! [full] total=4096\n"
+    assert judged(tool, default, status=1, **TRUTH).grade == "crash only"
+    assert judged("sglang", default, status=1, **TRUTH).grade == "alarm"
+
+
+def test_a_switch_that_sglang_did_not_take_is_no_run_of_the_tool(judged):
+    said = 'Invalid value for SGLANG_INVARIANT_CHECK: "strict" is not a valid integer value'
+    cell = judged("strict", f"{said}, using default\n", **TRUTH)
+    assert (cell.grade, cell.said) == ("n/a", f"{said}, using default")
+
+
+def test_strict_is_a_level_that_sglang_takes(suite):
+    """SGLang answers a word with a warning, and checks nothing."""
+    if targets.sglang_version() < Version("0.5.21"):
+        pytest.skip("SGLang has no such levels before 0.5.21")
+    code = (
+        "from sglang.srt.utils.invariants import InvariantCheckLevel, resolve_level\n"
+        "print(resolve_level() == InvariantCheckLevel.STRICT)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=cpu.environment({**os.environ, **suite("tools").TOOLS["strict"].environ()}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split()[-1:] == ["True"], done.stderr
 
 
 def test_what_sglang_says_is_quoted_and_not_the_line_that_says_it(judged):
@@ -403,15 +456,48 @@ def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
     assert not row.good
 
 
+def test_who_refused_or_did_not_come_there_was_not_silent_on_the_healthy_arm(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "g4debug", triggered=1),
+        cells("fixed", "g4debug", grade="n/a"),
+        cells("fixed", "g4debug", seed=1, reached=0),
+        cells("fixed", "g4debug", seed=2, reached=0, grade="alarm"),
+    )
+    assert row.entries["g4debug"].without == "1/1 FALSE"
+    row = row_of(suite, known, cells("buggy", "sglang", triggered=1),
+                 cells("fixed", "sglang", grade="n/a"))  # fmt: skip
+    assert row.entries["sglang"].without == "–"
+
+
+def test_the_totals_show_the_first_runs_too(suite, known, cells):
+    name = next(iter(known))
+    rows = suite("table").rows(
+        known,
+        [
+            cells("buggy", "nothing", triggered=1),
+            cells("fixed", "nothing"),
+            cells("buggy", "g4debug", triggered=1, grade="object", after=1),
+        ],
+    )
+    first = {name: {"g4debug": {"alarms": 0, "seeds": 3, "words": "silent", "commit": "abc"}}}
+    page = suite("page").markdown(rows, first)
+    assert "| natural | 1 of 1 |" in page
+    assert "| natural, in the first run | 0 of 1 |" in page
+
+
 def test_what_the_user_sees_counts_the_wrong_answers(suite, cells):
     seen = suite("table").seen
     wrong = cells("buggy", "nothing", triggered=1, wrong=2, answers=5)
-    assert seen([wrong]) == "wrong answers (2 of 5, in 1 of 1 runs)"
+    assert seen([wrong]) == "wrong answers (up to 2 of 5, in 1 of 1 runs)"
     died = cells("buggy", "nothing", triggered=1, ended="died", said="IndexError: x")
     assert seen([died]) == "IndexError: x"
     unknown = cells("buggy", "nothing", triggered=1, wrong=-1, ended="completed")
     assert "no right answers to compare with" in seen([unknown])
-    assert seen([unknown, wrong]) == "wrong answers (2 of 5, in 1 of 1 runs)"
+    assert seen([unknown, wrong]) == "wrong answers (up to 2 of 5, in 1 of 1 runs)"
 
 
 def test_answers_that_differ_without_the_bug_too_are_no_sign_of_it(suite, known, cells):
@@ -427,9 +513,9 @@ def test_answers_that_differ_without_the_bug_too_are_no_sign_of_it(suite, known,
         return row_of(suite, known, bare, *healthy).gpu.seen
 
     assert next(iter(known.values())).right is None
-    told = "nothing certain: up to 1 of 9 answers differ, and without the bug up to 1 do"
-    assert seen(1) == told
-    assert seen(3) == "wrong answers (3 of 9, in 1 of 1 runs; without the bug up to 1 differ)"
+    sound = f"without the bug, on {next(iter(known.values())).fixed.release}, up to 1 d"
+    assert seen(1) == f"nothing certain: up to 1 of 9 answers differ, and {sound}o"
+    assert seen(3) == f"wrong answers (up to 3 of 9, in 1 of 1 runs; {sound}iffer)"
 
 
 def test_on_a_gpu_another_release_without_the_bug_tells_what_is_rounding(suite, known):
@@ -792,10 +878,13 @@ def test_a_release_is_an_arm_with_the_settings_of_the_bug(suite, known):
     [
         ([{"triggered": 1}, {"triggered": 2, "ended": "died"}], "has it"),
         ([{"triggered": 1}, {}], "has it (1 of 2)"),
-        ([{}, {"reached": 0}], "no"),
+        ([{}, {}], "no"),
+        ([{}, {"reached": 0}], "no (1 of 2)"),
+        ([{}, {"ended": "hangs"}], "hangs (1 of 2)"),
+        ([{"reached": 0, "ended": "died", "said": "x.NotExercised: too fast"}], "not met"),
         ([{"reached": 0}], "not met"),
         ([{"ended": "died", "said": "IndexError: x"}], "dies first"),
-        ([{"reached": 0, "ended": "hangs"}], "dies first"),
+        ([{"reached": 0, "ended": "hangs", "said": "hangs"}], "hangs"),
         ([{"ended": "died", "said": "_history.counter.GroundTruthError: KeyError: 'y'"}],
          "other code"),
         ([], "not run"),

@@ -12,11 +12,11 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-
 
 def _run_hidden() -> None:
-    others = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    # Neither this folder nor that of another checkout, whose file would run this one in turn.
+    mine = os.path.basename(importlib.import_module("g4debug_parent").__file__)
+    others = [p for p in sys.path if not os.path.exists(os.path.join(p, mine))]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
