@@ -12,6 +12,7 @@ from _history import across, picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
 from _history.cell import Cell
+from _history.changed import CHANGED
 from _history.left_out import LEFT_OUT
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
 from _history.table import Row, Truth
@@ -129,6 +130,13 @@ def markdown(
         if row.name in reported:
             lines += [f"[What g4debug reported](history/{row.name}.html), as a page.", ""]
     lines += [
+        "## Changed after a look",
+        "",
+        "Cases and predictions are committed before a tool runs. These were changed after somebody",
+        "had seen a run, with or without a tool:",
+        "",
+        *(f"- {commit}: {what}." for commit, what in CHANGED),
+        "",
         "## Left out",
         "",
         "These were looked at for the suite too. The list is as old as the suite, but is in this",

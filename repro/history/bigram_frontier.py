@@ -36,7 +36,7 @@ CASE = Case(
     seconds=240.0,
     engine={"chunked_prefill_size": 2048},
     environ={"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1", SWITCH: "1"},
-    why="SGLang's own count of its pages tells this bug first, and needs no tool for it.",
+    why="SGLang's own count of its pages tells this bug, too, and in its step while it is busy.",
     chosen_after=True,
     expected={
         "nothing": SILENT,

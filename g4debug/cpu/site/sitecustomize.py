@@ -15,8 +15,7 @@ from importlib.machinery import PathFinder
 
 def _run_hidden() -> None:
     # Neither this folder nor that of another checkout, whose file would run this one in turn.
-    mine = os.path.basename(importlib.import_module("g4debug_parent").__file__)
-    others = [p for p in sys.path if not os.path.exists(os.path.join(p, mine))]
+    others = [p for p in sys.path if not os.path.exists(os.path.join(p, "g4debug_parent.py"))]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from _history.counter import swa_allocator
+
 
 def install() -> None:
-    try:  # from 0.5.14 on
-        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-    except ImportError:
-        from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
-
-    free_swa = SWATokenToKVPoolAllocator.free_swa
+    allocator_class = swa_allocator()
+    free_swa = allocator_class.free_swa
 
     @functools.wraps(free_swa)
     def in_two_calls(allocator: Any, slots: Any) -> None:
@@ -29,4 +27,4 @@ def install() -> None:
         free_swa(allocator, slots[:cut])
         free_swa(allocator, slots[cut:])
 
-    SWATokenToKVPoolAllocator.free_swa = in_two_calls
+    allocator_class.free_swa = in_two_calls

@@ -9,16 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from _history.counter import Counter, before
+from _history.counter import Counter, before, swa_allocator
 
 
 def install(counter: Counter) -> None:
     import torch
-
-    try:  # from 0.5.14 on
-        from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-    except ImportError:
-        from sglang.srt.mem_cache.swa_memory_pool import SWATokenToKVPoolAllocator
 
     def free_swa(allocator: Any, slots: torch.Tensor) -> None:
         size, mapping = allocator.page_size, allocator.full_to_swa_index_mapping
@@ -35,4 +30,4 @@ def install(counter: Counter) -> None:
         if twice.any():
             counter.triggered("a SWA page is freed that is free", int(twice.sum()))
 
-    before(SWATokenToKVPoolAllocator, "free_swa", free_swa)
+    before(swa_allocator(), "free_swa", free_swa)
