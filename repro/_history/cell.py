@@ -275,8 +275,7 @@ def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
          finding.cause, *(e.caller for e in record.events)]
     )  # fmt: skip
     page = re.search(r"\bpages? \d+", words) is not None
-    request = bool(finding.location.request) or re.search(r"\brequest", words) is not None
-    return finding.headline, page and request, _names(case, words)
+    return finding.headline, page and bool(finding.location.request), _names(case, words)
 
 
 def _died_by_itself(record: TrapRecord) -> bool:
@@ -284,11 +283,12 @@ def _died_by_itself(record: TrapRecord) -> bool:
 
 
 def _names(case: Case, words: str) -> bool:
-    """Whether the words have both the file and the function of something that the fix changed."""
+    """Whether one line has both the file and the function of something that the fix changed."""
     return any(
-        re.search(rf"\b{re.escape(Path(file).name)}\b", words)
-        and re.search(rf"\b{re.escape(function)}\b", words)
+        re.search(rf"\b{re.escape(Path(file).name)}\b", line)
+        and re.search(rf"\b{re.escape(function)}\b", line)
         for file, function in case.cause
+        for line in words.splitlines()
     )
 
 

@@ -361,6 +361,7 @@ def test_what_names_only_the_file_does_not_name_the_cause(suite, known):
     assert cell._names(case, f"freed by {name}:12 {function}")
     assert not cell._names(case, f"freed by {name}:12 somewhere_else")
     assert not cell._names(case, f"freed by other_file.py:12 {function}")
+    assert not cell._names(case, f"freed by {name}:12 some_caller\n{function} is far away")
 
 
 # --- a row ------------------------------------------------------------------------------------
