@@ -32,8 +32,9 @@ SGLANG_SAYS: Final = (
     r"in (?:_check_kv_page_invariants|_add_owner)\b",
     *TREE_SAYS,
 )
-# What it says of an invariant: where it ends the server, and where it only counts.
-STRICT_SAYS: Final = (r"invariant-check (?:FAILED )?\[[^\n]*",)
+# What it says of an invariant: where it ends the server, and where it only counts. A traceback has
+# the line that says it first, with a brace.
+STRICT_SAYS: Final = (r"invariant-check (?:FAILED )?\[[^{\n][^\n]*",)
 
 
 # What compute-sanitizer says of an access; its last line, the number of errors, is no alarm.

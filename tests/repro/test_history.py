@@ -276,14 +276,20 @@ def test_sglangs_checks_are_known_by_their_words(judged, said):
 @pytest.mark.parametrize(
     ("tool", "own"),
     [
-        ("strict", "RuntimeError: invariant-check FAILED [swa.peer_mapped]: 2 peers unmapped"),
+        (
+            "strict",
+            '_assert_async(ok.all(), f"invariant-check FAILED [{inv.name}]: {msg}")\n'
+            "RuntimeError: invariant-check FAILED [swa.peer_mapped]: 2 peers unmapped",
+        ),
         ("strict", "[2026] invariant-check [swa.peer_mapped@rank0]: +2 hit(s), 2 total. unmapped"),
         ("tree", '  File "unified_radix_cache.py", line 3, in sanity_check\nAssertionError'),
     ],
 )
 def test_a_check_of_its_own_is_known_by_its_own_words(judged, tool, own):
     """SGLang's default checks run beside it, and are no merit of it."""
-    assert judged(tool, f"{own}\n", status=1, **TRUTH).grade == "alarm"
+    cell = judged(tool, f"{own}\n", status=1, **TRUTH)
+    assert cell.grade == "alarm"
+    assert "{" not in cell.said
     default = "ValueError: pool memory leak detected! [full] total=4096\n"
     assert judged(tool, default, status=1, **TRUTH).grade == "crash only"
     assert judged("sglang", default, status=1, **TRUTH).grade == "alarm"
