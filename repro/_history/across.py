@@ -117,5 +117,5 @@ def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
         for release, one in row.items():
             if one.why:
                 reasons.setdefault(f"{one.word}: `{one.why}`", []).append(f"{name} on {release}")
-    lines += ["", *(f"- {', '.join(where)} {why}." for why, where in reasons.items())]
+    lines += ["", *(f"- {', '.join(where)}, {why}." for why, where in reasons.items())]
     return [*lines, ""]

@@ -914,7 +914,7 @@ def test_the_page_says_which_release_has_which_bug(across, known, suite):
     assert row.count("**has it**") == 1
     assert row.count("dies first") == 1
     assert row.count("not run") == len(across.releases()) - 2
-    assert "- zero-accept on 0.5.14 dies first: `RuntimeError: shapes`." in lines
+    assert "- zero-accept on 0.5.14, dies first: `RuntimeError: shapes`." in lines
     assert across.markdown(known, cells[2:]) == []
 
 
