@@ -32,12 +32,15 @@ NOT_RUN: Final = "not run"
 
 @dataclass(frozen=True)
 class Answer:
-    """word: one of those above. told, runs: in how many runs it is so. why: what it died of."""
+    """word: one of those above. told, runs: in how many runs it is so.
+
+    why: of each run that ended by something else, in a line.
+    """
 
     word: str
     told: int = 0
     runs: int = 0
-    why: str = ""
+    why: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -61,9 +64,12 @@ def answer(cells: Sequence[Cell]) -> Answer:
         return Answer(NOT_RUN)
     words = [_word(c) for c in cells]
     word = next(w for w in ORDER if w in words)
-    said = next(c.said for c, w in zip(cells, words, strict=True) if w == word)
-    why = said.removeprefix(TRUTH_FAILED) if word in (DIES, OTHER_CODE) else ""
-    return Answer(word, words.count(word), len(cells), why)
+    why = {
+        f"{w}: `{c.said.removeprefix(TRUTH_FAILED)}`": None  # a set that keeps the order
+        for c, w in zip(cells, words, strict=True)
+        if w in (DIES, OTHER_CODE)
+    }
+    return Answer(word, words.count(word), len(cells), tuple(why))
 
 
 def _word(cell: Cell) -> str:
@@ -99,13 +105,14 @@ def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
         "## Which release has which bug",
         "",
         "The workload and the ground truth of each case on each release, without a tool, on the",
-        f"CPU engine, with up to {SEEDS} seeds and the case's own settings, which its section",
-        "names. **has it**: the bug was triggered. **no**: its situation came up, and nothing",
-        "went wrong. **not met**: on that release the workload does not lead there, which",
-        "proves nothing. **dies first** and **hangs**: it ended by something else before.",
-        "**other code**: what the ground truth looks at is not there, because that release does",
-        "not have it yet, or has it no more. Case 11 needs a GPU, and bugs that were put back",
-        "are in no release by themselves.",
+        f"CPU engine, with up to {SEEDS} seeds and the settings that the case's section names.",
+        "**has it**: the bug was triggered. **no**: its situation came up, and nothing went",
+        "wrong. **not met**: on that release the workload does not lead there, which proves",
+        "nothing. **dies first** and **hangs**: it ended by something else before. **other",
+        "code**: what the ground truth looks at is not there under that name. It may be absent",
+        "or may have moved, so this says nothing of the bug. (1 of 2): it is so in one run of",
+        "two; if the other one ended by something else, that is below the table. Case 11 needs",
+        "a GPU, and bugs that were put back are in no release by themselves.",
         "",
         f"| # | case | {' | '.join(releases())} |",
         f"|--:|---|{'---|' * len(releases())}",
@@ -115,7 +122,7 @@ def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
         words = " | ".join(f"**{a.text}**" if a.word == HAS else a.text for a in row.values())
         lines.append(f"| {known[name].number} | [{name}](#{name}) | {words} |")
         for release, one in row.items():
-            if one.why:
-                reasons.setdefault(f"{one.word}: `{one.why}`", []).append(f"{name} on {release}")
+            for why in one.why:
+                reasons.setdefault(why, []).append(f"{name} on {release}")
     lines += ["", *(f"- {', '.join(where)}, {why}." for why, where in reasons.items())]
     return [*lines, ""]

@@ -41,16 +41,15 @@ class Arm:
 class Case:
     """One row of the table.
 
-    number: its place in the table. title: the bug, in a few words. threads: where upstream talks
-    of it. origin: NATURAL, HELD, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine
-    that gives the right answers, if it is not the fixed side's.
-    cause: (file below ``sglang/srt/``, function) that the upstream fix changed; a tool that names
-    one of them names the cause. drive: the workload, ``drive(client, seed)``, from the text of the
-    thread. engine, environ: arguments of ``sgl.Engine`` on the toy models, and switches.
-    mtp: with FROZEN_KV_MTP. expected: tool -> the grade that was predicted before the first run,
-    as text of ``_history.grades``. why: what the case is in the suite for, one sentence.
-    chosen_after: the case was chosen when g4debug's tracers existed. gpu: why no CPU can run it.
-    seconds: after which a run counts as one that hangs.
+    number: its place in the table. title: the bug, in a few words. threads: where upstream talks of
+    it. origin: NATURAL, HELD, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine
+    that gives the right answers, if it is not the fixed side's. cause: (file below ``sglang/srt/``,
+    function) that the fix changes, upstream's or ours; a tool that names one of them names the
+    cause. drive: the workload, ``drive(client, seed)``, from the text of the thread. engine,
+    environ: arguments of ``sgl.Engine``, and switches. mtp: with FROZEN_KV_MTP. expected: tool ->
+    the grade that was predicted before the first run, as text of ``_history.grades``. why: what the
+    case is in the suite for, one sentence. chosen_after: the case was chosen when g4debug's tracers
+    existed. gpu: why no CPU can run it. seconds: after which a run counts as one that hangs.
     """
 
     number: int

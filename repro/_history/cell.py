@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from _run import HERE, UP, Outcome, run_command
+from packaging.version import Version
 
 from _history import counter, gpu, grades
 from _history.case import CPU, Arm, Case
@@ -45,7 +46,7 @@ _ENDED = re.compile(
     r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|NotExercised)\b.*$", re.MULTILINE
 )
 # SGLang takes no heed of a switch, and runs as if it were not set.
-_IGNORED = re.compile(r"Invalid value for SGLANG_\w+: [^\n]*")
+_IGNORED = re.compile(r"Invalid value for (SGLANG_\w+): [^\n]*")
 _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)$", re.MULTILINE)
 
 
@@ -114,12 +115,15 @@ def _has(python: Path, release: str) -> bool:
 
 
 def arm_of(case: Case, name: str) -> Arm:
-    """An arm by its name. A release is one, too: the case's settings on that release as it is."""
+    """An arm by its name. A release is one, too: the case's settings on that release as it is.
+
+    Raises packaging.version.InvalidVersion for any other name.
+    """
     if name == BUGGY:
         return case.buggy
     if name in (FIXED, RIGHT):
         return case.fixed if name == FIXED or case.right is None else case.right
-    return replace(case.buggy, release=name)
+    return replace(case.buggy, release=str(Version(name)))
 
 
 def run(
@@ -196,6 +200,8 @@ def environment(
 def judge(
     cell: Cell, case: Case, tool: Tool, ran: Outcome, folder: Path, right: Mapping[str, Any]
 ) -> Cell:
+    """``cell`` with what came of its run. folder: has its log, its dumps and its counts. right: the
+    right answers, if they are known. A run that proves nothing has ended as SPOILED."""
     text = ran.text
     truth = counter.read(folder)
     cell.steps, cell.reached, cell.triggered = truth.steps, truth.reached, truth.triggered
@@ -209,7 +215,11 @@ def judge(
     cell.grade, cell.said = _grade(case, tool, cell, text, folder)
     if right:
         cell = compared(cell, right)
-    if TRUTH_FAILED in text and cell.arm in ARMS:
+    wanted = {**case.environ, **arm_of(case, cell.arm).environ, **tool.environ()}
+    ignored = next((m[0] for m in _IGNORED.finditer(text) if m[1] in wanted), "")
+    if ignored:
+        return replace(cell, grade=grades.NA, said=ignored[:200], ended=SPOILED)
+    if cell.said.startswith(TRUTH_FAILED) and cell.arm in ARMS:
         return replace(cell, grade=grades.NA, ended=SPOILED)
     first = _ENDED.search(text)
     # Whatever a run says whose bug was triggered is a result, and so is an alarm without the bug:
@@ -236,6 +246,10 @@ def compared(cell: Cell, right: Mapping[str, Any]) -> Cell:
 
 
 def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple[str, str]:
+    died = _DIED.findall(text)
+    failed = next((d for d in died if d.startswith(TRUTH_FAILED)), "")
+    if failed:
+        return grades.CRASH, failed[:200]
     if tool.ours:
         refused = _REFUSED.search(text)
         if refused:
@@ -243,18 +257,11 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
         alarm, named, cause = _dump(case, folder)
     else:
         if tool.gpu and UP not in text:  # SGLang refuses it, or it refuses SGLang
-            died = _DIED.findall(text)
             return grades.NA, (died[-1][:200] if died else "the engine did not come up with it")
-        ignored = _IGNORED.search(text)
-        if ignored:
-            return grades.NA, ignored[0][:200]
         alarm = tool.alarm(text)
         named, cause = False, bool(alarm) and _names(case, alarm)
     if not alarm:
         if cell.ended == "died":
-            died = _DIED.findall(text)
-            # It has another error as its cause, which comes first.
-            died = [d for d in died if d.startswith(TRUTH_FAILED)] or died
             return grades.CRASH, died[0][:200] if died else "died without a word"
         return grades.SILENT, "hangs" if cell.ended == "hangs" else ""
     if cause:

@@ -12,6 +12,18 @@ CHANGED: Final = (
         "server dies. The predictions of four tools went from crash only to silent",
     ),
     (
+        "7f9b5b7",
+        "g4debug with every tracer gets the server argument that its own line at start asks for: "
+        "no overlap scheduling without FROZEN_KV_MTP before 0.5.14",
+    ),
+    (
+        "ad42f76",
+        "an alarm that stops SGLang just before the bug is counted counts. That is so in "
+        "draft-embedding-shard, zero-accept, group-remap and stale-out-cache-loc for g4debug, and "
+        "in bigram-frontier for SGLang's busy checks. First runs call it in its step, which nobody "
+        "had measured; now it is called before it",
+    ),
+    (
         "1c35060",
         "group-remap: another workload, because runs without a tool did not trigger the bug",
     ),
@@ -27,8 +39,18 @@ CHANGED: Final = (
     (
         "74ccbbd",
         "compute-sanitizer: an assertion of a kernel's own counts as its alarm, which made a case "
-        "of one that was none; kv-canary beside FROZEN_KV_MTP is n/a, because it ends each server "
-        "there",
+        "of one that was none; kv-canary beside FROZEN_KV_MTP is n/a, because it ends each healthy "
+        "server there; on a GPU no alarm is called late",
+    ),
+    (
+        "b3a1f7e, 1e83899",
+        "a run that the machine ended (a GPU in use, no memory, a workload that came to nothing) "
+        "is thrown away if its bug was not triggered and nothing accused",
+    ),
+    (
+        "941188d",
+        "on a GPU an answer counts as wrong only if more differ than without the bug. It changed "
+        "what is said of group-remap and partial-page-free without a tool",
     ),
     (
         "66fc7c6",
@@ -36,5 +58,9 @@ CHANGED: Final = (
         "word, and ran as by default. Those runs are thrown away, and the first run is a new one. "
         "It and the tree check are known by their own words; before, what SGLang's default check "
         "said beside them was counted for them, too",
+    ),
+    (
+        "1da972f",
+        "an object is named by the finding's own request and a cause in one line; no grade changed",
     ),
 )

@@ -10,6 +10,6 @@ CRASH: Final = "crash only"  # SGLang died of the bug, and the tool said no more
 LATE: Final = "late"  # an alarm, after an answer that is wrong has left
 ALARM: Final = "alarm"
 OBJECT: Final = "object"  # names the page and the request
-CAUSE: Final = "cause"  # names a file and function that the upstream fix changed
+CAUSE: Final = "cause"  # names a file and function that the fix changes
 ORDER: Final = (NA, SILENT, CRASH, LATE, ALARM, OBJECT, CAUSE)
 TOLD: Final = (LATE, ALARM, OBJECT, CAUSE)  # the tool told of the bug

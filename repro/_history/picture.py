@@ -100,9 +100,9 @@ def _why_not(tool: Tool, said: str) -> str:
         return "not run"
     if said == tool.no_mtp:
         return "not with MTP"
-    if tool.gpu and not said.startswith("SGLang has it"):
-        return "does not start"
-    return "part of the default" if tool.within else f"from {tool.since} on"
+    if tool.since and said.endswith(f" from {tool.since} on"):
+        return f"from {tool.since} on"
+    return "part of the default" if tool.within else "does not start"
 
 
 def _x(column: int) -> int:
@@ -115,9 +115,9 @@ def _cell(column: int, entry: Entry, tool: str) -> _Cell:
     if entry.false:
         colour, when = FALSE, f"{entry.false} of {entry.healthy} healthy"
     elif entry.alarms:
-        steps = (
-            "same step" if entry.after == 0 else f"+{entry.after:g} step{'s' * (entry.after != 1)}"
-        )
+        steps = f"+{entry.after:g} step{'s' * (entry.after != 1)}"
+        if entry.after <= 0:
+            steps = "same step" if entry.after == 0 else "before it"
         when = f"{entry.alarms} of {entry.seeds}, {steps}"
     elif entry.prevented and not entry.seeds:
         text, when = "prevents it", f"{entry.prevented} of {entry.void}"

@@ -21,9 +21,11 @@ from _history.tools import NOTHING, TOOLS, device_of
 class Entry:
     """What one tool said of one case, over the seeds.
 
-    grade: the commonest. alarms: seeds in which it told, of ``seeds`` whose bug was triggered.
-    after: median of the steps from the trigger to the alarm, -1 if there was none. said: of one of
-    them. void: seeds in which the bug was not triggered. false: alarms on the healthy arm.
+    grade: the commonest. alarms: seeds in which it told, of ``seeds`` whose bug was triggered, or
+    would have been, had the tool not stopped it. late: how many of them it told too late. after:
+    median of the steps from the trigger to the alarm, -1 if no alarm came after one. said: of one
+    of them. void: seeds in which the bug was not triggered. false: alarms on the healthy arm.
+    healthy: runs there that came to where the bug would be.
     valid: the ground truth holds on the device that the tool ran on.
     """
 
@@ -33,6 +35,7 @@ class Entry:
     after: float = -1
     said: str = ""
     void: int = 0
+    late: int = 0
     prevented: int = 0
     foreign: int = 0
     false: int = 0
@@ -43,18 +46,22 @@ class Entry:
     def words(self) -> str:
         if self.grade == grades.NA:
             return grades.NA
+        foreign = f"; {self.foreign} foreign" if self.foreign else ""
+        false = f"; {self.false} FALSE" if self.false else ""
+        return (
+            self._told + foreign + false + ("" if self.valid or not self.seeds else " (not valid)")
+        )
+
+    @property
+    def _told(self) -> str:
         if not self.seeds:
             if self.prevented:
                 return f"{PREVENTED}, {self.prevented}/{self.void}"
             return "void" if self.void else NOT_RUN
-        told = self.grade
         if self.grade in grades.TOLD:
-            told += f" {self.alarms}/{self.seeds}, {_steps(self.after)}"
-        elif self.alarms:
-            told += f" (told {self.alarms}/{self.seeds})"
-        foreign = f"; {self.foreign} foreign" if self.foreign else ""
-        proven = "" if self.valid else " (not valid)"
-        return told + foreign + (f"; {self.false} FALSE" if self.false else "") + proven
+            late = f" ({self.late} late)" if self.late and self.grade != grades.LATE else ""
+            return f"{self.grade} {self.alarms}/{self.seeds}{late}, {_steps(self.after)}"
+        return self.grade + f" (told {self.alarms}/{self.seeds})" * bool(self.alarms)
 
     @property
     def without(self) -> str:
@@ -178,20 +185,28 @@ def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:
     # Whoever refused, or never came to where the bug is, had nothing to accuse.
     healthy = [c for c in cells if c.arm == FIXED and c.grade != grades.NA]
     healthy = [c for c in healthy if c.reached or c.grade in grades.TOLD]
-    refused = [c for c in cells if c.grade == grades.NA and c.arm == BUGGY]
     if not buggy:
         return Entry(NOT_RUN)
-    if refused:
-        return Entry(grades.NA, said=refused[0].said)
-    real = [c for c in buggy if c.triggered or (c.grade in grades.TOLD and c.seed in met)]
+    if all(c.grade == grades.NA for c in buggy):
+        return Entry(grades.NA, said=buggy[0].said)
+    # A tool may stop SGLang just before the bug is counted. Where it accuses nobody without the bug
+    # that is about the bug, if this seed triggers it without a tool.
+    sound = bool(healthy) and not any(c.grade in grades.TOLD for c in healthy)
+    before = met if sound else set()
+    real = [c for c in buggy if c.triggered or (c.grade in grades.TOLD and c.seed in before)]
     told = [c for c in real if c.grade in grades.TOLD]
     entry = Entry(grades.SILENT, len(told), len(real), void=len(buggy) - len(real))
-    entry.prevented = sum(c.seed in met and c.ended == "completed" for c in buggy if c not in real)
+    entry.prevented = sum(
+        c.seed in met and c.ended == "completed" and c.grade not in grades.TOLD
+        for c in buggy
+        if c not in real
+    )
     if real:
         tally = Tally(c.grade for c in real)
         entry.grade = max(tally, key=lambda g: (tally[g], grades.ORDER.index(g)))
     if told:
-        entry.after = statistics.median(max(0, c.after) for c in told)
+        entry.late = sum(c.grade == grades.LATE for c in told)
+        entry.after = statistics.median([c.after for c in told if c.after >= 0] or [-1])
         entry.said = told[0].said
     elif real:
         entry.said = real[0].said
@@ -240,6 +255,8 @@ def seen(bare: Sequence[Cell], without: int = 0, sound: str = "") -> str:
 
 
 def _steps(after: float) -> str:
+    if after < 0:
+        return "before it"
     if after == 0:
         return "in its step"
     return f"{after:g} step{'s' * (after != 1)} later"

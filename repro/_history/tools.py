@@ -52,10 +52,10 @@ class Tool:
 
     environ: its switches. engine: arguments of the engine that its documentation asks for, by
     release and whether FROZEN_KV_MTP runs. ours: it is g4debug, whose alarm is a dump. since: the
-    first release that has it. within: from this release on it is a tool of its own; before, SGLang
-    does it by default. gpu: why no CPU can run it. no_mtp: why it cannot run beside FROZEN_KV_MTP.
-    wrapper: the command that starts the engine's process. patience: how many times as long a run
-    may take with it.
+    first release in which it can tell anything here. what: what begins with that release. within:
+    from this release on it is a tool of its own; before, SGLang does it by default. gpu: why no CPU
+    can run it. no_mtp: why it cannot run beside FROZEN_KV_MTP. wrapper: the command that starts the
+    engine's process. patience: how many times as long a run may take with it.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Tool:
     engine: Callable[[str, bool], Mapping[str, Any]] = lambda release, mtp: {}
     ours: bool = False
     since: str = ""
+    what: str = "SGLang has it"
     within: str = ""
     gpu: str = ""
     no_mtp: str = ""
@@ -76,7 +77,7 @@ class Tool:
         if self.gpu and device == CPU:
             return self.gpu
         if self.since and Version(release) < Version(self.since):
-            return f"SGLang has it from {self.since} on"
+            return f"{self.what} from {self.since} on"
         if self.within and Version(release) < Version(self.within):
             return f"part of SGLang's default before {self.within}"
         if self.no_mtp and mtp:
@@ -131,6 +132,7 @@ TOOLS: Final = {
             # InvariantCheckLevel.STRICT. A word is no level: SGLang warns, and checks nothing.
             lambda: {"SGLANG_INVARIANT_CHECK": "2"},
             since="0.5.21",
+            what="it looks at pages of the pools",  # 0.5.18 has it, for another decoder
             says=STRICT_SAYS,
         ),
         Tool(
@@ -151,7 +153,7 @@ TOOLS: Final = {
             since="0.5.13",
             gpu="needs CUDA",
             # With bugs and without, on H200 and H100.
-            no_mtp="with FROZEN_KV_MTP it ends the server itself (run on 0.5.13.post1, "
+            no_mtp="with FROZEN_KV_MTP it ends a healthy server (run on 0.5.13.post1, "
             "0.5.15.post1 and 0.5.23): AssertionError: kv-canary: pre_ops_maybe_inside_graph "
             "called without active SingleForwardManager",
             says=CANARY_SAYS,

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from sample_trap import sample_record
 
 from g4debug import cpu
@@ -298,7 +298,10 @@ def test_a_check_of_its_own_is_known_by_its_own_words(judged, tool, own):
 def test_a_switch_that_sglang_did_not_take_is_no_run_of_the_tool(judged):
     said = 'Invalid value for SGLANG_INVARIANT_CHECK: "strict" is not a valid integer value'
     cell = judged("strict", f"{said}, using default\n", **TRUTH)
-    assert (cell.grade, cell.said) == ("n/a", f"{said}, using default")
+    assert (cell.grade, cell.ended) == ("n/a", "spoiled")
+    assert cell.said == f"{said}, using default"
+    # Another tool does not need it, whoever has set it.
+    assert judged("busy-inv", f"{said}, using default\n", **TRUTH).ended == "completed"
 
 
 def test_strict_is_a_level_that_sglang_takes(suite):
@@ -414,10 +417,45 @@ def test_who_stops_a_bug_before_it_is_triggered_has_told(suite, known, cells):
         cells("fixed", "nothing"),
         cells("buggy", "g4debug", 0, grade="alarm", after=-1),
         cells("buggy", "g4debug", 1, grade="alarm", after=-1),
+        cells("fixed", "g4debug"),
     )
     entry = row.entries["g4debug"]
-    assert (entry.alarms, entry.seeds, entry.void, entry.after) == (1, 1, 1, 0)
-    assert entry.words == "alarm 1/1, in its step; 1 foreign"
+    assert (entry.alarms, entry.seeds, entry.void, entry.after) == (1, 1, 1, -1)
+    assert entry.words == "alarm 1/1, before it; 1 foreign"
+
+
+def test_who_also_accuses_the_healthy_arm_has_not_told_before_the_trigger(suite, known, cells):
+    """What it says there is not about the bug. Nor is it known where it was not run there."""
+    bare = cells("buggy", "nothing", 0, triggered=1), cells("fixed", "nothing")
+    early = cells("buggy", "g4debug", 0, grade="cause", after=-1)
+    row = row_of(suite, known, *bare, early, cells("fixed", "g4debug", grade="alarm"))
+    assert row.entries["g4debug"].words == "void; 1 foreign; 1 FALSE"
+    assert row.entries["g4debug"].foreign == 1
+    assert row_of(suite, known, *bare, early).entries["g4debug"].alarms == 0
+
+
+def test_late_alarms_among_the_others_are_said(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        *(cells("buggy", "sglang", i, triggered=1, grade="alarm", after=5) for i in range(4)),
+        cells("buggy", "sglang", 4, triggered=1, grade="late", after=9),
+    )
+    assert row.entries["sglang"].words == "alarm 5/5 (1 late), 5 steps later"
+
+
+def test_one_run_that_was_refused_does_not_hide_the_others(suite, known, cells):
+    row = row_of(
+        suite,
+        known,
+        cells("buggy", "nothing", triggered=1),
+        cells("fixed", "nothing"),
+        cells("buggy", "sglang", 0, grade="n/a", said="no", reached=0),
+        cells("buggy", "sglang", 1, triggered=1, grade="alarm", after=0),
+    )
+    assert row.entries["sglang"].words == "alarm 1/1, in its step"
 
 
 def test_a_case_that_never_triggers_proves_nothing(suite, known, cells):
@@ -878,6 +916,8 @@ def test_a_release_is_an_arm_with_the_settings_of_the_bug(suite, known):
     for case in known.values():
         arm = suite("cell").arm_of(case, "0.5.99")
         assert arm == dataclasses.replace(case.buggy, release="0.5.99")
+    with pytest.raises(InvalidVersion):
+        suite("cell").arm_of(case, "bugy")
 
 
 @pytest.mark.parametrize(
@@ -885,6 +925,7 @@ def test_a_release_is_an_arm_with_the_settings_of_the_bug(suite, known):
     [
         ([{"triggered": 1}, {"triggered": 2, "ended": "died"}], "has it"),
         ([{"triggered": 1}, {}], "has it (1 of 2)"),
+        ([{"triggered": 1}, {"ended": "died", "said": "IndexError: x"}], "has it (1 of 2)"),
         ([{}, {}], "no"),
         ([{}, {"reached": 0}], "no (1 of 2)"),
         ([{}, {"ended": "hangs"}], "hangs (1 of 2)"),
@@ -907,15 +948,17 @@ def test_the_page_says_which_release_has_which_bug(across, known, suite):
     cells = [
         cell(name, "0.5.12.post1", "nothing", 0, triggered=1, ended="died"),
         cell(name, "0.5.14", "nothing", 0, ended="died", said="RuntimeError: shapes"),
+        cell(name, "0.5.12.post1", "nothing", 1, ended="died", said="RuntimeError: shapes"),
         cell(name, "buggy", "nothing", 0, triggered=1, ended="died"),
     ]
     lines = across.markdown(known, cells)
     row = next(line for line in lines if f"[{name}](#{name})" in line)
-    assert row.count("**has it**") == 1
+    assert row.count("**has it (1 of 2)**") == 1
     assert row.count("dies first") == 1
     assert row.count("not run") == len(across.releases()) - 2
-    assert "- zero-accept on 0.5.14, dies first: `RuntimeError: shapes`." in lines
-    assert across.markdown(known, cells[2:]) == []
+    where = "zero-accept on 0.5.12.post1, zero-accept on 0.5.14"
+    assert f"- {where}, dies first: `RuntimeError: shapes`." in lines
+    assert across.markdown(known, cells[-1:]) == []
 
 
 def test_the_runs_on_other_releases_are_on_the_page_and_in_no_row(runner, suite, known, tmp_path):

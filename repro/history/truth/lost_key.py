@@ -1,9 +1,9 @@
 """Counts the decode steps of sliding layers on triton behind the window, and those a key short.
 
-A sliding layer of SGLang has as ``sliding_window_size`` the number of keys *before* a token that it
-sees. So a decode step needs one more, the token's own. The closed pull request #32087 adds it in
-``update_sliding_window_buffer`` (0.5.23, ``triton_backend.py:2845``). What is counted here is the
-list that the kernel is given.
+The model's window has 128 keys, the token's own among them. What a layer of SGLang is told as its
+``sliding_window_size`` is one less, but before 0.5.14 it is not, so it is no measure. The closed
+pull request #32087 adds the missing key in ``update_sliding_window_buffer`` (0.5.23,
+``triton_backend.py:2845``). What is counted here is the list that the kernel is given.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from _history.counter import Counter, before
+
+WINDOW = 128  # the sliding_window of the toy models, in keys
 
 
 def install(counter: Counter) -> None:
@@ -23,12 +25,12 @@ def install(counter: Counter) -> None:
         if radius is None or radius <= 0 or not batch.forward_mode.is_decode():
             return
         bounds = backend.forward_metadata.window_kv_indptr[: batch.batch_size + 1]
-        listed = (bounds[1:] - bounds[:-1])[batch.seq_lens > radius]
+        listed = (bounds[1:] - bounds[:-1])[batch.seq_lens >= WINDOW]
         if not len(listed):
             return
         counter.reached()
         least = int(listed.min())
-        if least <= radius:
-            counter.triggered(f"{least} keys, and the window has {radius + 1}")
+        if least < WINDOW:
+            counter.triggered(f"{least} keys, and the window has {WINDOW}")
 
     before(TritonAttnBackend, "forward_decode", decode)
