@@ -107,13 +107,14 @@ def tasks(
 
 def across_tasks(chosen: Mapping[str, Case], tools: Sequence[str], seeds: int) -> list[Task]:
     """Each case on each release that has an environment: see ``_history.across``."""
+    if NOTHING not in tools:
+        return []
     there = [r for r in across.releases() if interpreter(r).exists()]
     return [
         Task(name, case, release, NOTHING, seed, CPU)
         for name, case in across.asked(chosen).items()
         for release in there
         for seed in range(min(seeds, across.SEEDS))
-        if NOTHING in tools
     ]
 
 
@@ -306,7 +307,8 @@ def main() -> int:
     _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
-        for path in page.write(known, rows, folder, cells.values(), text):
+        across_lines = across.markdown(known, cells.values())
+        for path in page.write(known, rows, folder, text, across_lines):
             _render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]

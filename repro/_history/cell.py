@@ -215,23 +215,29 @@ def judge(
     cell.grade, cell.said = _grade(case, tool, cell, text, folder)
     if right:
         cell = compared(cell, right)
-    wanted = {**case.environ, **arm_of(case, cell.arm).environ, **tool.environ()}
-    ignored = next((m[0] for m in _IGNORED.finditer(text) if m[1] in wanted), "")
-    if ignored:
-        return replace(cell, grade=grades.NA, said=ignored[:200], ended=SPOILED)
+    why = _proves_nothing(cell, case, tool, text)
+    return replace(cell, grade=grades.NA, said=why[:200], ended=SPOILED) if why else cell
+
+
+def _proves_nothing(cell: Cell, case: Case, tool: Tool, text: str) -> str:
+    """Why a run proves nothing of the bug or the tool, '' if it does."""
+    switches = {**case.environ, **arm_of(case, cell.arm).environ, **tool.environ()}
+    for ignored in _IGNORED.finditer(text):
+        if ignored[1] in switches:
+            return ignored[0]
     if cell.said.startswith(TRUTH_FAILED) and cell.arm in ARMS:
-        return replace(cell, grade=grades.NA, ended=SPOILED)
-    first = _ENDED.search(text)
+        return cell.said
     # Whatever a run says whose bug was triggered is a result, and so is an alarm without the bug:
     # else those would be repeated that do not suit.
-    result = (
-        completed or cell.triggered or cell.grade not in (grades.NA, grades.SILENT, grades.CRASH)
-    )
-    spoiled = first and not result and _SPOILED.match(first[0])
+    if cell.ended == "completed" or cell.triggered or cell.grade in grades.TOLD:
+        return ""
+    first = _ENDED.search(text)
+    if first is None or not _SPOILED.match(first[0]):
+        return ""
     # On another release a workload may come to nothing, and that is what is asked.
-    if first and spoiled and (cell.arm in ARMS or NOT_EXERCISED not in first[0]):
-        return replace(cell, grade=grades.NA, said=first[0].strip()[:200], ended=SPOILED)
-    return cell
+    if cell.arm not in ARMS and NOT_EXERCISED in first[0]:
+        return ""
+    return first[0].strip()
 
 
 def compared(cell: Cell, right: Mapping[str, Any]) -> Cell:

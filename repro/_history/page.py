@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _history import across, picture, reports, table
+from _history import picture, reports, table
 from _history.case import PUT_BACK, Case
 from _history.cases import HERE
-from _history.cell import Cell
 from _history.changed import CHANGED
 from _history.left_out import LEFT_OUT
 from _history.plugin import PUT_BACK as PUT_BACK_MODULE
@@ -29,19 +28,19 @@ def write(
     known: Mapping[str, Case],
     found: Sequence[Row],
     results: Path,
-    cells: Iterable[Cell],
-    as_text: str,
+    cells: str,
+    releases: Sequence[str],
 ) -> list[Path]:
     """The page, the picture, the cells, and the report of one finding of each case.
 
-    results: the folder with the runs and their dumps. as_text: the cells, as they are kept. Rows
-    that ran for the first time are entered as such.
+    results: the folder with the runs and their dumps. cells: all of them, as text. releases: the
+    section of ``across.markdown``. Rows that ran for the first time are entered as such.
     """
     first = _first(found)
     pages = reports.write(known, results, REPORTS)
-    PAGE.write_text(markdown(found, first, set(pages), across.markdown(known, cells)))
+    PAGE.write_text(markdown(found, first, set(pages), releases))
     PICTURE.write_text(picture.svg(found))
-    CELLS.write_text(as_text)
+    CELLS.write_text(cells)
     return [PAGE, PICTURE, CELLS, FIRST, *pages.values()]
 
 

@@ -56,6 +56,7 @@ def test_what_is_left_out_is_no_case_and_is_on_the_page(known, suite):
     assert not {t for case in known.values() for t in case.threads} & set(threads)
     page = suite("page").markdown([], {})
     assert all(thread in page for thread in threads)
+    assert all(f"- {commit}: {what}." in page for commit, what in suite("changed").CHANGED)
 
 
 @pytest.mark.parametrize("path", sorted((REPRO / "history" / "truth").glob("*.py")), ids=str)
@@ -392,12 +393,15 @@ def cells(suite, known):
     return make
 
 
-def test_a_run_that_did_not_trigger_is_void_and_not_a_miss(suite, known, cells):
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+@pytest.fixture
+def proven(suite, known, cells):
+    """``proven(cell, ...)``: the row of the first case with these, whose ground truth holds."""
+    bare = cells("buggy", "nothing", triggered=1), cells("fixed", "nothing")
+    return lambda *more: row_of(suite, known, *bare, *more)
+
+
+def test_a_run_that_did_not_trigger_is_void_and_not_a_miss(proven, cells):
+    row = proven(
         cells("buggy", "g4debug", 0, triggered=1, grade="object", after=0),
         cells("buggy", "g4debug", 1, triggered=0),
     )
@@ -424,34 +428,25 @@ def test_who_stops_a_bug_before_it_is_triggered_has_told(suite, known, cells):
     assert entry.words == "alarm 1/1, before it; 1 foreign"
 
 
-def test_who_also_accuses_the_healthy_arm_has_not_told_before_the_trigger(suite, known, cells):
+def test_who_also_accuses_the_healthy_arm_has_not_told_before_the_trigger(proven, cells):
     """What it says there is not about the bug. Nor is it known where it was not run there."""
-    bare = cells("buggy", "nothing", 0, triggered=1), cells("fixed", "nothing")
     early = cells("buggy", "g4debug", 0, grade="cause", after=-1)
-    row = row_of(suite, known, *bare, early, cells("fixed", "g4debug", grade="alarm"))
+    row = proven(early, cells("fixed", "g4debug", grade="alarm"))
     assert row.entries["g4debug"].words == "void; 1 foreign; 1 FALSE"
     assert row.entries["g4debug"].foreign == 1
-    assert row_of(suite, known, *bare, early).entries["g4debug"].alarms == 0
+    assert proven(early).entries["g4debug"].alarms == 0
 
 
-def test_late_alarms_among_the_others_are_said(suite, known, cells):
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+def test_late_alarms_among_the_others_are_said(proven, cells):
+    row = proven(
         *(cells("buggy", "sglang", i, triggered=1, grade="alarm", after=5) for i in range(4)),
         cells("buggy", "sglang", 4, triggered=1, grade="late", after=9),
     )
     assert row.entries["sglang"].words == "alarm 5/5 (1 late), 5 steps later"
 
 
-def test_one_run_that_was_refused_does_not_hide_the_others(suite, known, cells):
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+def test_one_run_that_was_refused_does_not_hide_the_others(proven, cells):
+    row = proven(
         cells("buggy", "sglang", 0, grade="n/a", said="no", reached=0),
         cells("buggy", "sglang", 1, triggered=1, grade="alarm", after=0),
     )
@@ -486,12 +481,8 @@ def test_what_was_not_run_without_the_bug_proves_nothing(suite, known, cells):
     assert table.rates([row], "compute-sanitizer") == "0 of 1"
 
 
-def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+def test_an_alarm_on_the_healthy_arm_is_false(proven, cells):
+    row = proven(
         cells("buggy", "g4debug", triggered=1),
         cells("fixed", "g4debug", grade="alarm"),
     )
@@ -501,20 +492,18 @@ def test_an_alarm_on_the_healthy_arm_is_false(suite, known, cells):
     assert not row.good
 
 
-def test_who_refused_or_did_not_come_there_was_not_silent_on_the_healthy_arm(suite, known, cells):
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+def test_who_refused_or_did_not_come_there_was_not_silent_on_the_healthy_arm(proven, cells):
+    row = proven(
         cells("buggy", "g4debug", triggered=1),
         cells("fixed", "g4debug", grade="n/a"),
         cells("fixed", "g4debug", seed=1, reached=0),
         cells("fixed", "g4debug", seed=2, reached=0, grade="alarm"),
     )
     assert row.entries["g4debug"].without == "1/1 FALSE"
-    row = row_of(suite, known, cells("buggy", "sglang", triggered=1),
-                 cells("fixed", "sglang", grade="n/a"))  # fmt: skip
+    row = proven(
+        cells("buggy", "sglang", triggered=1),
+        cells("fixed", "sglang", grade="n/a"),
+    )
     assert row.entries["sglang"].without == "–"
 
 
@@ -836,14 +825,10 @@ def test_a_tool_with_which_the_bug_does_not_happen_is_not_silent(suite, known, c
     assert "prevents it" in suite("picture").svg([row])
 
 
-def test_what_ran_on_a_gpu_is_judged_by_the_runs_there(suite, known, cells):
+def test_what_ran_on_a_gpu_is_judged_by_the_runs_there(proven, suite, cells):
     """On the CPU the bug was triggered, on the GPU it was not: so its tools missed nothing."""
     on = {"device": "cuda", "where": "NVIDIA H100"}
-    row = row_of(
-        suite,
-        known,
-        cells("buggy", "nothing", triggered=1),
-        cells("fixed", "nothing"),
+    row = proven(
         cells("buggy", "nothing", **on),
         cells("fixed", "nothing", **on),
         cells("buggy", "compute-sanitizer", **on),

@@ -19,7 +19,7 @@ def install(counter: Counter) -> None:
     from sglang.srt.environ import envs
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-    allocator = swa_allocator()
+    allocator_class = swa_allocator()
     trees: list[Any] = []  # the one tree, once it was seen
     lost: set[int] = set()
 
@@ -49,7 +49,7 @@ def install(counter: Counter) -> None:
         return lambda _result: look(allocator)
 
     around(UnifiedRadixCache, "cache_unfinished_req", cache_unfinished_req)
-    around(allocator, "free_group_end", group_end)
+    around(allocator_class, "free_group_end", group_end)
 
 
 def owned(tree: Any) -> set[int]:

@@ -16,7 +16,7 @@ from _history.counter import Counter, around, before, swa_allocator
 
 
 def install(counter: Counter) -> None:
-    allocator = swa_allocator()
+    allocator_class = swa_allocator()
     group: list[bool] = []  # one entry while a group is open
     given: set[int] = set()  # full positions whose SWA half was given back in this group
     remapped: dict[int, int] = {}  # full position -> its new SWA position
@@ -56,9 +56,9 @@ def install(counter: Counter) -> None:
 
         return after
 
-    before(allocator, "free_group_begin", begin)
-    around(allocator, "free_group_end", end)
-    before(allocator, "set_full_to_swa_mapping", remap)
-    before(allocator, "free_swa", free_swa)
-    if hasattr(allocator, "free_swa_segment"):
-        before(allocator, "free_swa_segment", free_swa)
+    before(allocator_class, "free_group_begin", begin)
+    around(allocator_class, "free_group_end", end)
+    before(allocator_class, "set_full_to_swa_mapping", remap)
+    before(allocator_class, "free_swa", free_swa)
+    if hasattr(allocator_class, "free_swa_segment"):
+        before(allocator_class, "free_swa_segment", free_swa)

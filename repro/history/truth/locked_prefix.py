@@ -17,7 +17,7 @@ from _history.counter import Counter, around, before, swa_allocator
 def install(counter: Counter) -> None:
     from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 
-    allocator = swa_allocator()
+    allocator_class = swa_allocator()
     locked: set[int] = set()  # positions in the full pool, while such an insert runs
 
     def insert(tree: Any, params: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
@@ -35,7 +35,7 @@ def install(counter: Counter) -> None:
                 counter.triggered(f"{len(hurt)} locked full positions from {hurt[0]} on are freed")
 
     around(SWARadixCache, "insert", insert)
-    before(allocator, "free", free)
+    before(allocator_class, "free", free)
 
 
 def locked_tombstones(tree: Any, params: Any) -> list[int]:
