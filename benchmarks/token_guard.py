@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 import torch
 
+from g4debug.backends.handed_over import TokenLists
 from g4debug.ledger import shadow as shadows
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.check import Truth
-from g4debug.tracers.page_table.token_check import TokenLists
-from g4debug.tracers.trap_buffer import TrapBuffer
 
 LAUNCHES = 20
 

@@ -68,7 +68,7 @@ from _servers import ServerDied, Variant
 from _together import Crowd
 from _workload import without_mtp
 
-DEFAULT = "page-table,swa-allocator,spec-lifecycle,pool-leak,flight-recorder"
+DEFAULT = "page-table,kv-allocator,spec-lifecycle,pool-leak,flight-recorder"
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
 VARIANTS = {
     "off": Variant(),
@@ -79,7 +79,7 @@ VARIANTS = {
 FOUR = tuple(VARIANTS)
 WITHOUT_MTP = without_mtp()
 ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
-ALONE = ("page-table", "swa-allocator", "spec-lifecycle", "pool-leak")
+ALONE = ("page-table", "kv-allocator", "spec-lifecycle", "pool-leak")
 VARIANTS |= {
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
     "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),

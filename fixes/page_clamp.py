@@ -49,7 +49,7 @@ def apply(hooks: Hooks) -> None:
             f"{fix_switch(ID)}=1 hides from the tracer page-table what it looks for; choose one "
             "of them (G4DEBUG_MODE=contain also keeps a server up, and reports bad cells)"
         )
-    hooks.after("attn.layer_page_table", Order.FIX, ID, after_page_table)
+    hooks.after("attn.trtllm_mha.layer_page_table", Order.FIX, ID, after_page_table)
 
 
 FIX = Fix(

@@ -147,9 +147,9 @@ def apply(hooks: Hooks) -> None:
 
     hooks.around("worker.frozen_view", Order.FIX, ID, around_view)
     hooks.around("worker.pool_view", Order.FIX, ID, around_view)
-    hooks.around("attn.alloc_swa_page_table", Order.FIX, ID, around_alloc_swa_page_table)
-    hooks.around("attn.init_graph_state", Order.FIX, ID, around_init_graph_state)
-    hooks.after("attn.init", Order.FIX, ID, after_init)
+    hooks.around("attn.trtllm_mha.alloc_swa_page_table", Order.FIX, ID, around_alloc_swa_page_table)
+    hooks.around("attn.trtllm_mha.init_graph_state", Order.FIX, ID, around_init_graph_state)
+    hooks.after("attn.trtllm_mha.init", Order.FIX, ID, after_init)
 
 
 FIX = Fix(

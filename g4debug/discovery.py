@@ -23,11 +23,7 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 }
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
-_SHARED: Final = (
-    "as_of_launch", "base", "evidence", "grammar", "hook_watch", "idle", "launch_copy", "limits",
-    "lists", "locations", "one_incident", "source", "tables", "trap_account", "trap_buffer",
-    "trap_tracer", "trap_writer", "truth",
-)  # fmt: skip
+_SHARED: Final = ("base", "grammar", "hook_watch", "lists", "locations", "source", "tables")
 
 
 def names(noun: Noun) -> tuple[str, ...]:

@@ -23,9 +23,9 @@ from g4debug.faults.grammar import GrammarError, Plan, parse
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
-    from g4debug.findings.others import Others
+    from g4debug.findings.peer_ranks import PeerRanks
+    from g4debug.findings.status_publisher import StatusPublisher
     from g4debug.findings.steps import Recorder
-    from g4debug.findings.teller import Teller
     from g4debug.hooking.hooks import Hooks
     from g4debug.ledger.ledger import Ledger
     from g4debug.tracers.base import Tracer
@@ -49,8 +49,8 @@ class InForce:
     watch: HookWatch | None  # looks at our hooks while the server runs; None: no tracer is armed
     installed: bool  # False: nothing was asked for or needed, so there is no hook in SGLang
     not_run: tuple[str, ...] = ()  # armed tracers that were never run on this SGLang
-    teller: Teller | None = None  # shows the status to others; None: no tracer is armed
-    others: Others | None = None  # the other ranks of this launch; None: no tracer is armed
+    teller: StatusPublisher | None = None  # shows the status to others; None: no tracer is armed
+    others: PeerRanks | None = None  # the other ranks of this launch; None: no tracer is armed
 
     @property
     def tracers(self) -> dict[str, str]:
@@ -229,8 +229,8 @@ def _arm(
         return None, None
     from g4debug.findings.status import STEPS
     from g4debug.hooking.hooks import HookError
-    from g4debug.tracers import one_incident
     from g4debug.tracers.base import Context
+    from g4debug.tracers.flight_recorder import rank_incident
     from g4debug.tracers.hook_watch import HookWatch
 
     steps = Context(STEPS, hooks, settings, recorder, trap)
@@ -278,14 +278,14 @@ def _arm(
             context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
-    one_incident.install(steps, server=role() == "server")
+    rank_incident.install(steps, server=role() == "server")
     return ledger, watch
 
 
-def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> Teller:
+def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> StatusPublisher:
     """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
-    from g4debug.findings.board import BoardError
-    from g4debug.findings.teller import Teller
+    from g4debug.findings.status_file import StatusFileError
+    from g4debug.findings.status_publisher import StatusPublisher
     from g4debug.tracers.base import Context
 
     context = Context("status", hooks, settings, recorder, trap)
@@ -296,7 +296,7 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> T
         "dumps": str(settings.debug_dir),
         "faults": settings.faults,
     }
-    teller = Teller(recorder.status, about)
+    teller = StatusPublisher(recorder.status, about)
 
     def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         teller.attach(scheduler)
@@ -307,7 +307,7 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> T
 
     try:
         teller.open()
-    except BoardError as e:
+    except StatusFileError as e:
         context.limit("g4debug doctor --pid cannot ask this process", str(e))
     context.after("scheduler.init", attach)
     context.before("scheduler.recv_requests", beat)

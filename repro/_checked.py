@@ -10,20 +10,22 @@ SETTLE = 1.5  # seconds; a scheduler shows its status once in a second
 
 
 def shown() -> dict[str, dict[str, Any]]:
-    """Title of each scheduler -> what it shows (:func:`g4debug.findings.board.read`).
+    """Title of each scheduler -> what it shows (:func:`g4debug.findings.status_file.read`).
 
     A process that ends meanwhile, or shows nothing, is left out.
     """
     import psutil
 
-    from g4debug.findings import board
+    from g4debug.findings import status_file
 
     time.sleep(SETTLE)
     found: dict[str, dict[str, Any]] = {}
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, board.BoardError):
+        with contextlib.suppress(psutil.Error, status_file.StatusFileError):
             title = " ".join(process.cmdline())
-            status = board.read(process.pid) if title.startswith("sglang::scheduler") else None
+            status = (
+                status_file.read(process.pid) if title.startswith("sglang::scheduler") else None
+            )
             if status is not None:
                 found[title.split()[0]] = status
     return found

@@ -35,7 +35,7 @@ from g4debug.dumps import reading
 
 SERVERS = 20
 # They have something to check on any server; spec-lifecycle where there is a draft.
-ALWAYS = ("page-table", "pool-leak", "swa-allocator")
+ALWAYS = ("page-table", "pool-leak", "kv-allocator")
 WITH_MTP = ("spec-lifecycle",)
 TIMEOUT = 400.0  # seconds of one server
 _END = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|NotExercised)\b.*)$", re.MULTILINE)

@@ -58,7 +58,7 @@ targets.RUN.clear()
 CHANGED = (
     UNKNOWN
     + """
-targets.SITES['attn.layer_page_table'] = (('', None),)
+targets.SITES['attn.trtllm_mha.layer_page_table'] = (('', None),)
 targets.SITES['pool.alloc_decode'] = (('', targets.path('pool.alloc_decode') + '_gone'),)
 """
 )
@@ -121,7 +121,7 @@ def outcomes():
         "changed-log": {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_MODE": "log"},
     }
     code = {
-        "gone-debug": GONE.format(site="attn.layer_page_table") + LOAD,
+        "gone-debug": GONE.format(site="attn.trtllm_mha.layer_page_table") + LOAD,
         "gone-quiet": NEEDED + GONE.format(site="worker.pool_view") + LOAD,
         "gone-fix": NEEDED + GONE.format(site="worker.pool_view") + LOAD,
         "deleted": NEEDED + DELETED + LOAD,
@@ -239,7 +239,7 @@ def test_left_out_by_the_allow_list_nobody_says_so(outcomes):
 
 
 def test_a_missing_site_stops_a_start_that_asked_for_debugging(outcomes):
-    done, site = outcomes["gone-debug"], "attn.layer_page_table"
+    done, site = outcomes["gone-debug"], "attn.trtllm_mha.layer_page_table"
     assert done.returncode == 1
     assert "SERVING ON" not in done.stdout
     assert last_line(done).startswith(f"g4debug: not armed: {site} (missing: ")
@@ -311,7 +311,7 @@ def test_a_release_that_the_tracers_were_never_run_on_is_refused(outcomes):
     assert "SERVING ON" not in done.stdout
     line = last_line(done)
     assert line.startswith(f"g4debug: SGLang {targets.sglang_version()} was never run with ")
-    armed = "flight-recorder, page-table, pool-leak, spec-lifecycle, swa-allocator"
+    armed = "flight-recorder, kv-allocator, page-table, pool-leak, spec-lifecycle"
     assert f"with {armed} on the CPU engine, so a finding" in line
     assert "G4DEBUG_MODE=raise could harm" in line
     assert "G4DEBUG_MODE=log" in line
@@ -321,7 +321,7 @@ def test_a_release_that_the_tracers_were_never_run_on_is_refused(outcomes):
 
 def test_there_it_can_report_or_the_risk_can_be_taken(outcomes):
     for case, armed, mode in (
-        ("unknown-log", "flight-recorder, page-table, pool-leak, ", "log"),
+        ("unknown-log", "flight-recorder, kv-allocator, page-table, pool-leak, ", "log"),
         ("unknown-taken", "page-table", "raise"),
     ):
         done = outcomes[case]
@@ -347,8 +347,8 @@ def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
     text = str(error.value)
     assert "G4DEBUG_MODE=contain could harm" in text
     assert "was never run with pool-leak on the CPU engine, so" in text
-    assert "G4DEBUG_TRACE=flight-recorder,page-table,spec-lifecycle,swa-allocator" in text
-    settings = Settings(trace=("page-table", "swa-allocator"), cpu=True)
+    assert "G4DEBUG_TRACE=flight-recorder,kv-allocator,page-table,spec-lifecycle" in text
+    settings = Settings(trace=("page-table", "kv-allocator"), cpu=True)
     assert plugin.refuse_if_not_run(settings, plugin.chosen(settings), cpu_engine=True) == ()
 
 
@@ -414,7 +414,7 @@ def test_log_mode_works_there_as_far_as_it_can_and_says_how_far(outcomes):
     assert "SERVING ON" in done.stdout
     said = done.stderr.replace("\n", " ")
     assert "page-table is off: page-table: SGLang " in said
-    assert "has no attn.layer_page_table" in said
+    assert "has no attn.trtllm_mha.layer_page_table" in said
     assert "the page ledger is off: it does not see every event: SGLang's " in said
     assert "alloc_decode_gone is missing" in said
 

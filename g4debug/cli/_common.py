@@ -122,13 +122,13 @@ def with_log(record: TrapRecord, path: Path | None, one: bool) -> TrapRecord:
             f"--log is for a dump of a device-side assert, and the finding of this one is "
             f"{finding.check}: {finding.kind}; leave it out"
         )
-    from g4debug.tracers.flight_recorder import asserted
-    from g4debug.tracers.flight_recorder.printed import MOST
+    from g4debug.tracers.flight_recorder import assert_evidence
+    from g4debug.tracers.flight_recorder.stderr_capture import MOST
 
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - MOST))
-            return asserted.with_log(record, file.read(MOST).decode(errors="replace"))
+            return assert_evidence.with_log(record, file.read(MOST).decode(errors="replace"))
     except OSError as e:
         raise CliError(f"cannot read {path}: {e.strerror or e}") from e
     except ValueError as e:

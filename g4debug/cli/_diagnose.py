@@ -219,7 +219,7 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
 def _backends(d: Diagnosis, settings: Settings) -> None:
     """Whether page-table would judge what each attention backend hands to its kernels."""
     try:
-        from g4debug.tracers.page_table.backends import adapters
+        from g4debug.backends import adapters
         from g4debug.tracers.page_table.tracer import judges
     except ImportError:  # no torch: this machine serves nothing
         return

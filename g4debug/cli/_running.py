@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.dumps.plain import tracers
-from g4debug.findings.board import BoardError, read
+from g4debug.findings.status_file import StatusFileError, read
 from g4debug.hooking import plugins
 from g4debug.reporters.running import Process, Server
 from g4debug.settings import Settings, SettingsError
@@ -53,7 +53,7 @@ def _process(pid: int, asked: bool) -> Process:
             process.expected = asked
         else:
             _fill(process, told)
-    except BoardError as e:
+    except StatusFileError as e:
         process.problem = str(e)
         process.expected = True
     except (ValueError, TypeError) as e:  # json's errors are ValueErrors

@@ -37,7 +37,7 @@ FAULT = Fault(
     id="alloc-double",
     title="an allocator hands out a page that somebody holds",
     tasks={"on": "do it in the full pool"},
-    caught_by=("swa-allocator",),
+    caught_by=("kv-allocator",),
     install=install,
     selectors=("mode",),
 )

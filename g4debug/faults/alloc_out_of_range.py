@@ -39,7 +39,7 @@ FAULT = Fault(
     id="alloc-out-of-range",
     title="an allocator hands out a page beyond its pool",
     tasks={"on": "do it in the full pool", "swa": "do it in the SWA pool"},
-    caught_by=("swa-allocator",),
+    caught_by=("kv-allocator",),
     install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode", "1*swa@mode=decode"),

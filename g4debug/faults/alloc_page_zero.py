@@ -26,7 +26,7 @@ FAULT = Fault(
     id="alloc-page-zero",
     title="an allocator hands out the reserved page 0",
     tasks={"on": "do it in the full pool"},
-    caught_by=("swa-allocator",),
+    caught_by=("kv-allocator",),
     install=install,
     selectors=("mode",),
 )

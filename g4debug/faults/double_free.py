@@ -43,7 +43,7 @@ FAULT = Fault(
     id="double-free",
     title="pages are freed twice",
     tasks={"on": "repeat one free"},
-    caught_by=("swa-allocator",),
+    caught_by=("kv-allocator",),
     install=install,
     selectors=("mode",),
 )

@@ -66,7 +66,7 @@ FAULT = Fault(
     id="early-swa-free",
     title="a SWA page is evicted inside its request's window",
     tasks={"on": "evict the oldest page of one request's window"},
-    caught_by=("page-table", "swa-allocator"),
+    caught_by=("page-table", "kv-allocator"),
     install=install,
     selectors=("request",),
 )

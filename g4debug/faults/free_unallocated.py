@@ -45,7 +45,7 @@ FAULT = Fault(
     id="free-unallocated",
     title="a page that was never handed out is freed",
     tasks={"on": "free the highest free page"},
-    caught_by=("swa-allocator",),
+    caught_by=("kv-allocator",),
     install=install,
     selectors=("mode",),
 )

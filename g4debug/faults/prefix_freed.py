@@ -42,7 +42,7 @@ FAULT = Fault(
     id="prefix-freed",
     title="a page of the prefix cache is freed while a running request reads it",
     tasks={"on": "free the first full page of one request that decodes"},
-    caught_by=("page-table", "pool-leak", "swa-allocator"),
+    caught_by=("page-table", "pool-leak", "kv-allocator"),
     install=install,
     selectors=("request",),
 )

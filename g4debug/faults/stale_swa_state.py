@@ -31,7 +31,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log("draft backend: use_sliding_window_kv_pool=False, _swa_kv_pool=None")
         return result
 
-    hooks.after("attn.init", Order.FAULT, injection.fault.id, after_init)
+    hooks.after("attn.trtllm_mha.init", Order.FAULT, injection.fault.id, after_init)
 
 
 FAULT = Fault(

@@ -42,7 +42,7 @@ FAULT = Fault(
     id="swa-mapping-corrupt",
     title="a live page's full-to-SWA mapping names another SWA page",
     tasks={"on": "corrupt the newest page of one request"},
-    caught_by=("page-table", "swa-allocator"),
+    caught_by=("page-table", "kv-allocator"),
     install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode",),

@@ -136,7 +136,7 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     for action in injection.chain.actions:
         cells_of(injection.fault.id, action)  # an unusable argument is an error at start
     draft_backends: set[int] = set()
-    again = Overwritten() if targets.path("attn.metadata_in_graph") is not None else None
+    again = Overwritten() if targets.path("attn.trtllm_mha.metadata_in_graph") is not None else None
 
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
         if getattr(model_runner, "is_draft_worker", False):
@@ -165,11 +165,11 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
         return result
 
     owner = injection.fault.id
-    hooks.after("attn.init", Order.FAULT, owner, after_init)
-    hooks.after("attn.metadata", Order.FAULT, owner, after_metadata)
-    hooks.after("attn.metadata_replay", Order.FAULT, owner, after_replay)
+    hooks.after("attn.trtllm_mha.init", Order.FAULT, owner, after_init)
+    hooks.after("attn.trtllm_mha.metadata", Order.FAULT, owner, after_metadata)
+    hooks.after("attn.trtllm_mha.metadata_replay", Order.FAULT, owner, after_replay)
     if again is not None:
-        hooks.after("attn.metadata_in_graph", Order.FAULT, owner, after_in_graph)
+        hooks.after("attn.trtllm_mha.metadata_in_graph", Order.FAULT, owner, after_in_graph)
 
 
 def replayed(

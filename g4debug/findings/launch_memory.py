@@ -1,9 +1,9 @@
 """A piece of memory that the processes of one launch of a server share, on one host.
 
 The server's first process makes it (``memfd_create``), and shows it as it shows its status
-(:mod:`g4debug.findings.board`): it has a name but lies in no folder, and is gone with the last
-process that uses it, however that ends. The processes that the server starts find it as an open
-file of one of their ancestors. Linux only.
+(:mod:`g4debug.findings.status_file`): it has a name but lies in no folder, and is gone with the
+last process that uses it, however that ends. The processes that the server starts find it as an
+open file of one of their ancestors. Linux only.
 
 It has a *seat* for each scheduler. A process writes to its own seat only and reads those of the
 others, so nobody waits for anybody, except for the moment in which a seat is taken.

@@ -51,7 +51,7 @@ class Finding:
 
     check: str  # the tracer's name: "page-table"
     kind: str  # what is wrong: "out-of-range"
-    site: str  # the hook site: "attn.layer_page_table"
+    site: str  # the hook site: "attn.trtllm_mha.layer_page_table"
     headline: str  # one line, starts with "g4debug: "
     location: Location
     expected: str

@@ -61,16 +61,16 @@ _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 
 SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "attn.init": ((_ANY, f"{_MHA}.__init__"),),
-    "attn.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
-    "attn.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
+    "attn.trtllm_mha.init": ((_ANY, f"{_MHA}.__init__"),),
+    "attn.trtllm_mha.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
+    "attn.trtllm_mha.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
     # 0.5.13 merged capture and replay into one method.
-    "attn.metadata_replay": (
+    "attn.trtllm_mha.metadata_replay": (
         ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
         (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
     ),
     # From 0.5.15 on the captured graph itself fills in the page tables.
-    "attn.metadata_in_graph": (
+    "attn.trtllm_mha.metadata_in_graph": (
         ("<0.5.15", None),
         (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
     ),
@@ -99,15 +99,15 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"),
         (_ANY, None),
     ),
-    "attn.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
-    "attn.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
+    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
+    "attn.trtllm_mha.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
     "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
     # Where every attention backend begins with a layer: SGLang's base class.
     "attn.forward": (
         (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
     ),
     # The locations that trtllm_mha's fused kernel writes FP8 KV to, past "kv.set".
-    "attn.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
+    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
     # Where one pool writes the KV of a layer.
     "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
     "attn.hybrid_init": ((_ANY, f"{_HYBRID}.__init__"),),
@@ -333,7 +333,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
 CPU, H200 = "CPU engine", "H200"
 GPUS_RUN = ("sm90",)  # H100 and H200; by compute capability, as NVIDIA's compilers name them
 _EVERY = (
-    "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "swa-allocator"
+    "flight-recorder", "kv-integrity", "page-table", "pool-leak", "spec-lifecycle", "kv-allocator"
 )  # fmt: skip
 RUN: dict[str, dict[str, tuple[str, ...]]] = {
     "0.5.12.post1": {

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from g4debug.hooking import req_kv
-from g4debug.ledger.free_group import in_free_group
+from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger.host import Pages, on_host
 
 NODES = 256  # nodes of the prefix cache that are read between two pauses of a look

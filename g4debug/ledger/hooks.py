@@ -18,11 +18,11 @@ from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.ledger import token_rows
-from g4debug.ledger.feed import Feed
-from g4debug.ledger.handed_out import HandOuts
+from g4debug.ledger.alloc_hooks import HandOuts
+from g4debug.ledger.free_hooks import TakeBacks
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
-from g4debug.ledger.taken_back import TakeBacks
+from g4debug.ledger.pool_registry import PoolRegistry
 
 OWNER = "ledger"
 
@@ -32,7 +32,7 @@ class LedgerHooks:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.feed = Feed(ledger)
+        self.feed = PoolRegistry(ledger)
         self.handed_out = HandOuts(self.feed)
         self.taken_back = TakeBacks(self.feed)
         self._known: tuple[int, int] | None = None  # id and length of the last batch's requests

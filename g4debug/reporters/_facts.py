@@ -363,7 +363,7 @@ MENDED = {
         *("full-index-in-swa-table", "out-of-range", "negative", "other-request", "stale"),
         *("mismatch", "page-zero", "list-bounds", "kv-splits", "window-offset"),
     ),
-    "swa-allocator": ("double-free", "free-unallocated", "mapping-mismatch"),
+    "kv-allocator": ("double-free", "free-unallocated", "mapping-mismatch"),
 }
 
 

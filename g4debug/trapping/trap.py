@@ -14,7 +14,7 @@ from pathlib import Path
 
 from g4debug.dumps import file, writing
 from g4debug.findings.launch_memory import Stop
-from g4debug.findings.others import Others
+from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
 from g4debug.findings.status import Status
 from g4debug.settings import Settings
@@ -71,7 +71,7 @@ class Trap:
         self.status = status  # counts the findings; None where nobody asks for them
         # Says why a finding must not be believed, '' if nothing speaks against it.
         self.doubt: Callable[[Finding], str] = lambda finding: ""
-        self.others = Others()  # the other ranks: a finding that stops this one is told to them
+        self.others = PeerRanks()  # the other ranks: a finding that stops this one is told to them
         self.doubted: dict[str, str] = {}  # kind -> its first finding, and why it was not believed
         self.written = 0
         self.reported: list[str] = []  # headline and dump of the first findings

@@ -96,9 +96,11 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert backends == {"triton": "judged", "trtllm_mha": "judged"}
     sites = {s["name"]: s for s in data["sites"]}
     assert {s["state"] for s in sites.values()} <= {"wrapped", "found", "absent"}
-    assert sites["attn.layer_page_table"]["state"] == "wrapped"
-    assert sites["attn.init"]["detail"].startswith("by swa-state-swap, stale-swa-state, ")
-    assert "page-table" in sites["attn.init"]["detail"]
+    assert sites["attn.trtllm_mha.layer_page_table"]["state"] == "wrapped"
+    assert sites["attn.trtllm_mha.init"]["detail"].startswith(
+        "by swa-state-swap, stale-swa-state, "
+    )
+    assert "page-table" in sites["attn.trtllm_mha.init"]["detail"]
     assert ("swa-state-swap", "applied") in [(f["name"], f["state"]) for f in data["fixes"]]
     assert data["plugin"][0]["state"] == "seen"
     canaries = {c["name"]: c["state"] for c in data["canary"]}
@@ -111,13 +113,15 @@ def test_all_is_well(tmp_path: Path) -> None:
 @needs_sglang
 @pytest.mark.engine
 def test_a_site_that_is_gone(tmp_path: Path) -> None:
-    gone = SITES + "t.SITES['attn.init'] = (('', 'sglang.srt.nowhere.Backend.__init__'),)\n"
+    gone = (
+        SITES + "t.SITES['attn.trtllm_mha.init'] = (('', 'sglang.srt.nowhere.Backend.__init__'),)\n"
+    )
     code, out = run_doctor(tmp_path, "--no-canary", customize=gone)
     assert code == 1
     flat = " ".join(out.split())
-    assert flat.startswith("not ready: not armed: attn.init (missing: AttributeError")
+    assert flat.startswith("not ready: not armed: attn.trtllm_mha.init (missing: AttributeError")
     assert "g4debug doctor" not in flat.partition("VERSIONS")[0]
-    assert "attn.layer_page_table wrapped by page-table" in flat
+    assert "attn.trtllm_mha.layer_page_table wrapped by page-table" in flat
     assert "CANARY not checked" in flat
     assert max(map(len, out.splitlines())) <= 80
     assert "\x1b" not in out
@@ -296,7 +300,12 @@ def test_the_entry_point(entries: list[Any], problem: str, monkeypatch: pytest.M
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    site = {"site": "attn.init", "path": "x.y", "state": "wrapped", "owners": ["page-table"]}
+    site = {
+        "site": "attn.trtllm_mha.init",
+        "path": "x.y",
+        "state": "wrapped",
+        "owners": ["page-table"],
+    }
     return {
         "error": "",
         "cuda": True,
@@ -437,7 +446,9 @@ def test_the_canary_tells_of_a_dump_that_cannot_be_written(tmp_path: Path) -> No
 def test_the_report_fits_and_is_plain(width: int) -> None:
     d = Diagnosis(problems=["first \x1b[31m", "second " * 30], notes=["note " * 40])
     d.versions = {"g4debug": "0.1.0", "sglang": "0.5.12.post1"}
-    d.sites = [Row("attn.init", "missing", "ModuleNotFoundError: " + "x" * 30 + " gone " * 20)]
+    d.sites = [
+        Row("attn.trtllm_mha.init", "missing", "ModuleNotFoundError: " + "x" * 30 + " gone " * 20)
+    ]
     d.unchecked = {"fixes": "loading failed"}
     d.conclude("")
     stream = io.StringIO()

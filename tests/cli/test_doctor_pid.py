@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc"
 SCHEDULER = """
 import os, sys, time
 from types import SimpleNamespace
-from g4debug.findings import teller as module
+from g4debug.findings import status_publisher as module
 from g4debug.findings.steps import Recorder
 
 recorder = Recorder(4)
@@ -27,7 +27,7 @@ part = recorder.status.part("page-table")
 part.mode = "raise"
 recorder.step = 7
 part.checked(3, "tables")
-teller = module.Teller(recorder.status, {"role": "scheduler", "mode": "raise"})
+teller = module.StatusPublisher(recorder.status, {"role": "scheduler", "mode": "raise"})
 teller.open()
 args = SimpleNamespace(served_model_name="m", enable_metrics=False)
 teller.attach(SimpleNamespace(server_args=args, tp_rank=1))

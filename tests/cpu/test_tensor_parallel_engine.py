@@ -50,7 +50,7 @@ def test_every_rank_is_armed_and_finds_nothing(runs, kind):
     armed = re.findall(r"\[scheduler\] armed: (.*?) \(raise\)", run.log)
     assert len(armed) == 2, run.log[-3000:]
     for tracers in armed:
-        assert {"page-table", "pool-leak", "spec-lifecycle", "swa-allocator"} <= set(
+        assert {"page-table", "pool-leak", "spec-lifecycle", "kv-allocator"} <= set(
             tracers.split(", ")
         )
     assert not [dump.finding.headline for dump in run.dumps]

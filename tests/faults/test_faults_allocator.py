@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
-ARMED = {"G4DEBUG_TRACE": "swa-allocator"}
+ARMED = {"G4DEBUG_TRACE": "kv-allocator"}
 
 
 def use(rig):

@@ -102,14 +102,15 @@ def test_dead_hooks_are_in_the_status_until_they_run_again(recorder, part, caplo
     part.audited({})
     assert part.record().audited == 0
     recorder.count()
-    dead = {"attn.layer_page_table": "somebody took it away"}
+    dead = {"attn.trtllm_mha.layer_page_table": "somebody took it away"}
     before = recorder.status.changes
     part.audited(dead)
     part.audited(dead)
     assert recorder.status.changes == before + 1
     assert part.record().audited == 1
     assert part.record().state == (
-        "armed: raise; its hook does not run at attn.layer_page_table: somebody took it away"
+        "armed: raise; its hook does not run at attn.trtllm_mha.layer_page_table: "
+        "somebody took it away"
     )
     assert not part.record().sound
     part.audited({})
@@ -119,7 +120,7 @@ def test_dead_hooks_are_in_the_status_until_they_run_again(recorder, part, caplo
 
 def test_who_needs_the_ledger_goes_with_it_and_one_line_says_who(recorder, part, caplog):
     ledger = recorder.status.part(LEDGER)
-    other = recorder.status.part("swa-allocator")
+    other = recorder.status.part("kv-allocator")
     other.mode = "raise"
     part.depends_on(ledger, "ranges only")
     other.depends_on(ledger, "")
@@ -127,7 +128,7 @@ def test_who_needs_the_ledger_goes_with_it_and_one_line_says_who(recorder, part,
     ledger.off("it failed")
     assert caplog.messages == [
         "g4debug: the page ledger is off since step 1: it failed; "
-        "so page-table is limited: ranges only, swa-allocator is off"
+        "so page-table is limited: ranges only, kv-allocator is off"
     ]
     assert part.record().limits == (Limit("ranges only", "the page ledger is off: it failed", 1),)
     assert other.record().state == "off since step 1: the page ledger is off: it failed"

@@ -80,7 +80,7 @@ def ask(capsys: pytest.CaptureFixture[str], pid: int) -> tuple[int, dict]:
 def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
     """Real ``launch_server``, in log mode, with a fault that fires after the first requests."""
     environ = {
-        "G4DEBUG_TRACE": "page-table,swa-allocator,pool-leak",
+        "G4DEBUG_TRACE": "page-table,kv-allocator,pool-leak",
         "G4DEBUG_MODE": "log",
         "G4DEBUG_FAULTS": "seed=1;page-zero=1*on@mode=target_verify@step=40",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path / "dumps"),
@@ -104,10 +104,10 @@ def test_a_live_server_tells_its_status_and_its_metrics(tmp_path, capsys):
         assert scheduler["step"] > 3
         assert scheduler["rank"] == "tp 0, pp 0, dp 0"
         tracers = {t["name"]: t for t in scheduler["tracers"]}
-        assert set(tracers) >= {"page-table", "swa-allocator", "pool-leak", "ledger"}
+        assert set(tracers) >= {"page-table", "kv-allocator", "pool-leak", "ledger"}
         assert {c["what"] for c in tracers["page-table"]["checked"]} == {"tables", "steps"}
         first = scrape(url)
-        for name in ("page-table", "swa-allocator", "pool-leak"):
+        for name in ("page-table", "kv-allocator", "pool-leak"):
             assert total(first, "g4debug_armed", tracer=name, tp_rank="0") == 1
             assert total(first, "g4debug_checks_total", tracer=name) > 0
         assert total(first, "g4debug_findings_total") == 0

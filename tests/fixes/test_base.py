@@ -120,11 +120,11 @@ def test_a_place_that_an_unknown_sglang_lacks_costs_this_fix_only(only, monkeypa
     from g4debug.hooking.hooks import Order
 
     backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
-    monkeypatch.setitem(targets.SITES, "attn.init", (("", f"{backend}.renamed"),))
+    monkeypatch.setitem(targets.SITES, "attn.trtllm_mha.init", (("", f"{backend}.renamed"),))
 
     def apply(hooks):
         hooks.after("scheduler.run_batch", Order.FIX, "swa-state-swap", lambda r, *a: r)
-        hooks.after("attn.init", Order.FIX, "swa-state-swap", lambda r, *a: r)
+        hooks.after("attn.trtllm_mha.init", Order.FIX, "swa-state-swap", lambda r, *a: r)
 
     mine = dataclasses.replace(fix(), apply=apply)
     only(mine)
@@ -132,7 +132,7 @@ def test_a_place_that_an_unknown_sglang_lacks_costs_this_fix_only(only, monkeypa
     hooks.after("scheduler.run_batch", Order.TRACER, "somebody", lambda r, *a: r)
     (got,) = base.apply_all(hooks, {}, {})
     assert got.state == "target-missing"
-    assert f"has no {backend}.renamed (attn.init)" in got.why
+    assert f"has no {backend}.renamed (attn.trtllm_mha.init)" in got.why
     assert hooks.sites == ("scheduler.run_batch",)
     assert hooks.owners("scheduler.run_batch") == ("somebody",)
     with pytest.raises(SettingsError, match=f"{SWITCH}=1: .*renamed"):
@@ -174,12 +174,12 @@ def test_a_fix_whose_site_is_absent_leaves_nothing_behind(monkeypatch):
     from g4debug.fixes import swa_state_swap
     from g4debug.settings import SettingsError
 
-    monkeypatch.setitem(targets.SITES, "attn.alloc_swa_page_table", (("", None),))
+    monkeypatch.setitem(targets.SITES, "attn.trtllm_mha.alloc_swa_page_table", (("", None),))
     fix = dataclasses.replace(swa_state_swap.FIX, still_broken=lambda: True)
     hooks = Hooks()
     state = base._apply(fix, hooks, {}, {})
     assert state.state == "target-missing"
-    assert "attn.alloc_swa_page_table" in state.why
+    assert "attn.trtllm_mha.alloc_swa_page_table" in state.why
     assert hooks.sites == ()
     with pytest.raises(SettingsError, match=f"{SWITCH}=1: "):
         base._apply(fix, Hooks(), {fix.id: True}, {})

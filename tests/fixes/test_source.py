@@ -137,7 +137,11 @@ def test_the_installed_one_is_what_inspect_says(sglang):
     """On real classes, one of them inherited from a mixin."""
     import pkgutil
 
-    for site in ("attn.layer_page_table", "scheduler.run_batch", "scheduler.stream_output"):
+    for site in (
+        "attn.trtllm_mha.layer_page_table",
+        "scheduler.run_batch",
+        "scheduler.stream_output",
+    ):
         dotted = targets.path(site)
         real = pkgutil.resolve_name(dotted.rpartition(".")[0])
         function = inspect.unwrap(getattr(real, dotted.rpartition(".")[2]))

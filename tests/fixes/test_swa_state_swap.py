@@ -247,6 +247,11 @@ def test_it_hooks_nothing_where_it_is_not_needed(arm):
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     arm()
-    sites = ("worker.frozen_view", "worker.pool_view", "attn.alloc_swa_page_table", "attn.init")
+    sites = (
+        "worker.frozen_view",
+        "worker.pool_view",
+        "attn.trtllm_mha.alloc_swa_page_table",
+        "attn.trtllm_mha.init",
+    )
     assert not {targets.path(site) for site in sites} & set(HookRegistry._hooks)
     assert swa_state_swap.FIX.needs

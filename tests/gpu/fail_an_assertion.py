@@ -17,7 +17,7 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import asserts
+from g4debug.tracers.flight_recorder import device_asserts
 from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap
@@ -107,7 +107,7 @@ def main(how: str, folder: Path) -> None:
         WAYS[how](runners[1].model.target_embed_weight)
         torch.cuda.synchronize()
     except RuntimeError:
-        there = asserts.any_in(tracer.printed.text())
+        there = device_asserts.any_in(tracer.printed.text())
         print("THE TEXT WAS THERE WITH THE ERROR:", there, flush=True)
         tracer.on_loop_exception()
     else:

@@ -13,7 +13,7 @@ import torch
 
 from g4debug.dumps import reading
 from g4debug.findings.record import TrapRecord
-from g4debug.tracers.flight_recorder import asserts
+from g4debug.tracers.flight_recorder import device_asserts
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,7 +69,7 @@ def test_what_cuda_printed_is_in_the_dump(how, sort, tmp_path):
     assert first.function or how == "compiled"
     assert first.block.count(",") == first.thread.count(",") == 2
     # No lookup of this sort is cleared by what the assertion says of itself.
-    assert sort in asserts.sorts(first)
+    assert sort in device_asserts.sorts(first)
     if sort == "embedding":
         judged = {x.name: x for x in record.lookups}
         assert (judged[DRAFT].rows, judged[DRAFT].verdict) == (2048, "could")
@@ -82,7 +82,7 @@ def test_a_pipe_keeps_the_text_and_the_dump_says_so(tmp_path):
     assert record.finding.kind == "device-assert"
     assert record.asserts == ()
     assert "because stderr is a pipe" in record.finding.got
-    assert asserts.parse(errors)
+    assert device_asserts.parse(errors)
     (judged,) = [x for x in record.lookups if x.verdict == "could"]
     assert judged.name == DRAFT
 

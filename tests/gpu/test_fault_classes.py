@@ -17,9 +17,9 @@ pytestmark = [
 # Class -> fault, and the tracers of which one must find it first.
 CASES = {
     "page table": ("page-alias=1*on@mode=replay", ("page-table",)),
-    "allocator": ("double-free=1*on", ("swa-allocator",)),
+    "allocator": ("double-free=1*on", ("kv-allocator",)),
     # The next table that is built from the mapping is wrong: whoever looks first has it.
-    "mapping": ("swa-mapping-corrupt=1*on@mode=decode", ("swa-allocator", "page-table")),
+    "mapping": ("swa-mapping-corrupt=1*on@mode=decode", ("kv-allocator", "page-table")),
     "speculation": ("seq-len-off-by-one=1*plus", ("spec-lifecycle",)),
     "leak": ("lost-free=1*on", ("pool-leak",)),
     "data": ("kv-bit-flip=1*on", ("kv-integrity",)),

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.written_for("frozen-kv-mtp-v2"),
 ]
 DRIVER = Path(__file__).with_name("serve_frozen_v2.py")
-TRACERS = "flight-recorder,page-table,pool-leak,spec-lifecycle,swa-allocator,kv-integrity,kv-writes"
+TRACERS = "flight-recorder,page-table,pool-leak,spec-lifecycle,kv-allocator,kv-integrity,kv-writes"
 
 
 def serve(folder: Path, name: str, **environ: str) -> tuple[dict[str, Any], str, list[Path]]:

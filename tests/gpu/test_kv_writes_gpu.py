@@ -13,11 +13,11 @@ import pytest
 import torch
 from write_cases import Case, expected, random_case
 
+from g4debug.sanitizer.reference_state import Truth
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes import kernels
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
 from g4debug.tracers.kv_writes.kernels import Stamps
-from g4debug.tracers.trap_buffer import TrapBuffer
-from g4debug.tracers.truth import Truth
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.tracers.spec_lifecycle.counts import DeviceLengths
+from g4debug.tracers.spec_lifecycle.v1_counters import DeviceLengths
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,12 +8,12 @@ import pytest
 import torch
 from list_cases import expected, list_case, rows_of
 
+from g4debug.backends.handed_over import TokenLists
 from g4debug.ledger import shadow as shadows
+from g4debug.sanitizer.trap_buffer import CELLS, TrapBuffer
 from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
-from g4debug.tracers.trap_buffer import CELLS, TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,

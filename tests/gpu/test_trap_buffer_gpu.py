@@ -11,9 +11,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.trap_buffer import TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,

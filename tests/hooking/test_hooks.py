@@ -371,13 +371,13 @@ def test_every_site_is_in_the_installed_sglang(sglang):
 @pytest.mark.parametrize(
     ("installed", "site", "ends"),
     [
-        ("0.5.12.post1", "attn.metadata_replay", "replay_cuda_graph"),
+        ("0.5.12.post1", "attn.trtllm_mha.metadata_replay", "replay_cuda_graph"),
         ("0.5.12.post1", "worker.frozen_view", "_frozen_kv_target_view"),
-        ("0.5.13.post1", "attn.metadata_replay", "out_graph"),
-        ("0.5.13.dev1+g123", "attn.metadata_replay", "out_graph"),
+        ("0.5.13.post1", "attn.trtllm_mha.metadata_replay", "out_graph"),
+        ("0.5.13.dev1+g123", "attn.trtllm_mha.metadata_replay", "out_graph"),
         ("0.5.14", "worker.frozen_view", "FrozenKVMTPDraftWorker._frozen_kv_target_view"),
         ("0.5.14", "worker.seed_step", None),
-        ("0.6.0rc1", "attn.layer_page_table", "_get_layer_page_table"),
+        ("0.6.0rc1", "attn.trtllm_mha.layer_page_table", "_get_layer_page_table"),
     ],
 )
 def test_paths_by_release(installed, site, ends):
@@ -388,7 +388,7 @@ def test_paths_by_release(installed, site, ends):
 def test_without_sglang_nothing_matches(monkeypatch):
     monkeypatch.setattr(targets, "sglang_version", lambda: None)
     assert not targets.matches(">=0")
-    assert targets.path("attn.init")  # a site that never moved needs no version
+    assert targets.path("attn.trtllm_mha.init")  # a site that never moved needs no version
 
 
 def test_the_shorter_search_of_the_tests_finds_all_that_sglangs_own_does(sglang, monkeypatch):

@@ -204,7 +204,7 @@ def watched(arm, monkeypatch):
 
     monkeypatch.setattr(allocator, "alloc_extend_kernel", Kernel(extend))
     monkeypatch.setattr(allocator, "alloc_decode_kernel", Kernel(decode))
-    arm(G4DEBUG_TRACE="swa-allocator", G4DEBUG_MAX_DUMPS="0")
+    arm(G4DEBUG_TRACE="kv-allocator", G4DEBUG_MAX_DUMPS="0")
 
 
 def drive(size, pool, inject, examples):

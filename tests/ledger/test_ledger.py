@@ -387,7 +387,7 @@ def test_pages_that_sequences_go_on_in_are_not_copied_at_every_step(armed, monke
     """As on CUDA: one look in LOOK steps, and at once where the last page known is not held."""
     from types import SimpleNamespace
 
-    from g4debug.ledger.handed_out import LOOK
+    from g4debug.ledger.alloc_hooks import LOOK
 
     rig, ledger = armed
     monkeypatch.setattr(ledger, "is_far", lambda indices: True)
@@ -522,7 +522,7 @@ def test_what_is_gathered_is_entered_while_the_forward_runs(armed, monkeypatch):
 )
 def test_indices_that_are_freed_in_both_pools_are_read_once(armed, monkeypatch):
     """On a GPU each reading is a copy that waits for the device."""
-    from g4debug.ledger import taken_back
+    from g4debug.ledger import free_hooks
 
     rig, ledger = armed
     read = []
@@ -532,7 +532,7 @@ def test_indices_that_are_freed_in_both_pools_are_read_once(armed, monkeypatch):
         return indices.to(torch.int64).numpy()
 
     a = rig.admit("a", 2 * PAGE)
-    monkeypatch.setattr(taken_back, "on_host", on_host)
+    monkeypatch.setattr(free_hooks, "on_host", on_host)
     rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, : a.tokens])
     agree(rig, ledger)
     assert len(read) <= 2  # the indices of the full pool, and those of the SWA pool

@@ -76,7 +76,7 @@ def test_where_the_numbers_do_not_add_up_nothing_is_concluded(rows, tokens):
 def test_the_ledger_knows_the_owners_in_both_pools(arm):
     from g4debug import plugin
 
-    arm(G4DEBUG_TRACE="swa-allocator")
+    arm(G4DEBUG_TRACE="kv-allocator")
     ledger, hooks = plugin.in_force.ledger, plugin.in_force.hooks
     assert "ledger" in hooks.owners("worker.verify")
     pool = releases.swa_pool(40, 28, 1, 1, [0], [1])

@@ -152,7 +152,7 @@ def test_contain_is_suggested_only_for_what_it_mends():
             assert "answers are wrong" in found.note
     for check, kind in (
         *(("page-table", k) for k in ("use-after-free", "evicted-in-window", "row-too-short")),
-        *(("swa-allocator", k) for k in ("double-alloc", "maps-freed", "evicted-in-window")),
+        *(("kv-allocator", k) for k in ("double-alloc", "maps-freed", "evicted-in-window")),
         ("another", "double-free"),
     ):
         found = next_of(with_finding(check=check, kind=kind, next_command=CONTAIN))
@@ -162,7 +162,7 @@ def test_contain_is_suggested_only_for_what_it_mends():
 
 
 def test_triage_says_the_same_of_contain():
-    kinds = set(re.findall(r"`(page-table|swa-allocator): ([a-z-]+)`", TRIAGE))
+    kinds = set(re.findall(r"`(page-table|kv-allocator): ([a-z-]+)`", TRIAGE))
     of_tables = {k for c, k in kinds if c == "page-table"}
     # Of tables: all but those that are named. Of allocators: only those that are named.
     said = TRIAGE.partition("Do not use it for `use-after-free`,")[2].partition("there the right")[
@@ -171,4 +171,4 @@ def test_triage_says_the_same_of_contain():
     never = {"use-after-free", *re.findall(r"`([a-z-]+)`", said)}
     assert set(_facts.MENDED["page-table"]) == of_tables - never
     said = TRIAGE.partition("contain` for what is found at a free:")[2].partition("there.")[0]
-    assert set(_facts.MENDED["swa-allocator"]) == set(re.findall(r"`([a-z-]+)`", said))
+    assert set(_facts.MENDED["kv-allocator"]) == set(re.findall(r"`([a-z-]+)`", said))

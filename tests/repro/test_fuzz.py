@@ -23,7 +23,7 @@ def tracer(name, checks=3, off=""):
     return {"name": name, "checked": checked, "off": off}
 
 
-STATUS = [tracer(n) for n in ("page-table", "pool-leak", "swa-allocator", "spec-lifecycle")]
+STATUS = [tracer(n) for n in ("page-table", "pool-leak", "kv-allocator", "spec-lifecycle")]
 
 
 @pytest.fixture

@@ -239,9 +239,9 @@ def test_the_other_layouts_share_it(repro):
     residual, table, matrix = repro("residual_aliasing"), repro("_matrix_table"), repro("_matrix")
     render = repro("_render")
     some = {"captured": list(range(1, 42)), "wrong": list(range(1, 41)), "cosine": 0.6071}
-    row = matrix.Row("alloc-out-of-range", "1*swa@mode=decode", ("swa-allocator", "page-table"))
-    row.fired, row.caught = 12, {"swa-allocator": 0, "flight-recorder": 3}
-    row.kinds = {"swa-allocator": "out-of-range", "flight-recorder": "crash"}
+    row = matrix.Row("alloc-out-of-range", "1*swa@mode=decode", ("kv-allocator", "page-table"))
+    row.fired, row.caught = 12, {"kv-allocator": 0, "flight-recorder": 3}
+    row.kinds = {"kv-allocator": "out-of-range", "flight-recorder": "crash"}
     row.seen = "dies: IndexError: index 640046272 is out of bounds for dimension 0 with size 1664"
     blocks = [
         render.Block("broken", True, residual.what(some | {"wrong": some["captured"]})),

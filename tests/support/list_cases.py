@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from guard_cases import Case, judge, launched, truthful
 
+from g4debug.backends.handed_over import TokenLists
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.token_check import TokenLists
 
 # (row, entry or index, value, kind, what belongs there)
 Bad = tuple[int, int, int, int, int]

@@ -37,11 +37,11 @@ def one_in(every: int, seed: int) -> Iterator[bool]:
 def register() -> None:
     """The entry point. It must run before g4debug's, whose hooks it makes forgetful."""
     from g4debug import plugin
-    from g4debug.ledger.feed import Feed
+    from g4debug.ledger.pool_registry import PoolRegistry
 
     assert plugin.in_force is None, "g4debug was loaded first: its hooks cannot be changed any more"
     misses = one_in(int(os.environ["LOSSY_EVERY"]), int(os.environ.get("LOSSY_SEED", "0")))
-    isolate, once = Feed.isolate, Feed.once
+    isolate, once = PoolRegistry.isolate, PoolRegistry.once
     missed = 0
 
     def missing(hook: Any) -> Any:
@@ -79,5 +79,5 @@ def register() -> None:
 
         return begins_anew
 
-    Feed.isolate = lossy  # type: ignore[method-assign]
-    Feed.once = lambda feed, entry: once(feed, missing(entry))  # type: ignore[method-assign]
+    PoolRegistry.isolate = lossy  # type: ignore[method-assign]
+    PoolRegistry.once = lambda feed, entry: once(feed, missing(entry))  # type: ignore[method-assign]

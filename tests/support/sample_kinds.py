@@ -58,11 +58,10 @@ def evicted() -> TrapRecord:
         for i in range(40)
     )
     finding = Finding(
-        check="swa-allocator",
+        check="kv-allocator",
         kind="evicted-in-window",
         site="alloc.free_swa",
-        headline="g4debug: swa-allocator: SWA page 21 was evicted inside the window of request "
-        f"{A}",
+        headline=f"g4debug: kv-allocator: SWA page 21 was evicted inside the window of request {A}",
         location=_at(request=A),
         expected="only pages whose last token is before seq_len - window = 513 - 512",
         got="SWA page 21 (tokens 128..191), still read by the next 127 steps",

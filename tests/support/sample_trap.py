@@ -95,7 +95,7 @@ def sample_record() -> TrapRecord:
         finding=Finding(
             check="page-table",
             kind="out-of-range",
-            site="attn.layer_page_table",
+            site="attn.trtllm_mha.layer_page_table",
             headline="g4debug: page-table: page 57 in the SWA pool of 36 pages, draft decode, "
             "layer 4, row 3, column 8",
             location=Location(
@@ -173,7 +173,7 @@ def sample_tracers() -> tuple[TracerStatus, ...]:
             findings={"out-of-range": 1},
         ),
         TracerStatus(
-            "swa-allocator",
+            "kv-allocator",
             "raise",
             limits=(Limit("its hook before_evict_swa is off", "it failed: KeyError: 3", 12),),
             audited=0,

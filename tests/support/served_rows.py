@@ -18,7 +18,7 @@ from g4debug.dumps import reading
 from g4debug.trapping.trap import TrapError
 
 TOKENS = {"a": 50, "b": 100, "c": 61}
-ARMED = {"G4DEBUG_TRACE": "page-table,swa-allocator"}
+ARMED = {"G4DEBUG_TRACE": "page-table,kv-allocator"}
 
 
 class Serving:
@@ -103,7 +103,7 @@ def in_release(it, rid, call):
 
 
 def tracer_of(it):
-    """The tracer swa-allocator."""
+    """The tracer kv-allocator."""
     return next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
 
 

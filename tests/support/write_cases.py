@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from g4debug.ledger.owners import EVERYTHING
+from g4debug.sanitizer.reference_state import Truth
 from g4debug.tracers.kv_writes.check import Kind, Rows
-from g4debug.tracers.truth import Truth
 
 MODES = ("decode", "verify", "extend")
 

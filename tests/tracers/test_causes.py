@@ -30,14 +30,16 @@ from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers import trap_buffer
+from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report
-from g4debug.tracers.flight_recorder.asserted import Asserted
+from g4debug.tracers.flight_recorder.assert_evidence import Asserted
+from g4debug.tracers.kv_allocator import causes as swa_causes
+from g4debug.tracers.kv_allocator import check as swa_check
 from g4debug.tracers.kv_integrity import causes as kv_causes
 from g4debug.tracers.kv_writes import report as writes_report
 from g4debug.tracers.kv_writes.check import Kind as WriteKind
-from g4debug.tracers.kv_writes.launch import Write
+from g4debug.tracers.kv_writes.checked_writes import Write
 from g4debug.tracers.page_table import report as table_report
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
@@ -47,8 +49,6 @@ from g4debug.tracers.spec_lifecycle import check as spec_check
 from g4debug.tracers.spec_lifecycle import hand_over
 from g4debug.tracers.spec_lifecycle import report as spec_report
 from g4debug.tracers.spec_lifecycle.check import Violation
-from g4debug.tracers.swa_allocator import causes as swa_causes
-from g4debug.tracers.swa_allocator import check as swa_check
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -383,11 +383,11 @@ for _kind, (_mode, _field) in WORDS.items():
         scenario(f"page-table: {_kind}", UNKNOWN)(a_wrong_word)
 
 
-# --- swa-allocator, on SGLang's real allocators -------------------------------------------------
+# --- kv-allocator, on SGLang's real allocators -------------------------------------------------
 
 
 def pools(arm: Any, mode: str = "raise") -> Any:
-    it_folder = arm(G4DEBUG_TRACE="swa-allocator", G4DEBUG_MODE=mode)
+    it_folder = arm(G4DEBUG_TRACE="kv-allocator", G4DEBUG_MODE=mode)
     it = Serving()
     it.folder = it_folder
     return it
@@ -415,40 +415,40 @@ def tokens_of(page: int) -> torch.Tensor:
     return torch.arange(page * PAGE, (page + 1) * PAGE)
 
 
-@scenario("swa-allocator: out-of-range", "the list itself was overwritten")
+@scenario("kv-allocator: out-of-range", "the list itself was overwritten")
 def a_free_list_with_a_far_page(arm):
     it = pools(arm)
     poison(it, FAR)
     return stopped(lambda: it.admit("d", PAGE, 0))
 
 
-@scenario("swa-allocator: out-of-range", "are from no allocator")
+@scenario("kv-allocator: out-of-range", "are from no allocator")
 def a_far_index_is_freed(arm):
     it = pools(arm)
     return stopped(lambda: it.rig.allocator.full_attn_allocator.free(torch.tensor([FAR * PAGE])))
 
 
-@scenario("swa-allocator: out-of-range", "was freed into the free list before")
+@scenario("kv-allocator: out-of-range", "was freed into the free list before")
 def a_far_index_that_was_freed_is_handed_out(arm):
     ledger, pool = books()
     ledger.enter(pool, "free", np.array([99]), holds=False, caller="plugin.py:7 tidy_up")
     return judged(ledger, pool, "out-of-range", event("extend", 99), 99)
 
 
-@scenario("swa-allocator: page-zero", "the list itself was overwritten")
+@scenario("kv-allocator: page-zero", "the list itself was overwritten")
 def a_free_list_with_page_zero(arm):
     it = pools(arm)
     poison(it, 0)
     return stopped(lambda: it.admit("d", PAGE, 0))
 
 
-@scenario("swa-allocator: page-zero", "are from no allocator")
+@scenario("kv-allocator: page-zero", "are from no allocator")
 def page_zero_is_freed(arm):
     it = pools(arm)
     return stopped(lambda: it.rig.allocator.free(torch.zeros(3, dtype=torch.int64)))
 
 
-@scenario("swa-allocator: double-alloc", "no free of the page was recorded since it was handed out")
+@scenario("kv-allocator: double-alloc", "no free of the page was recorded since it was handed out")
 def handed_out_twice_by_the_allocator(arm):
     """The issue's: a page that alloc_extend did not take from its free list."""
     it = pools(arm)
@@ -456,7 +456,7 @@ def handed_out_twice_by_the_allocator(arm):
     return stopped(lambda: it.admit("d", PAGE, 0))
 
 
-@scenario("swa-allocator: double-alloc", "the page was freed twice")
+@scenario("kv-allocator: double-alloc", "the page was freed twice")
 def freed_twice_before(arm):
     it = pools(arm, "log")
     for _ in range(2):
@@ -466,7 +466,7 @@ def freed_twice_before(arm):
     return dumped(it, "double-alloc")
 
 
-@scenario("swa-allocator: double-alloc", "twice in this one hand-out")
+@scenario("kv-allocator: double-alloc", "twice in this one hand-out")
 def twice_in_one_hand_out(arm):
     it = pools(arm)
     it.rig.allocator.free(it_row(it, it.requests["c"], 61))
@@ -475,7 +475,7 @@ def twice_in_one_hand_out(arm):
     return stopped(lambda: it.admit("d", 2 * PAGE, 0))
 
 
-@scenario("swa-allocator: double-alloc", "returned this one instead")
+@scenario("kv-allocator: double-alloc", "returned this one instead")
 def returned_by_the_outer_allocator(arm):
     """The issue's: the SWA allocator returns a page that its full pool did not hand out."""
     outer = allocator_class("swa.init")
@@ -494,7 +494,7 @@ def returned_by_the_outer_allocator(arm):
         outer.alloc_extend = real
 
 
-@scenario("swa-allocator: double-free", "the same code freed the page before")
+@scenario("kv-allocator: double-free", "the same code freed the page before")
 def the_same_line_frees_twice(arm):
     it = pools(arm)
     tokens = it_row(it, it.requests["a"], PAGE)
@@ -506,7 +506,7 @@ def the_same_line_frees_twice(arm):
     return stopped(twice)
 
 
-@scenario("swa-allocator: double-free", "two places think that they have to give it back")
+@scenario("kv-allocator: double-free", "two places think that they have to give it back")
 def two_lines_free(arm):
     it = pools(arm)
     tokens = it_row(it, it.requests["a"], PAGE)
@@ -514,21 +514,21 @@ def two_lines_free(arm):
     return stopped(lambda: it.rig.allocator.free(tokens))
 
 
-@scenario("swa-allocator: double-free", "the first free is older")
+@scenario("kv-allocator: double-free", "the first free is older")
 def a_free_that_is_not_recorded_any_more(arm):
     ledger, pool = books()
     pool.ever[5] = True
     return judged(ledger, pool, "double-free", event("free", 5), 5)
 
 
-@scenario("swa-allocator: free-unallocated", "the index is from no allocator")
+@scenario("kv-allocator: free-unallocated", "the index is from no allocator")
 def a_page_that_nobody_got_is_freed(arm):
     it = pools(arm)
     page = int(it.rig.allocator.full_attn_allocator.free_pages[-1])
     return stopped(lambda: it.rig.allocator.free(tokens_of(page)))
 
 
-@scenario("swa-allocator: free-unallocated", "a wrong index is among its right ones")
+@scenario("kv-allocator: free-unallocated", "a wrong index is among its right ones")
 def a_wrong_page_among_right_ones_is_freed(arm):
     it = pools(arm)
     page = int(it.rig.allocator.full_attn_allocator.free_pages[-1])
@@ -547,28 +547,28 @@ def grow(it: Any, rid: str, by: int = 1) -> None:
     kv_of(request).kv_committed_len += by
 
 
-@scenario("swa-allocator: use-after-free", "while the sequence still uses it")
+@scenario("kv-allocator: use-after-free", "while the sequence still uses it")
 def a_sequence_goes_on_in_a_freed_page(arm):
     it = pools(arm)
     it.rig.allocator.free(it_row(it, it.requests["b"], 100)[6 * PAGE :])
     return stopped(lambda: grow(it, "b"))
 
 
-@scenario("swa-allocator: use-after-free", "its SWA page was taken away")
+@scenario("kv-allocator: use-after-free", "its SWA page was taken away")
 def a_sequence_goes_on_behind_an_eviction(arm):
     it = pools(arm)
     it.rig.allocator.free_swa(it_row(it, it.requests["b"], 100)[6 * PAGE :])
     return stopped(lambda: grow(it, "b"))
 
 
-@scenario("swa-allocator: use-after-free", "no hand-out and no free of this page was recorded")
+@scenario("kv-allocator: use-after-free", "no hand-out and no free of this page was recorded")
 def a_sequence_goes_on_in_a_page_that_nobody_got(arm):
     it = pools(arm)
     it.write("b", 6, a_free_page(it, "full"))
     return stopped(lambda: grow(it, "b"))
 
 
-@scenario("swa-allocator: mapping-mismatch", "the mapping was wrong as soon as")
+@scenario("kv-allocator: mapping-mismatch", "the mapping was wrong as soon as")
 def written_wrong_by_the_allocator(arm):
     it = pools(arm)
     nobodys = tokens_of(a_free_page(it, "swa") - 1)
@@ -583,7 +583,7 @@ def with_swa_pages(it: Any, change: Callable[[Any], Any], tokens: int) -> None:
     it.admit("d", tokens, 0)
 
 
-@scenario("swa-allocator: mapping-mismatch", "what wraps it did. SWA page")
+@scenario("kv-allocator: mapping-mismatch", "what wraps it did. SWA page")
 def doubled_by_the_outer_allocator(arm):
     """The issue's: two full pages get the same SWA page, and nothing was overwritten."""
     it = pools(arm)
@@ -595,28 +595,28 @@ def doubled_by_the_outer_allocator(arm):
     return kind, cause.replace("the mapping was wrong as soon as", "")
 
 
-@scenario("swa-allocator: mapping-mismatch", "the mapping was right when the page was handed out")
+@scenario("kv-allocator: mapping-mismatch", "the mapping was right when the page was handed out")
 def overwritten_before_the_sequence_goes_on(arm):
     it = pools(arm)
     map_to(it, it.rig.page("b", 5, "swa"))
     return stopped(lambda: grow(it, "b"))
 
 
-@scenario("swa-allocator: mapping-mismatch", "the mapping was right when the pages were handed out")
+@scenario("kv-allocator: mapping-mismatch", "the mapping was right when the pages were handed out")
 def overwritten_before_a_free(arm):
     it = pools(arm)
     map_to(it, it.rig.page("b", 5, "swa"))
     return stopped(lambda: it.rig.allocator.free_swa(it_row(it, it.requests["b"], 100)[6 * PAGE :]))
 
 
-@scenario("swa-allocator: maps-freed", "without free_swa, which clears the mapping")
+@scenario("kv-allocator: maps-freed", "without free_swa, which clears the mapping")
 def freed_behind_the_mapping(arm):
     it = pools(arm)
     swa = tokens_of(it.rig.page("b", 6, "swa"))
     return stopped(lambda: it.rig.allocator.swa_attn_allocator.free(swa))
 
 
-@scenario("swa-allocator: maps-freed", "set_full_to_swa_mapping was given SWA page")
+@scenario("kv-allocator: maps-freed", "set_full_to_swa_mapping was given SWA page")
 def mapped_to_a_free_page(arm):
     it = pools(arm)
     full, swa = tokens_of(it.rig.page("b", 6)), tokens_of(a_free_page(it, "swa"))
@@ -641,19 +641,19 @@ def judged(
     return kind, swa_causes.cause(ledger, pool, at, violation)
 
 
-@scenario("swa-allocator: evicted-in-window", "the request's own eviction went too far")
+@scenario("kv-allocator: evicted-in-window", "the request's own eviction went too far")
 def too_far(arm):
     at = event("evict", 5, caller="schedule_batch.py:2744 _evict_swa")
     return judged(*books(), "evicted-in-window", at, 5)
 
 
-@scenario("swa-allocator: evicted-in-window", "the prefix cache gave it up")
+@scenario("kv-allocator: evicted-in-window", "the prefix cache gave it up")
 def unlocked(arm):
     at = event("evict", 5, caller="swa_radix_cache.py:580 evict")
     return judged(*books(), "evicted-in-window", at, 5)
 
 
-@scenario("swa-allocator: foreign-free", "of its row")
+@scenario("kv-allocator: foreign-free", "of its row")
 def a_row_that_names_anothers_page(arm):
     it = pools(arm)
     running(it)
@@ -661,20 +661,20 @@ def a_row_that_names_anothers_page(arm):
     return stopped(lambda: release(it, "b"))
 
 
-@scenario("swa-allocator: foreign-free", "freed other indices than those of the row")
+@scenario("kv-allocator: foreign-free", "freed other indices than those of the row")
 def a_release_of_other_indices(arm):
     it = pools(arm)
     running(it)
     return stopped(lambda: release(it, "b", it_row(it, it.requests["a"], 50)))
 
 
-@scenario("swa-allocator: freed-while-read", "gave a node of the prefix cache new pages")
+@scenario("kv-allocator: freed-while-read", "gave a node of the prefix cache new pages")
 def a_tombstone_recovered(arm):
     at = event("free", 5, caller="swa_radix_cache.py:1139 _insert_helper")
     return judged(*books(), "freed-while-read", at, 5)
 
 
-@scenario("swa-allocator: freed-while-read", "which of the two is not known")
+@scenario("kv-allocator: freed-while-read", "which of the two is not known")
 def freed_by_somebody(arm):
     at = event("free", 5, caller="swa_radix_cache.py:580 evict")
     return judged(*books(), "freed-while-read", at, 5)

@@ -75,7 +75,7 @@ def states(state):
     return {t.name: t for t in state.recorder.status.records()}
 
 
-def finding(check="swa-allocator", kind="double-alloc"):
+def finding(check="kv-allocator", kind="double-alloc"):
     return Finding(check, kind, "s", f"g4debug: {check} says {kind}", Location(), "e", "g")
 
 
@@ -124,7 +124,7 @@ def test_a_ledger_that_lost_a_hook_is_given_up_with_what_needs_it(armed, origina
     assert "its hook at pool.alloc_extend is gone" in armed.ledger.broken
     found = states(armed)
     assert found["ledger"].off
-    assert "the page ledger is off" in found["swa-allocator"].off
+    assert "the page ledger is off" in found["kv-allocator"].off
     assert "the page ledger is off" in found["pool-leak"].limits[0].why
     assert found["page-table"].limits
     assert not found["page-table"].off
@@ -183,15 +183,15 @@ def test_a_hook_that_is_back_is_told_and_stays_doubtful(armed, originals, caplog
 @pytest.mark.parametrize(
     ("name", "check", "kind", "believed"),
     [
-        ("alloc_extend", "swa-allocator", "free-unallocated", False),
+        ("alloc_extend", "kv-allocator", "free-unallocated", False),
         ("alloc_extend", "pool-leak", "leaked", False),
         ("alloc_extend", "page-table", "use-after-free", False),
         ("alloc_extend", "page-table", "out-of-range", True),
         ("alloc_extend", "spec-lifecycle", "seq-len", True),
         ("merge_batch", "spec-lifecycle", "wrong-type", False),
-        ("merge_batch", "swa-allocator", "double-alloc", True),
+        ("merge_batch", "kv-allocator", "double-alloc", True),
         ("run_batch", "spec-lifecycle", "seq-len", False),
-        (None, "swa-allocator", "double-alloc", True),
+        (None, "kv-allocator", "double-alloc", True),
     ],
 )
 def test_a_finding_of_a_tracer_that_missed_something_stops_no_server(
@@ -262,7 +262,7 @@ def test_the_dump_lists_the_plugins_and_who_is_at_our_sites(armed, originals, tm
     assert record.plugins["g4debug"].startswith("allowed: g4debug.plugin:register")
     (other,) = record.others
     assert (other.site, other.side, other.who) == ("batch.merge", "outside", "plugin timer")
-    allocator = next(t for t in record.tracers if t.name == "swa-allocator")
+    allocator = next(t for t in record.tracers if t.name == "kv-allocator")
     assert allocator.dead[0].startswith("batch.evict_swa: ScheduleBatch._evict_swa")
 
 
@@ -272,7 +272,7 @@ def test_nobody_vouches_for_what_was_taken_away_just_before_the_end(armed, origi
     from g4debug.hooking.hooks import Order
     from g4debug.tracers.flight_recorder.tracer import LOOP
 
-    for t in ("page-table", "swa-allocator", "ledger"):
+    for t in ("page-table", "kv-allocator", "ledger"):
         armed.recorder.status.part(t).checked(1, "tables" if t == "page-table" else "hand-outs")
     meddle(originals, "alloc_extend")
     loop = next(e for e in armed.hooks._entries[LOOP] if e.order is Order.LAST)

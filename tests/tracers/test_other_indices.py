@@ -80,7 +80,7 @@ def test_kv_writes_does_not_judge_where_it_writes(arm, argument):
 
 @pytest.mark.parametrize("argument", [*ARGUMENTS, "pp_size"])
 def test_the_allocators_are_not_judged(arm, argument):
-    folder = arm(G4DEBUG_TRACE="swa-allocator,pool-leak")
+    folder = arm(G4DEBUG_TRACE="kv-allocator,pool-leak")
     it = Serving()
     running(it)
     arguments = SimpleNamespace(**{argument: ARGUMENTS.get(argument, 2)}, speculative_eagle_topk=1)
@@ -88,7 +88,7 @@ def test_the_allocators_are_not_judged(arm, argument):
     it.write("b", 5, it.rig.page("a", 1))
     release(it, "b")  # frees a page of a, which still runs
     assert not list(folder.glob("*.pt"))
-    assert "this tracer was never run so" in status("swa-allocator").off
+    assert "this tracer was never run so" in status("kv-allocator").off
     (leaks,) = [
         e.before.hook.__self__
         for e in plugin.in_force.hooks._entries["scheduler.on_idle"]

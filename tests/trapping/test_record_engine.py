@@ -25,7 +25,7 @@ def record(tmp_path_factory):
         tmp_path_factory.mktemp("engine"),
         str(DRIVER),
         G4DEBUG_FAULTS=f"seed=1;double-free={earlier}*off->1*on",
-        G4DEBUG_TRACE="swa-allocator,page-table",
+        G4DEBUG_TRACE="kv-allocator,page-table",
         SGLANG_API_KEY=SECRET,
     )
     (dump,) = run.dumps

@@ -28,7 +28,7 @@ def finding(**location) -> Finding:
     return Finding(
         check="page-table",
         kind="out-of-range",
-        site="attn.layer_page_table",
+        site="attn.trtllm_mha.layer_page_table",
         headline="g4debug: page-table: page 99 in row 1",
         location=Location(**where),
         expected="a page of the swa pool",

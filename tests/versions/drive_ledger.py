@@ -58,8 +58,8 @@ class Books:
         from g4debug.ledger.ledger import Ledger
         from g4debug.settings import Settings
         from g4debug.tracers.base import Context
+        from g4debug.tracers.kv_allocator.tracer import KvAllocatorTracer
         from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
-        from g4debug.tracers.swa_allocator.tracer import SwaAllocatorTracer
         from g4debug.trapping.describe import Describer
         from g4debug.trapping.trap import Trap
 
@@ -74,7 +74,7 @@ class Books:
         def context(name: str) -> Context:
             return Context(name, hooks, settings, self.recorder, trap, self.ledger)
 
-        self.swa = SwaAllocatorTracer(context("swa-allocator"))
+        self.swa = KvAllocatorTracer(context("kv-allocator"))
         self.leak = PoolLeakTracer(context("pool-leak"))
         self.swa.install()
         self.leak.install()

@@ -110,7 +110,7 @@ def test_every_hook_site_is_there_or_declared_absent(release):
 UNLIKE = {
     "attn.hybrid_metadata": "<0.5.13",
     "attn.hybrid_metadata_out_graph": ">=0.5.13,<0.5.14",
-    "attn.metadata_in_graph": ">=0.5.13,<0.5.15",
+    "attn.trtllm_mha.metadata_in_graph": ">=0.5.13,<0.5.15",
     "attn.triton.extend_blocks": ">=0.5.13,<0.5.18",
     "batch.maybe_evict_swa": "<0.5.14",
     "future.gather": ">=0.5.13,<0.5.14",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from g4debug.findings.record import DeviceAssert, Lookup
-from g4debug.tracers.flight_recorder import asserts as words
+from g4debug.tracers.flight_recorder import device_asserts as words
 
 CANNOT, COULD, NOT_KNOWN = "cannot", "could", "not known"
 

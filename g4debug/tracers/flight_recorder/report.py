@@ -20,7 +20,7 @@ from g4debug.settings import Settings
 if TYPE_CHECKING:
     from g4debug.findings.launch_memory import Seat
     from g4debug.tracers.base import Context
-    from g4debug.tracers.flight_recorder.asserted import Asserted
+    from g4debug.tracers.flight_recorder.assert_evidence import Asserted
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"

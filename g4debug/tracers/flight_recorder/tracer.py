@@ -3,7 +3,7 @@
 It checks nothing. It writes a dump when the scheduler dies of a CUDA error or of any other
 exception that nobody caught, when the scheduler gets SIGTERM while it hangs, and shortly before
 SGLang's own watchdog kills it. If the scheduler dies and the other tracers found nothing, the dump
-says what they had checked by then (:mod:`g4debug.tracers.flight_recorder.innocence`).
+says what they had checked by then (:mod:`g4debug.tracers.flight_recorder.coverage`).
 
 The dump is made from host memory alone: from what ``findings/steps.py`` has recorded while all was
 well. After a CUDA error nothing can be read from the device, and a scheduler that hangs may be
@@ -23,15 +23,15 @@ from typing import Any
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.flight_recorder import asserts, lookups, tables
+from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
 from g4debug.tracers.flight_recorder import report as finding
-from g4debug.tracers.flight_recorder.asserted import Asserted
+from g4debug.tracers.flight_recorder.assert_evidence import Asserted
+from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump
-from g4debug.tracers.flight_recorder.innocence import Death, attention_backends, innocence
-from g4debug.tracers.flight_recorder.printed import Printed
+from g4debug.tracers.flight_recorder.coverage import Death, attention_backends, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
-from g4debug.tracers.flight_recorder.waited import Waited
+from g4debug.tracers.flight_recorder.stderr_capture import Printed
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import TrapError
 
@@ -47,7 +47,7 @@ class FlightRecorder:
         self.progress = Progress(context.recorder)
         self.waited = Waited(context.recorder)
         self.printed = Printed()
-        self.seen = tables.Seen()
+        self.seen = embedding_lookups.Seen()
         self.armed_at = time.time()
         self.watch = SigtermWatch(self.on_sigterm, self.on_tick, self.on_limit)
         self.complete = finding.all_tracers_armed(context.settings)
@@ -137,19 +137,19 @@ class FlightRecorder:
         """
         alone = not self._other_ranks()
         if finding.is_assert(error):
-            found = asserts.parse(self.printed.wait_for(asserts.any_in))
+            found = device_asserts.parse(self.printed.wait_for(device_asserts.any_in))
         elif not (alone and finding.is_vague(error)) or not (
-            found := asserts.parse(self.printed.text())
+            found := device_asserts.parse(self.printed.text())
         ):
             return None
-        host = tables.Host(
+        host = embedding_lookups.Host(
             self.recorder.scheduler,
             self.seen,
             self.recorder.steps,
             self.waited.last,
             self.recorder.rank,
         )
-        judged = lookups.judge(tables.lookups(host), found)
+        judged = lookups.judge(embedding_lookups.lookups(host), found)
         why = self.printed.why or "the file that stderr goes to has no such line"
         return Asserted(found, judged, "" if found else why, shared=not alone)
 

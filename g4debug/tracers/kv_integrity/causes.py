@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from g4debug.findings.record import PageEvent
-from g4debug.tracers.evidence import said
+from g4debug.ledger.page_history import said
 
 _MEMORY = "a kernel writes out of bounds, or there is a memory error (see: nvidia-smi -q -d ECC)"
 

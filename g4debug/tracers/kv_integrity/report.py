@@ -16,7 +16,7 @@ from g4debug.tracers.kv_integrity.watched import Look, Watched
 logger = logging.getLogger("g4debug")
 NAMED = 4  # how many requests are named
 Found = tuple[Finding, tuple[PageEvent, ...]]
-ALL = "G4DEBUG_TRACE=kv-integrity,page-table,swa-allocator,spec-lifecycle <your launch command>"
+ALL = "G4DEBUG_TRACE=kv-integrity,page-table,kv-allocator,spec-lifecycle <your launch command>"
 NAN_CHECK = "SGLANG_SPEC_NAN_DETECTION"  # up to 0.5.13
 Kind = Literal["write-after-free", "kv-changed", "nan"]
 _CORRUPTED = "TRIAGE.md, 'Wrong answers, no crash: KV is corrupted'"

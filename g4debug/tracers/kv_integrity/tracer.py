@@ -33,16 +33,16 @@ import torch
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
-from g4debug.ledger.free_group import in_free_group
-from g4debug.ledger.handed_out import plan
+from g4debug.hooking.free_group import in_free_group
+from g4debug.hooking.idle_work import IdleWork
+from g4debug.ledger.alloc_hooks import plan
 from g4debug.ledger.ledger import Pages, PoolLedger
+from g4debug.sanitizer.unsupported import as_of_launch, moving_pages
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.idle import IdleWork
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
 from g4debug.tracers.kv_integrity.lane import Lane
 from g4debug.tracers.kv_integrity.watched import Look, Watched, layers_of, to_device
-from g4debug.tracers.limits import as_of_launch, moving_pages
 
 HANDED_OUT = 16_384  # tokens of new pages whose stamps are compared at a time
 SAMPLE = 4096  # tokens of sealed pages that are compared in each pool after each step

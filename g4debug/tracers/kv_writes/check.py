@@ -27,7 +27,7 @@ import torch
 
 from g4debug.ledger.owners import EVERYTHING
 from g4debug.ledger.shadow import FREE
-from g4debug.tracers.truth import Truth
+from g4debug.sanitizer.reference_state import Truth
 
 UNKNOWN = -1
 

@@ -14,7 +14,7 @@ from g4debug.findings.steps import Recorder
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
-from g4debug.tracers.kv_writes.launch import Launch, Write, rid_of
+from g4debug.tracers.kv_writes.checked_writes import Launch, Write, rid_of
 
 ENDED = "its request has ended since then"
 OTHER_SLOT = "SGLang's own mapping names that slot of the right page"

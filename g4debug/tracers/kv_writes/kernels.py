@@ -18,10 +18,10 @@ import triton.language as tl
 
 from g4debug import launching
 from g4debug.ledger.owners import EVERYTHING
+from g4debug.sanitizer.device_library import leave
+from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
-from g4debug.tracers.trap_buffer import TrapBuffer
-from g4debug.tracers.trap_writer import leave
-from g4debug.tracers.truth import Truth, arguments
 
 BLOCK = 256
 BITS = 24  # of a stamp that say which token; the others are the number of the check

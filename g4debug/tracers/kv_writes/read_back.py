@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from g4debug.tracers.kv_writes.launch import Launch
+from g4debug.tracers.kv_writes.checked_writes import Launch
 
 # Who has the locations, as what, SGLang's, and the checked ones.
 Places = list[tuple[Any, str, torch.Tensor, torch.Tensor]]

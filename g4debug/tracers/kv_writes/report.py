@@ -13,9 +13,9 @@ from typing import Literal
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger, PoolLedger
-from g4debug.tracers.evidence import GIVES, event_line, last_of, said, settle
+from g4debug.ledger.page_history import GIVES, event_line, last_of, said, settle
 from g4debug.tracers.kv_writes.check import Kind
-from g4debug.tracers.kv_writes.launch import Launch, Write, rid_in_row, rid_of
+from g4debug.tracers.kv_writes.checked_writes import Launch, Write, rid_in_row, rid_of
 
 KindName = Literal[
     "negative",
@@ -59,7 +59,7 @@ REFERENCES: dict[KindName, str] = {
     "unreadable": _WRONG,
 }
 ALL = (
-    "G4DEBUG_TRACE=kv-writes,page-table,swa-allocator,spec-lifecycle,flight-recorder "
+    "G4DEBUG_TRACE=kv-writes,page-table,kv-allocator,spec-lifecycle,flight-recorder "
     "<your launch command>"
 )
 CONTAIN = f"G4DEBUG_MODE=contain {ALL}"

@@ -22,7 +22,7 @@ goes to ``req_to_token[r, p]``, in sliding layers to that token's place in the S
 held, was handed out to this request, and is not one of the prefix cache; no two tokens go to one
 place. The truth is that of page-table: SGLang's rows, and the shadow and the owners of the page
 ledger; under overlap scheduling as they were when the forward was launched
-(:mod:`g4debug.tracers.as_of_launch`).
+(:mod:`g4debug.sanitizer.forward_snapshots`).
 
 **What proves it.** A location that equals ``req_to_token`` is in range. It is this request's and no
 other's, because the owners say to whom its page was handed out; who rests on the row alone would
@@ -60,16 +60,16 @@ from g4debug.findings.record import Evidence
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.layer_pools import pool_of_layer
+from g4debug.sanitizer.device_check import TrapTracer
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_writes import kernels, read_back
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
+from g4debug.tracers.kv_writes.checked_writes import Launch, Write, write_of
 from g4debug.tracers.kv_writes.confirm import HARMLESS, confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
-from g4debug.tracers.kv_writes.launch import Launch, Write, write_of
 from g4debug.tracers.kv_writes.report import describe
 from g4debug.tracers.kv_writes.truth import Books
-from g4debug.tracers.trap_buffer import TrapBuffer
-from g4debug.tracers.trap_tracer import TrapTracer
 
 POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
 ALWAYS = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)  # reported whoever the row belonged to
@@ -88,12 +88,12 @@ class KvWritesTracer(TrapTracer[Launch]):
 
     def install(self) -> None:
         context = self.context
-        context.after("attn.init", self.after_backend_init)
+        context.after("attn.trtllm_mha.init", self.after_backend_init)
         context.after("attn.triton.init", self.after_backend_init)
         put = context.hooks.around
         put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
         put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
-        context.after("attn.layer_cache_loc", self.after_layer_cache_loc)
+        context.after("attn.trtllm_mha.layer_cache_loc", self.after_layer_cache_loc)
         self.follow()
         context.after("scheduler.init", self.after_scheduler_init)
 
@@ -353,8 +353,8 @@ TRACER = Tracer(
     title="the KV of every token is written to its own place, once, and nowhere else",
     sites=(
         "attn.forward",
-        "attn.init",
-        "attn.layer_cache_loc",
+        "attn.trtllm_mha.init",
+        "attn.trtllm_mha.layer_cache_loc",
         "forward_batch.init_new",
         "kv.set",
         "scheduler.init",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.hooking.speculation import is_frozen_kv_mtp
-from g4debug.tracers.as_of_launch import Launches
-from g4debug.tracers.limits import as_of_launch, moving_pages, other_rows, overlaps
-from g4debug.tracers.truth import Truth, of_forward
+from g4debug.sanitizer.forward_snapshots import Launches
+from g4debug.sanitizer.reference_state import Truth, of_forward
+from g4debug.sanitizer.unsupported import as_of_launch, moving_pages, other_rows, overlaps
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger

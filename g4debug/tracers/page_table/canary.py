@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from g4debug.backends import adapter
+from g4debug.backends.handed_over import PageTable, TokenLists
+from g4debug.backends.triton import Built
 from g4debug.dumps import reading
 from g4debug.faults import lists as token_lists
 from g4debug.faults import page_alias, page_oob, tables, token_oob
@@ -23,10 +26,6 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
-from g4debug.tracers.page_table.backends import adapter
-from g4debug.tracers.page_table.backends.base import PageTable
-from g4debug.tracers.page_table.backends.triton import Built
-from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from g4debug.hooking import req_kv
-from g4debug.tracers.evidence import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.page_table.launch import LIST_WORDS
+from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
+from g4debug.tracers.page_table.checked_table import LIST_WORDS
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.facts import Facts

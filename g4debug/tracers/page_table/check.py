@@ -17,7 +17,7 @@ from enum import IntEnum
 
 import torch
 
-from g4debug.tracers.truth import Truth as Truth
+from g4debug.sanitizer.reference_state import Truth as Truth
 
 FREE = -1  # word of a free page in the shadow, see ledger/shadow.py
 UNKNOWN = -1  # it is not known which page is expected

@@ -13,7 +13,7 @@ import numpy as np
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.launch import Cell, Launch
+from g4debug.tracers.page_table.checked_table import Cell, Launch
 
 
 def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:

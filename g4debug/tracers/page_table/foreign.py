@@ -14,7 +14,7 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import cached_tokens
-from g4debug.tracers.page_table.launch import Cell, Launch, rid_at
+from g4debug.tracers.page_table.checked_table import Cell, Launch, rid_at
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ torch reference of this kernel.
 program that finds a bad cell writes what it saw *straight into pinned host memory*. So the host can
 read it without a copy and without waiting, and still has it if the CUDA context dies a moment
 later. Until the host has read it, what others see is only counted
-(:mod:`g4debug.tracers.trap_buffer`). Which program is the first may vary from run to
+(:mod:`g4debug.sanitizer.trap_buffer`). Which program is the first may vary from run to
 run, but not that there is a bad cell. The host checks the whole table again before it reports.
 
 The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
@@ -32,11 +32,11 @@ import torch
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.tracers import trap_buffer
+from g4debug.sanitizer import trap_buffer
+from g4debug.sanitizer.device_library import fence_system
+from g4debug.sanitizer.reference_state import arguments
+from g4debug.sanitizer.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
 from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
-from g4debug.tracers.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
-from g4debug.tracers.trap_writer import fence_system
-from g4debug.tracers.truth import arguments
 
 BLOCK = 256
 

@@ -12,12 +12,11 @@ from contextlib import suppress
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
-from g4debug.tracers.evidence import event_line, settle
+from g4debug.ledger.page_history import event_line, settle
+from g4debug.sanitizer.trap_buffer import Left
 from g4debug.tracers.page_table.causes import cause
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
-from g4debug.tracers.page_table.foreign import Foreign, confirm
-from g4debug.tracers.page_table.launch import (
+from g4debug.tracers.page_table.checked_table import (
     Cell,
     Launch,
     cell_of,
@@ -26,7 +25,8 @@ from g4debug.tracers.page_table.launch import (
     read_table,
     rid_at,
 )
-from g4debug.tracers.trap_buffer import Left
+from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
+from g4debug.tracers.page_table.foreign import Foreign, confirm
 
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
@@ -359,7 +359,7 @@ def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
     return Finding(
         check="page-table",
         kind=kind,
-        site="attn.layer_page_table",
+        site="attn.trtllm_mha.layer_page_table",
         headline=(
             f"g4debug: page-table: page {cell.value} {what} (row {cell.row}, column {cell.column})"
         ),
@@ -382,7 +382,7 @@ def _unreadable(fields: dict[str, int], recorder: Recorder) -> Finding:
     return Finding(
         check="page-table",
         kind="unreadable",
-        site="attn.layer_page_table",
+        site="attn.trtllm_mha.layer_page_table",
         headline=(
             "g4debug: page-table: the guard saw a bad cell, but what it left cannot be read "
             f"(kind {fields['kind']}, row {fields['row']}, column {fields['column']})"

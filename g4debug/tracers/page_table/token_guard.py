@@ -2,7 +2,7 @@
 
 What it checks, and all formulas, are in :mod:`g4debug.tracers.page_table.token_check`, its torch
 reference. What it leaves, and how, is as for page tables
-(:mod:`g4debug.tracers.trap_buffer`). Two things differ:
+(:mod:`g4debug.sanitizer.trap_buffer`). Two things differ:
 
 * It changes SGLang's own tensors, where :class:`Repair` says so. In a decode they are as long as
   the context of all requests together, so that a second list would cost as much memory again. All
@@ -25,12 +25,13 @@ import triton
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.tracers import trap_buffer
+from g4debug.backends.handed_over import TokenLists
+from g4debug.sanitizer import trap_buffer
+from g4debug.sanitizer.device_library import fence_system
+from g4debug.sanitizer.reference_state import arguments
+from g4debug.sanitizer.trap_buffer import CELLS, FIELDS, TrapBuffer
 from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
-from g4debug.tracers.page_table.token_check import ListCheck, TokenLists, check_token_lists
-from g4debug.tracers.trap_buffer import CELLS, FIELDS, TrapBuffer
-from g4debug.tracers.trap_writer import fence_system
-from g4debug.tracers.truth import arguments
+from g4debug.tracers.page_table.token_check import ListCheck, check_token_lists
 
 BLOCK = 512
 PROGRAMS = 1024  # so many are started at most, if there are fewer rows than that

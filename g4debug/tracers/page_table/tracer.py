@@ -3,7 +3,7 @@
 The check runs where the table is handed to the attention kernel, because the layer, its pool and
 its table are known together there, and because a table that is never handed over is read by no
 kernel. Where that is, and whether it is a page table or a list of tokens, is known by one file for
-each attention backend (:mod:`g4debug.tracers.page_table.backends`). A table is checked once for
+each attention backend (:mod:`g4debug.backends`). A table is checked once for
 each forward and pool: at the first layer of the pool. The other layers of that pool reuse the
 result. When the layer that was checked first is called again, a new forward has begun.
 
@@ -13,10 +13,10 @@ guard has left in pinned memory.
 
 A cell is compared with ``req_to_token`` and with the shadow of the page ledger. With overlap
 scheduling it is compared with a copy of these, made when the forward was launched
-(:mod:`g4debug.tracers.as_of_launch`). If pages change hands while a forward reads them,
-for any other reason, only ranges are checked (:func:`g4debug.tracers.limits.moving_pages`). If the
-class of the allocator is not SGLang's own, it is not known which pages are free
-(:mod:`g4debug.ledger.feed`).
+(:mod:`g4debug.sanitizer.forward_snapshots`). If pages change hands while a forward reads them, for
+any other reason, only ranges are checked (:func:`g4debug.sanitizer.unsupported.moving_pages`). If
+the class of the allocator is not SGLang's own, it is not known which pages are free
+(:mod:`g4debug.ledger.pool_registry`).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from typing import Any
 
 import torch
 
+from g4debug.backends import adapters, phases
+from g4debug.backends.base import Adapter
+from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.findings.record import Evidence
 from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
+from g4debug.sanitizer import unsupported
+from g4debug.sanitizer.backend_state import Books
+from g4debug.sanitizer.device_check import TrapTracer
+from g4debug.sanitizer.trap_buffer import Left, TrapBuffer
 from g4debug.settings import Settings
-from g4debug.tracers import limits
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
-from g4debug.tracers.page_table import phases, token_guard
-from g4debug.tracers.page_table.backends import adapters
-from g4debug.tracers.page_table.backends.base import Adapter, PageTable
+from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
+from g4debug.tracers.page_table.checked_table import Launch, cell_of
 from g4debug.tracers.page_table.confirm import has_ended, is_real
-from g4debug.tracers.page_table.launch import Launch, cell_of
 from g4debug.tracers.page_table.report import Unconfirmed, describe
-from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
-from g4debug.tracers.page_table.truth import Books
-from g4debug.tracers.trap_buffer import Left, TrapBuffer
-from g4debug.tracers.trap_tracer import TrapTracer
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
@@ -116,17 +116,17 @@ class PageTableTracer(TrapTracer[Launch]):
         """A backend was built."""
         if self.is_refused(adapter):
             self.not_guarded(
-                limits.BACKEND.format(adapter.name),
+                unsupported.BACKEND.format(adapter.name),
                 "it was never run with this tracer on this SGLang and this kind of machine, so a "
                 "finding could be false; G4DEBUG_MODE=log reports only, and "
                 "G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk",
             )
             return
         key = id(backend)
-        why = limits.other_rows(getattr(model_runner, "server_args", None))
+        why = unsupported.other_rows(getattr(model_runner, "server_args", None))
         if why:
             self._unjudged.add(key)
-            self.not_guarded(limits.BACKEND.format(adapter.name), why)
+            self.not_guarded(unsupported.BACKEND.format(adapter.name), why)
             return
         self.adapters[key] = adapter
         self.page_sizes[key] = adapter.page_size(backend, model_runner)
@@ -158,7 +158,7 @@ class PageTableTracer(TrapTracer[Launch]):
             for phase in found:
                 if not phase.guarded:
                     self.not_guarded(
-                        limits.PHASE.format(phase.name),
+                        unsupported.PHASE.format(phase.name),
                         f"it runs on {phase.backend}, which is not guarded on this server",
                     )
         return result

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from g4debug.findings.record import Holding, PageEvent
 from g4debug.ledger.ledger import KEPT, Ledger
-from g4debug.tracers.evidence import GIVES, TAKES, last_of, said
+from g4debug.ledger.page_history import GIVES, TAKES, last_of, said
 
 _PAST = (
     "the free list was changed without free(), or the free is older than the recorded history; "

@@ -64,7 +64,7 @@ def describe(
         reference=REFERENCES[kind],
         next_command="G4DEBUG_LEAK_STEPS=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
         if kind == "leaked"
-        else "G4DEBUG_TRACE=swa-allocator <your launch command>",
+        else "G4DEBUG_TRACE=kv-allocator <your launch command>",
     )
     return finding, tuple(holdings[:NAMED]), events
 

@@ -10,8 +10,8 @@ no cost.
 
 A count must not keep requests waiting:
 
-* On an idle server it goes on in slices (:mod:`g4debug.tracers.idle`). If SGLang's own leak check
-  fails before, the count is brought to its end at once, so that the finding names the pages.
+* On an idle server it goes on in slices (:mod:`g4debug.hooking.idle_work`). If SGLang's own leak
+  check fails before, the count is brought to its end at once, so that the finding names the pages.
 * On a busy server it cannot pause. There the next count waits until this one has cost at most one
   ``SHARE``-th of the time, unless ``G4DEBUG_LEAK_STEPS`` is below ``OFTEN``: who asks for that is
   looking for a leak.
@@ -26,10 +26,10 @@ from typing import Any
 
 from g4debug.findings.record import Evidence
 from g4debug.hooking import req_kv
+from g4debug.hooking.idle_work import IdleWork, State
 from g4debug.ledger.holders import Holders, PoolView, finish
+from g4debug.sanitizer.unsupported import other_books
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.idle import IdleWork, State
-from g4debug.tracers.limits import other_books
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
 from g4debug.tracers.pool_leak.report import describe, describe_rows

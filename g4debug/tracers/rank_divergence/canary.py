@@ -15,7 +15,7 @@ import torch
 
 from g4debug.dumps import reading
 from g4debug.findings.launch_memory import LaunchMemory
-from g4debug.findings.others import Others
+from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
@@ -61,9 +61,9 @@ class Rank:
         self.tracer.before_step(self.scheduler, batch)
 
 
-def pair(settings: Settings) -> tuple[Rank, Rank, Others]:
+def pair(settings: Settings) -> tuple[Rank, Rank, PeerRanks]:
     """Two ranks that share a memory. Whoever is done closes it: ``others.close()``."""
-    others = Others()
+    others = PeerRanks()
     others.make("canary")
     assert others.memory is not None
     others.memory.take()

@@ -35,12 +35,12 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_state,
     check_written,
 )
-from g4debug.tracers.spec_lifecycle.committing import Committing
 from g4debug.tracers.spec_lifecycle.copies import Copies
 from g4debug.tracers.spec_lifecycle.future_rows import SEED
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.launches import BONUS, INDICES, LENS, NEW_LENS, Launch
 from g4debug.tracers.spec_lifecycle.spec_info import check_fields, check_verify_input, state_of
+from g4debug.tracers.spec_lifecycle.token_commit import Committing
 from g4debug.tracers.spec_lifecycle.v2 import Hooked, SpecLifecycleV2, _decodes, _running
 
 SITES = (

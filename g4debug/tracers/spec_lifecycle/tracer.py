@@ -19,7 +19,7 @@ from typing import Any
 from g4debug.fixes.base import state_of as state_of_fix
 from g4debug.hooking.speculation import V2_PATH, is_frozen_kv_mtp, is_v2
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import binding, overlapped, shown_pool, v2
+from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool, overlapped, v2
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -31,7 +31,6 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_rows,
     check_state,
 )
-from g4debug.tracers.spec_lifecycle.counts import Counting, DeviceLengths
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
 from g4debug.tracers.spec_lifecycle.spec_info import (
@@ -40,6 +39,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     check_verify_input,
     state_of,
 )
+from g4debug.tracers.spec_lifecycle.v1_counters import Counting, DeviceLengths
 
 V1_SITES = (
     "worker.target_extend",
@@ -55,7 +55,7 @@ V1_SITES = (
     "batch.filter",
     "scheduler.init",
     "scheduler.stream_output",
-    *binding.SITES,
+    *draft_embedding.SITES,
 )
 
 
@@ -71,8 +71,8 @@ class SpecLifecycleTracer:
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
         self.lengths = DeviceLengths()
-        self.binding = binding.Binding(context, self.log)
-        self.shown_pool = shown_pool.ShownPool(context, self.log)
+        self.binding = draft_embedding.Binding(context, self.log)
+        self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
         self._drafted: weakref.ref[Any] | None = (
             None  # the verify input that this step's draft made
         )

@@ -16,7 +16,7 @@ from typing import Any
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.base import Context
-from g4debug.tracers.spec_lifecycle import binding, shown_pool
+from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -30,7 +30,6 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_published,
     check_state,
 )
-from g4debug.tracers.spec_lifecycle.committing import Committing
 from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
 from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
@@ -48,6 +47,7 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
     check_verify_input,
     state_of,
 )
+from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 SITES = (
     "future.resolve_lens",
@@ -66,8 +66,8 @@ SITES = (
     "batch.merge",
     "batch.filter",
     "scheduler.init",
-    *binding.SITES,
-    *shown_pool.SITES,
+    *draft_embedding.SITES,
+    *draft_kv_pool.SITES,
 )
 
 
@@ -83,8 +83,8 @@ class SpecLifecycleV2:
         self.batches = SpecBatches(self.log, self.custody, v2=True)
         self.rows = FutureRows()
         self.launches = Launches()
-        self.binding = binding.Binding(context, self.log)
-        self.shown_pool = shown_pool.ShownPool(context, self.log)
+        self.binding = draft_embedding.Binding(context, self.log)
+        self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in

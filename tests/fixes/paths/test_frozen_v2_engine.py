@@ -16,7 +16,7 @@ ON = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 ARMED = {
     "G4DEBUG_TRACE": "flight-recorder,kv-integrity,kv-writes,page-table,pool-leak,spec-lifecycle,"
-    "swa-allocator",
+    "kv-allocator",
     "G4DEBUG_LEAK_STEPS": "16",
 }
 TRITON = {"attention_backend": "triton"}

@@ -18,10 +18,10 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.flight_recorder import asserts, lookups, tables
+from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
 from g4debug.tracers.flight_recorder import report as finding
-from g4debug.tracers.flight_recorder.asserted import Asserted
-from g4debug.tracers.flight_recorder.printed import Printed
+from g4debug.tracers.flight_recorder.assert_evidence import Asserted
+from g4debug.tracers.flight_recorder.stderr_capture import Printed
 from g4debug.tracers.flight_recorder.tracer import FlightRecorder
 from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap
@@ -94,11 +94,11 @@ NO_INDEX = line(
     ],
 )  # fmt: skip
 def test_a_line_of_cuda_is_read(text, expression, place, sorts, bound):
-    (found,) = asserts.parse(f"before\n{text}behind\n")
+    (found,) = device_asserts.parse(f"before\n{text}behind\n")
     assert found.expression == expression
-    assert asserts.place(found) == place
-    assert asserts.sorts(found) == sorts
-    assert asserts.bound(found) == bound
+    assert device_asserts.place(found) == place
+    assert device_asserts.sorts(found) == sorts
+    assert device_asserts.bound(found) == bound
     assert (found.block, found.thread, found.count) == ("3,0,0", "64,0,0", 1)
 
 
@@ -108,13 +108,13 @@ def test_thousands_of_threads_are_one_line_and_the_first_is_kept():
         for b in range(40)
         for t in range(128)
     ]
-    first, second = asserts.parse("".join(many) + SELECT)
+    first, second = device_asserts.parse("".join(many) + SELECT)
     assert (first.count, first.block, first.thread) == (40 * 128, "0,0,0", "0,0,0")
     assert second.count == 1
     assert first.file == "ATen/native/cuda/Indexing.cu"
-    assert len(asserts.parse("".join(SELECT.replace("1141", str(n)) for n in range(99)))) == (
-        asserts.MOST
-    )
+    assert len(
+        device_asserts.parse("".join(SELECT.replace("1141", str(n)) for n in range(99)))
+    ) == (device_asserts.MOST)
 
 
 @pytest.mark.parametrize(
@@ -129,23 +129,23 @@ def test_thousands_of_threads_are_one_line_and_the_first_is_kept():
     ids=["nothing", "python", "one-word", "colons", "halves"],
 )
 def test_what_is_no_such_line_is_none_and_takes_no_time(text):
-    assert asserts.parse(text) == ()
+    assert device_asserts.parse(text) == ()
 
 
 def test_no_folder_of_a_person_is_kept():
-    (found,) = asserts.parse(line("/data/jane/kernels/mine.cu:3: f", "i < n"))
+    (found,) = device_asserts.parse(line("/data/jane/kernels/mine.cu:3: f", "i < n"))
     assert found.file == "mine.cu"
 
 
 CHILD = """
 import os, sys
 sys.path[:0] = {path!r}
-from g4debug.tracers.flight_recorder import asserts
-from g4debug.tracers.flight_recorder.printed import Printed
+from g4debug.tracers.flight_recorder import device_asserts
+from g4debug.tracers.flight_recorder.stderr_capture import Printed
 os.write(2, b"before: " + {line!r}.replace(b"1141", b"1"))
 printed = Printed()
 os.write(2, {line!r} * 3)
-found = asserts.parse(printed.wait_for(asserts.any_in))
+found = device_asserts.parse(printed.wait_for(device_asserts.any_in))
 print([(x.line, x.count) for x in found], printed.why, flush=True)
 os.write(2, b"the last words")
 os._exit(3)
@@ -196,7 +196,7 @@ def test_a_log_that_was_cut_off_is_read_from_its_beginning(tmp_path, monkeypatch
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-    assert [x.line for x in asserts.parse(text)] == [1141]
+    assert [x.line for x in device_asserts.parse(text)] == [1141]
 
 
 # --- which lookup it was ------------------------------------------------------------------------
@@ -210,12 +210,12 @@ DARK = Lookup("dark", "e.py", "ids", ("gather",), 512)
 
 
 def verdicts(*some: Lookup, text: str = "") -> dict[str, str]:
-    judged = lookups.judge(some, asserts.parse(text))
+    judged = lookups.judge(some, device_asserts.parse(text))
     return {x.name: x.verdict for x in judged}
 
 
 def test_only_what_does_not_fit_is_accused():
-    judged = lookups.judge((WHOLE, ROWS, SHARD, MASKED, DARK), asserts.parse(SELECT))
+    judged = lookups.judge((WHOLE, ROWS, SHARD, MASKED, DARK), device_asserts.parse(SELECT))
     assert [(x.name, x.verdict) for x in judged] == [
         ("the draft's embedding", "could"),
         ("the target's embedding", "not known"),
@@ -267,7 +267,7 @@ def test_one_of_several_assertions_is_enough_to_be_under_suspicion():
 
 
 def test_an_assertion_that_is_about_no_index_accuses_no_lookup():
-    found = asserts.parse(NO_INDEX)
+    found = device_asserts.parse(NO_INDEX)
     said = Asserted(found, lookups.judge((SHARD, WHOLE), found))
     assert {x.verdict for x in said.judged} == {"cannot"}
     assert said.cause().startswith("The assertion is not about the index of a lookup")
@@ -316,7 +316,7 @@ class Rig:
 
     def __init__(self, draft_rows: int = 512, tp: int = 1, *modes: str) -> None:
         self.runners = Runner(Gemma4Target(), False), Runner(Gemma4Assistant(draft_rows), True)
-        self.seen = tables.Seen()
+        self.seen = embedding_lookups.Seen()
         for runner in self.runners:
             self.seen.runner(runner)
         self.batch = Batch(request([5, 9, 400]), request([7, 2], output=[500]))
@@ -329,8 +329,8 @@ class Rig:
         ]
 
     def found(self, finished: int = 1, rank: int = -1) -> dict[str, Lookup]:
-        host = tables.Host(self.scheduler, self.seen, self.steps, finished, rank)
-        return {x.name: x for x in lookups.judge(tables.lookups(host), ())}
+        host = embedding_lookups.Host(self.scheduler, self.seen, self.steps, finished, rank)
+        return {x.name: x for x in lookups.judge(embedding_lookups.lookups(host), ())}
 
 
 def test_the_draft_that_was_given_one_ranks_part_of_the_vocabulary_is_named():
@@ -591,7 +591,7 @@ def test_a_finding_before_it_stays_the_first_suspect(dead):
     settings = SimpleNamespace(mode="log", hang_seconds=60)
     trap = SimpleNamespace(reported=["g4debug: page 99"], doubted={})
     context = SimpleNamespace(settings=settings, trap=trap, recorder=Recorder(4))
-    found = asserts.parse(SELECT)
+    found = device_asserts.parse(SELECT)
     said = Asserted(found, lookups.judge((SHARD,), found))
     made = finding.of_exception(error, "scheduler.run_batch", context, True, lambda cuda: [], said)
     first, second = made.cause.split("\n")

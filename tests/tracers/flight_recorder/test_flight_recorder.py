@@ -13,7 +13,7 @@ import torch
 
 from g4debug.dumps import reading
 from g4debug.findings.launch_memory import ALIVE, LaunchMemory, Stop
-from g4debug.findings.others import Others
+from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
@@ -172,7 +172,7 @@ def test_a_finding_of_a_tracer_has_its_own_dump_only(make):
 @pytest.fixture
 def ranks():
     """This process is rank 0. ``stops()``: rank 3 of the same launch stops with a finding."""
-    others = Others()
+    others = PeerRanks()
     others.make("L")
     others.join("L")
     others.name_ranks(0, 0, 0)

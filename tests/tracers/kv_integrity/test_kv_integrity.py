@@ -224,8 +224,8 @@ def test_a_page_that_is_freed_twice_is_not_stamped_twice(serving):
 
 
 def test_pages_that_another_tracer_kept_are_not_stamped(serving):
-    """contain: swa-allocator leaves out what must not be freed; the stamp must, too."""
-    it = serving("contain", "kv-integrity,swa-allocator")
+    """contain: kv-allocator leaves out what must not be freed; the stamp must, too."""
+    it = serving("contain", "kv-integrity,kv-allocator")
     it.admit("a")
     it.admit("b", PAGE)
     swa = it.page("b", 0, "swa")
@@ -429,7 +429,7 @@ def test_a_pool_without_k_and_v(arm, tracers, caplog, monkeypatch):
 def test_it_is_armed_by_its_name_only(arm):
     arm(SGLANG_TRTLLM_MHA_DEBUG="1")
     assert "kv-integrity" not in plugin.in_force.tracers
-    assert "swa-allocator" in plugin.in_force.tracers
+    assert "kv-allocator" in plugin.in_force.tracers
 
 
 # --- a ledger that misses events -------------------------------------------------------------
@@ -456,14 +456,14 @@ def test_what_the_ledger_misses_is_no_finding(serving, monkeypatch, missed):
 
 
 def test_the_check_of_an_idle_server_goes_on_in_slices(serving, monkeypatch):
-    from g4debug.tracers import idle
+    from g4debug.hooking import idle_work
 
     it = serving()
     for rid in "abc":
         it.admit(rid)
     it.recorder.step += 1
     clock = iter(range(1000))
-    monkeypatch.setattr(idle.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(idle_work.time, "monotonic", lambda: float(next(clock)))
     scheduler = SimpleNamespace(is_fully_idle=lambda: True)
     calls = 0
     while it.tracer.idle.done != (it.recorder.step, it.ledger.serial):

@@ -19,7 +19,7 @@ pytestmark = [
     ),
 ]
 DRIVER = Path(__file__).with_name("drive_page_one.py")
-TRACE = {"G4DEBUG_TRACE": "kv-integrity,swa-allocator,pool-leak", "G4DEBUG_LEAK_STEPS": "3"}
+TRACE = {"G4DEBUG_TRACE": "kv-integrity,kv-allocator,pool-leak", "G4DEBUG_LEAK_STEPS": "3"}
 LOG = {**TRACE, "G4DEBUG_MODE": "log"}
 DATA = "seed=2;kv-nan=1*full;kv-bit-flip=1*swa(3)@step=8;kv-write-freed=1*full"
 EARLY = "seed=4;early-swa-free=1*on"
@@ -100,5 +100,5 @@ def test_frees_that_are_lost_or_doubled_are_found(runs):
     what = fired(run)
     assert set(what) == {"double-free", "lost-free"}
     kinds = {(record.finding.check, record.finding.kind) for record in run.dumps}
-    assert ("swa-allocator", "double-free") in kinds
+    assert ("kv-allocator", "double-free") in kinds
     assert any(check == "pool-leak" for check, _ in kinds)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from write_cases import Case, expected, random_case
 
+from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes import kernels
 from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
 from g4debug.tracers.kv_writes.kernels import Stamps
-from g4debug.tracers.trap_buffer import TrapBuffer
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),

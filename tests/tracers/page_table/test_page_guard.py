@@ -23,10 +23,10 @@ from guard_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from g4debug.sanitizer.trap_buffer import CELLS, Left
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import TrapBuffer
-from g4debug.tracers.trap_buffer import CELLS, Left
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"

@@ -252,7 +252,7 @@ def test_where_pages_change_under_a_forward_only_ranges_are_checked(
     from sglang.srt.managers.scheduler import Scheduler
 
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
-    # With SGLang's barrier, overlap is no reason: test_as_of_launch.py.
+    # With SGLang's barrier, overlap is no reason: test_forward_snapshots.py.
     monkeypatch.setitem(targets.SITES, "scheduler.war_barrier", (("", None),))
     rig = a_rig(arm)
     runner = rig.runner

@@ -8,11 +8,11 @@ import pytest
 import torch
 from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
+from g4debug.backends import adapter
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
-from g4debug.tracers.as_of_launch import Launches
-from g4debug.tracers.limits import moving_pages
-from g4debug.tracers.page_table.backends import adapter
-from g4debug.tracers.page_table.truth import Books
+from g4debug.sanitizer.backend_state import Books
+from g4debug.sanitizer.forward_snapshots import Launches
+from g4debug.sanitizer.unsupported import moving_pages
 
 
 def test_the_pool_is_the_layers_own(sglang):

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from list_cases import ListCase, expected, list_case, rows_of
 
+from g4debug.backends.handed_over import TokenLists
+from g4debug.sanitizer.trap_buffer import CELLS, TrapBuffer
 from g4debug.tracers.page_table import token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.token_check import TokenLists
 from g4debug.tracers.page_table.token_guard import Repair
-from g4debug.tracers.trap_buffer import CELLS, TrapBuffer
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"

@@ -16,11 +16,11 @@ from real_triton import WIDE, TritonRig
 from triton_forward import TOKENS, Spec, batch_of, prepared, run
 
 from g4debug import plugin
+from g4debug.backends import adapter
+from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
 from g4debug.tracers.page_table import token_guard
-from g4debug.tracers.page_table.backends import adapter
-from g4debug.tracers.page_table.launch import Launch
-from g4debug.tracers.page_table.token_check import TokenLists
+from g4debug.tracers.page_table.checked_table import Launch
 from g4debug.trapping.trap import TrapError
 
 FAR = 640_000_000

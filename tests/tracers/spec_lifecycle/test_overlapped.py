@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from g4debug.tracers.spec_lifecycle.check import check_bound
-from g4debug.tracers.spec_lifecycle.committing import Committing
 from g4debug.tracers.spec_lifecycle.overlapped import Claims, Gate, Ring
+from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 
 class Request:

@@ -17,7 +17,7 @@ from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.spec_lifecycle import canary, shown_pool
+from g4debug.tracers.spec_lifecycle import canary, draft_kv_pool
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import HISTORY, History
 from g4debug.tracers.spec_lifecycle.tracer import V1_SITES, SpecLifecycleTracer, install
@@ -329,7 +329,7 @@ def test_other_servers_are_left_alone(arm):
 def test_a_release_with_the_v1_worker_is_followed_by_its_sites(sglang):
     hooks, settings = Hooks(), Settings(max_dumps=0)
     install(Context("t", hooks, settings, Recorder(1), Trap(settings, lambda *a: None)))
-    here = {site for site in shown_pool.SITES if targets.path(site) is not None}
+    here = {site for site in draft_kv_pool.SITES if targets.path(site) is not None}
     assert set(hooks.sites) == {*V1_SITES, *here}
 
 

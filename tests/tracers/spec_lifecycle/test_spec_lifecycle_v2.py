@@ -244,7 +244,7 @@ DRILLS = [
     (name, drill)
     for name in discovery.names("fault")
     if discovery.load("fault", name).caught_by == ("spec-lifecycle",)
-    and name != "draft-embedding-shard"  # not in a step, but at start: test_binding.py
+    and name != "draft-embedding-shard"  # not in a step, but at start: test_draft_embedding.py
     for drill in (*discovery.load("fault", name).drills,)
 ] + [("seq-len-off-by-one", "1*device")]
 KINDS = {

@@ -1,0 +1,244 @@
+"""What SGLang's ``triton`` backend hands to an attention kernel, and where to read that.
+
+``TritonAttnBackend.forward_decode`` and ``forward_extend`` give a kernel lists of tokens from the
+backend's ``forward_metadata``: a sliding layer ``window_kv_indptr`` and ``window_kv_indices``, any
+other layer ``kv_indptr`` and ``kv_indices``. With a SWA pool the window's entries are token indices
+of that pool in every release.
+
+How many tokens of each row are listed depends on the mode, and on what the backend was told when
+it built the metadata: a prefill lists its prefix, a decode the whole sequence, a verify the
+sequence without the draft's tokens, and a step of a multi-step draft (EAGLE) also what that draft
+has made so far. So it is noted when the metadata are built: which rows, how long, which window. In
+a CUDA graph these are static buffers, which SGLang fills in before each replay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from g4debug.backends.base import Adapter, Guarding, Sites
+from g4debug.backends.handed_over import TokenLists
+from g4debug.fixes.triton_decode_window import decode_keys
+from g4debug.hooking import targets
+
+if TYPE_CHECKING:
+    import torch
+
+
+_BUILT = "g4debug_built"  # attribute of SGLang's metadata
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the metadata of a forward were built from.
+
+    indices: [rows], the row of ``req_to_token`` of each row. lengths: [rows]; row r has
+    ``lengths[r] + extra`` tokens. window: of a sliding layer, -1 if there is none. verify: the rows
+    have a mask. why: why the lists are not judged; '' if they are.
+    """
+
+    indices: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    extra: int = 0
+    window: int = -1
+    verify: bool = False
+    why: str = ""
+
+
+class Triton(Adapter):
+    name = "triton"
+    built = "attn.triton.init"
+    sites = (
+        "attn.triton.metadata",
+        "attn.triton.metadata_capture",
+        "attn.triton.metadata_replay",
+        "attn.triton.multi_step",
+        "attn.triton.decode",
+        "attn.triton.extend",
+    )
+
+    def __init__(self) -> None:
+        # By id() of a backend of a multi-step draft: its number, topk, and the draft's own window.
+        self._step: dict[int, tuple[int, int, int]] = {}
+
+    def install(self, context: Sites, guard: Guarding) -> None:
+        def after_metadata(result: Any, backend: Any, forward_batch: Any) -> Any:
+            self.note(backend, forward_batch, captured=False)
+            return result
+
+        def after_capture(
+            result: Any,
+            backend: Any,
+            bs: int,
+            num_tokens: int,
+            req_pool_indices: torch.Tensor,
+            seq_lens: torch.Tensor,
+            encoder_lens: Any,
+            forward_mode: Any,
+            spec_info: Any,
+        ) -> Any:
+            self._note(
+                backend, forward_mode, req_pool_indices, seq_lens, None, spec_info, captured=True
+            )
+            return result
+
+        def after_out_graph(
+            result: Any, backend: Any, forward_batch: Any, in_capture: bool = False
+        ) -> Any:
+            if in_capture:
+                self.note(backend, forward_batch, captured=True)
+            return result
+
+        def after_multi_step(result: Any, draft: Any, *args: Any, **kwargs: Any) -> Any:
+            window = int(getattr(draft, "draft_window_size", 0) or 0)
+            for step, backend in enumerate(draft.attn_backends):
+                self._step[id(backend)] = step, int(draft.topk), window
+            guard.judged_in_part(draft.attn_backends)
+            return result
+
+        def before_attention(
+            backend: Any,
+            q: Any,
+            k: Any,
+            v: Any,
+            layer: Any,
+            forward_batch: Any,
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            indices = _entries(backend.forward_metadata, layer)
+            if indices is not None and guard.listed(indices, backend, layer):
+                return
+            lists = self.lists(backend, layer, guard)
+            if lists is not None:
+                guard.token_lists(self, lists, backend, layer, forward_batch)
+
+        context.after("attn.triton.metadata", after_metadata)
+        if targets.path("attn.triton.metadata_capture") is not None:
+            context.after("attn.triton.metadata_capture", after_capture)
+        else:
+            context.after("attn.triton.metadata_replay", after_out_graph)
+        context.after("attn.triton.multi_step", after_multi_step)
+        context.before("attn.triton.decode", before_attention)
+        context.before("attn.triton.extend", before_attention)
+
+    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
+        return built(backend.forward_metadata).indices
+
+    def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
+        """A verify's lists are those of the sequence, without the draft's tokens."""
+        metadata = backend.forward_metadata
+        return int(backend.get_cuda_graph_seq_len_fill_value()) + built(metadata).extra
+
+    def handed_at(self, batch: Any) -> str:
+        decode = batch.forward_mode.name in ("DECODE", "IDLE")
+        return "attn.triton.decode" if decode else "attn.triton.extend"
+
+    def note(self, backend: Any, batch: Any, captured: bool) -> None:
+        """The backend has built its metadata for this ForwardBatch."""
+        self._note(
+            backend,
+            batch.forward_mode,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            getattr(batch, "extend_prefix_lens", None),
+            batch.spec_info,
+            captured,
+        )
+
+    def _note(
+        self,
+        backend: Any,
+        mode: Any,
+        indices: Any,
+        seq_lens: Any,
+        prefix_lens: Any,
+        spec_info: Any,
+        captured: bool,
+    ) -> None:
+        lengths, extra, why = seq_lens, 0, ""
+        if mode.is_decode_or_idle():
+            if getattr(spec_info, "kv_indptr", None) is not None:
+                step, topk, cut = self._step.get(id(backend), (0, 0, 0))
+                extra = step + 1
+                if cut > 0:
+                    why = "--speculative-draft-window-size cuts its lists"
+                elif captured:
+                    why = "in a CUDA graph, of padding rows it is not known how much is listed"
+                elif topk != 1:
+                    why = "with more than one branch its lists are not those of a request"
+                why = why and f"a multi-step draft: {why}"
+        elif not mode.is_target_verify():
+            lengths = prefix_lens
+            if captured or mode.name.startswith("DRAFT_EXTEND"):
+                lengths = None
+                why = "a draft with KV of its own, or a mode in a CUDA graph, that was never run"
+            elif lengths is None:
+                why = "a prefill without the lengths of its prefixes"
+        if int(getattr(backend, "dcp_size", 1) or 1) > 1:
+            why = "with decode context parallelism each rank has a part of the lists"
+        window = getattr(backend, "sliding_window_size", None) or 0
+        if mode.is_decode_or_idle() and extra == 0:
+            window = decode_keys(backend) or 0  # one more with the fix triton-decode-window
+        found = Built(
+            indices,
+            lengths,
+            extra,
+            int(window) if window > 0 else -1,
+            bool(mode.is_target_verify()),
+            why,
+        )
+        setattr(backend.forward_metadata, _BUILT, found)
+
+    def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
+        """What the kernel of this layer gets. None if that cannot be judged, which is said."""
+        metadata = backend.forward_metadata
+        of = built(metadata)
+        sliding, indices = _slides(layer), _entries(metadata, layer)
+        indptr = metadata.window_kv_indptr if sliding else metadata.kv_indptr
+        why = of.why
+        if sliding and getattr(metadata, "aligned_window_kv_indices", None) is not None:
+            why = "with --enable-deterministic-inference sliding layers prefill with other lists"
+        if not why and (indptr is None or indices is None):
+            why = f"it has no list for {'sliding' if sliding else 'full'} layers"
+        if not why and (of.lengths is None or of.lengths.shape[0] < indptr.shape[0] - 1):
+            why = "it is not known from which lengths they were made"
+        if not why and not (indptr.is_contiguous() and indices.is_contiguous()):
+            why = "they are not contiguous"
+        if why:
+            guard.not_guarded("not some of triton's lists of tokens", why)
+            return None
+        mask, starts = metadata.custom_mask, metadata.mask_indptr
+        masked = of.verify and mask is not None and starts is not None
+        return TokenLists(
+            indices=indices,
+            indptr=indptr,
+            lengths=of.lengths,  # type: ignore[arg-type]
+            extra=of.extra,
+            window=of.window if sliding else -1,
+            splits=metadata.num_kv_splits,
+            max_splits=int(backend.max_kv_splits),
+            offsets=metadata.window_kv_offsets if sliding else None,
+            mask_starts=starts if masked else None,
+            mask_size=int(mask.shape[0]) if masked else 0,
+            queries=int(metadata.max_extend_len) if masked else 0,
+        )
+
+
+def _slides(layer: Any) -> bool:
+    return layer.sliding_window_size is not None and layer.sliding_window_size > -1
+
+
+def _entries(metadata: Any, layer: Any) -> Any:
+    """The entries of the lists that this layer's kernel gets: a tensor, or None."""
+    return metadata.window_kv_indices if _slides(layer) else metadata.kv_indices
+
+
+def built(metadata: Any) -> Built:
+    """What these metadata were built from."""
+    found = getattr(metadata, _BUILT, None)
+    return found if found is not None else Built(why="they were built by somebody else")
+
+
+ADAPTER = Triton()

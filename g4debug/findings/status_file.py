@@ -1,0 +1,112 @@
+"""Shows the status of this process to ``g4debug doctor --pid``, and reads that of another one.
+
+A process writes its status into a piece of memory that has a name but lies in no folder
+(``memfd_create``). Others find it as an open file of the process, in ``/proc/PID/fd``. So it needs
+no directory, nobody else may read it, it can belong to no other process, and it is gone with the
+process, however that ends. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+NAME = "g4debug-status"
+FORMAT = 1
+MAX_BYTES = 1 << 20
+_HEAD = re.compile(rb"g4debug-status (\d+) (\d+) ([0-9a-f]{8})\n")
+_HEAD_BYTES = 64
+_TRIES = 20  # a reader may meet a half-written status; a write takes microseconds
+
+
+class StatusFileError(Exception):
+    """The status cannot be shown or read. The text says why."""
+
+
+class StatusFile:
+    """The memory that this process shows. Raises StatusFileError if there can be none."""
+
+    def __init__(self) -> None:
+        try:
+            self.fd = os.memfd_create(NAME)  # not inherited by programs that are started
+        except (AttributeError, OSError) as e:
+            raise StatusFileError(f"this system has no memfd_create ({e})") from e
+        os.register_at_fork(after_in_child=self.close)  # a fork has no status of its own
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Show ``content`` instead of the last one. Raises StatusFileError if it is too large."""
+        body = json.dumps(content).encode()
+        if len(body) > MAX_BYTES:
+            raise StatusFileError(
+                f"the status has {len(body)} bytes, at most {MAX_BYTES} are shown"
+            )
+        if self.fd >= 0:
+            head = b"g4debug-status %d %d %08x\n" % (FORMAT, len(body), zlib.crc32(body))
+            os.pwrite(self.fd, head + body, 0)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.fd)
+            self.fd = -1
+
+
+def read(pid: int) -> dict[str, Any] | None:
+    """What the process ``pid`` shows, None if it shows nothing.
+
+    Raises StatusFileError if there is no such process, its files may not be seen, or what it shows
+    cannot be understood.
+    """
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError as e:
+        here = "there is no such process" if os.path.isdir("/proc/self") else "there is no /proc"
+        raise StatusFileError(here) from e
+    except PermissionError as e:
+        raise StatusFileError(
+            "its files may not be seen; ask as the user that it runs as, or as root"
+        ) from e
+    except OSError as e:
+        raise StatusFileError(f"{folder} cannot be read: {e.strerror}") from e
+    for name in names:
+        path = f"{folder}/{name}"
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(path).startswith(f"/memfd:{NAME} "):
+                return _content(path)
+    return None
+
+
+def _content(path: str) -> dict[str, Any]:
+    for _ in range(_TRIES):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as e:
+            raise StatusFileError(f"its status cannot be read: {e.strerror}") from e
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise StatusFileError("its status is no regular file")
+            data = os.pread(fd, _HEAD_BYTES + MAX_BYTES, 0)
+        finally:
+            os.close(fd)
+        head = _HEAD.match(data)
+        if head is not None:
+            if int(head[1]) != FORMAT:
+                raise StatusFileError(
+                    f"its status has the format {int(head[1])}, this g4debug reads {FORMAT}; use "
+                    "the g4debug that the server uses"
+                )
+            body = data[head.end() : head.end() + int(head[2])]
+            if zlib.crc32(body) == int(head[3], 16):
+                found = json.loads(body)
+                if isinstance(found, dict):
+                    return found
+        time.sleep(0.01)
+    raise StatusFileError("its status is damaged, or has not been written yet")

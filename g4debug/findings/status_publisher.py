@@ -1,0 +1,89 @@
+"""Tells the status of a running scheduler to ``g4debug doctor --pid`` and to ``/metrics``.
+
+It is called in each round of SGLang's event loop, which mostly costs one look at the clock. A
+scheduler that is stuck tells nothing any more, and ``doctor --pid`` sees that from the age of what
+was told last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from g4debug.findings.metrics import Metrics, labels_of, wanted
+from g4debug.findings.status import Status
+from g4debug.findings.status_file import StatusFile, StatusFileError
+
+EVERY = 1.0  # seconds
+
+
+class StatusPublisher:
+    """about: what else ``doctor --pid`` shows, in plain values: version, role, dump directory."""
+
+    def __init__(self, status: Status, about: Mapping[str, Any]) -> None:
+        self.status = status
+        self.about = {
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            "pid": os.getpid(),
+            **about,
+        }
+        self.rank = ""
+        self.phase = "starting"  # until the event loop makes its first round: "serving"
+        self.metrics: Metrics | None = None
+        self.board: StatusFile | None = None
+        self._due = 0.0
+
+    def open(self) -> None:
+        """Begin to show the status. Raises StatusFileError if it cannot be shown here."""
+        self.board = StatusFile()
+        self.tell(time.monotonic())
+
+    def close(self) -> None:
+        """Show no status any more."""
+        if self.board is not None:
+            self.board.close()
+            self.board = None
+
+    def attach(self, scheduler: Any) -> None:
+        """The scheduler is there: learn its rank, and whether there is a ``/metrics``."""
+        labels = labels_of(scheduler)
+        self.rank = ", ".join(
+            f"{k.removesuffix('_rank')} {v}" for k, v in labels.items() if k.endswith("_rank")
+        )
+        if wanted(scheduler):
+            self.metrics = Metrics(self.status, labels)
+        self.tell(time.monotonic())
+
+    def beat(self) -> None:
+        """Tell the status if it is due. Called in each round of the event loop."""
+        self.phase = "serving"
+        now = time.monotonic()
+        if now >= self._due:
+            self.tell(now)
+
+    def tell(self, now: float) -> None:
+        """Tell the status now. ``now``: of the monotonic clock, which all processes share."""
+        self._due = now + EVERY
+        if self.board is not None:
+            try:
+                self.board.write(self._content(now))
+            except StatusFileError:
+                self.board.close()  # what it shows would be taken for the truth
+                self.board = None
+                raise
+        if self.metrics is not None:
+            self.metrics.update()
+
+    def _content(self, now: float) -> dict[str, Any]:
+        return {
+            **self.about,
+            "rank": self.rank,
+            "phase": self.phase,
+            "step": self.status.clock.step,
+            "told": now,
+            "tracers": [dataclasses.asdict(r) for r in self.status.records()],
+        }

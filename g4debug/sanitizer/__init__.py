@@ -1,0 +1,1 @@
+"""What runs on the device, and what it is compared with. The tracers with a kernel stand on it."""

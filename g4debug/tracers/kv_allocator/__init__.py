@@ -1,0 +1,1 @@
+"""kv-allocator: finds KV pages that are handed out or freed wrongly."""

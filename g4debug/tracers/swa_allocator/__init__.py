@@ -1,1 +1,0 @@
-"""swa-allocator: finds KV pages that are handed out or freed wrongly."""

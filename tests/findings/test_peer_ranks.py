@@ -1,0 +1,193 @@
+"""The ranks of a launch and the memory that they share: real processes, started by this one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from g4debug.findings import launch_memory, peer_ranks
+from g4debug.findings.launch_memory import ALIVE, STOPPED, LaunchMemoryError, Stop
+from g4debug.findings.peer_ranks import PeerRanks
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+FOUND = Stop("page-table", "out-of-range", "g4debug: page-table: a bad page …", "/dumps/a.pt")
+RANK = """
+    import json, os, sys, time
+    from g4debug.findings.launch_memory import Stop
+    from g4debug.findings.peer_ranks import PeerRanks
+
+    def say(**what):
+        print(json.dumps(what), flush=True)
+
+    others = PeerRanks()
+    others.join("L")
+    others.name_ranks(0, int(sys.argv[1]), 0)
+    def on_stop(seat):
+        say(first=seat.name, pid=seat.pid, stop=vars(seat.stop), at=time.monotonic())
+        others.stop(Stop("flight-recorder", "other-rank"))
+"""
+
+
+@pytest.fixture
+def server():
+    made = PeerRanks()
+    made.make("L")
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def rank(number: int, body: str):
+    """A process that has joined, and does ``body``; it says one line before that."""
+    script = textwrap.dedent(RANK) + textwrap.dedent(body)
+    command = [sys.executable, "-c", script, str(number)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process) -> dict:
+    return json.loads(process.stdout.readline())
+
+
+STUCK = """
+    others.watch(on_stop)
+    say(ready=True)
+    sys.stdin.buffer.raw.read(1)  # as in a collective: nothing runs here, and the GIL is free
+"""
+FINDS = """
+    say(ready=True)
+    sys.stdin.buffer.raw.read(1)
+    begin = time.monotonic()
+    others.stop(Stop("page-table", "out-of-range", "g4debug: bad …", "/dumps/a.pt"))
+    say(at=begin, waited=time.monotonic() - begin)
+"""
+
+
+def test_a_stuck_rank_is_told_who_stopped_and_why(server):
+    with rank(1, STUCK) as stuck, rank(0, FINDS) as finder:
+        assert said(stuck)["ready"]
+        assert said(finder)["ready"]
+        assert {s.name for s in server.memory.others()} == {"dp0/tp0/pp0", "dp0/tp1/pp0"}
+        finder.stdin.write(b"!")
+        finder.stdin.flush()
+        told, found = said(stuck), said(finder)
+        assert told["first"] == "dp0/tp0/pp0"
+        assert told["pid"] == finder.pid
+        assert told["stop"] == {
+            "check": "page-table", "kind": "out-of-range", "headline": "g4debug: bad …",
+            "dump": "/dumps/a.pt",
+        }  # fmt: skip
+        # It was woken: it did not only look by itself. And the other one waited for it, no longer.
+        assert peer_ranks.GRACE <= told["at"] - found["at"] < peer_ranks.LOOK
+        assert peer_ranks.GRACE <= found["waited"] < peer_ranks.WAIT
+        assert server.found()
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_long(server):
+    with rank(1, STUCK.replace("watch(on_stop)", "watch(lambda seat: None)")) as stuck:
+        said(stuck)
+        with rank(0, FINDS) as finder:
+            said(finder)
+            finder.stdin.write(b"!")
+            finder.stdin.flush()
+            assert peer_ranks.WAIT <= said(finder)["waited"] < peer_ranks.WAIT + 2
+
+
+def test_nobody_waits_for_a_rank_that_is_gone_or_does_not_watch(server):
+    with rank(1, STUCK) as stuck, rank(2, "say(ready=True); time.sleep(60)") as blind:
+        said(stuck)
+        said(blind)
+        stuck.kill()
+        time.sleep(0.05)  # a zombie until it is waited for
+        with rank(0, FINDS) as finder:
+            said(finder)
+            finder.stdin.write(b"!")
+            finder.stdin.flush()
+            assert said(finder)["waited"] < peer_ranks.GRACE
+
+
+def test_a_rank_that_ends_by_itself_is_not_told(server):
+    with rank(1, STUCK.replace("sys.stdin", "others.ending = True; sys.stdin")) as ends:
+        said(ends)
+        with rank(0, FINDS) as finder:
+            said(finder)
+            finder.stdin.write(b"!")
+            finder.stdin.flush()
+            assert said(finder)["waited"] >= peer_ranks.WAIT
+        ends.kill()
+        assert ends.stdout.read() == b""
+
+
+def test_what_a_crash_recorded_is_no_finding(server):
+    server.join("L")
+    server.stop(Stop("flight-recorder", "exception", "g4debug: it died"))
+    assert not server.found()
+    assert server.first() is None  # it is this process itself
+
+
+def test_only_the_first_reason_counts(server):
+    server.join("L")
+    server.stop(FOUND)
+    server.stop(Stop("flight-recorder", "other-rank"))
+    seat = server.memory.seat(server.memory.mine)
+    assert (seat.state, seat.stop) == (STOPPED, FOUND)
+
+
+def test_seats_of_processes_that_are_gone_are_taken_again(server):
+    with rank(1, "say(ready=True); time.sleep(60)") as process:
+        said(process)
+        assert [(s.number, s.tp, s.state) for s in server.memory.others()] == [(0, 1, ALIVE)]
+    with rank(3, "say(ready=True); time.sleep(60)") as process:
+        said(process)
+        assert [(s.number, s.tp, s.state) for s in server.memory.others()] == [(0, 3, ALIVE)]
+
+
+def test_what_an_earlier_engine_left_is_not_told(server):
+    with rank(0, FINDS) as finder:
+        said(finder)
+        finder.stdin.write(b"!")
+        finder.stdin.flush()
+        said(finder)
+        server.memory.mine = 5  # so that the seat of the one that has gone stays
+        server._joined = time.time_ns()
+        assert server.memory.others()
+        assert server.first() is None
+
+
+def test_another_launch_is_not_joined():
+    with pytest.raises(LaunchMemoryError, match="no process that this one was started by has it"):
+        launch_memory.find("L")
+    made = PeerRanks()
+    made.make("other")
+    try:
+        with rank(0, "") as process:
+            assert process.stdout.read() == b""
+            assert process.wait(20) == 1
+    finally:
+        made.close()
+
+
+def test_long_texts_are_cut(server):
+    server.join("L")
+    server.stop(Stop("c" * 100, "k", "ü" * 3000, "d"))
+    stop = server.memory.seat(server.memory.mine).stop
+    assert (len(stop.check), stop.kind, stop.dump) == (63, "k", "d")
+    assert stop.headline == "ü" * 1199
+
+
+def test_nothing_is_done_where_nobody_has_joined():
+    alone = PeerRanks()
+    alone.stop(FOUND)
+    alone.name_ranks(0, 0, 0)
+    alone.watch(lambda seat: None)
+    assert alone.first() is None
+    assert not alone.found()

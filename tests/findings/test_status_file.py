@@ -1,0 +1,109 @@
+"""A process shows its status, and another one reads it: real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+
+from g4debug.findings.status_file import MAX_BYTES, StatusFile, StatusFileError, read
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd_create is Linux's")
+
+
+@pytest.fixture
+def board():
+    made = StatusFile()
+    yield made
+    made.close()
+
+
+def test_what_was_written_last_is_read(board):
+    board.write({"step": 1, "long": "x" * 5000})
+    board.write({"step": 2})
+    assert read(os.getpid()) == {"step": 2}
+
+
+def test_a_process_without_a_board_shows_nothing(board):
+    board.close()
+    board.write({"step": 3})  # nothing happens
+    assert read(os.getpid()) is None
+
+
+def test_too_much_is_refused(board):
+    with pytest.raises(StatusFileError, match="at most"):
+        board.write({"x": "y" * MAX_BYTES})
+
+
+def test_there_must_be_such_a_process():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with pytest.raises(StatusFileError, match="no such process"):
+        read(process.pid)
+
+
+def test_what_is_half_written_or_newer_is_not_believed(board):
+    board.write({"step": 1})
+    os.pwrite(board.fd, b"x", 34)
+    with pytest.raises(StatusFileError, match="damaged"):
+        read(os.getpid())
+    os.pwrite(board.fd, b"g4debug-status 9 2 00000000\n{}", 0)
+    with pytest.raises(StatusFileError, match="format 9"):
+        read(os.getpid())
+
+
+def test_a_reader_never_sees_a_mixture(board):
+    """A thread writes long and short ones while this one reads."""
+    done = threading.Event()
+    board.write({"n": 0, "fill": ""})
+
+    def write():
+        n = 0
+        while not done.is_set():
+            n += 1
+            board.write({"n": n, "fill": str(n % 10) * (n % 7 * 9000)})
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(300):
+            found = read(os.getpid())
+            assert found["fill"] == str(found["n"] % 10) * (found["n"] % 7 * 9000)
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_children_do_not_show_their_parents_status(board):
+    board.write({"step": 1})
+    started = "import sys; print('up', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"up\n"
+    try:
+        assert read(process.pid) is None
+    finally:
+        process.communicate()
+    forked = """
+        import os, sys
+        from g4debug.findings.status_file import StatusFile, read
+        StatusFile().write({"step": 1})
+        ready, go = os.pipe(), os.pipe()
+        if os.fork() == 0:
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        child = int(open(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read().split()[0])
+        print(read(os.getpid()), read(child))
+        os.write(go[1], b"x")
+    """
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(forked)], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == "{'step': 1} None"

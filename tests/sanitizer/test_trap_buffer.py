@@ -1,0 +1,160 @@
+"""The hand-over of what the guard saw: nothing lost, nothing torn, whatever comes in between.
+
+The writers' steps are those of the guard's kernel; hypothesis decides who takes the next one. The
+same with real kernels, streams and CUDA graphs: tests/gpu/test_trap_buffer_gpu.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_backend import Rig
+
+from g4debug.findings.steps import Recorder
+from g4debug.sanitizer import trap_buffer
+from g4debug.sanitizer.trap_buffer import Left, TrapBuffer
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.report import describe
+from g4debug.tracers.page_table.tracer import PageTableTracer
+
+CPU = torch.device("cpu")
+SLOTS = 3
+
+
+def record(number: int) -> list[int]:
+    """Words of a record that belong together: a mixture of two of them shows."""
+    times = (1, 2, 3, 5, 0, 7, 11, 13, 17, 19)
+    return [t * number if t else 1 + number % 3 for t in times]
+
+
+def cells_of(number: int) -> np.ndarray:
+    """The cells of the row that belong to it."""
+    return np.full((2, trap_buffer.CELLS), number, dtype=np.int32)
+
+
+def whole(left: Left) -> int:
+    """The number of the record that the fields and the cells are of."""
+    number = left.fields["row"]
+    assert list(left.fields.values()) == record(number)
+    assert (left.cells == cells_of(number)).all()
+    return number
+
+
+def test_with_live_tables_there_are_no_cells():
+    trap = TrapBuffer(CPU, slots=SLOTS)
+    trap.leave(1, [*record(1)[:-3], -1, -1, -1])
+    (left,) = trap.take()
+    assert left.cells.shape == (2, 0)
+
+
+@settings(max_examples=400)
+@given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), max_size=300))
+def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
+    trap = TrapBuffer(CPU, slots=SLOTS)
+    writers = {}
+    written = cells = 0
+    seen: list[int] = []
+
+    def look():
+        if trap.tripped:
+            seen.extend(whole(left) for left in trap.take())
+
+    for who, host in order:
+        if host:
+            look()
+            continue
+        if who not in writers:
+            written += 1
+            cells += record(written)[4]
+            # Half of them are suspicions, which have a place of their own.
+            writers[who] = trap.leaving(
+                1 + who % 2 + SLOTS * (who % 4 > 1), record(written), cells_of(written)
+            )
+        if next(writers[who], "done") == "done":
+            del writers[who]
+    for writer in writers.values():
+        for _ in writer:
+            pass
+    look()
+    assert not trap.tripped
+    assert len(seen) == len(set(seen))  # each once
+    assert set(seen) <= set(range(1, written + 1))
+    told = sum(record(n)[4] for n in seen)
+    assert trap.told == told
+    assert told + trap.merged() == cells  # none is lost
+    assert bool(seen) == bool(written)  # and where there was something, there is a record
+    assert not trap.spoilt
+    for slot in (1, 2):  # and the next one has a place again
+        trap.leave(slot, record(1000 + slot), cells=cells_of(1000 + slot))
+    assert [whole(left) for left in trap.take()] == [1001, 1002]
+
+
+def test_a_writer_that_has_not_finished_is_waited_for():
+    trap = TrapBuffer(CPU, slots=SLOTS)
+    slow = trap.leaving(1, record(1), cells_of(1))
+    for _ in range(5):  # it has claimed its place and written some words
+        next(slow)
+    trap.leave(1, record(2))  # another one finds it taken
+    assert trap.tripped
+    assert trap.take() == []  # nothing is there to be read yet, and nothing is cleared
+    for _ in slow:
+        pass
+    assert trap.tripped
+    assert [whole(left) for left in trap.take()] == [1]
+    assert trap.merged() == record(2)[4]
+
+
+def test_memory_that_somebody_else_wrote_to_is_said_and_left_alone():
+    trap = TrapBuffer(CPU, slots=SLOTS)
+    trap.host[2 * trap_buffer.FIELDS + trap_buffer.SEQ] = 77
+    trap.leave(1, record(1))
+    assert [left.slot for left in trap.take()] == [1]
+    assert trap.spoilt == {2}
+    trap.leave(1, record(2))
+    assert [left.slot for left in trap.take()] == [1]
+
+
+GARBAGE = (0, -1, 5, 8, 9, 10**6, -(2**63), 2**63 - 1)
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+@pytest.mark.parametrize("other", GARBAGE)
+def test_the_fallback_survives_any_words(kind, other):
+    names = (*trap_buffer.NAMES,)
+    fields = {**dict.fromkeys(names, other), "kind": kind}
+    left = Left(1, False, 1, fields, trap_buffer.NO_CELLS)
+    finding, table, events = describe(None, left, Recorder(4), False, None)
+    assert (table, events) == (None, ())
+    assert finding.headline.startswith("g4debug: page-table")
+    readable = kind in {int(k) for k in Kind if k is not Kind.UNREADABLE}
+    assert (finding.kind == "unreadable") is not readable
+    if not readable:
+        assert str(kind) in finding.headline
+        assert "not known" in finding.cause
+
+
+def test_a_record_that_makes_no_sense_does_not_end_the_poll(arm, monkeypatch, caplog):
+    """In log mode the poll goes on, and finds what comes next."""
+    tracers = []
+    install = PageTableTracer.install
+    monkeypatch.setattr(
+        PageTableTracer, "install", lambda self: (tracers.append(self), install(self))[1]
+    )
+    arm(G4DEBUG_TRACE="page-table", G4DEBUG_MODE="log")
+    rig = Rig()
+    backend = rig.backend()
+    requests = [rig.admit("a", 50)]
+    rig.step(backend, "decode", requests)
+    (tracer,) = tracers
+    tracer.trap.leave(1, [0, 0, 0, 0, 1, 0, 0, -1, -1, -1])
+    tracer.poll()
+    assert any("cannot be read (kind 0, row 0, column 0)" in m for m in caplog.messages)
+    batch = rig.batch("decode", requests, backend)
+    backend.init_forward_metadata(batch)
+    backend.forward_metadata.page_table[0, 2] = 10**6
+    rig.forward(backend, batch)
+    assert any("gets page 1000000" in m for m in caplog.messages)
+    assert not any("now off in this process" in m for m in caplog.messages)
