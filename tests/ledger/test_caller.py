@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from g4debug.ledger.pool_registry import caller
+from g4debug.ledger.callsite import caller
 
 
 def function(source: str, file: str, **names):

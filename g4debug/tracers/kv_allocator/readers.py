@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from g4debug.hooking import req_kv
-from g4debug.ledger.host import Pages, on_host
+from g4debug.ledger.books import Pages, on_host
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import EVERYTHING, cached_tokens
 

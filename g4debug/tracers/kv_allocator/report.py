@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.fixes import locked_prefix
 from g4debug.hooking import targets
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_allocator.causes import cause, frees_locked
 from g4debug.tracers.kv_allocator.check import Kind, Violation
 
