@@ -87,7 +87,8 @@ def _fix_mode(text: str, name: str) -> str:
 
 def _tracers(text: str, name: str) -> tuple[str, ...]:
     known = discovery.names("tracer")
-    asked = tuple(t.strip() for t in text.split(",") if t.strip())
+    given = (t.strip() for t in text.split(",") if t.strip())
+    asked = tuple(dict.fromkeys(discovery.FORMER.get(t, t) for t in given))
     if not asked:
         raise SettingsError(f"{name}={text!r}: names no tracer; valid: {', '.join(known)}")
     for tracer in asked:
