@@ -117,8 +117,6 @@ class Context:
         """
 
         def failed(error: Exception) -> None:
-            if isinstance(error, TrapError):
-                raise error
             # Switch off only this hook. The tracer's others must go on, above all the one that
             # reports what the guard in an already captured CUDA graph sees.
             isolated.on = False
@@ -126,5 +124,5 @@ class Context:
             name = getattr(hook, "__name__", "a hook")
             self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", error)
 
-        isolated = Isolated(hook, failed, keeps)
+        isolated = Isolated(hook, failed, keeps, lets=(TrapError,))
         return isolated

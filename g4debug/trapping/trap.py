@@ -129,6 +129,8 @@ class Trap:
 
     def stop(self, finding: Finding, path: Path | None) -> None:
         """Tell the other ranks that this process ends, and wait a moment for their dumps."""
+        if not self.others.seated:
+            return  # a process alone has nobody to tell
         said = Stop(finding.check, finding.kind, finding.headline, str(path or ""))
         try:
             self.others.stop(said)

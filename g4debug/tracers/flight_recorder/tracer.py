@@ -76,7 +76,7 @@ class FlightRecorder:
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
-            describer.remember_machine()
+            describer.remember()
         return result
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
