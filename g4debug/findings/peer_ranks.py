@@ -131,7 +131,7 @@ class PeerRanks:
     def stop(self, stop: Stop) -> None:
         """This process stops: tell the others, and wait at most WAIT seconds until they know.
 
-        Only the first time counts, and nobody waits for a rank whose own end was not its own doing.
+        Only the first time counts, and nobody waits for a rank that ends because of another one.
         """
         memory = self.memory
         if memory is None or not self.seated:

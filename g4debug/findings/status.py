@@ -209,7 +209,7 @@ class Status:
     def records(self) -> tuple[TracerStatus, ...]:
         """What a dump keeps: the tracers in the order in which they were armed, then the others.
 
-        What is no tracer is left out as long as there is nothing to say about it.
+        The ledger and the step recorder are left out as long as there is nothing to say about them.
         """
         parts = sorted(self.parts.values(), key=lambda p: not p.mode)
         found = (p.record() for p in parts)

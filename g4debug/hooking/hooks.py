@@ -40,7 +40,7 @@ class Order(IntEnum):
 
 
 class Isolated:
-    """A hook whose failure is not SGLang's. It is not called any more once it has failed.
+    """A hook that can fail without harm to SGLang. After a failure it is not called any more.
 
     failed: told of the exception. It sets ``on`` to False.
     lets: exceptions that go on to SGLang, and that ``failed`` is not told of.
@@ -328,7 +328,7 @@ def _isolated(hook: Before | After) -> Isolated:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """The placeholder for what is never called: a chain that is not built yet, for example."""
+    """A placeholder that is never called, for example for a chain that is not built yet."""
 
 
 def _runs(function: Any, hook: Around) -> bool:

@@ -47,7 +47,7 @@ class HookWatch:
     """Keeps what it has seen.
 
     lost: site -> its owners, for each hook that was ever gone. fixes: the states of the fixes, in
-    which a fix whose hook is gone is entered. plugins: those that are installed for SGLang.
+    which a fix without its hook is entered. plugins: those that are installed for SGLang.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class HookWatch:
         return time.monotonic() - self._looked_at[0]
 
     def look(self) -> None:
-        """Look at every hook of ours, and tell what is new."""
+        """Look at every hook of ours, and tell the news."""
         self._looked_at = (time.monotonic(), self.recorder.step)
         gone, changed = self.hooks.look()
         self._tell(gone)

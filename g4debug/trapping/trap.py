@@ -162,7 +162,7 @@ class Trap:
         return path, ""
 
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
-        """What is written, and the dump's bytes.
+        """The written record, and the dump's bytes.
 
         If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
         cut step by step.
