@@ -24,9 +24,10 @@ DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
 
 
 def ours(directory: Path) -> Path:
-    """``directory``. If we may not write there, a folder with our user number at the end of its
-    name.""" if directory.exists() and not os.access(directory, os.W_OK | os.X_OK): return
-    directory.with_name(f"{directory.name}-{os.getuid()}") return directory
+    """``directory``. If we may not write there, its name with our user number behind it."""
+    if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
+        return directory.with_name(f"{directory.name}-{os.getuid()}")
+    return directory
 
 
 DEFAULT_DUMP_DIR = ours(DUMP_DIR)
