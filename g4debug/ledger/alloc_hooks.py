@@ -22,7 +22,7 @@ from g4debug.hooking.arguments import argument
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import Pages, Pairs, PoolLedger
 from g4debug.ledger.callsite import caller
-from g4debug.ledger.event_log import SHOWN
+from g4debug.ledger.page_history import SHOWN
 from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import HELD
 from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows

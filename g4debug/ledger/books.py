@@ -44,6 +44,7 @@ class PoolLedger:
     position: position of the page's first token in that request, -1 if not known.
     partner: the SWA page of a full page, or the full page of a SWA page; 0 if there is none, -1
         if not known.
+    recent: int64 [pages, DEPTH], serial numbers of its last events in any order, -1 for none.
 
     tails: rid -> the last page of the request's sequence.
     """
@@ -56,12 +57,13 @@ class PoolLedger:
     owner: np.ndarray[Any, np.dtype[np.object_]] = field(init=False)
     position: Pages = field(init=False)
     partner: Pages = field(init=False)
+    recent: Pages = field(init=False)
     tails: dict[str, int] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.owner = np.full(self.pages, "", dtype=object)
         self.ever = np.zeros(self.pages, dtype=np.bool_)
-        self._ring = np.full((self.pages, DEPTH), -1, dtype=np.int64)
+        self.recent = np.full((self.pages, DEPTH), -1, dtype=np.int64)
         self._turn = np.zeros(self.pages, dtype=np.int64)
         self.forget()
 
@@ -88,7 +90,7 @@ class PoolLedger:
         known: Any = -1 if positions is None or len(inside) != len(pages) else positions
         if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
             inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
-        self._ring[inside, self._turn[inside] % DEPTH] = serial
+        self.recent[inside, self._turn[inside] % DEPTH] = serial
         self._turn[inside] += 1
         if holds is None:
             return
@@ -140,10 +142,6 @@ class PoolLedger:
         self.tails[request] = page
         if len(self.tails) > TAILS:
             del self.tails[next(iter(self.tails))]
-
-    def serials(self, page: int) -> list[int]:
-        """Serial numbers of the page's last events, oldest first; [] if there is no such page."""
-        return sorted(int(n) for n in self._ring[page] if n >= 0) if 0 <= page < self.pages else []
 
 
 @dataclass(frozen=True)

@@ -249,11 +249,12 @@ class FreeHooks:
         tokens = free_index[:: pool.page_size] if segment else free_index
         alone, where = not self._freeing, caller()
 
-        def enter(words: Pages) -> None:
+        def enter(words: Pages) -> bool:
             theirs, says = words.reshape(2, -1)
-            mended = self._unmap(theirs, says, alone, where)
+            pairs, mended = self._unmap(theirs, says, alone, where)
             if mended is not None and not self.ledger.late:
-                self._mend(mapping, alone, *mended)
+                self._mend(mapping, alone, pairs.full, mended)
+            return bool(pairs.given.any() or says.any())
 
         if self._may_wait(tokens):
             self._post_unmapped(pool, tokens, enter, mapping)
@@ -261,14 +262,14 @@ class FreeHooks:
             tokens = tokens.to(torch.int64)
             mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
             # Raises if a finding stops it: then it will not happen.
-            enter(self._read(torch.cat((tokens, mapped))))
-            shadows.mark(self.ledger.shadow, tokens, pool.page_size, HELD, unless_free=True)
+            if enter(self._read(torch.cat((tokens, mapped)))):
+                shadows.mark(self.ledger.shadow, tokens, pool.page_size, HELD, unless_free=True)
 
     def _post_unmapped(
         self,
         pool: PoolLedger,
         tokens: torch.Tensor,
-        enter: Callable[[Pages], None],
+        enter: Callable[[Pages], Any],
         mapping: torch.Tensor | None = None,
     ) -> None:
         """Post full pages that have no SWA page any more. Those that were freed stay free."""
@@ -284,19 +285,19 @@ class FreeHooks:
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
-    ) -> tuple[Pages, Pages] | None:
+    ) -> tuple[Pairs, Pages | None]:
         """``mapped[i]`` is what the mapping says about ``tokens[i]``.
 
-        Returns what it should say of which full pages, if a listener wants it to be mended.
+        Returns the pairs by the ledger, and what the mapping should say of these full pages, if a
+        listener wants it to be mended.
         """
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
         size = pool.page_size
         theirs = mapped > 0
-        pairs = _distinct_pairs(tokens[theirs] // size, mapped[theirs] // size)
+        full, partners = _distinct_pairs(tokens[theirs] // size, mapped[theirs] // size)
         losing = pool.inside(distinct(tokens // size))
-        partners = pool.partner[losing]
-        found, happened = distinct(pairs[1]), self.ledger.late
-        self.ledger.pairs = Pairs(losing, partners)
+        pairs = self.ledger.pairs = Pairs(losing, pool.partner[losing])
+        found, happened = distinct(partners), self.ledger.late
         try:
             kept = self.ledger.enter(swa, "unmap", found, holds=None, caller=where)
             happened = True
@@ -305,9 +306,10 @@ class FreeHooks:
             if happened:
                 pool.partner[losing] = 0
                 swa.partner[swa.inside(found)] = 0
-                for full, page in zip(*(side.tolist() for side in pairs), strict=True):
-                    self._unmapped[page] = (full, alone)
-        return None if kept is found else (losing, np.where(np.isin(partners, kept), partners, 0))
+                for page, partner in zip(full.tolist(), partners.tolist(), strict=True):
+                    self._unmapped[partner] = (page, alone)
+        given = pairs.given
+        return pairs, None if kept is found else np.where(np.isin(given, kept), given, 0)
 
     def _mend(self, mapping: torch.Tensor, alone: bool, full: Pages, swa: Pages) -> None:
         """Let SGLang's mapping say that ``swa[i]`` is the SWA page of the full page ``full[i]``."""

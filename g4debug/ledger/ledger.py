@@ -1,11 +1,10 @@
 """The page ledger: who holds each KV page and what happened to it, kept on the host.
 
-It is fed from SGLang's allocators by :mod:`g4debug.ledger.hooks`. What happens to pages is an
-event. It is judged by the tracers that listen, and entered into the books of its pool
-(:mod:`g4debug.ledger.books`) and into the log (:mod:`g4debug.ledger.event_log`). An event costs
-O(pages of the event). On a GPU the indices are on the device, and
-:mod:`g4debug.ledger.index_transport` brings them. For kernels there is a copy on the device, the
-shadow (:mod:`g4debug.ledger.shadow`).
+:mod:`g4debug.ledger.hooks` feeds it from SGLang's allocators. The tracers that listen judge each
+event. Then it is entered into the books of its pool (:mod:`g4debug.ledger.books`) and into the log
+(:mod:`g4debug.ledger.page_history`). An event costs O(pages of the event). On a GPU the indices are
+on the device, and :mod:`g4debug.ledger.index_transport` brings them. For kernels there is a copy on
+the device, the shadow (:mod:`g4debug.ledger.shadow`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from g4debug.findings.status import LEDGER
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import snapshot
 from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger
-from g4debug.ledger.event_log import SHOWN, TAIL, EventLog
 from g4debug.ledger.index_transport import IndexTransport
 from g4debug.ledger.owners import Owners
+from g4debug.ledger.page_history import SHOWN, EventLog
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
@@ -62,7 +61,8 @@ class Ledger:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.pools: dict[str, PoolLedger] = {}
-        self.log = EventLog()
+        self.log = EventLog(self.pools)
+        self.history, self.last_events = self.log.history, self.log.last
         self.transport = IndexTransport(recorder)
         self.listeners: list[tuple[Listener, tuple[str, ...]]] = []  # with their kinds of events
         self.asked: list[Asked] = []
@@ -85,14 +85,6 @@ class Ledger:
     def serial(self) -> int:
         """The number of the next event."""
         return self.log.serial
-
-    def history(self, pool: str, page: int) -> tuple[PageEvent, ...]:
-        """The last events of one page, oldest first. In each, the page comes first."""
-        return self.log.history(self.pools[pool], page) if pool in self.pools else ()
-
-    def last_events(self, count: int = TAIL) -> tuple[PageEvent, ...]:
-        """The last events of all pages, oldest first."""
-        return self.log.last(count)
 
     def owner(self, pool: str, page: int) -> str:
         """rid of the last request that a page was handed out for, '' if not known."""

@@ -60,12 +60,10 @@ class PoolRegistry:
 
     def _isolated(self, hook: Callable[..., Any], watches: bool) -> Isolated:
         def failed(error: Exception) -> None:
-            if isinstance(error, TrapError):
-                raise error
             name = getattr(hook, "__name__", "a hook")
             self.ledger.give_up(f"it failed in {name}: {type(error).__name__}: {error}", error)
 
-        return Isolated(hook, failed, watches=watches)
+        return Isolated(hook, failed, watches=watches, lets=(TrapError,))
 
 
 def _is_sglangs(allocator: Any) -> bool:

@@ -16,8 +16,8 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import DEPTH, PoolLedger
-from g4debug.ledger.event_log import KEPT
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import KEPT
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),

@@ -34,7 +34,6 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import Evidence, PageEvent
-from g4debug.findings.status import Tally
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.ledger.books import PoolLedger, on_host
@@ -94,7 +93,9 @@ class KvAllocatorTracer:
         # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
         self._evicting: dict[str, tuple[int, int]] = {}
         self._unjudged = ""  # why this server's pages are not judged, '' if they are
-        self._tallies: dict[str, Tally] = {}  # by kind of event
+        # By kind of event. They are added to without a call, because there are many events.
+        self._tallies = {kind: context.status.tally(what) for kind, what in COUNTED.items()}
+        self._others = context.status.tally("other events")
 
     def install(self) -> None:
         self.ledger.listen(self.listen)
@@ -175,7 +176,7 @@ class KvAllocatorTracer:
         """Judge an event. If some pages must not be freed, returns those to free instead."""
         if self._unjudged:
             return None
-        tally = self._tallies.get(event.kind) or self._tally(event.kind)
+        tally = self._tallies.get(event.kind, self._others)
         tally.count, tally.step = tally.count + 1, self.context.recorder.step
         if event.kind in ("extend", "decode", "alloc"):
             violation = check_handed_out(pages, pool.held) if len(pages) else None
@@ -198,11 +199,6 @@ class KvAllocatorTracer:
             if len(loose):
                 self._report(pool, event, Violation("maps-freed", loose))
         return None
-
-    def _tally(self, kind: str) -> Tally:
-        """Where events of this kind are counted: without a call for each, as there are many."""
-        tally = self.context.status.tally(COUNTED.get(kind, "other events"))
-        return self._tallies.setdefault(kind, tally)
 
     def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         """Judge what the mapping says of full pages that lose their SWA pages ``pages``."""
@@ -271,7 +267,7 @@ class KvAllocatorTracer:
     def _read(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
         """Judge a free of full pages: does a request that runs read them from the prefix cache?"""
         batch = self.ledger.batch
-        if batch is None or self.ledger.broken:
+        if batch is None or self.ledger.broken or not self._readers.reading:
             return
         for reading, theirs in self._readers.of(pages):
             request = self.ledger.requests.get(reading.rid)

@@ -244,7 +244,7 @@ class Words:
         at = f" for tokens {position}..{position + self.size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{name} page {page} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{name} page {page} was never handed out"
         return f"{name} page {page} is free; request {owner} had it last{at}"
 
