@@ -10,8 +10,9 @@ the ledger says that the last page of a sequence is not held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from g4debug.ledger.callsite import caller
 from g4debug.ledger.page_history import SHOWN
 from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import HELD
-from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows
+from g4debug.ledger.token_rows import NOBODY, Kind, Share, TokenRows
 from g4debug.trapping.trap import TrapError
 
 LOOK = 8  # steps between two checks of the pages that sequences continue in, on a GPU
@@ -95,24 +96,6 @@ def rows_of(batch: Any, step: Plan) -> list[int]:
     return [] if -1 in rows else rows
 
 
-class TrapsLast:
-    """Makes several entries that belong together, and then raises the first finding of them."""
-
-    def __enter__(self) -> Callable[..., None]:
-        self.first: TrapError | None = None
-        return self._attempt
-
-    def _attempt(self, entry: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        try:
-            entry(*args, **kwargs)
-        except TrapError as e:
-            self.first = self.first or e
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None and self.first is not None:
-            raise self.first
-
-
 class AllocHooks:
     """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
 
@@ -131,9 +114,8 @@ class AllocHooks:
     def after_extend(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, ...)``."""
         prefix = argument(args, kwargs, 1, "prefix_lens_cpu")
-        self._handed_out(
-            out, allocator, "extend", argument(args, kwargs, 3, "seq_lens_cpu"), prefix
-        )
+        lengths = argument(args, kwargs, 3, "seq_lens_cpu")
+        self._handed_out(out, allocator, "extend", lengths, prefix)
 
     def after_decode(self, out: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         """``alloc_decode(seq_lens, seq_lens_cpu, last_loc)``: one token per request."""
@@ -160,46 +142,45 @@ class AllocHooks:
             self._own(pool, out, found)
         elif not found.going_on or self._may_skip(pool, out, found):
             return
-        requests = self._requests(len(found.ends))
-        rids = [str(requests[row].rid) if requests else "" for row, _, _ in found.groups]
-        where = caller() if found.new else ""
-        tails = self._going_on(found) if self.ledger.is_far(out) and not found.new else []
-        step = found
+        step, requests = found, self._requests(len(found.ends))
+        rids = self._rids(step, (row for row, _, _ in step.groups))
+        shares = [
+            Share(rid, first, end, step.positions[first:end])
+            for rid, (_, first, end) in zip(rids, step.groups, strict=True)
+        ]
+        where = caller() if step.new else ""
+        tails = []
+        if self.ledger.is_far(out) and not step.new:
+            tails = self._rids(step, step.going_on_rows)
 
         def enter(tokens: Pages) -> None:
-            holders = self.ledger.holders
-            if holders is None or self.ledger.late or not requests:
-                enter_now(tokens)
-                return
-            # The rows are not written yet beyond what they had.
-            holders.growing = requests, step.begins
-            try:
-                enter_now(tokens)
-            finally:
-                holders.growing = (), ()
-
-        def enter_now(tokens: Pages) -> None:
             going_on = tokens[step.going_on] // pool.page_size if step.going_on else _NONE
             pages = tokens[step.new] // pool.page_size if step.new else _NONE
-            with TrapsLast() as attempt:
-                if len(pool.not_held(going_on)):
-                    attempt(self._use, pool, kind, going_on, step)
-                for rid, (_, first, end) in zip(rids, step.groups, strict=True):
-                    attempt(
-                        self.ledger.enter,
-                        pool,
-                        kind,
-                        pages[first:end],
-                        holds=True,
-                        request=rid,
-                        positions=step.positions[first:end],
-                        caller=where,
-                    )
-                attempt(self._pair, pool, pages, going_on, tokens)
+            holders = self.ledger.holders
+            if holders is not None and requests and not self.ledger.late:
+                # The rows are not written yet beyond what they had.
+                holders.growing = requests, step.begins
+            try:
+                _all(
+                    partial(self._use, pool, kind, going_on, step),
+                    *self._entries(pool, kind, pages, shares, where),
+                    partial(self._pair, pool, pages, going_on, tokens),
+                )
+            finally:
+                if holders is not None:
+                    holders.growing = (), ()
             for rid, page in zip(tails, going_on.tolist(), strict=False):
                 pool.ends_in(rid, page)
 
         self.ledger.post(out, self.registry.once(enter))
+
+    def _entries(
+        self, pool: PoolLedger, kind: str, pages: Pages, shares: Iterable[Share], where: str
+    ) -> Iterator[Callable[[], Any]]:
+        """What enters that these shares of the new pages were handed out."""
+        enter = partial(self.ledger.enter, pool, kind, holds=True, caller=where)
+        for rid, first, end, positions in shares:
+            yield partial(enter, pages[first:end], request=rid, positions=positions)
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -211,26 +192,24 @@ class AllocHooks:
                 and self._turn % LOOK != 0
                 and all(
                     known.held[known.tails.get(rid, 0)]
-                    for rid in self._going_on(step)
+                    for rid in self._rids(step, step.going_on_rows)
                     for known in ((full,) if swa is None else (full, swa))
                 )
             )
         return self._skips
 
-    def _going_on(self, step: Plan) -> list[str]:
-        """rid of each row that continues in its page; '' if it is not known."""
+    def _rids(self, step: Plan, rows: Iterable[int]) -> list[str]:
+        """rid of each of these rows of the batch; '' if it is not known."""
         requests = self._requests(len(step.ends))
-        if not requests:
-            return [""] * len(step.going_on_rows)
-        return [str(requests[row].rid) for row in step.going_on_rows]
+        return [str(requests[row].rid) if requests else "" for row in rows]
 
     def _use(self, pool: PoolLedger, kind: str, pages: Pages, step: Plan) -> None:
-        """Enter that a row continues in a page that is not held."""
+        """Enter it if a row continues in a page that is not held."""
         loose = pool.not_held(pages)
-        row = step.going_on_rows[int((pages == loose[0]).argmax())]
-        requests = self._requests(len(step.ends))
-        request = str(requests[row].rid) if requests else ""
-        self.ledger.enter(pool, "use", loose, holds=None, request=request, note=f"alloc_{kind}")
+        if len(loose):
+            row = step.going_on_rows[int((pages == loose[0]).argmax())]
+            (rid,), note = self._rids(step, [row]), f"alloc_{kind}"
+            self.ledger.enter(pool, "use", loose, holds=None, request=rid, note=note)
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
         """``alloc(need_size)`` hands out whole pages, or tokens if a page is one token."""
@@ -259,19 +238,8 @@ class AllocHooks:
 
         def enter(tokens: Pages) -> None:
             pages = tokens[:: pool.page_size] // pool.page_size
-            with TrapsLast() as attempt:
-                for share in shares:
-                    attempt(
-                        self.ledger.enter,
-                        pool,
-                        "alloc",
-                        pages[share.first : share.end],
-                        holds=True,
-                        request=share.rid,
-                        positions=share.positions,
-                        caller=where,
-                    )
-                attempt(self._pair, pool, pages, _NONE, tokens)
+            entries = self._entries(pool, "alloc", pages, shares, where)
+            _all(*entries, partial(self._pair, pool, pages, _NONE, tokens))
 
         self.ledger.post(out, self.registry.once(enter))
 
@@ -285,11 +253,8 @@ class AllocHooks:
         owners = self.ledger.owners
         if owners is None or pool.name != "full":
             return
-        known = rows_of(self.ledger.allocating, step)
-        rows = [
-            known[r] if known else 0 for r, first, end in step.groups for _ in range(first, end)
-        ]
-        owners.give(out, step.new, rows)
+        known = rows_of(self.ledger.allocating, step) or [0] * len(step.ends)
+        owners.give(out, step.new, [known[r] for r, a, b in step.groups for _ in range(a, b)])
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)
@@ -432,3 +397,15 @@ class AllocHooks:
         """The requests that are allocated for, () if they are not known."""
         batch = self.ledger.allocating
         return batch.reqs if batch is not None and len(batch.reqs) == rows else ()
+
+
+def _all(*entries: Callable[[], Any]) -> None:
+    """Make all of these entries, because all of it has happened; then raise the first finding."""
+    first: TrapError | None = None
+    for enter in entries:
+        try:
+            enter()
+        except TrapError as e:
+            first = first or e
+    if first is not None:
+        raise first

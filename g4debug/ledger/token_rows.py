@@ -10,7 +10,7 @@ whose they are. Where its numbers do not add up, nothing is concluded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,8 +26,7 @@ SITES: dict[str, tuple[Kind | None, int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The tokens from ``first`` to ``end`` - 1 of an allocation, and the request that gets them.
 
     positions: int64 [end - first], where they are in the request; None if that is not known.
@@ -36,7 +35,7 @@ class Share:
     rid: str
     first: int
     end: int | None
-    positions: Pages | None
+    positions: Pages | list[int] | None
 
 
 NOBODY = Share("", 0, None, None)
