@@ -121,7 +121,7 @@ def same_outputs(run: Outcome, clean: Outcome | None) -> Verdict:
 def blamed(run: Outcome) -> str:
     """The innermost SGLang function in the traceback, and its file."""
     frames = [line for line in run.text.splitlines() if line.startswith('  File "')]
-    sglang = f'  File "{targets.sglang_root()}/sglang/'  # as Python names a file of this environment
+    sglang = f'  File "{targets.sglang_root()}/sglang/'
     for line in reversed(frames):
         path, _, function = line.partition(", line")
         if path.startswith(sglang):
