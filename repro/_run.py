@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from g4debug import cpu
+
 HERE = Path(__file__).parent
 UP = "g4debug-repro: engine up"
 ILLEGAL = "an illegal memory access was encountered"
-STAND_INS = "/g4debug/cpu/"  # the files of the CPU engine
+STAND_INS = f'  File "{cpu.SITE.parent}/'  # how a traceback names the files of the CPU engine
 _SWITCH = re.compile(
     r"^(G4DEBUG_|SGLANG_TRTLLM_MHA_DEBUG|SGLANG_GEMMA4_|SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM)"
 )
@@ -134,7 +136,7 @@ def _without_stand_ins(lines: Sequence[str]) -> list[str]:
     inside = False
     for line in lines:
         if line.startswith("  File "):
-            inside = STAND_INS in line
+            inside = line.startswith(STAND_INS)
         elif not line.startswith("    "):
             inside = False
         if not inside:

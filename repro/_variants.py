@@ -121,9 +121,10 @@ def same_outputs(run: Outcome, clean: Outcome | None) -> Verdict:
 def blamed(run: Outcome) -> str:
     """The innermost SGLang function in the traceback, and its file."""
     frames = [line for line in run.text.splitlines() if line.startswith('  File "')]
+    sglang = f'  File "{targets.sglang_root()}/sglang/'
     for line in reversed(frames):
         path, _, function = line.partition(", line")
-        if "sglang" in path:
+        if path.startswith(sglang):
             return f"{function.rpartition(' in ')[2]} ({Path(path.split(chr(34))[1]).name})"
     return "no function of SGLang"
 

@@ -324,8 +324,8 @@ def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> No
 def _shadowed(d: Diagnosis) -> None:
     """Would a folder ``g4debug`` in the current directory (of dumps, say) hide the package?
 
-    ``python -m`` looks in that directory first. Such a folder hides an editable install, and
-    SGLang would only log it.
+    ``python -m`` looks in that directory first. Such a folder hides an editable install that was
+    made by an older g4debug, and SGLang would only log it.
     """
     spec = PathFinder.find_spec(NAME, [os.getcwd(), *sys.path])
     if spec is not None and spec.origin is None:

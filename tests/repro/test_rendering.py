@@ -20,6 +20,7 @@ from rich.console import Console
 from sample_trap import sample_record
 
 from g4debug.dumps import writing
+from g4debug.hooking import targets
 
 pytestmark = pytest.mark.once("a terminal's width has nothing to do with SGLang")
 
@@ -104,10 +105,11 @@ def demo_runs(repro, folder):
 
 def judged(script, runs):
     """name -> (outcome, verdict), as run_all makes it."""
-    return {
-        name: (run, script.REPRO.variants[name].judge(run, runs.get("clean")))
-        for name, run in runs.items()
-    }
+    with targets.looking_at(Path(PACKAGES)):  # the SGLang of the logs
+        return {
+            name: (run, script.REPRO.variants[name].judge(run, runs.get("clean")))
+            for name, run in runs.items()
+        }
 
 
 def console(width, terminal=True):
@@ -167,6 +169,17 @@ def test_no_name_of_the_demo_is_broken_at_80_columns(repro, at_home, monkeypatch
     assert PACKAGES not in got
     assert 'File "sglang/srt/managers/scheduler_output_processor_mixin.py"' in got
     assert "g4debug/cpu" not in got  # its stand-ins are no part of what a GPU shows
+
+
+def test_a_folder_called_like_sglang_makes_nothing_sglangs(repro, at_home):
+    """PACKAGES may lie below any folder, and so may the clone that has the stand-ins."""
+    log = at_home / "broken.log"
+    log.write_text(CRASH.replace('File "/', 'File "/sglang/g4debug/cpu/'))
+    run = repro("_run").Outcome("broken", -9, 1.0, log, {})
+    with targets.looking_at(Path("/sglang/g4debug/cpu" + PACKAGES)):
+        assert repro("_variants").blamed(run).startswith("process_batch_result_prefill (")
+    shown = [line for line in run.traceback(99) if line.startswith("  File ")]
+    assert len(shown) == 5  # none of them is a stand-in of this g4debug
 
 
 def test_in_a_file_what_is_quoted_stays_whole(repro, at_home, monkeypatch):
