@@ -28,11 +28,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.fixes.base import Fix
-from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
-    from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
     from g4debug.hooking.hooks import Hooks
 
 ID = "yoco-fast-prefill"
@@ -109,7 +109,7 @@ def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: A
 
 def cut_for(model: Any, forward_batch: Any) -> Cut | None:
     """The cut of this forward; None if all rows are computed."""
-    from g4debug.fixes.paths.yoco_fast_prefill.cut import Cut
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
     from g4debug.trapping.trap import TrapError
 
     global _failed
@@ -171,7 +171,7 @@ def batch_limit(forward_batch: Any) -> str:
     from sglang.srt.compilation.piecewise_context_manager import get_forward_context
     from sglang.srt.server_args import get_global_server_args
 
-    from g4debug.fixes.paths.yoco_fast_prefill.cut import prefill_backend, unsupported
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import prefill_backend, unsupported
 
     args = get_global_server_args()
     if args.pp_size > 1:

@@ -8,7 +8,7 @@ from real_model import Model
 from test_yoco_fast_prefill import FIRST, cut_rows, plain, rows, same, tokens
 
 from g4debug.cpu.geometry import TINY
-from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import cut as yoco_cut
 
 __all__ = ["rows"]  # a fixture
 pytestmark = pytest.mark.written_for("yoco-fast-prefill")

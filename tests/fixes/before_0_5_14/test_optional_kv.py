@@ -13,8 +13,8 @@ import pytest
 import torch
 from real_backend import Rig
 
-from g4debug.fixes import optional_kv
-from g4debug.fixes.optional_kv import OP, still_broken
+from g4debug.fixes.before_0_5_14 import optional_kv
+from g4debug.fixes.before_0_5_14.optional_kv import OP, still_broken
 
 OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}
 PADDED = 32  # tokens of the graph; the batch has 20

@@ -10,9 +10,9 @@ import torch
 from real_model import Model
 
 from g4debug.cpu.geometry import TINY
-from g4debug.fixes.paths.yoco_fast_prefill import cut as yoco_cut
-from g4debug.fixes.paths.yoco_fast_prefill import fix as yoco_fast_prefill
-from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import fix as yoco_fast_prefill
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 
 SWITCH = "SGLANG_GEMMA4_YOCO"
 FIRST = TINY.layers - TINY.kv_shared

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from g4debug.fixes.paths.frozen_kv_mtp_v2 import ends, limits
+from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import ends, limits
 
 pytestmark = pytest.mark.written_for("frozen-kv-mtp-v2")
 FITS = {
@@ -141,7 +141,7 @@ def test_a_request_that_has_ended_is_left_alone(sglang):
 def draft_input(*tokens):
     from sglang.srt.managers.overlap_utils import FutureIndices
 
-    from g4debug.fixes.paths.frozen_kv_mtp_v2.draft_input import OverlapDraftInput
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2.draft_input import OverlapDraftInput
 
     bonus = torch.tensor(tokens, dtype=torch.int32)
     made = OverlapDraftInput.of(bonus, torch.rand(len(tokens), 8), torch.tensor(tokens) + 9)
@@ -163,6 +163,6 @@ def test_the_bonus_tokens_go_with_the_rows_of_the_future_map(sglang):
     ("context", "tokens", "longest"), [(512, 4, 508), (512, 2, 510), (512, 8, 508)]
 )
 def test_a_step_begins_within_the_context(sglang, context, tokens, longest):
-    from g4debug.fixes.paths.frozen_kv_mtp_v2.draft_input import longest_start
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2.draft_input import longest_start
 
     assert longest_start(context, tokens) == longest

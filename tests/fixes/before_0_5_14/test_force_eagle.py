@@ -10,7 +10,7 @@ import pytest
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.models import tiny_models, write
 from g4debug.cpu.server import server_arguments
-from g4debug.fixes.force_eagle import FIX, SWITCH, limits, still_broken
+from g4debug.fixes.before_0_5_14.force_eagle import FIX, SWITCH, limits, still_broken
 
 pytestmark = pytest.mark.written_for("force-eagle")
 

@@ -29,7 +29,7 @@ from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from g4debug.fixes.paths.frozen_kv_mtp_v2.draft_input import (
+from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2.draft_input import (
     OverlapDraftInput,
     longest_start,
 )

@@ -10,7 +10,7 @@ import spec_batch
 import torch
 from sglang_of import sglang_of
 
-from g4debug.fixes.idle_draft_input import still_broken
+from g4debug.fixes.before_0_5_14.idle_draft_input import still_broken
 from g4debug.hooking import targets
 
 pytestmark = pytest.mark.written_for("idle-draft-input")

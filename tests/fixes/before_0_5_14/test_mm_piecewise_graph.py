@@ -16,7 +16,7 @@ from published import A4B_26B, folder
 
 from g4debug.cpu.geometry import TINY
 from g4debug.cpu.server import server_arguments
-from g4debug.fixes.mm_piecewise_graph import FIX, SWITCH, limits, still_broken
+from g4debug.fixes.before_0_5_14.mm_piecewise_graph import FIX, SWITCH, limits, still_broken
 from g4debug.hooking import targets
 
 pytestmark = pytest.mark.written_for("mm-piecewise-graph")
@@ -134,7 +134,7 @@ def test_the_models_of_the_parity_script(arm, tmp_path, monkeypatch, ple, shared
     """SGLang reads them as multimodal Gemma-4s, and they are allowed or refused as it expects."""
     from sglang.srt.server_args import ServerArgs
 
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "repro"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "repro"))
     monkeypatch.setattr("sglang.srt.server_args.is_cpu", lambda: False)
     import _mm_model
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.fixes.base import Fix
-from g4debug.fixes.paths.frozen_kv_mtp_v2 import ends, limits
+from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import ends, limits
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def around_create_worker(call_next: Callable[..., Any], algorithm: Any, args: An
     """Wraps ``SpeculativeAlgorithm.create_worker``, which returns the class of the worker."""
     if not algorithm.is_frozen_kv_mtp() or args.disable_overlap_schedule:
         return call_next(algorithm, args)
-    from g4debug.fixes.paths.frozen_kv_mtp_v2.worker import Worker
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2.worker import Worker
 
     return Worker
 
@@ -96,7 +96,7 @@ def after_run_batch(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> A
 
 def around_window_lists(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Wraps ``update_sliding_window_buffer_cuda_graph`` of the triton backend."""
-    from g4debug.fixes.paths.frozen_kv_mtp_v2 import window_lists  # it imports torch
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import window_lists  # it imports torch
 
     return window_lists.around_window_lists(call_next, *args, **kwargs)
 

@@ -9,7 +9,7 @@ import spec_batch
 import torch
 from spec_batch import batch, draft_input, request
 
-from g4debug.fixes import spec_batch_guards
+from g4debug.fixes.before_0_5_14 import spec_batch_guards
 
 pytestmark = pytest.mark.written_for("spec-batch-guards")
 
