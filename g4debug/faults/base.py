@@ -22,13 +22,12 @@ class Fault:
     """One fault, declared as ``FAULT`` in its file.
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
-    recreates: the id of the fix whose bug it puts back, or ''. arguments: the tasks that take an
-    argument. selectors: those for which the fault passes a value to ``Injection.fire``. Another one
-    would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to every fault.
-    drills:
-    chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
-    needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
-    fault. backend: the attention backend that it needs, '' for trtllm_mha.
+    recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
+    take an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
+    Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
+    every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
+    runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
+    them, there is no such fault. backend: the attention backend that it needs, '' for trtllm_mha.
     ranks: how many tensor-parallel ranks it needs.
     """
 
@@ -79,7 +78,7 @@ class Clock:
 
     It also knows the scheduler, and so the tensor-parallel rank.
 
-    While SGLang prepares a batch, and allocates for it, the step is already that of the batch.
+    While SGLang prepares a batch, and allocates for it, the step is already the batch's own.
     """
 
     step: int = 0

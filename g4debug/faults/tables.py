@@ -4,7 +4,7 @@ They act when the metadata of a forward is ready (``init_forward_metadata``, and
 replay of CUDA graphs), on the device tensor that the kernel will read. Under CUDA graphs the fault
 appears only at replay, where no Python hook of the attention layer runs; a graph that fills in the
 tables itself overwrites them again (``_in_graph.py``). Row and table (full or
-SWA) are drawn at random. The column is that of the newest page: it is inside every window, so it is
+SWA) are drawn at random. The column is the newest page's: it is inside every window, so it is
 live in both kinds of layers. Padding rows stay as they are.
 """
 

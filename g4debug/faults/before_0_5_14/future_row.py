@@ -1,6 +1,6 @@
 """future-row on 0.5.12's v2: the FutureMap is a ring, in which each step has rows of its own.
 
-Nothing is published apart from what is stored there.
+Nothing is published apart from these stored rows.
 """
 
 from __future__ import annotations
