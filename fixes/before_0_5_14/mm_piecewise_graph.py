@@ -85,8 +85,8 @@ def limits(text_config: Any, kv_shared_runs: bool) -> list[str]:
 
 def kv_shared_runs() -> bool:
     """True if KV-shared layers run in a graph, with SGLang alone or by the fix optional-kv."""
-    from g4debug.fixes.before_0_5_14 import optional_kv
     from g4debug.fixes.base import state_of
+    from g4debug.fixes.before_0_5_14 import optional_kv
 
     state = state_of(optional_kv.ID)
     return state == "applied" or not optional_kv.still_broken()

@@ -14,14 +14,16 @@ from g4debug import discovery
 from g4debug.hooking import targets
 
 
-def stand_in(module: str) -> Any:
+def stand_in(module: str, here: bool = True) -> Any:
     """The module that stands in for this one on the installed SGLang, None if none does.
 
-    module: its dotted name, ``g4debug.faults.accept_length``.
+    module: its dotted name, ``g4debug.faults.accept_length``. here: False for the one that stands
+    in on the oldest releases, whatever is installed.
     """
     package, _, name = module.rpartition(".")
     for folder, releases in discovery.older_folders(package).items():
         dotted = f"{folder}.{name}"
-        if targets.matches(releases) and importlib.util.find_spec(dotted) is not None:
+        wanted = targets.matches(releases) or not here
+        if wanted and importlib.util.find_spec(dotted) is not None:
             return importlib.import_module(dotted)
     return None

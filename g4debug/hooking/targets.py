@@ -499,5 +499,5 @@ def clears_draft_places() -> bool:
 
 
 def layer_tail_is_apart() -> bool:
-    """True if a layer of Gemma-4 ends in a function of its own, at the site "gemma4.next_stream"."""
+    """True if the end of a Gemma-4 layer is a function, at the site "gemma4.next_stream"."""
     return path("gemma4.next_stream") is not None

@@ -35,8 +35,8 @@ class Tracer:
 
     id: str
     title: str
-    sites: tuple[str, ...]
     install: Callable[[Context], None]
+    sites: tuple[str, ...] = ()
     ledger: bool = False
     without_ledger: str = ""
     sure: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""What SGLang before 0.5.14 cannot do. Nothing outside of such a folder imports it."""
+"""What is judged in another way before 0.5.14. Nothing else imports it."""

@@ -1,1 +1,1 @@
-"""The workers as SGLang has them before 0.5.14. Nothing outside of such a folder imports it."""
+"""The workers as SGLang has them before 0.5.14. Nothing else imports them."""

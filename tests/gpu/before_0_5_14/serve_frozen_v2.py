@@ -10,7 +10,7 @@ import random
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "repro"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "repro"))
 
 
 def main():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.tracers.spec_lifecycle.v1_counters import DeviceLengths
+from g4debug.tracers.spec_lifecycle.before_0_5_14.counters import DeviceLengths
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,12 +11,12 @@ from real_spec import TOKENS, batch, draft_input, extend_input, request, verify_
 from g4debug import discovery
 from g4debug.faults.base import install_all
 from g4debug.faults.grammar import parse
+from g4debug.hooking import targets
 from g4debug.hooking.hooks import Hooks
-from g4debug.hooking.speculation import is_v2
 
 pytestmark = pytest.mark.skipif(
-    is_v2(),
-    reason="the v1 worker only; test_spec_lifecycle_v2.py fires these faults on v2",
+    targets.absent("worker.seed_step") != (),
+    reason="the v1 worker only; test_spec_lifecycle.py fires these faults on v2",
 )
 NAMES = (
     "accept-length",

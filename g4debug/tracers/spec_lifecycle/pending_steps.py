@@ -1,6 +1,6 @@
-"""What a verify step of speculative decoding v2 was launched with, until its result is processed.
+"""What a worker's step began with, until SGLang processes its result.
 
-With overlap scheduling the next step is launched first. Then SGLang knows on the host what was
+With overlap scheduling the next step begins before that. Then SGLang knows on the host what was
 accepted, and its own books (``kv_committed_len``, ``output_ids``) have come to the beginning of
 this step. So the values that the step had on the device are held against them there, before any of
 its tokens leaves.
@@ -38,15 +38,16 @@ def committed(requests: Sequence[Any]) -> list[int]:
 
 
 @dataclass
-class Launch:
-    """One forward of a batch that is not idle.
+class PendingStep:
+    """One step of the worker, for a batch that is not idle.
 
-    rows: of ``req_to_token``, one for each request. indices: the tensor of these rows on the
-    device. lens: what SGLang has on the host, None if it has none there. depth: the most tokens
-    that a verify can accept. width: for how many tokens a verify writes KV.
+    number: the number of the step. decode: False for a prefill. rows: of ``req_to_token``, one for
+    each request. indices: the tensor of these rows on the device. lens: what SGLang has on the
+    host, None if it has none there. depth: the most tokens that a verify can accept. width: for how
+    many tokens a verify writes KV.
     """
 
-    step: int
+    number: int
     decode: bool
     overlap: bool
     requests: tuple[Any, ...]
@@ -65,7 +66,7 @@ class Launch:
     stashed: int = 0
 
     def __post_init__(self) -> None:
-        self.written = Written(self.step)
+        self.written = Written(self.number)
 
     @property
     def rids(self) -> list[str]:
@@ -75,7 +76,7 @@ class Launch:
         """Hold the step against SGLang's books, which are as of its beginning.
 
         accepted: the accept length of each request, the bonus token included. A request that
-        finished or was retracted since the launch is not judged.
+        finished or was retracted since then is not judged.
         """
         values = self.copies.get()
         if values is None:
@@ -152,20 +153,20 @@ class Launch:
 _NAMES = {LENS: "seq_lens on the device", BONUS: "bonus_tokens", NEW_LENS: "new_seq_lens"}
 
 
-class Launches:
-    """The launches whose results were not processed yet, by result."""
+class PendingSteps:
+    """The steps with a result that was not processed yet, by result."""
 
     def __init__(self) -> None:
-        self._by_result: dict[int, tuple[weakref.ref[Any], Launch]] = {}
+        self._by_result: dict[int, tuple[weakref.ref[Any], PendingStep]] = {}
 
-    def add(self, result: Any, launch: Launch) -> None:
+    def add(self, result: Any, step: PendingStep) -> None:
         for key, (ref, old) in list(self._by_result.items()):
             if ref() is None or len(self._by_result) >= MOST:
                 old.copies.drop()
                 del self._by_result[key]
-        self._by_result[id(result)] = (weakref.ref(result), launch)
+        self._by_result[id(result)] = (weakref.ref(result), step)
 
-    def take(self, result: Any) -> Launch | None:
-        """The launch that made this result, once. None if it was not followed."""
-        ref, launch = self._by_result.pop(id(result), (None, None))
-        return launch if ref is not None and ref() is result else None
+    def take(self, result: Any) -> PendingStep | None:
+        """The step that made this result, once. None if it was not followed."""
+        ref, step = self._by_result.pop(id(result), (None, None))
+        return step if ref is not None and ref() is result else None

@@ -1,6 +1,6 @@
 """spec-lifecycle for FROZEN_KV_MTP on 0.5.12.post1's v2, which the path frozen-kv-mtp-v2 brings.
 
-What must hold is what :mod:`.v2` says of the releases that have a v2 worker of their own. Three
+What must hold is what today's tracer says of the releases that have a v2 worker of their own. Three
 things are different here:
 
 * SGLang's FutureMap is a ring. Each step gets rows of its own in it, and the next step reads them
@@ -21,9 +21,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from g4debug import speculation
 from g4debug.hooking import req_kv
-from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.tracers.base import Context
+from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
     IDLE,
@@ -38,18 +39,11 @@ from g4debug.tracers.spec_lifecycle.check import (
 from g4debug.tracers.spec_lifecycle.copies import Copies
 from g4debug.tracers.spec_lifecycle.future_rows import SEED
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
-from g4debug.tracers.spec_lifecycle.launches import BONUS, INDICES, LENS, NEW_LENS, Launch
+from g4debug.tracers.spec_lifecycle.pending_steps import BONUS, INDICES, LENS, NEW_LENS, PendingStep
 from g4debug.tracers.spec_lifecycle.spec_info import check_fields, check_verify_input, state_of
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
-from g4debug.tracers.spec_lifecycle.v2 import Hooked, SpecLifecycleV2, _decodes, _running
+from g4debug.tracers.spec_lifecycle.tracer import Hooked, SpecLifecycle, decodes, running
 
-SITES = (
-    "overlap.resolve",
-    "overlap.forward",
-    "overlap.verify",
-    "overlap.store",
-    "result.resolve_overlap",
-)
 FIELDS = ("bonus_tokens", "topk_index", "hidden_states", "new_seq_lens")
 
 
@@ -111,14 +105,25 @@ class Ring:
         return None
 
 
-class SpecLifecycleOverlapped(SpecLifecycleV2):
+class RingBatches(SpecBatches):
+    """The rows of a draft input in the FutureMap are in an object of their own."""
+
+    def check_rows(self, spec: Any, requests: int) -> Violation | None:
+        rows = spec.future_indices
+        if rows is None:
+            return super().check_rows(spec, requests)
+        return check_fields(rows, ("indices",), requests) or self.custody.check_held(spec)
+
+
+class SpecLifecycleOverlapped(SpecLifecycle):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self.batches = RingBatches(self.log, self.custody)
         self.claims = Claims()
         self.ring = Ring()
         self.committing = Committing(self.claims.books, cuts=True)
         self.judging = True
-        self._reads: list[int] = []  # the rows that the step which is launched must read
+        self._reads: list[int] = []  # the rows that this step must read
 
     def hooks(self) -> tuple[Hooked, ...]:
         return (
@@ -138,7 +143,7 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
 
     def before_read(self, future_map: Any, batch: Any) -> None:
         self._now, self._reads = None, []
-        if not _decodes(batch):
+        if not decodes(batch):
             return
         spec = batch.spec_info
         violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
@@ -147,7 +152,7 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
                 getattr(spec, "future_indices", None), ("indices",), len(batch.reqs)
             )
         if violation is None and self.judging:
-            live, requests = _running(batch)
+            live, requests = running(batch)
             violation = at_rows(self.ring.check(requests), live)
             if violation is None and self._relayed is not None:
                 buffer = getattr(future_map, "hidden_states_buf", None)
@@ -156,7 +161,7 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
         self._reads = self.ring.rows(batch.reqs)
 
     def after_read(self, result: Any, future_map: Any, batch: Any) -> Any:
-        if _decodes(batch):
+        if decodes(batch):
             self.custody.hold(batch.spec_info)
             self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
         return result
@@ -165,13 +170,13 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
 
     def before_step(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self._now = None
-        if not is_frozen_kv_mtp(batch) or not batch.reqs:
+        if speculation.of(batch) is None or not batch.reqs:
             return
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
         depth, width = worker.speculative_num_steps + 1, worker.speculative_num_draft_tokens
         self._ahead = (depth, width)
-        self._now = launch = Bounded(
-            step=self.context.recorder.step,
+        self._now = step = BoundedStep(
+            number=self.context.recorder.step,
             decode=decode,
             overlap=True,
             requests=tuple(batch.reqs),
@@ -193,23 +198,23 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
         if violation is None:
             violation = check_fields(spec, FIELDS, requests) or self.custody.check_held(spec)
         if violation is None and self.judging:
-            launch.copies.start(INDICES, spec.future_indices.indices)
-            launch.copies.start(LENS, batch.seq_lens)
-            launch.copies.start(BONUS, spec.bonus_tokens)
+            step.copies.start(INDICES, spec.future_indices.indices)
+            step.copies.start(LENS, batch.seq_lens)
+            step.copies.start(BONUS, spec.bonus_tokens)
         self.log.judge("worker.draft", batch, violation)
 
     def before_verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        launch = self._now
-        if launch is not None and launch.decode:
+        step = self._now
+        if step is not None and step.decode:
             violation = check_verify_input(batch.spec_info, len(batch.reqs), None)
             self.log.judge("worker.verify", batch, violation)
 
     def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        launch = self._now
-        if launch is None or not launch.decode:
+        step = self._now
+        if step is None or not step.decode:
             return result
-        launch.verified = True
-        requests = len(launch.requests)
+        step.verified = True
+        requests = len(step.requests)
         self.log.judge(
             "worker.verify",
             batch,
@@ -220,37 +225,37 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
         if self.judging:
             # What is handed on may be less for a request that has filled the context and so ended.
             # The next step's lengths are compared with the books.
-            launch.copies.start(NEW_LENS, result.next_draft_input.new_seq_lens)
+            step.copies.start(NEW_LENS, result.next_draft_input.new_seq_lens)
         self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
         return result
 
     def after_step(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        launch = self._now
-        if launch is None:
+        step = self._now
+        if step is None:
             return result
         spec = result.next_draft_input
         violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
-        violation = violation or check_fields(spec, FIELDS, len(launch.requests))
-        if violation is None and launch.decode:
+        violation = violation or check_fields(spec, FIELDS, len(step.requests))
+        if violation is None and step.decode:
             violation = self.custody.check_made(result.logits_output.hidden_states)
-        launch.copies.close()
+        step.copies.close()
         if violation is None:
             self.custody.hold(spec)
-        if launch.decode and self.judging:
-            self.launches.add(result, launch)
+        if step.decode and self.judging:
+            self.pending.add(result, step)
         else:
-            launch.copies.drop()
+            step.copies.drop()
         self._made = weakref.ref(spec)
-        self._judge_launch("worker.forward", launch, violation)
-        before = VERIFY if launch.decode else IDLE
-        self.log.note("end", before, state_of(spec), len(launch.requests))
+        self._judge_step("worker.forward", step, violation)
+        before = VERIFY if step.decode else IDLE
+        self.log.note("end", before, state_of(spec), len(step.requests))
         return result
 
     # What it leaves for the next one.
 
     def before_store(self, future_map: Any, future_indices: Any, result: Any) -> None:
-        launch = self._now
-        if launch is None:
+        step = self._now
+        if step is None:
             return
         rows = future_indices.interval
         spec = self._made() if self._made is not None else None
@@ -259,18 +264,18 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
             violation = Violation(
                 "wrong-type", "the draft-input that this step made", "another object"
             )
-        elif rows.stop - rows.start != len(launch.requests):
+        elif rows.stop - rows.start != len(step.requests):
             violation = Violation(
                 "future-row",
-                f"rows of {len(launch.requests)} requests stored in the FutureMap",
+                f"rows of {len(step.requests)} requests stored in the FutureMap",
                 f"rows of {rows.stop - rows.start} requests",
                 what="stored",
             )
         violation = violation or self.custody.check_held(spec)
-        self.ring.stored(rows.start, launch.requests, launch.step)
-        launch.indices = future_indices
-        launch.stashed += 1
-        self._judge_launch("future.stash", launch, violation)
+        self.ring.stored(rows.start, step.requests, step.number)
+        step.indices = future_indices
+        step.stashed += 1
+        self._judge_step("future.stash", step, violation)
 
     def after_store(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
         return self.after_stash(result, future_map)
@@ -278,8 +283,8 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
     def after_run_batch(
         self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        launch, self._now = self._now, None
-        if launch is None:
+        step, self._now = self._now, None
+        if step is None:
             return result
         spec = batch.spec_info
         made = self._made() if self._made is not None else None
@@ -289,15 +294,15 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
                 "wrong-type", "the draft-input that this step made", "another object"
             )
         violation = violation or self.custody.check_held(spec)
-        if violation is None and not launch.stashed:
-            self.ring.lost(launch.requests)
+        if violation is None and not step.stashed:
+            self.ring.lost(step.requests)
             violation = Violation(
                 "future-row",
                 f"{SEED} stored in the FutureMap before the next step reads them",
                 "not stored",
                 what="not stashed",
             )
-        if violation is None and spec.future_indices is not launch.indices:
+        if violation is None and spec.future_indices is not step.indices:
             violation = Violation(
                 "future-row",
                 "the rows that this step stored in future_indices",
@@ -311,7 +316,7 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
                 "another tensor",
                 what="seq_lens",
             )
-        self._judge_launch("scheduler.run_batch", launch, violation, batch)
+        self._judge_step("scheduler.run_batch", step, violation, batch)
         return result
 
     # Where the host learns what was accepted.
@@ -321,12 +326,12 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
         return super().after_resolve(kept, processor, result, batch)
 
     def after_prepare_for_decode(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_frozen_kv_mtp(batch):
+        if speculation.of(batch) is None:
             return result
         self.claims.prepared(batch.reqs)
         if self._ahead is None or not self.judging:
             return result
-        live, requests = _running(batch)
+        live, requests = running(batch)
         ahead = sum(self._ahead)  # a verify that is under way, and this one
         violation = check_allocated(
             [n + ahead for n in self.claims.books(requests)],
@@ -342,8 +347,8 @@ class SpecLifecycleOverlapped(SpecLifecycleV2):
         return result
 
 
-class Bounded(Launch):
-    """A launch whose lengths on the host are bounds of those on the device."""
+class BoundedStep(PendingStep):
+    """A step whose lengths on the host are bounds of those on the device."""
 
     def _check_inputs(
         self,
@@ -396,7 +401,7 @@ def install(context: Context, v1: Callable[[Context], Any]) -> None:
             second.after(site, after)
 
     def after_scheduler_init(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_frozen_kv_mtp(scheduler) and scheduler.enable_overlap:
+        if speculation.of(scheduler) is not None and scheduler.enable_overlap:
             first.open, second.open = False, True
             tracer.after_scheduler_init(result, scheduler, *args, **kwargs)
         return result

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from g4debug.tracers.spec_lifecycle.before_0_5_14.overlapped import Claims, Gate, Ring
 from g4debug.tracers.spec_lifecycle.check import check_bound
-from g4debug.tracers.spec_lifecycle.overlapped import Claims, Gate, Ring
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 
