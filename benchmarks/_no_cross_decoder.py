@@ -8,7 +8,7 @@ everything else. The plugin also sets seeded weights.
 def register() -> None:
     import _seeded_weights
 
-    from g4debug.fixes.paths.yoco_fast_prefill import plan as yoco_plan
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 
     yoco_plan.rows_read = lambda forward_batch, facts: [0] * len(facts.goes_on)
     _seeded_weights.register()

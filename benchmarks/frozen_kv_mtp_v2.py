@@ -67,9 +67,9 @@ PROFILED = {"cuda": 40, "cpu": 12}  # output tokens of a request that the profil
 
 
 def default_variants(upstream_python: str) -> list[str]:
-    from g4debug.hooking.speculation import is_v2
+    from g4debug.speculation import adapter
 
-    if is_v2():
+    if adapter("FROZEN_KV_MTP").overlap:
         return ["upstream"]
     return ["v1", "ours", *(["upstream"] if upstream_python else [])]
 

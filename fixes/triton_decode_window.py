@@ -100,12 +100,10 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooking import targets
     from g4debug.hooking.hooks import Order
 
     for site in ("metadata", "metadata_capture", "metadata_replay"):
-        if targets.path(f"attn.triton.{site}") is not None:
-            hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata)
+        hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata, optional=True)
     hooks.around("attn.triton.init_graph_state", Order.FIX, ID, around_graph_state)
 
 

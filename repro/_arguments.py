@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from g4debug.fixes.source import exists, source
-from g4debug.hooking.speculation import is_v2
+from g4debug.speculation import adapter
 
 # Both since 0.5.14.
 RENAMED = {
@@ -25,11 +25,11 @@ def as_named_here(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mtp_has_overlap() -> bool:
-    """True if FROZEN_KV_MTP runs under overlap scheduling: there is no v1 worker any more.
+    """True if FROZEN_KV_MTP runs under overlap scheduling, as from 0.5.14 on.
 
     SGLang 0.5.23 dies if overlap is switched off with it (upstream #40155).
     """
-    return is_v2()
+    return adapter("FROZEN_KV_MTP").overlap
 
 
 def keeps_whole_prompts() -> bool:

@@ -74,7 +74,7 @@ REPRO = Repro(
     elsewhere="kv_shared_piecewise needs CUDA graphs, and so a GPU. Without a GPU, this test calls "
     "SGLang's own custom op without K and V. It crashes without the fix, and gives the eager "
     "numbers with it:\n"
-    "    python -m pytest tests/fixes/test_optional_kv.py",
+    "    python -m pytest tests/fixes/before_0_5_14/test_optional_kv.py",
 )
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def main() -> int:
             console,
             "mm_piecewise_parity needs CUDA graphs, and so a GPU. Without a GPU, this test shows "
             "how SGLang's own ServerArgs decide:",
-            "python -m pytest tests/fixes/test_mm_piecewise_graph.py",
+            "python -m pytest tests/fixes/before_0_5_14/test_mm_piecewise_graph.py",
         )
         return 2
     folder = Path(tempfile.mkdtemp(prefix="g4debug-parity-"))

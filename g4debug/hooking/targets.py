@@ -461,3 +461,43 @@ def path(site: str, installed: Version | None = None) -> str | None:
         if specifier == _ANY or matches(specifier, installed):
             return dotted
     return None
+
+
+def absent(*sites: str) -> tuple[str, ...]:
+    """Those of the sites that the installed SGLang does not have, by the table."""
+    return tuple(site for site in sites if path(site) is None)
+
+
+# What a release can do, for those whom it concerns. No other module asks for releases.
+
+
+def has_war_barrier() -> bool:
+    """True if SGLang waits for a forward's reads before it changes what the forward reads."""
+    return path("scheduler.war_barrier") is not None
+
+
+def frees_in_one_place() -> bool:
+    """True if all pages that are freed enter the free list at the site "pool.release"."""
+    return path("pool.release") is not None
+
+
+def captures_piecewise() -> bool:
+    """True if piecewise CUDA graphs have a switch of their own."""
+    return path("runner.init_piecewise") is not None
+
+
+def counts_with_result() -> bool:
+    """True if all that a verify accepts is counted when its result is processed, at the site
+    "result.resolve". 0.5.14 counts a part of it before, in the allocation for the next step.
+    """
+    return path("result.resolve") is not None
+
+
+def clears_draft_places() -> bool:
+    """True if a draft that writes no KV is given no ``out_cache_loc`` (upstream's #29616)."""
+    return matches(">=0.5.15")
+
+
+def layer_tail_is_apart() -> bool:
+    """True if the end of a Gemma-4 layer is a function, at the site "gemma4.next_stream"."""
+    return path("gemma4.next_stream") is not None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends.base import Adapter
-from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.sanitizer.forward_snapshots import Launches
 from g4debug.sanitizer.reference_state import Truth, of_forward
 from g4debug.sanitizer.unsupported import as_of_launch, moving_pages, overlaps
+from g4debug.speculation import draft_reads_target_kv
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -23,7 +23,7 @@ class Books:
         self.limits: set[str] = set()
         self.partial: tuple[str, str] | None = None  # what is limited for some tables only, and why
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
-        self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
+        self._frozen: set[int] = set()  # id() of backends of drafts that read the target's KV
 
     def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
         """Learn a backend that was built for this ModelRunner, and the page size of its pools."""
@@ -34,7 +34,7 @@ class Books:
         if found:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
-        frozen = is_frozen_kv_mtp(model_runner)
+        frozen = draft_reads_target_kv(model_runner)
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a

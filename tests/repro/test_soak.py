@@ -23,7 +23,7 @@ def soak(monkeypatch):
 def test_a_server_on_v2_says_so_in_the_words_that_are_looked_for(soak, sglang, caplog):
     from types import SimpleNamespace
 
-    from g4debug.fixes.paths.frozen_kv_mtp_v2 import fix, limits
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import fix, limits
 
     args = SimpleNamespace(speculative_algorithm="FROZEN_KV_MTP", disable_overlap_schedule=True)
     fix.around_arguments(lambda _: None, args)

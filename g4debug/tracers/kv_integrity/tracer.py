@@ -68,7 +68,7 @@ class KvIntegrityTracer:
             context.after(f"pool.init{size}", self.after_pool_init)
             context.after(f"pool.alloc{size}", self.after_alloc)
         # Where all frees end in one place, that place.
-        if targets.path("pool.release") is not None:
+        if targets.frees_in_one_place():
             context.after("pool.release", self.after_release)
         else:
             context.after("pool.free", self.after_free)

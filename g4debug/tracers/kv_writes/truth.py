@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.sanitizer.forward_snapshots import Launches
 from g4debug.sanitizer.reference_state import Truth, of_forward
 from g4debug.sanitizer.unsupported import as_of_launch, moving_pages, other_rows, overlaps
+from g4debug.speculation import draft_reads_target_kv
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger
@@ -29,7 +29,7 @@ class Books:
         """Learn a backend that was built for this ModelRunner."""
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(id(backend))
-            self.draft_writes |= not is_frozen_kv_mtp(model_runner)
+            self.draft_writes |= not draft_reads_target_kv(model_runner)
             return
         args = model_runner.server_args
         self.unjudged = other_rows(args)
