@@ -52,7 +52,7 @@ class Server:
         self.table = torch.zeros(2, COLUMNS, dtype=torch.int32, device=CUDA)
         self.out = torch.zeros_like(self.table)
         self.lengths = torch.tensor([160, 155], dtype=torch.int32, device=CUDA)
-        self.slot = self.trap.new_slot()
+        self.mailbox = self.trap.new_mailbox()
         self.schedule, self.forward = torch.cuda.Stream(), torch.cuda.Stream()
         self.copy.make(self.rows, 0)
         self.build()
@@ -78,7 +78,7 @@ class Server:
             padding=1,
         )
         page_guard.launch(
-            self.table, self.out, self.lengths, None, self.trap, self.slot, PAGES, SIZE, -1, truth
+            self.table, self.out, self.lengths, None, self.trap, self.mailbox, PAGES, SIZE, -1, truth
         )
 
     def launch(self, step: int, spoil: int | None = None) -> None:
@@ -123,7 +123,7 @@ def test_without_the_wait_it_would_be_accused():
     server = Server(waits=False)
     server.launch(1)
     server.goes_on()
-    assert [left.fields["row"] for left in server.seen()] == [0]
+    assert [left.record.row for left in server.seen()] == [0]
 
 
 def test_a_wrong_cell_is_found_all_the_same_and_its_row_is_kept():
@@ -133,10 +133,10 @@ def test_a_wrong_cell_is_found_all_the_same_and_its_row_is_kept():
     with torch.cuda.stream(server.forward):
         server.table.zero_()  # the next forward builds its own table
     (left,) = server.seen()
-    fields = left.fields
-    assert (fields["row"], fields["column"], fields["value"]) == (1, 4, 5)
-    assert (fields["kind"], fields["expected"]) == (Kind.MISMATCH, 15)
-    assert (fields["step"], fields["request"], fields["full"]) == (7, 2, 15)
+    record = left.record
+    assert (record.row, record.at, record.value) == (1, 4, 5)
+    assert (record.kind, record.expected) == (Kind.MISMATCH, 15)
+    assert (record.step, record.request, record.full) == (7, 2, 15)
     assert left.cells[0, :10].tolist() == [11, 12, 13, 14, 5, 16, 17, 18, 19, 20]
     assert left.cells[1, :10].tolist() == list(range(11, 21))
 

@@ -331,8 +331,8 @@ def nothing_was_handed_out_to_it(arm):
 
 
 def bare(kind: int, row: int) -> tuple[str, str]:
-    fields = {**dict.fromkeys(trap_buffer.NAMES, 0), "kind": kind, "row": row}
-    left = trap_buffer.Left(1, False, 1, fields, trap_buffer.NO_CELLS)
+    record = trap_buffer.Record(*[0] * len(trap_buffer.Record._fields))._replace(kind=kind, row=row)
+    left = trap_buffer.Left(1, False, 1, record, trap_buffer.NO_CELLS)
     finding, _, _ = table_report.describe(None, left, Recorder(4), False, None)
     return finding.kind, finding.cause
 

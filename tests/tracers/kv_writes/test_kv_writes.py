@@ -13,7 +13,7 @@ from served_rows import TOKENS
 from writing import ARMED, NEW, Writing, put, scheduled, swa_loc
 
 from g4debug import plugin
-from g4debug.tracers.kv_writes import canary, kernels
+from g4debug.tracers.kv_writes import canary, check
 from g4debug.tracers.kv_writes.tracer import KvWritesTracer
 from g4debug.trapping.trap import TrapError
 
@@ -278,8 +278,8 @@ def test_log_mode_changes_nothing(arm):
 
 def test_one_check_for_each_forward_and_pool(it, monkeypatch):
     calls = []
-    real = kernels.reference
-    monkeypatch.setattr(kernels, "reference", lambda *a, **k: calls.append(a) or real(*a, **k))
+    real = check.reference
+    monkeypatch.setattr(check, "reference", lambda *a, **k: calls.append(a) or real(*a, **k))
     it.forward("decode")
     assert len(calls) == 2
     it.forward("decode")
@@ -364,6 +364,6 @@ def test_the_canary_tells_of_a_tracer_that_sees_nothing(tmp_path, monkeypatch):
     def blind(loc, out, *args):
         out.copy_(loc.clamp(0, 1))
 
-    monkeypatch.setattr(kernels, "reference", blind)
+    monkeypatch.setattr(check, "reference", blind)
     with pytest.raises(canary.CanaryError, match="was not found"):
         canary.fire(tmp_path, torch.device("cpu"))

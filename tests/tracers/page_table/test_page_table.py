@@ -13,7 +13,7 @@ from g4debug import plugin
 from g4debug.cpu import fault
 from g4debug.dumps import reading
 from g4debug.ledger import shadow as shadows
-from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table import check
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
 
@@ -40,13 +40,13 @@ def corrupt(backend, pool, row, column, value=FAR):
 def guarded(monkeypatch):
     """The pages of every pool that the guard was launched for, in order."""
     calls = []
-    real = page_guard.reference
+    real = check.reference
 
     def spy(*args):
         calls.append(args[6])
         real(*args)
 
-    monkeypatch.setattr(page_guard, "reference", spy)
+    monkeypatch.setattr(check, "reference", spy)
     return calls
 
 
@@ -296,7 +296,7 @@ def test_a_bug_in_the_tracer_leaves_serving_as_it_is(arm, monkeypatch, caplog):
     def buggy(*args):
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(page_guard, "reference", buggy)
+    monkeypatch.setattr(check, "reference", buggy)
     for _ in range(2):
         for output, right in zip(clean_outputs(), clean, strict=True):
             assert torch.equal(output, right)

@@ -19,7 +19,7 @@ from g4debug import plugin
 from g4debug.backends import adapter
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
-from g4debug.tracers.page_table import token_guard
+from g4debug.tracers.page_table import token_check
 from g4debug.tracers.page_table.checked_table import Launch
 from g4debug.trapping.trap import TrapError
 
@@ -38,13 +38,13 @@ def checked():
 def guarded(monkeypatch):
     """(window, rows) of the lists that the guard was launched for, in order."""
     calls = []
-    real = token_guard.reference
+    real = token_check.reference
 
     def spy(lists, *args):
         calls.append((lists.window >= 0, lists.rows))
         real(lists, *args)
 
-    monkeypatch.setattr(token_guard, "reference", spy)
+    monkeypatch.setattr(token_check, "reference", spy)
     return calls
 
 
