@@ -21,33 +21,18 @@ go the tokens of padding rows, and those whose SWA page is gone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 
+from g4debug.findings import kinds
 from g4debug.ledger.owners import EVERYTHING
 from g4debug.ledger.shadow import FREE
 from g4debug.sanitizer.reference_state import Truth
 
+Kind = kinds.KvWritesKind
 UNKNOWN = -1
-
-
-class Kind(IntEnum):
-    """What is wrong with a location."""
-
-    NEGATIVE = 1  # < 0
-    RANGE = 2  # >= slots
-    TWICE = 3  # another token of the same forward is written there, too
-    ZERO = 4  # in the reserved page 0, although the token has a place
-    MISMATCH = 5  # another place than req_to_token (and the mapping) say
-    FREED = 6  # the right place, but its page is free
-    PADDING = 7  # a padding row of a CUDA graph writes into a page that can be somebody's
-    FOREIGN = 8  # the right place, but its page was handed out to another request
-    CACHED = 9  # the right place, but it is before the end of what the prefix cache holds
-    UNREADABLE = 10  # what the kernel left cannot be read; the kernel never writes this
-
-
-SUSPICIONS = (Kind.FOREIGN, Kind.CACHED)  # must be confirmed by SGLang's own structures
+# Must be confirmed by SGLang's own structures.
+SUSPICIONS = tuple(kind for kind in Kind if kind.record.suspicion)
 
 
 @dataclass(frozen=True)
