@@ -11,12 +11,12 @@ import random
 
 import pytest
 import torch
-from write_cases import Case, expected, random_case
+from write_cases import SUSPICIONS, Case, expected, random_case
 
 from g4debug.sanitizer.reference_state import Truth
 from g4debug.sanitizer.trap_buffer import Record, TrapBuffer
 from g4debug.tracers.kv_writes import kernels
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, Stamps, check_writes
+from g4debug.tracers.kv_writes.check import Kind, Rows, Stamps, check_writes
 
 pytestmark = [
     pytest.mark.gpu,

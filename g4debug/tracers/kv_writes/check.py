@@ -1,8 +1,9 @@
 """What must hold for the locations that a forward writes KV to: each token has its own place.
 
 These are pure functions on tensors, and :func:`reference`, which is the check for CPU tensors. The
-Triton kernels in :mod:`g4debug.tracers.kv_writes.kernels` compute the same. A forward writes ``loc[i]`` for its i-th token. That token is the j-th of its row
-r, at position p of the row's request q = req_pool_indices[r]::
+Triton kernels in :mod:`g4debug.tracers.kv_writes.kernels` compute the same. A forward writes
+``loc[i]`` for its i-th token. That token is the j-th of its row r, at position p of the row's
+request q = req_pool_indices[r]::
 
     p     = firsts[r] + offset + j        decode: seq_len - 1, verify: seq_len + j,
                                           extend: prefix_len + j
@@ -21,31 +22,15 @@ go the tokens of padding rows, and those whose SWA page is gone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 
+from g4debug.findings import kinds
 from g4debug.sanitizer.lookup import UNKNOWN, look_up
 from g4debug.sanitizer.reference_state import Truth
 from g4debug.sanitizer.trap_buffer import NO_CELLS, Cells, Record, TrapBuffer
 
-
-class Kind(IntEnum):
-    """What is wrong with a location."""
-
-    NEGATIVE = 1  # < 0
-    RANGE = 2  # >= slots
-    TWICE = 3  # another token of the same forward is written there, too
-    ZERO = 4  # in the reserved page 0, although the token has a place
-    MISMATCH = 5  # another place than req_to_token (and the mapping) say
-    FREED = 6  # the right place, but its page is free
-    PADDING = 7  # a padding row of a CUDA graph writes into a page that can be somebody's
-    FOREIGN = 8  # the right place, but its page was handed out to another request
-    CACHED = 9  # the right place, but it is before the end of what the prefix cache holds
-    UNREADABLE = 10  # what the kernel left cannot be read; the kernel never writes this
-
-
-SUSPICIONS = (Kind.FOREIGN, Kind.CACHED)  # must be confirmed by SGLang's own structures
+Kind = kinds.KvWritesKind
 
 
 @dataclass(frozen=True)
@@ -239,4 +224,4 @@ def reference(
         return seen, NO_CELLS
 
     bad = found.kinds.nonzero().flatten().tolist()
-    trap.leave_first(mailbox, bad, lambda i: int(found.kinds[i]) in SUSPICIONS, record)
+    trap.leave_first(mailbox, bad, lambda i: Kind(found.kinds[i]).record.suspicion, record)

@@ -13,32 +13,15 @@ a request are also compared with ``req_to_token`` and with what the allocators d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 
+from g4debug.findings import kinds
 from g4debug.sanitizer.lookup import UNKNOWN, Found, look_up
 from g4debug.sanitizer.reference_state import Truth as Truth
 from g4debug.sanitizer.trap_buffer import CELLS, NO_CELLS, Cells, Record, TrapBuffer
 
-
-class Kind(IntEnum):
-    """What is wrong with a cell, or with a row (SHORT)."""
-
-    NEGATIVE = 1  # page < 0
-    RANGE = 2  # page >= pages
-    SHORT = 3  # the row has fewer columns than its length has pages
-    ZERO = 4  # the reserved page 0 in a live cell
-    MISMATCH = 5  # another page than req_to_token (and the mapping) say
-    FREED = 6  # the request's full-pool page is free
-    EVICTED = 7  # the request's SWA page was evicted, although the window still reaches it
-    FOREIGN = 8  # req_to_token itself names a page that was handed out to another request
-    UNREADABLE = 9  # what the guard left cannot be read; the guard never writes this
-    # Of lists of tokens only, see token_check.py.
-    INDPTR = 10  # kv_indptr does not say where the row's list ends
-    SPLITS = 11  # num_kv_splits is not in 1..max_kv_splits
-    OFFSET = 12  # window_kv_offsets is not the position of the first token that is listed
-    MASK = 13  # the row's part of custom_mask does not begin, or does not fit, where it must
+Kind = kinds.PageTableKind
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from write_cases import Case, expected, random_case
+from write_cases import SUSPICIONS, Case, expected, random_case
 
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes import kernels
 from g4debug.tracers.kv_writes.check import (
-    SUSPICIONS,
     Kind,
     Rows,
     Stamps,
