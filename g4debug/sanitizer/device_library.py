@@ -72,7 +72,7 @@ def leave(
     at,
     value,
     length,
-    count,
+    bad,
     kind,
     expected,
     step,
@@ -94,7 +94,7 @@ def leave(
         tl.store(to + 2, at)
         tl.store(to + 3, value)
         tl.store(to + 4, length)
-        tl.store(to + 5, count)
+        tl.store(to + 5, bad)
         tl.store(to + 6, kind)
         tl.store(to + 7, expected)
         tl.store(to + 8, step)
@@ -102,9 +102,9 @@ def leave(
         tl.store(to + 10, full)
         tl.store(to + 11, twin)
         if FENCE:
-            fence_system(count.to(tl.int32))
+            fence_system(bad.to(tl.int32))
         tl.store(to + AT_SEQ, number)
-    now = tl.atomic_add(total, count) + count
+    now = tl.atomic_add(total, bad) + bad
     if FENCE:
-        fence_system(count.to(tl.int32))
+        fence_system(bad.to(tl.int32))
     tl.store(host + AT_SUMMARY, now)

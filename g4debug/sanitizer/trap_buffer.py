@@ -48,7 +48,7 @@ class Record(NamedTuple):
         have to be.
     length: the length of the row that was given to the check: of a write, what the positions of
         the row's tokens begin from, else how many tokens may be read.
-    count: how many bad ones the writer saw. A program of a kernel looks at a part of one row.
+    bad: how many bad ones the writer saw. A program of a kernel looks at a part of one row.
     kind: the number of the check's Kind. expected: what belongs there, as ``value``.
     step: in which the forward was launched, request: the row of ``req_to_token``. -1 where the
         kernel compared with SGLang's live tables (a write has the request then, too).
@@ -60,7 +60,7 @@ class Record(NamedTuple):
     at: int
     value: int
     length: int
-    count: int
+    bad: int
     kind: int
     expected: int = -1
     step: int = -1
@@ -156,7 +156,7 @@ class TrapBuffer:
             cells = self._cells[place].copy() if kept else NO_CELLS
             self._acks[place] = number  # from here on the kernel may write over it
             found.append(Left(mailbox, bool(suspicion), number, record, cells))
-            self.told += record.count
+            self.told += record.bad
         self._summary = summary
         return found
 
@@ -208,7 +208,7 @@ class TrapBuffer:
             yield
             self.host[at + SEQ] = acked + 1
             yield
-        self.total += record.count
+        self.total += record.bad
         total = int(self.total)
         yield
         self.host[SUMMARY] = total

@@ -166,7 +166,7 @@ def test_two_tokens_at_one_place_only_in_a_replay():
     it = Graph()
     it.loc[6] = it.loc[1].clone()
     found = it.replay()
-    assert {x.record.kind for f in found} == {Kind.TWICE}
+    assert {record.kind for record in found} == {Kind.TWICE}
     assert int(it.trap.total) == 2
     assert float(it.cache[int(it.table[1, 51])]) == 2
     assert float(it.cache[int(it.table[2, 35])]) == 7

@@ -57,7 +57,7 @@ def agrees(case: Case, trap: TrapBuffer, mailbox: int) -> None:
         found = tuple(getattr(x.record, f) for f in ("row", "at", "value", "kind", "expected"))
         assert found in (seen - sure if x.suspicion else sure)
         assert x.record.length == int(case.seq_lens[x.record.row])
-        assert 0 < x.record.count <= len(seen)
+        assert 0 < x.record.bad <= len(seen)
 
 
 def test_many_random_tables():
@@ -152,7 +152,7 @@ def test_a_fault_that_exists_only_at_replay():
     record = left.record
     assert left.mailbox == g.mailboxes[0]
     assert (record.row, record.at, record.value) == (2, 300, 10_000_000)
-    assert (record.length, record.count) == (600 * 64, 1)
+    assert (record.length, record.bad) == (600 * 64, 1)
     assert int(g.out_full[2, 300]) == 0
     assert int(g.out_full.sum()) == g.full.numel() - 1
     # Read and sound again: armed as before, and nothing sticks to the graph.

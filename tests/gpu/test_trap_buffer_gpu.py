@@ -82,7 +82,7 @@ def check(record: Record) -> tuple[int, int, int]:
     assert record.length == COLUMNS * SIZE - number % SIZE, record
     assert record.kind == Kind.RANGE, record
     assert record.expected == -1, record
-    assert record.count == 1, record  # one in each half of a row, which is a program's part
+    assert record.bad == 1, record  # one in each half of a row, which is a program's part
     return number, row, half
 
 

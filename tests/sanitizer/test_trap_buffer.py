@@ -17,6 +17,7 @@ from g4debug.findings.steps import Recorder
 from g4debug.sanitizer import trap_buffer
 from g4debug.sanitizer.trap_buffer import Left, Record, TrapBuffer
 from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.page_table.report import describe
 from g4debug.tracers.page_table.tracer import PageTableTracer
 
@@ -68,7 +69,7 @@ def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
             continue
         if who not in writers:
             written += 1
-            cells += record(written).count
+            cells += record(written).bad
             # Half of them are suspicions, which have a place of their own.
             writers[who] = trap.leaving(
                 1 + who % 2 + MAILBOXES * (who % 4 > 1), record(written), cells_of(written)
@@ -82,7 +83,7 @@ def test_any_order_of_steps_loses_nothing_and_tears_nothing(order):
     assert not trap.tripped
     assert len(seen) == len(set(seen))  # each once
     assert set(seen) <= set(range(1, written + 1))
-    told = sum(record(n).count for n in seen)
+    told = sum(record(n).bad for n in seen)
     assert trap.told == told
     assert told + trap.merged() == cells  # none is lost
     assert bool(seen) == bool(written)  # and where there was something, there is a record
@@ -104,7 +105,7 @@ def test_a_writer_that_has_not_finished_is_waited_for():
         pass
     assert trap.tripped
     assert [whole(left) for left in trap.take()] == [1]
-    assert trap.merged() == record(2).count
+    assert trap.merged() == record(2).bad
 
 
 def test_memory_that_somebody_else_wrote_to_is_said_and_left_alone():
@@ -125,7 +126,7 @@ GARBAGE = (0, -1, 5, 8, 9, 10**6, -(2**63), 2**63 - 1)
 def test_the_fallback_survives_any_words(kind, other):
     words = Record(*[other] * len(Record._fields))._replace(kind=kind)
     left = Left(1, False, 1, words, trap_buffer.NO_CELLS)
-    finding, table, events = describe(None, left, Recorder(4), False, None)
+    finding, table, events = describe(None, cell_of(words), left, Recorder(4), False, None)
     assert (table, events) == (None, ())
     assert finding.headline.startswith("g4debug: page-table")
     readable = kind in {int(k) for k in Kind if k is not Kind.UNREADABLE}

@@ -213,7 +213,7 @@ def reference(
             at=int(found.positions[i]),
             value=int(loc[i]),
             length=0 if rows.firsts is None else int(rows.firsts[row]),
-            count=count,
+            bad=count,
             kind=int(found.kinds[i]),
             expected=int(found.expected[i]),
             step=-1 if truth is None or truth.step is None else int(truth.step),
@@ -224,4 +224,4 @@ def reference(
         return seen, NO_CELLS
 
     bad = found.kinds.nonzero().flatten().tolist()
-    trap.leave_first(mailbox, bad, lambda i: Kind(found.kinds[i]).record.suspicion, record)
+    trap.leave_first(mailbox, bad, lambda i: Kind(int(found.kinds[i])).record.suspicion, record)

@@ -192,11 +192,10 @@ def _write_kernel(
             why = pick(here, kind)
             what = pick(here, value)
             twin = row * 0 - 1
-            if HAS_ROWS:
-                if why == TWICE:  # the first other token, or of the first one the last
-                    twin = (TOKENS - 1) - (tl.load(stamps + 2 * what + 1) & (TOKENS - 1))
-                    if twin == begin + where:
-                        twin = tl.load(stamps + 2 * what) & (TOKENS - 1)
+            if why == TWICE:  # the first other token, or of the first one the last
+                twin = (TOKENS - 1) - (tl.load(stamps + 2 * what + 1) & (TOKENS - 1))
+                if twin == begin + where:
+                    twin = tl.load(stamps + 2 * what) & (TOKENS - 1)
             as_of = row * 0 - 1
             if HAS_STEP:
                 as_of = tl.load(step).to(tl.int64)

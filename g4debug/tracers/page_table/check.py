@@ -2,9 +2,10 @@
 
 These are pure functions on tensors, and :func:`reference`, which is the guard for CPU tensors. The
 Triton kernel in :mod:`g4debug.tracers.page_table.guard` computes the same. A cell (row, column) is
-*dereferenced* if ``column < ceil(seq_len / page_size)``. It is *live* if, in a sliding layer, it also overlaps the window of the row's first query token.
-Cells behind the row's length are legal garbage: zeros, or what an earlier owner of the row left.
-Page 0 is never handed out (sglang mem_cache/allocator.py).
+*dereferenced* if ``column < ceil(seq_len / page_size)``. It is *live* if, in a sliding layer, it
+also overlaps the window of the row's first query token. Cells behind the row's length are legal
+garbage: zeros, or what an earlier owner of the row left. Page 0 is never handed out (sglang
+mem_cache/allocator.py).
 
 Without a :class:`Truth` only ranges are checked. With one, the live cells of a row that belongs to
 a request are also compared with ``req_to_token`` and with what the allocators did.

@@ -16,8 +16,9 @@ listed. In a sliding layer the last ``window`` are, so that the list begins at p
 query of a row sees all that is listed.
 
 These are pure functions on tensors, and :func:`reference`, which is the guard for CPU tensors. The
-Triton kernel in :mod:`g4debug.tracers.page_table.token_guard` computes the same. Both know the rows' lists from the
-lengths and not from ``kv_indptr``, so a broken ``kv_indptr`` cannot lead them out of the list.
+Triton kernel in :mod:`g4debug.tracers.page_table.token_guard` computes the same. Both know the
+rows' lists from the lengths and not from ``kv_indptr``, so a broken ``kv_indptr`` cannot lead them
+out of the list.
 """
 
 from __future__ import annotations
@@ -176,9 +177,7 @@ def reference(
     before = lists.indices.to(torch.int64, copy=True) if bad else lists.indices
     mend(lists, found, tokens, repair)
 
-    def record(
-        seen: list[int], count: int, full: int = UNKNOWN
-    ) -> Record:
+    def record(seen: list[int], count: int, full: int = UNKNOWN) -> Record:
         row, at, value, kind, right = seen
         left = Record(
             row, at, value, int(found.listed[row] + found.starts[row]), count, kind, right

@@ -17,7 +17,6 @@ lengths say, which each program adds up for itself: the lengths are few.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -215,9 +214,7 @@ def _token_guard_kernel(
                     tl.store(indices + at, repaired, mask=sure & outside)
                 suspicion = tl.sum(sure.to(tl.int32), axis=0) == 0
                 place, claimed, seq = claim(claims, acks, mailbox, mailboxes, suspicion, BLOCK)
-                where = tl.min(
-                    tl.where(tl.where(suspicion, bad, sure), entry, 2147483647), axis=0
-                )
+                where = tl.min(tl.where(tl.where(suspicion, bad, sure), entry, 2147483647), axis=0)
                 here = entry == where
                 if claimed:
                     keep(kept, place, entry, where, live, value, expected)

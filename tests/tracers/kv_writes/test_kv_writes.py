@@ -309,16 +309,17 @@ def test_a_prefill_that_does_not_say_which_token_is_which_is_checked_for_ranges(
 
 def test_a_draft_is_not_judged(it):
     draft = it.rig.backend(draft=True)
-    assert not tracer_of().books.knows(draft)
-    assert tracer_of().books.knows(it.backend)
+    known = tracer_of().backends.known
+    assert id(draft) not in known
+    assert id(it.backend) in known
 
 
 def test_it_is_told_that_a_draft_with_kv_of_its_own_is_not_judged(it):
     runner = it.rig.runner(draft=True)
     runner.spec_algorithm = SimpleNamespace(is_frozen_kv_mtp=lambda: False)
     for draft in (it.rig.runner(draft=True), runner):
-        tracer_of().books.learn(object(), draft)
-        assert tracer_of().books.draft_writes == (draft is runner)
+        tracer_of().after_backend_init(None, object(), draft)
+        assert tracer_of().draft_writes == (draft is runner)
     tracer_of().after_scheduler_init(None)
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
     assert [x.what for x in status.limits] == ["not what the draft writes"]

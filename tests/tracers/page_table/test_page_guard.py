@@ -81,7 +81,7 @@ def agrees(case: Case) -> None:
             assert found in (seen - sure if x.suspicion else sure)
             assert x.record.length == int(case.seq_lens[x.record.row])
             kept_as_of_launch(case, x)
-        assert trap.merged() == len(seen) - sum(x.record.count for x in left)
+        assert trap.merged() == len(seen) - sum(x.record.bad for x in left)
         assert torch.equal(case.table, before)
 
 

@@ -348,7 +348,7 @@ def test_each_forward_outside_of_graphs_is_judged_by_its_own_rows(arm, guarded):
     assert finding.expected.endswith(f"for this cell, page {rig.page(b.rid, 6)}")
 
 
-def test_a_launch_in_a_graph_is_not_used_again(arm, monkeypatch):
+def test_a_check_in_a_graph_is_not_used_again(arm, monkeypatch):
     """It is replayed for ever with what it was captured with."""
     tracers, install = [], PageTableTracer.install
     monkeypatch.setattr(
@@ -358,9 +358,9 @@ def test_a_launch_in_a_graph_is_not_used_again(arm, monkeypatch):
     rig = Rig()
     backend, batch = prepared(rig)
     rig.forward(backend, batch)
-    launches = dict(tracers[0].launches)
-    assert len(launches) == 2
-    for launch in launches.values():
-        launch.captured = True
+    checks = dict(tracers[0].checks)
+    assert len(checks) == 2
+    for it in checks.values():
+        it.captured = True
     rig.step(backend, "decode", rig.requests[-3:])
-    assert all(launch.batch is batch for launch in launches.values())
+    assert all(it.batch is batch for it in checks.values())
