@@ -448,7 +448,7 @@ def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:
 def test_the_canary_tells_of_a_guard_that_sees_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("g4debug.tracers.page_table.guard.reference", lambda *a: None)
+    monkeypatch.setattr("g4debug.tracers.page_table.check.reference", lambda *a: None)
     with pytest.raises(canary.CanaryError, match="was not found"):
         canary.fire(tmp_path, torch.device("cpu"))
 

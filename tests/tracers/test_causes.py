@@ -41,6 +41,7 @@ from g4debug.tracers.kv_writes import report as writes_report
 from g4debug.tracers.kv_writes.check import Kind as WriteKind
 from g4debug.tracers.kv_writes.checked_writes import Write
 from g4debug.tracers.page_table import report as table_report
+from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.rank_divergence import report as rank_report
@@ -331,9 +332,9 @@ def nothing_was_handed_out_to_it(arm):
 
 
 def bare(kind: int, row: int) -> tuple[str, str]:
-    fields = {**dict.fromkeys(trap_buffer.NAMES, 0), "kind": kind, "row": row}
-    left = trap_buffer.Left(1, False, 1, fields, trap_buffer.NO_CELLS)
-    finding, _, _ = table_report.describe(None, left, Recorder(4), False, None)
+    record = trap_buffer.Record(*[0] * len(trap_buffer.Record._fields))._replace(kind=kind, row=row)
+    left = trap_buffer.Left(1, False, 1, record, trap_buffer.NO_CELLS)
+    finding, _, _ = table_report.describe(None, cell_of(record), left, Recorder(4), False, None)
     return finding.kind, finding.cause
 
 
@@ -1160,7 +1161,7 @@ def written(it: Any) -> Any:
         for e in plugin.in_force.hooks._entries["attn.forward"]
         if e.owner == "kv-writes"
     )
-    return next(iter(tracer.launches.values()))
+    return next(iter(tracer.checks.values()))
 
 
 def described(arm: Any, kind: Any, value: int) -> tuple[str, str]:

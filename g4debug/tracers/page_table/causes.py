@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from g4debug.hooking import req_kv
 from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.page_table.checked_table import LIST_WORDS
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.facts import Facts
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
-    if facts.launch.lists is not None and facts.cell.kind in LIST_WORDS:
+    if facts.launch.lists is not None and facts.cell.kind.record.beside:
         return _list_word(facts)
     special = {
         "row-too-short": _too_short,

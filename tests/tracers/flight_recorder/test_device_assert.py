@@ -126,7 +126,7 @@ def test_thousands_of_threads_are_one_line_and_the_first_is_kept():
     ],
 )
 def test_a_file_has_no_path_of_the_machine(path, file):
-    (found,) = asserts.parse(line(f"{path}:7: kernel", "a < b"))
+    (found,) = device_asserts.parse(line(f"{path}:7: kernel", "a < b"))
     assert found.file == file
 
 
