@@ -12,7 +12,9 @@ such a release is dropped its folders are deleted, and that is all.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -56,6 +58,19 @@ def load(noun: Noun, name: str) -> Any:
     if item.id != name:
         raise ValueError(f"{module.__name__}: id is {item.id!r}, expected {name!r} (its name)")
     return item
+
+
+def older(package: str, name: str) -> Iterator[Any]:
+    """The modules ``name`` in the folders ``before_<release>`` of a package, the oldest first.
+
+    What only old releases need lies in such a folder. Nothing else imports it, so that it can be
+    deleted on the day on which the last of these releases is dropped.
+    """
+    folders = importlib.import_module(package).__path__
+    found = [m.name for m in pkgutil.iter_modules(folders) if m.name.startswith("before_")]
+    for folder in sorted(found, key=lambda f: [int(n) for n in f.split("_")[1:] if n.isdigit()]):
+        if importlib.util.find_spec(dotted := f"{package}.{folder}.{name}"):
+            yield importlib.import_module(dotted)
 
 
 @cache

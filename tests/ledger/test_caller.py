@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from g4debug.ledger.pool_registry import caller
+from g4debug.ledger.callsite import caller
 
 
 def function(module: str, folder: str = "/site-packages", **names):

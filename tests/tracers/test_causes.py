@@ -29,7 +29,8 @@ from g4debug.dumps import reading
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from g4debug.ledger.books import distinct
 from g4debug.ledger.free_hooks import _distinct_pairs
-from g4debug.ledger.host import distinct
 
 INDICES = st.lists(st.integers(-3, 12), max_size=40)
 
