@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from g4debug.backends.base import Adapter
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -25,11 +27,13 @@ class Phase:
     in_part: bool = False
 
 
-def of(scheduler: Any, names: Mapping[int, str], in_part: Collection[int] = ()) -> list[Phase]:
+def of(
+    scheduler: Any, adapters: Mapping[int, Adapter], in_part: Collection[int] = ()
+) -> list[Phase]:
     """The phases of this server. [] if its backends cannot be found.
 
-    names: the adapter's name, by id() of each backend that is guarded. in_part: id() of those of
-    which some forwards are not judged.
+    adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: id() of
+    those of which some forwards are not judged.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -37,24 +41,22 @@ def of(scheduler: Any, names: Mapping[int, str], in_part: Collection[int] = ()) 
     if target is None:
         return []
     found = {
-        "prefill": _selected(target, ForwardMode.EXTEND),
-        "decode": _selected(target, ForwardMode.DECODE),
+        "prefill": selected(target, ForwardMode.EXTEND),
+        "decode": selected(target, ForwardMode.DECODE),
     }
     draft = getattr(scheduler, "draft_worker", None)
     if draft is not None:
-        found["verify"] = _selected(target, ForwardMode.TARGET_VERIFY)
+        found["verify"] = selected(target, ForwardMode.TARGET_VERIFY)
         drafting = _drafting(draft)
         if drafting is not None:
-            found["draft"] = _selected(drafting, ForwardMode.DECODE)
-    return [
-        Phase(
-            name,
-            names.get(id(backend), type(backend).__name__),
-            id(backend) in names,
-            id(backend) in in_part,
-        )
-        for name, backend in found.items()
-    ]
+            found["draft"] = selected(drafting, ForwardMode.DECODE)
+    phases = []
+    for name, backend in found.items():
+        adapter = adapters.get(id(backend))
+        called = type(backend).__name__ if adapter is None else adapter.name
+        guarded = adapter is not None and name in adapter.phases
+        phases.append(Phase(name, called, guarded, id(backend) in in_part))
+    return phases
 
 
 def line(phases: list[Phase]) -> str:
@@ -73,7 +75,7 @@ def _worker(scheduler: Any) -> Any:
     return getattr(scheduler, "tp_worker", None)
 
 
-def _selected(backend: Any, mode: Any) -> Any:
+def selected(backend: Any, mode: Any) -> Any:
     """The backend that runs this mode: one half of a hybrid, or the backend itself."""
     select = getattr(backend, "_select_backend", None)
     return backend if select is None else select(mode)

@@ -29,8 +29,8 @@ class Fault:
     chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
     needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
     fault. overlapped: on 0.5.12 it has other sites, which the path frozen-kv-mtp-v2 passes, so it
-    is there with that path. backend: the attention backend that it needs, '' for trtllm_mha.
-    ranks: how many tensor-parallel ranks it needs.
+    is there with that path. backend: the attention backend that its drills run on, '' for the
+    CPU engine's default. ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str

@@ -1,8 +1,7 @@
 """What the faults in lists of tokens share: where they act, on which rows, and what they log.
 
-The triton backend hands such lists to its kernels. The faults act when the metadata of a forward
-are ready, on the device tensors that the kernel will read, and before the replay of a CUDA graph on
-its static buffers. Row and list (full or window) are drawn at random. Of a row it is the newest
+The faults act on the device tensors that the kernel will read, once SGLang has made them
+(``_metadata.py``). Row and list (full or window) are drawn at random. Of a row it is the newest
 token that is changed. Padding rows stay as they are.
 """
 
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g4debug.backends import list_adapters
+from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -108,65 +109,15 @@ def corrupt(of: Lists, injection: Injection, mode: str, runner: str, fault: Corr
 
 
 def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
-    """Put a fault in place."""
-    from g4debug.hooking.hooks import Order
+    """Put a fault in place, on every backend that hands over lists of tokens."""
 
-    drafts: set[int] = set()
+    def act(made: Made) -> None:
+        if made.mode != "capture":
+            pairs = made.adapter.all_lists(made.backend, made.static)
+            of = lists_of(made.backend, pairs, made.live)
+            corrupt(of, injection, made.mode, made.runner, fault)
 
-    def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
-        if getattr(model_runner, "is_draft_worker", False):
-            drafts.add(id(backend))
-        return result
-
-    def act(of: Lists, mode: str) -> None:
-        runner = "draft" if id(of.backend) in drafts else "target"
-        corrupt(of, injection, mode, runner, fault)
-
-    def after_metadata(result: Any, backend: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-        m = backend.forward_metadata
-        pairs = {
-            "full": (m.kv_indices, m.kv_indptr),
-            "window": (m.window_kv_indices, m.window_kv_indptr),
-        }
-        live = [i for i, slot in enumerate(batch.req_pool_indices.tolist()) if slot]
-        act(lists_of(backend, pairs, live), batch.forward_mode.name.lower())
-        return result
-
-    def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        of = replayed(backend, args, kwargs)
-        if of is not None:
-            act(of, "replay")
-        return result
-
-    owner = injection.fault.id
-    hooks.after("attn.triton.init", Order.FAULT, owner, after_init)
-    hooks.after("attn.triton.metadata", Order.FAULT, owner, after_metadata)
-    hooks.after("attn.triton.metadata_replay", Order.FAULT, owner, after_replay)
-
-
-def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lists | None:
-    """The static lists of a graph that is about to be replayed; None if it is being captured.
-
-    Up to 0.5.12 the arguments are ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
-    """
-    if args and isinstance(args[0], int):
-        slots, lengths = args[1], args[2]
-    else:
-        batch = args[0] if args else kwargs["forward_batch"]
-        if kwargs.get("in_capture", args[1] if len(args) > 1 else False):
-            return None
-        slots, lengths = batch.req_pool_indices, batch.seq_lens
-    fill, rows = backend.get_cuda_graph_seq_len_fill_value(), len(lengths)
-    live = [
-        i
-        for i, (slot, n) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=False))
-        if slot and n > fill
-    ]
-    pairs = {"full": (backend.cuda_graph_kv_indices, backend.kv_indptr[: rows + 1])}
-    if backend.window_kv_indptr is not None:
-        window = backend.cuda_graph_window_kv_indices
-        pairs["window"] = (window, backend.window_kv_indptr[: rows + 1])
-    return lists_of(backend, pairs, live)
+    watch(hooks, injection.fault.id, list_adapters(), act)
 
 
 def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
@@ -179,5 +130,5 @@ def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
         install=lambda hooks, injection: install(hooks, injection, fresh()),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
-        backend="triton",
+        backend=list_adapters()[0].name,
     )

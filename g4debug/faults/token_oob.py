@@ -1,4 +1,4 @@
-"""Puts an out-of-range token index into a list of tokens (attention backend triton)."""
+"""Puts an out-of-range token index into a list of tokens."""
 
 from __future__ import annotations
 

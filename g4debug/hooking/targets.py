@@ -349,13 +349,6 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-# The same for the attention backends whose tables the tracer page-table guards. trtllm_mha is where
-# the tracer itself was run.
-BACKENDS_RUN: dict[str, dict[str, tuple[str, ...]]] = {
-    "triton": {"0.5.12.post1": (CPU, H200), "0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)},
-}
-
-
 class UnknownSite(KeyError):
     """A tracer, fault or fix names a site that is not in ``SITES``."""
 
@@ -440,14 +433,6 @@ def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[st
         for name in tracers
         if not any((place == CPU) == cpu_engine for place in known.get(name, ()))
     )
-
-
-def backend_was_run(backend: str, cpu_engine: bool) -> bool:
-    """True if page-table was run with this attention backend, as ``not_run`` says of tracers."""
-    if backend not in BACKENDS_RUN:
-        return True
-    places = BACKENDS_RUN[backend].get(str(sglang_version()), ())
-    return any((place == CPU) == cpu_engine for place in places)
 
 
 def path(site: str, installed: Version | None = None) -> str | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.backends import adapters, names
+
 SWITCH = "SGLANG_FROZEN_KV_MTP_V2"
-# Their kernels take each request's length from the device. Others (flashinfer) plan with the
-# lengths on the host, and of those only a bound is known while the last verify still runs.
-BACKENDS = ("trtllm_mha", "triton")
+# Others (flashinfer) plan with the lengths on the host, and of those only a bound is known while
+# the last verify still runs.
+BACKENDS = tuple(adapter for adapter in adapters() if adapter.lengths_on_device)
 _SWITCHED_ON = (
     ("enable_dp_attention", "with --enable-dp-attention a rank may have to idle in a draft"),
     ("enable_pdmux", "--enable-pdmux runs prefill beside decode"),
@@ -54,10 +56,8 @@ def server_limit(args: Any) -> str:
         if getattr(args, name, False):
             return why
     for backend in _backends(args):
-        if backend not in BACKENDS:
-            return (
-                f"{backend} plans with exact lengths on the host, expected {' or '.join(BACKENDS)}"
-            )
+        if backend not in {adapter.name for adapter in BACKENDS}:
+            return f"{backend} plans with exact lengths on the host, expected {names(BACKENDS)}"
     return ""
 
 

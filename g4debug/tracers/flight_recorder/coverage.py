@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from g4debug.backends import adapters
 from g4debug.findings.record import TracerStatus
 from g4debug.sanitizer.unsupported import BACKEND, PHASE
 
@@ -26,7 +27,7 @@ SUBJECTS: Mapping[str, str] = {
     "kv-integrity": "what is in the KV pages",
     "kv-writes": "where KV is written",
 }
-GUARDED = ("triton", "trtllm_mha")  # attention backends that page-table has an adapter for
+GUARDED = tuple(adapter.name for adapter in adapters())
 COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"
 Judged = Literal["right", "range", "nothing"]
 
