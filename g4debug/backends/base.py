@@ -72,7 +72,7 @@ class Adapter(ABC):
 
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
-    sites: the sites at which ``install`` puts hooks; the first one is that of the hand-over.
+    sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give a kernel of the backend, which writes KV by itself
         and not through "kv.set", the locations for it: (backend, layer, forward_batch) -> tensor.
     metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
@@ -142,10 +142,9 @@ class Adapter(ABC):
         found = getattr(backend, "page_size", None) or model_runner.page_size
         return int(found)
 
+    @abstractmethod
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         """The row of ``req_to_token`` of each row of this forward. None if it is not known."""
-        found: torch.Tensor | None = batch.req_pool_indices
-        return found
 
     @abstractmethod
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
@@ -154,9 +153,9 @@ class Adapter(ABC):
         frozen: this is the backend of a FROZEN_KV_MTP draft.
         """
 
+    @abstractmethod
     def handed_at(self, batch: Any) -> str:
         """The hook site at which a layer of this forward hands over; for the report."""
-        return self.sites[0]
 
     def forgot_swa(self, backend: Any) -> bool:
         """True if the backend does not know that its pool is a SWA pool."""

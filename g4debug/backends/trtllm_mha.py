@@ -66,6 +66,13 @@ class TrtllmMha(TableAdapter):
         found: torch.Tensor = metadata.cache_seqlens_int32
         return found
 
+    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = batch.req_pool_indices
+        return found
+
+    def handed_at(self, batch: Any) -> str:
+        return self.sites[0]
+
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows, but not their requests,
         which are those of an earlier batch (cuda_graph_runner.py,
