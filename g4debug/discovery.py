@@ -26,6 +26,10 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 _SHARED: Final = ("base", "grammar", "hook_watch", "lists", "locations", "source", "tables")
 
 
+# Former names of items, which stay valid wherever a user types one, and in old dumps.
+FORMER: Final = {"swa-allocator": "kv-allocator"}
+
+
 def names(noun: Noun) -> tuple[str, ...]:
     """The ids of all tracers, faults or fixes, sorted."""
     return tuple(sorted(_modules(noun)))

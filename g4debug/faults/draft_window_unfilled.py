@@ -1,8 +1,8 @@
 """Leaves the draft's sliding layers on triton without their list of tokens.
 
 In upstream #29858 (open since 2026-07-01) a draft that runs as an extend in a CUDA graph fills in
-the list of its full layers before a replay, and not that of its sliding layers; up to 0.5.21 the
-graph has none at all. 0.5.23 fills in both. Gemma-4's FROZEN_KV_MTP never meets it, because its
+the list of its full layers before a replay, and not the list of its sliding layers; up to 0.5.21
+the graph has none at all. 0.5.23 fills in both. Gemma-4's FROZEN_KV_MTP never meets it, because its
 draft runs as a decode, for which every release fills in both lists.
 
 This fault puts the draft's decode into that state. Once SGLang has filled in the list of the

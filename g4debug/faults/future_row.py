@@ -5,7 +5,7 @@ exchange the rows of two requests when they are written or read. ``lost`` leaves
 that the next step gathers what the step before had left.
 
 On 0.5.12 with the path frozen-kv-mtp-v2 the FutureMap is a ring, in which each step has rows of its
-own, and nothing is published apart from what is stored there.
+own, and nothing is published apart from these stored rows.
 """
 
 from __future__ import annotations

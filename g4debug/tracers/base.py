@@ -28,7 +28,7 @@ class Tracer:
     """One tracer, declared as ``TRACER`` in its ``tracer.py``.
 
     title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
-    page ledger (``context.ledger``). without_ledger: what is left of its checks when the ledger was
+    page ledger (``context.ledger``). without_ledger: the rest of its checks when the ledger was
     given up, '' for nothing. sure: kinds of findings that hold whatever was missed before. opt_in:
     it is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
@@ -117,8 +117,6 @@ class Context:
         """
 
         def failed(error: Exception) -> None:
-            if isinstance(error, TrapError):
-                raise error
             # Switch off only this hook. The tracer's others must go on, above all the one that
             # reports what the guard in an already captured CUDA graph sees.
             isolated.on = False
@@ -126,5 +124,5 @@ class Context:
             name = getattr(hook, "__name__", "a hook")
             self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", error)
 
-        isolated = Isolated(hook, failed, keeps)
+        isolated = Isolated(hook, failed, keeps, lets=(TrapError,))
         return isolated

@@ -34,7 +34,7 @@ Judged = Literal["right", "range", "nothing"]
 
 @dataclass(frozen=True)
 class Death:
-    """What is known about the end.
+    """The known facts about the end.
 
     step: the step that had begun last. finished: the last step that the device had certainly
     finished. replays: how many of the finished steps were CUDA-graph replays. cuda: the device
@@ -86,7 +86,7 @@ def attention_backends(scheduler: Any) -> dict[str, str]:
 def _verdict(
     death: Death, judged: Judged, pages: bool, guarded: Sequence[str] | None, until: int
 ) -> str:
-    """guarded: the backends whose tables are judged, None if those are all. until: see _until."""
+    """guarded: the backends with judged tables, None for all. until: see _until."""
     if death.finished < 1:
         return "Nothing is known to be innocent: the device had finished no step yet."
     step = death.finished if judged == "nothing" else until
@@ -117,7 +117,7 @@ def _verdict(
 
 
 def _guarded(death: Death, table: TracerStatus | None) -> list[str] | None:
-    """The backends in use whose tables page-table judges. None if those are all that are in use."""
+    """The backends in use that page-table judges. None if it judges all of them."""
     used = set(death.backends.values())
     said = [limit.what for limit in table.limits] if table is not None else []
     judged = {name for name in GUARDED if BACKEND.format(name) not in said}
@@ -132,9 +132,9 @@ def _is_whole(limit: str) -> bool:
 
 
 def _until(death: Death, table: TracerStatus | None) -> int:
-    """The last finished step whose tables were checked.
+    """The last finished step with checked tables.
 
-    What is captured is checked in each replay, and counted at its capture. So with a guard in the
+    A captured table is checked in each replay, and counted at its capture. So with a guard in the
     graphs that is the last step that was finished.
     """
     if table is None or any(_captured(table, what) for what in COUNTED):

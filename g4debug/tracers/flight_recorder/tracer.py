@@ -76,7 +76,7 @@ class FlightRecorder:
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
-            describer.remember_machine()
+            describer.remember()
         return result
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +130,7 @@ class FlightRecorder:
             trap.stop(found, path)
 
     def _asserted(self, error: BaseException) -> Asserted | None:
-        """What is known of an assertion in a kernel, None if that is not what the device died of.
+        """The evidence about an assertion in a kernel, None if the device died of something else.
 
         cuBLAS and NCCL say only that the device failed. Then an assertion is believed if no other
         rank can have printed it.

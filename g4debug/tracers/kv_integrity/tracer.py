@@ -278,7 +278,7 @@ class KvIntegrityTracer:
                 self._seal(watched, part)
 
     def check_step(self) -> None:
-        """Seal the pages that the step completed, and compare those whose turn it is."""
+        """Seal the pages that the step completed, and compare the next ones in turn."""
         self.seal_completed()
         for watched in self.pools.values():
             for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
