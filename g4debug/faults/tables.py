@@ -2,8 +2,9 @@
 
 They act on the device tensors that the kernel will read, once SGLang has made them
 (``_metadata.py``). A CUDA graph that fills in the tables itself overwrites them again
-(``_in_graph.py``). Row and table (full or SWA) are drawn at random. The column is the newest page's:
-it is inside every window, so it is live in both kinds of layers. Padding rows stay as they are.
+(``_in_graph.py``). Row and table (full or SWA) are drawn at random. The column is the newest
+page's: it is inside every window, so it is live in both kinds of layers. Padding rows stay as they
+are.
 """
 
 from __future__ import annotations
