@@ -1,8 +1,8 @@
 """Which attention backend runs in which phase of serving, and whether its tables are guarded.
 
 With ``--prefill-attention-backend`` and ``--decode-attention-backend`` SGLang has two backends in
-one (``HybridAttnBackend``), and chooses by the mode of a forward. So the objects are asked, not the
-arguments of the server.
+one (``HybridAttnBackend``), and chooses by the mode of a forward. So :func:`of` asks the objects,
+and not the arguments of the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def of(
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    target = getattr(getattr(_worker(scheduler), "model_runner", None), "attn_backend", None)
+    worker = getattr(scheduler, "tp_worker", None)
+    target = getattr(getattr(worker, "model_runner", None), "attn_backend", None)
     if target is None:
         return []
     found = {
@@ -71,8 +72,23 @@ def line(phases: list[Phase]) -> str:
     return f"g4debug: page-table: {told}; {'; '.join(said) or 'all guarded'}"
 
 
-def _worker(scheduler: Any) -> Any:
-    return getattr(scheduler, "tp_worker", None)
+def asked(server_args: Any) -> dict[str, str]:
+    """Phase -> the attention backend that the server was told to use for it. {} if not known.
+
+    --attention-backend is only the default of the others. SGLang sets it on its own where the two
+    are given (to flashinfer on a H200), and then nothing runs on it.
+    """
+
+    def named(*names: str) -> str:
+        return next((str(v) for n in names if (v := getattr(server_args, n, None))), "")
+
+    prefill = named("prefill_attention_backend", "attention_backend")
+    decode = named("decode_attention_backend", "attention_backend")
+    found = {"prefill": prefill, "decode": decode}
+    if named("speculative_algorithm"):
+        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
+        found["draft"] = named("speculative_draft_attention_backend") or decode
+    return {phase: backend for phase, backend in found.items() if backend}
 
 
 def selected(backend: Any, mode: Any) -> Any:

@@ -15,6 +15,7 @@ a CUDA graph these are static buffers, which SGLang fills in before each replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, ListAdapter, Sites
@@ -86,9 +87,13 @@ class Triton(ListAdapter):
             forward_mode: Any,
             spec_info: Any,
         ) -> Any:
-            self._note(
-                backend, forward_mode, req_pool_indices, seq_lens, None, spec_info, captured=True
+            batch = SimpleNamespace(
+                forward_mode=forward_mode,
+                req_pool_indices=req_pool_indices,
+                seq_lens=seq_lens,
+                spec_info=spec_info,
             )
+            self.note(backend, batch, captured=True)
             return result
 
         def after_out_graph(
@@ -155,27 +160,8 @@ class Triton(ListAdapter):
         return found
 
     def note(self, backend: Any, batch: Any, captured: bool) -> None:
-        self._note(
-            backend,
-            batch.forward_mode,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            getattr(batch, "extend_prefix_lens", None),
-            batch.spec_info,
-            captured,
-        )
-
-    def _note(
-        self,
-        backend: Any,
-        mode: Any,
-        indices: Any,
-        seq_lens: Any,
-        prefix_lens: Any,
-        spec_info: Any,
-        captured: bool,
-    ) -> None:
-        lengths, extra, why = seq_lens, 0, ""
+        mode, spec_info = batch.forward_mode, batch.spec_info
+        lengths, extra, why = batch.seq_lens, 0, ""
         if mode.is_decode_or_idle():
             if getattr(spec_info, "kv_indptr", None) is not None:
                 step, topk, cut = self._step.get(id(backend), (0, 0, 0))
@@ -188,7 +174,7 @@ class Triton(ListAdapter):
                     why = "with more than one branch its lists are not those of a request"
                 why = why and f"a multi-step draft: {why}"
         elif not mode.is_target_verify():
-            lengths = prefix_lens
+            lengths = getattr(batch, "extend_prefix_lens", None)
             if captured or mode.name.startswith("DRAFT_EXTEND"):
                 lengths = None
                 why = "a draft with KV of its own, or a mode in a CUDA graph, that was never run"
@@ -200,7 +186,7 @@ class Triton(ListAdapter):
         if mode.is_decode_or_idle() and extra == 0:
             window = decode_keys(backend) or 0
         found = Built(
-            indices,
+            batch.req_pool_indices,
             lengths,
             extra,
             int(window) if window > 0 else -1,

@@ -22,14 +22,14 @@ class Fault:
     """One fault, declared as ``FAULT`` in its file.
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
-        recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
+    recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
     take an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
     runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
     them, there is no such fault. overlapped: on 0.5.12 it has other sites, which the path
-    frozen-kv-mtp-v2 passes, so it is there with that path. backend: the attention backend that
-    its drills run on, '' for the CPU engine's default. ranks: how many tensor-parallel ranks it needs.
+    frozen-kv-mtp-v2 passes, so it is there with that path. backend: the attention backend that its
+    drills run on, '' for the CPU engine's default. ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str

@@ -53,6 +53,21 @@ def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
     return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
 
 
+def _backend(name: str, path: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
+    """What every attention backend has. 0.5.13 merged capture and replay into one method."""
+    made = f"{path}.init_forward_metadata"
+    return {
+        f"attn.{name}.init": ((_ANY, f"{path}.__init__"),),
+        f"attn.{name}.init_graph_state": ((_ANY, f"{path}.init_cuda_graph_state"),),
+        f"attn.{name}.metadata": ((_ANY, made),),
+        f"attn.{name}.metadata_capture": (("<0.5.13", f"{made}_capture_cuda_graph"), (_ANY, None)),
+        f"attn.{name}.metadata_replay": (
+            ("<0.5.13", f"{made}_replay_cuda_graph"),
+            (_ANY, f"{made}_out_graph"),
+        ),
+    }
+
+
 def _from_0_5_14(path: str) -> tuple[tuple[str, str | None], ...]:
     return (("<0.5.14", None), (_ANY, path))
 
@@ -61,31 +76,17 @@ _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 
 SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "attn.trtllm_mha.init": ((_ANY, f"{_MHA}.__init__"),),
+    **_backend("trtllm_mha", _MHA),
     "attn.trtllm_mha.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
-    "attn.trtllm_mha.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
-    # 0.5.13 merged capture and replay into one method.
-    "attn.trtllm_mha.metadata_replay": (
-        ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
-        (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
-    ),
+    # The locations that its fused kernel writes FP8 KV to, past "kv.set".
+    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
+    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     # From 0.5.15 on the captured graph itself fills in the page tables.
     "attn.trtllm_mha.metadata_in_graph": (
         ("<0.5.15", None),
         (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
     ),
-    # The triton backend, which hands lists of tokens to its kernels.
-    "attn.triton.init": ((_ANY, f"{_TRITON}.TritonAttnBackend.__init__"),),
-    "attn.triton.metadata": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata"),),
-    # 0.5.13 merged capture and replay into one method.
-    "attn.triton.metadata_capture": (
-        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_capture_cuda_graph"),
-        (_ANY, None),
-    ),
-    "attn.triton.metadata_replay": (
-        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_replay_cuda_graph"),
-        (_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata_out_graph"),
-    ),
+    **_backend("triton", f"{_TRITON}.TritonAttnBackend"),
     "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
     "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
     "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
@@ -99,15 +100,10 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         ("<0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"),
         (_ANY, None),
     ),
-    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
-    "attn.trtllm_mha.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
-    "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
     # Where every attention backend begins with a layer: SGLang's base class.
     "attn.forward": (
         (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
     ),
-    # The locations that trtllm_mha's fused kernel writes FP8 KV to, past "kv.set".
-    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
     # Where one pool writes the KV of a layer.
     "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
     "attn.hybrid_init": ((_ANY, f"{_HYBRID}.__init__"),),

@@ -35,3 +35,30 @@ def test_a_phase_that_the_adapter_does_not_judge_is_not_guarded(monkeypatch):
     monkeypatch.setattr(TRITON, "phases", ("prefill", "decode"))
     line = phases.line(phases.of(SCHEDULER, BOTH))
     assert line.endswith("draft on triton; NOT guarded: verify, draft")
+
+
+@pytest.mark.parametrize(
+    ("args", "backends"),
+    [
+        ({}, {}),
+        ({"attention_backend": "trtllm_mha"}, {"prefill": "trtllm_mha", "decode": "trtllm_mha"}),
+        (
+            {
+                "attention_backend": None,
+                "prefill_attention_backend": "triton",
+                "decode_attention_backend": "trtllm_mha",
+                "speculative_algorithm": "FROZEN_KV_MTP",
+                "speculative_attention_mode": "prefill",
+            },
+            {
+                "prefill": "triton",
+                "decode": "trtllm_mha",
+                "verify": "triton",
+                "draft": "trtllm_mha",
+            },
+        ),
+    ],
+)
+def test_the_backend_of_each_phase(args, backends):
+    assert phases.asked(SimpleNamespace(**args)) == backends
+    assert phases.asked(None) == {}

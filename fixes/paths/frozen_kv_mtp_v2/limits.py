@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.backends import adapters, names
+from g4debug.backends import adapters, names, phases
 
 SWITCH = "SGLANG_FROZEN_KV_MTP_V2"
 # Others (flashinfer) plan with the lengths on the host, and of those only a bound is known while
@@ -55,23 +55,10 @@ def server_limit(args: Any) -> str:
     for name, why in _SWITCHED_ON:
         if getattr(args, name, False):
             return why
-    for backend in _backends(args):
+    for backend in phases.asked(args).values():
         if backend not in {adapter.name for adapter in BACKENDS}:
             return f"{backend} plans with exact lengths on the host, expected {names(BACKENDS)}"
     return ""
-
-
-def _backends(args: Any) -> list[str]:
-    """The attention backends that run: of the prompts, of decoding, and of the draft.
-
-    --attention-backend is only the default of the others. SGLang sets it on its own where the two
-    are given (to flashinfer on a H200), and then nothing runs on it.
-    """
-    default = args.attention_backend
-    prefill = args.prefill_attention_backend or default
-    decode = args.decode_attention_backend or default
-    draft = args.speculative_draft_attention_backend or decode
-    return [b for b in (prefill, decode, draft) if b]
 
 
 def request_limit(request: Any) -> str:
