@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from g4debug.backends.base import Adapter, ListAdapter, TableAdapter
+from g4debug.backends.base import Adapter
 from g4debug.hooking import targets
 
 
@@ -28,14 +28,9 @@ def adapter(name: str) -> Adapter:
     return {found.name: found for found in adapters()}[name]
 
 
-def table_adapters() -> tuple[TableAdapter, ...]:
-    """The adapters of the backends that hand over page tables."""
-    return tuple(found for found in adapters() if isinstance(found, TableAdapter))
-
-
-def list_adapters() -> tuple[ListAdapter, ...]:
-    """The adapters of the backends that hand over lists of tokens."""
-    return tuple(found for found in adapters() if isinstance(found, ListAdapter))
+def carrying(shape: type) -> tuple[Any, ...]:
+    """The adapters of this shape: TableAdapter or ListAdapter."""
+    return tuple(found for found in adapters() if isinstance(found, shape))
 
 
 def names(of: Iterable[Adapter] | None = None) -> str:

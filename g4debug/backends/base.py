@@ -167,18 +167,20 @@ class Adapter(ABC):
 
 
 class TableAdapter(Adapter):
-    """A backend that hands page tables to its kernels."""
+    """A backend that hands page tables to its kernels.
 
-    @abstractmethod
-    def tables(self, metadata: Any) -> dict[str, torch.Tensor]:
-        """The page tables in ``backend.forward_metadata``: int32 [rows, columns], "full" and "swa".
+    tables: "full" and "swa" -> the field of ``backend.forward_metadata`` with that page table,
+    int32 [rows, columns], or None. lengths: the field with the number of tokens of each row that
+    the kernels may read, integer [rows]. Before a replay they are the static ones of its graph.
+    """
 
-        Before a replay they are the static ones of its CUDA graph.
-        """
+    tables: ClassVar[Mapping[str, str]]
+    lengths: str
 
-    @abstractmethod
-    def lengths(self, metadata: Any) -> torch.Tensor:
-        """Integer [rows], how many tokens of each row the kernels may read."""
+    def tables_in(self, metadata: Any) -> dict[str, torch.Tensor]:
+        """The page tables that there are, by the names in ``tables``."""
+        found = {name: getattr(metadata, field) for name, field in self.tables.items()}
+        return {name: table for name, table in found.items() if table is not None}
 
 
 class ListAdapter(Adapter):

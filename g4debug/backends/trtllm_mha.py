@@ -24,6 +24,8 @@ class TrtllmMha(TableAdapter):
     metadata = "attn.trtllm_mha.metadata"
     replay = "attn.trtllm_mha.metadata_replay"
     in_graph = "attn.trtllm_mha.metadata_in_graph"
+    tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
+    lengths = "cache_seqlens_int32"
     run: ClassVar = {
         "0.5.12.post1": (CPU, H200),
         "0.5.13.post1": (CPU,),
@@ -57,14 +59,6 @@ class TrtllmMha(TableAdapter):
             return guard.page_table(self, handed, backend, layer, forward_batch)
 
         context.after("attn.trtllm_mha.layer_page_table", after_page_table)
-
-    def tables(self, metadata: Any) -> dict[str, torch.Tensor]:
-        both = {"full": metadata.page_table, "swa": metadata.swa_page_table}
-        return {name: table for name, table in both.items() if table is not None}
-
-    def lengths(self, metadata: Any) -> torch.Tensor:
-        found: torch.Tensor = metadata.cache_seqlens_int32
-        return found
 
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         found: torch.Tensor | None = batch.req_pool_indices

@@ -50,4 +50,4 @@ class Overwritten:
         backend.init_forward_metadata_in_graph(batch)
 
     def _tables(self, backend: Any) -> list[torch.Tensor]:
-        return list(self.adapter.tables(backend.forward_metadata).values())
+        return list(self.adapter.tables_in(backend.forward_metadata).values())

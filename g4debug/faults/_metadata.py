@@ -7,9 +7,11 @@ layer runs. Nothing happens in a capture, which is passed on because something m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from g4debug.backends import carrying
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
@@ -36,11 +38,9 @@ class Made:
     batch: Any
 
 
-def watch(
-    hooks: Hooks, owner: str, adapters: Iterable[Adapter], act: Callable[[Made], None]
-) -> None:
-    """Call ``act`` for each forward on an attention backend of these adapters."""
-    for adapter in adapters:
+def watch(hooks: Hooks, owner: str, shape: type, act: Callable[[Made], None]) -> None:
+    """Call ``act`` for each forward on a backend of a TableAdapter or ListAdapter, the shape."""
+    for adapter in carrying(shape):
         _watch(hooks, owner, adapter, act)
 
 
@@ -49,19 +49,19 @@ def _watch(hooks: Hooks, owner: str, adapter: Adapter, act: Callable[[Made], Non
 
     drafts: set[int] = set()
 
+    def made(backend: Any, mode: str, decode: bool, live: list[int], *rest: Any) -> None:
+        runner = "draft" if id(backend) in drafts else "target"
+        act(Made(adapter, backend, runner, mode, decode, live, *rest))
+
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
         if getattr(model_runner, "is_draft_worker", False):
             drafts.add(id(backend))
         return result
 
-    def runner(backend: Any) -> str:
-        return "draft" if id(backend) in drafts else "target"
-
     def after_metadata(result: Any, backend: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-        mode = batch.forward_mode
         live = [i for i, slot in enumerate(batch.req_pool_indices.tolist()) if slot]
-        name = mode.name.lower()
-        act(Made(adapter, backend, runner(backend), name, mode.is_decode(), live, None, batch))
+        mode = batch.forward_mode
+        made(backend, mode.name.lower(), mode.is_decode(), live, None, batch)
         return result
 
     def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,8 +78,8 @@ def _watch(hooks: Hooks, owner: str, adapter: Adapter, act: Callable[[Made], Non
         fill = backend.get_cuda_graph_seq_len_fill_value()
         rows = zip(slots.tolist(), lengths.tolist(), strict=False)
         live = [] if captures else [i for i, (slot, n) in enumerate(rows) if slot and n > fill]
-        name, static = "capture" if captures else "replay", len(lengths)
-        act(Made(adapter, backend, runner(backend), name, mode.is_decode(), live, static, batch))
+        name = "capture" if captures else "replay"
+        made(backend, name, mode.is_decode(), live, len(lengths), batch)
         return result
 
     hooks.after(adapter.built, Order.FAULT, owner, after_init)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from g4debug.backends import list_adapters, names
+from g4debug.backends import carrying, names
+from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
@@ -36,17 +37,17 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 f"draft {made.mode}: the list of the sliding layers is left as it was made"
             )
 
-    watch(hooks, injection.fault.id, list_adapters(), act)
+    watch(hooks, injection.fault.id, ListAdapter, act)
 
 
 FAULT = Fault(
     id="draft-window-unfilled",
-    title=f"on {names(list_adapters())}, the draft's sliding layers get a list of tokens that "
-    "nobody has filled in",
+    title=f"on {names(carrying(ListAdapter))}, the draft's sliding layers get a list of tokens "
+    "that nobody has filled in",
     tasks={"on": "leave the list of the draft's sliding layers as it was made"},
     caught_by=("page-table",),
     install=install,
     selectors=("mode",),
     drills=("on",),
-    backend=list_adapters()[0].name,
+    backend=carrying(ListAdapter)[0].name,
 )

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from g4debug.backends import list_adapters
+from g4debug.backends import carrying
+from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
@@ -63,12 +64,8 @@ class Lists:
 Change = Callable[[], str]
 
 
-class Corruption:
-    """What one fault does to a list."""
-
-    def change(self, of: Lists, it: TokenList, draw: random.Random) -> Change | None:
-        """What to do to this list. None if there is nothing that fits."""
-        raise NotImplementedError
+# What a fault does to a list. None if there is nothing that fits.
+Corruption = Callable[[Lists, TokenList, random.Random], Change | None]
 
 
 def put(it: TokenList, at: int, value: int) -> Change:
@@ -98,12 +95,12 @@ def lists_of(backend: Any, pairs: dict[str, tuple[Any, Any]], live: list[int]) -
 
 def corrupt(of: Lists, injection: Injection, mode: str, runner: str, fault: Corruption) -> None:
     """Change a list, if there is one that fits and the chain fires."""
-    able = [it for it in of.every if fault.change(of, it, random.Random(0)) is not None]
+    able = [it for it in of.every if fault(of, it, random.Random(0)) is not None]
     action = injection.fire(mode=mode, runner=runner) if able else None
     if action is None:
         return
     it = injection.random.choice(able)
-    change = fault.change(of, it, injection.random)
+    change = fault(of, it, injection.random)
     if change is not None:
         injection.log(f"{runner} {mode}: {it.name} list row {it.row} {change()}")
 
@@ -117,18 +114,18 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
             of = lists_of(made.backend, pairs, made.live)
             corrupt(of, injection, made.mode, made.runner, fault)
 
-    watch(hooks, injection.fault.id, list_adapters(), act)
+    watch(hooks, injection.fault.id, ListAdapter, act)
 
 
-def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
-    """Declare a fault in lists of tokens. ``fresh`` is called once for each process."""
+def declare(name: str, title: str, fault: Corruption) -> Fault:
+    """Declare a fault in lists of tokens."""
     return Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(hooks, injection, fresh()),
+        install=lambda hooks, injection: install(hooks, injection, fault),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
-        backend=list_adapters()[0].name,
+        backend=carrying(ListAdapter)[0].name,
     )

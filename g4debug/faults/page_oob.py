@@ -10,11 +10,10 @@ from g4debug.faults import tables
 FAR = 10_000_000
 
 
-class OutOfRange(tables.Corruption):
-    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
-        return FAR + draw.randrange(1000)
+def out_of_range(cell: tables.Cell, draw: random.Random) -> int | None:
+    return FAR + draw.randrange(1000)
 
 
 FAULT = tables.declare(
-    "page-oob", "a live cell of a page table gets an out-of-range page", OutOfRange
+    "page-oob", "a live cell of a page table gets an out-of-range page", out_of_range
 )

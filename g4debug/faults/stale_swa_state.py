@@ -10,7 +10,7 @@ the backend is built and before any graph is captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 def install(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
-    def forget(adapter: Adapter) -> Callable[..., Any]:
-        def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
-            if getattr(model_runner, "is_draft_worker", False) and injection.fire(runner="draft"):
-                for name, value in adapter.without_swa.items():
-                    if hasattr(backend, name):
-                        setattr(backend, name, value)
-                injection.log(f"draft backend: {adapter.swa_state(backend)}")
-            return result
-
-        return after_init
+    def after_init(
+        adapter: Adapter, result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any
+    ) -> Any:
+        if getattr(model_runner, "is_draft_worker", False) and injection.fire(runner="draft"):
+            for name, value in adapter.without_swa.items():
+                if hasattr(backend, name):
+                    setattr(backend, name, value)
+            injection.log(f"draft backend: {adapter.swa_state(backend)}")
+        return result
 
     for adapter in adapters():
         if adapter.without_swa:
-            hooks.after(adapter.built, Order.FAULT, injection.fault.id, forget(adapter))
+            hooks.after(
+                adapter.built, Order.FAULT, injection.fault.id, partial(after_init, adapter)
+            )
 
 
 FAULT = Fault(

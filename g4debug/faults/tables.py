@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from g4debug.backends import table_adapters
+from g4debug.backends import carrying
+from g4debug.backends.base import TableAdapter
 from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
@@ -24,7 +25,6 @@ from g4debug.hooking import targets
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.backends.base import TableAdapter
     from g4debug.hooking.hooks import Hooks
 
 TASKS = {"on": "corrupt one cell", "corrupt": "corrupt as many cells as the argument says"}
@@ -63,15 +63,9 @@ class Cell:
     value: int
 
 
-class Corruption:
-    """What one fault puts into a cell."""
-
-    def see(self, of: Tables) -> None:
-        """Look at the tables of a forward. It is called for each forward, before ``wrong``."""
-
-    def wrong(self, cell: Cell, draw: random.Random) -> int | None:
-        """The page number to put there; None if there is none that fits."""
-        raise NotImplementedError
+# The page number that a fault puts into a cell; None if none fits. It is asked in each forward, of
+# each cell that may be chosen.
+Corruption = Callable[[Cell, random.Random], int | None]
 
 
 def cells_of(fault: str, action: Action) -> int:
@@ -89,7 +83,7 @@ def tables_of(
     metadata = backend.forward_metadata
     if metadata is None:
         return Tables(backend, {}, [], [])
-    tables, lengths = adapter.tables(metadata), adapter.lengths(metadata).tolist()
+    tables, lengths = adapter.tables_in(metadata), getattr(metadata, adapter.lengths).tolist()
     width = min((t.shape[1] for t in tables.values()), default=0)
     size = adapter.page_size(backend, None)
     rows = [i for i, n in enumerate(lengths) if n > 0 and (live is None or i in live)]
@@ -107,13 +101,13 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
         for name, table in of.tables.items()
         for row in of.rows
     ]
-    able = [c for c in cells if fault.wrong(c, random.Random(0)) is not None]
+    able = [c for c in cells if fault(c, random.Random(0)) is not None]
     action = injection.fire(mode=mode, runner=runner) if able else None
     if action is None:
         return
     for _ in range(cells_of(injection.fault.id, action)):
         cell = injection.random.choice(able)
-        value = fault.wrong(cell, injection.random)
+        value = fault(cell, injection.random)
         if value is None:  # no value fits any more, because another cell was corrupted before
             continue
         of.write(cell.name, cell.row, cell.column, value)
@@ -128,7 +122,7 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     owner = injection.fault.id
     for action in injection.chain.actions:
         cells_of(owner, action)  # an unusable argument is an error at start
-    filling = [a for a in table_adapters() if a.in_graph and targets.path(a.in_graph)]
+    filling = [a for a in carrying(TableAdapter) if a.in_graph and targets.path(a.in_graph)]
     overwritten = {adapter: Overwritten(adapter) for adapter in filling}
 
     def act(made: Made) -> None:
@@ -140,22 +134,23 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
         if again is not None:
             again.before_replay(made.backend, made.batch)
         of = tables_of(made.adapter, made.backend, made.live, again)
-        fault.see(of)
         corrupt(of, injection, made.mode, made.runner, fault)
 
-    watch(hooks, owner, table_adapters(), act)
+    watch(hooks, owner, TableAdapter, act)
     for adapter, again in overwritten.items():
         hooks.after(adapter.in_graph, Order.FAULT, owner, again.fill_in)
 
 
-def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
-    """Declare a page-table fault. ``fresh`` is called once for each process."""
+def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> Fault:
+    """Declare a page-table fault. A class is called once for each process."""
     return Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(hooks, injection, fresh()),
+        install=lambda hooks, injection: install(
+            hooks, injection, fault() if isinstance(fault, type) else fault
+        ),
         arguments=("corrupt",),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),

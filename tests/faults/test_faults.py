@@ -155,7 +155,7 @@ def test_a_seed_repeats_itself(rig_with):
             for _ in range(6):
                 backend.init_forward_metadata(rig.batch("decode", rig.requests[1:], backend))
                 of = tables.tables_of(ADAPTER, backend, None)
-                tables.corrupt(of, arm, "decode", "target", page_oob.OutOfRange())
+                tables.corrupt(of, arm, "decode", "target", page_oob.out_of_range)
                 found.append(bad_cells(backend))
             runs[seed, again] = found
     assert runs[3, 1] == runs[3, 2]

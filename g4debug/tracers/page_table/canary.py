@@ -32,8 +32,8 @@ from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
 
 FAULTS = (
-    (page_oob.FAULT, page_oob.OutOfRange, "out-of-range"),
-    (page_alias.FAULT, page_alias.Alias, "mismatch"),
+    (page_oob.FAULT, page_oob.out_of_range, "out-of-range"),
+    (page_alias.FAULT, page_alias.alias, "mismatch"),
 )
 PAGE_SIZE = 64
 COLUMNS = 8
@@ -65,7 +65,7 @@ def _fire_page(
     adapter: Adapter,
     device: torch.device,
     fault: Fault,
-    corruption: type[tables.Corruption],
+    corruption: tables.Corruption,
     kind: str,
 ) -> str:
     backend, batch, table = _serving(tracer, adapter, device)
@@ -76,7 +76,7 @@ def _fire_page(
         tracer,
         device,
         lambda: tracer.page_table(adapter, handed, backend, _LAYER, batch),
-        lambda injection: tables.corrupt(of, injection, "decode", "target", corruption()),
+        lambda injection: tables.corrupt(of, injection, "decode", "target", corruption),
         fault,
         kind,
     )
@@ -105,7 +105,7 @@ def _fire_token(tracer: PageTableTracer, adapter: Adapter, device: torch.device)
         tracer,
         device,
         lambda: tracer.token_lists(adapter, handed, backend, _LAYER, batch),
-        lambda injection: lists.corrupt(of, injection, "decode", "target", token_oob.OutOfRange()),
+        lambda injection: lists.corrupt(of, injection, "decode", "target", token_oob.out_of_range),
         token_oob.FAULT,
         "out-of-range",
     )
