@@ -27,8 +27,8 @@ class Fault:
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
     runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
-    them, there is no such fault. backend: the attention backend that it needs, '' for trtllm_mha.
-    ranks: how many tensor-parallel ranks it needs.
+    them, there is no such fault. backend: the attention backend that its drills run on, '' for the
+    CPU engine's default. ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str

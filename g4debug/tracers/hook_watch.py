@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
+from g4debug.backends import adapters
 from g4debug.findings.record import Finding, OtherHook
 from g4debug.findings.status import LEDGER, STEPS
 from g4debug.findings.steps import Recorder
@@ -38,7 +39,12 @@ BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
 # What passes through these sites is what the checks are about: who wraps our hook there can change
 # it behind our back. (Elsewhere a wrapper can only see what we see.)
-CARRIES = ("attn.layer_", "attn.triton.", "kv.set", "pool.", "swa.")
+CARRIES = (
+    *(site for adapter in adapters() for site in (*adapter.sites, *adapter.fused_writes)),
+    "kv.set",
+    "pool.",
+    "swa.",
+)
 BEHIND = "what is changed behind its hooks is not checked"
 logger = logging.getLogger("g4debug")
 

@@ -22,6 +22,7 @@ from warm import signals
 
 import g4debug
 from g4debug import cli
+from g4debug.backends import adapter
 from g4debug.cli import _diagnose
 from g4debug.cli._common import make_console
 from g4debug.hooking import targets
@@ -491,7 +492,7 @@ def test_a_backend_that_was_not_run_on_a_gpu_is_named(monkeypatch, switches, sta
     """What a backend hands over is judged only where that was run, or nothing is stopped by it."""
     places = (targets.CPU, targets.H200) if was_run else (targets.CPU,)
     runs = {str(targets.sglang_version()): places}
-    monkeypatch.setitem(targets.BACKENDS_RUN, "triton", runs)
+    monkeypatch.setattr(adapter("triton"), "run", runs)
     state = "judged" if was_run else state
     d = Diagnosis(gpus=["1 x NVIDIA H200"])
     _diagnose._backends(d, Settings.from_environ({"SGLANG_TRTLLM_MHA_DEBUG": "1", **switches}))
