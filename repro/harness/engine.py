@@ -1,63 +1,60 @@
-"""One variant of a repro, in a process of its own: start an Engine, generate, write the result.
-
-:mod:`_run` calls it: ``python repro/_variant.py WORKLOAD DEVICE REQUESTS RESULT.json``. WORKLOAD is
-``MODULE`` or ``MODULE:NAME``. NAME (``DEVICES`` if it is not given) is a dict in that module: from
-the device to a function that takes the number of requests and returns the workload.
-"""
+"""A child that serves one workload: it starts an engine, generates and writes the result."""
 
 from __future__ import annotations
 
 import importlib
 import json
-import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from _arguments import as_named_here
-from _run import end_with_the_script
+from harness.arguments import as_named_here
+from harness.processes import UP
 
 
-def main() -> None:
-    end_with_the_script()
-    module, device, requests, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-    if device == "cpu":
-        from g4debug import cpu
-
-        cpu.prepare()
-    module, _, name = module.partition(":")
-    devices = getattr(importlib.import_module(module), name or "DEVICES")
-    workload = devices[device](requests or None)
-
+@contextmanager
+def running(arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """``sgl.Engine``, which is shut down at the end."""
     import sglang
 
-    begin = time.perf_counter()
-    engine = sglang.Engine(**as_named_here(workload.engine))
-    up = time.perf_counter()
-    print("g4debug-repro: engine up", flush=True)
+    engine = sglang.Engine(**as_named_here(arguments))
+    print(UP, flush=True)
     try:
-        prompts, lengths = workload.prompts(), workload.output
-        lengths = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
-        outputs = engine.generate(
-            input_ids=prompts,
-            sampling_params=[
-                {"temperature": 0, "max_new_tokens": n, "ignore_eos": True} for n in lengths
-            ],
-        )
+        yield engine
     finally:
-        done = time.perf_counter()
         engine.shutdown()
+
+
+def greedy(tokens: int) -> dict[str, Any]:
+    """Sampling parameters: the likeliest token each time, until there are so many."""
+    return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+
+
+def main(device: str, result: Path, workload: str, requests: int) -> None:
+    """workload: ``MODULE`` or ``MODULE:NAME`` of ``repro/workloads``.
+
+    NAME (``DEVICES`` if it is not given) is a dict in that module: from the device to a function
+    that takes the number of requests and returns a Workload.
+    """
+    module, _, name = workload.partition(":")
+    devices = getattr(importlib.import_module(f"workloads.{module}"), name or "DEVICES")
+    served = devices[device](requests or None)
+    importlib.import_module("sglang")  # its import is no part of the engine's start
+    begin = time.perf_counter()
+    with running(served.engine) as engine:
+        up = time.perf_counter()
+        prompts, lengths = served.prompts(), served.output
+        lengths = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
+        sampling = [greedy(n) for n in lengths]
+        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        done = time.perf_counter()
     accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
-    Path(result).write_text(
-        json.dumps(
-            {
-                "tokens": [o["output_ids"] for o in outputs],
-                "accept_length": sum(accepted) / len(accepted),
-                "start_s": up - begin,
-                "generate_s": done - up,
-            }
-        )
-    )
-
-
-if __name__ == "__main__":  # spawned children import this module, too
-    main()
+    found = {
+        "tokens": [o["output_ids"] for o in outputs],
+        "accept_length": sum(accepted) / len(accepted),
+        "start_s": up - begin,
+        "generate_s": done - up,
+    }
+    result.write_text(json.dumps(found))

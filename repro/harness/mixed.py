@@ -1,4 +1,4 @@
-"""The workload of the matrix and the soak: short and long requests, small pools.
+"""The workload of matrix, soak and ranks: short and long requests, small pools; and its child.
 
 Several requests share a prefix. Their outputs differ in length, so that batches shrink and grow.
 The pools are so small that requests wait and are retracted, and sequences outgrow the window.
@@ -6,10 +6,20 @@ The pools are so small that requests wait and are retracted, and sequences outgr
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from harness.engine import greedy, running
+from harness.processes import Outcome, run_child
+from harness.tracers import of_schedulers
+
+IDLE_SECONDS = 0.5
 # For thousands of short requests: more arguments of :func:`requests`, by device.
 SHORT: dict[str, dict[str, Any]] = {
     "cpu": {"longest": 160, "output": [2, 14]},
@@ -51,8 +61,9 @@ def requests(
 
 def on_gpu(**overrides: Any) -> dict[str, Any]:
     """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on."""
-    from _arguments import as_named_here
-    from _workload import cuda
+    from workloads.e4b_trtllm_mtp import cuda
+
+    from harness.arguments import as_named_here
 
     arguments = dict(cuda(int(overrides.get("max_running_requests", 12))).engine)
     for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
@@ -75,3 +86,71 @@ def engine(**overrides: Any) -> dict[str, Any]:
             **overrides,
         }
     )
+
+
+def run(
+    name: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout: float,
+    count: int,
+    overrides: Mapping[str, Any],
+    *,
+    waves: int = 1,
+    short: bool = False,
+    device: str = "cpu",
+    last_words: str = "",
+) -> Outcome:
+    """``count`` requests, ``waves`` times, on an engine in a process of its own.
+
+    overrides: arguments of the engine. short: thousands of short requests, see SHORT. The result
+    has what came out of every request, and what each scheduler's tracers have checked.
+    """
+    arguments = {
+        "count": count,
+        "waves": waves,
+        "overrides": dict(overrides),
+        "shape": SHORT[device] if short else {},
+    }
+    return run_child(
+        name, "harness.mixed", arguments, environment, folder, timeout,
+        device=device, last_words=last_words,
+    )  # fmt: skip
+
+
+def main(
+    device: str,
+    result: Path,
+    count: int,
+    waves: int,
+    overrides: Mapping[str, Any],
+    shape: Mapping[str, Any],
+) -> None:
+    """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
+    arguments = engine if device == "cpu" else on_gpu
+    found: dict[str, Any] = {}
+    accepted = []
+    with running(arguments(**overrides)) as server:
+        begin = time.perf_counter()
+        for wave in range(waves):
+            wanted = requests(count, seed=wave, **shape)
+            outputs = server.generate(
+                input_ids=[list(r.prompt) for r in wanted],
+                rid=[r.rid for r in wanted],
+                sampling_params=[greedy(r.output) for r in wanted],
+            )
+            for request, output in zip(wanted, outputs, strict=True):
+                meta = output["meta_info"]
+                reason = (meta.get("finish_reason") or {}).get("type", "")
+                found[request.rid] = {"tokens": output["output_ids"], "finish": reason}
+                accepted.append(meta.get("spec_accept_length", 1.0))
+            time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
+        checked = of_schedulers() if os.environ.get("G4DEBUG_TRACE") else {}
+        seconds = time.perf_counter() - begin
+    summary = {
+        "outputs": found,
+        "accept_length": sum(accepted) / len(accepted),
+        "s": seconds,
+        "checked": checked,
+    }
+    result.write_text(json.dumps(summary))

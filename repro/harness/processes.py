@@ -1,4 +1,4 @@
-"""Runs the variants of a repro, each in a process group of its own that never outlives us."""
+"""Runs children, each in a process group of its own that never outlives this script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+CHILD = Path(__file__).with_name("child.py")
 UP = "g4debug-repro: engine up"
 ILLEGAL = "an illegal memory access was encountered"
 STAND_INS = "/g4debug/cpu/"  # the files of the CPU engine
@@ -26,7 +26,7 @@ _SWITCH = re.compile(
 _SWA_USAGE = re.compile(r"swa token usage: ([0-9.]+)")
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE = 10.0  # seconds
-LIFELINE = "REPRO_LIFELINE"  # the variable in which a variant finds the pipe's number
+LIFELINE = "REPRO_LIFELINE"  # the variable in which a child finds the pipe's number
 _asked: list[int] = []  # signals that asked this script to end
 
 
@@ -43,8 +43,8 @@ def listen() -> None:
 
     A signal that was ignored when the script was started stays ignored: Ctrl-C is not meant for
     a job in the background, nor the end of the terminal for one under nohup. The handler raises
-    nothing, because an exception between the start of a variant and the note of it would lose
-    the variant.
+    nothing, because an exception between the start of a child and the note of it would lose the
+    child.
     """
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -58,7 +58,7 @@ def go_on() -> None:
 
 
 def script(main: Callable[[], int]) -> int:
-    """The exit status of ``main``, or that of the signal which ended it."""
+    """The exit status of ``main``, or of the signal that ended it."""
     listen()
     try:
         return main()
@@ -68,7 +68,7 @@ def script(main: Callable[[], int]) -> int:
 
 
 def end_with_the_script() -> None:
-    """For a variant: when the script that started it is gone, even by SIGKILL, so is its group."""
+    """For a child: when the script that started it is gone, even by SIGKILL, so is its group."""
     line = os.environ.pop(LIFELINE, None)
     if line is not None:
         threading.Thread(target=_hold, args=(int(line),), daemon=True).start()
@@ -81,7 +81,7 @@ def _hold(line: int) -> None:
 
 @dataclass
 class Outcome:
-    """What one variant did. status is None if it was stopped because it took too long."""
+    """What one child did. status is None if it was stopped because it took too long."""
 
     variant: str
     status: int | None
@@ -142,83 +142,60 @@ def _without_stand_ins(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def run_variant(
-    variant: str,
-    device: str,
-    requests: int,
-    environment: Mapping[str, str],
-    folder: Path,
-    timeout: float,
-    progress: Callable[[str], None],
-    workload: str = "_workload",
-) -> Outcome:
-    """Run ``_variant.py`` with ``environment`` on top of ours; wait at most ``timeout`` seconds.
-
-    ``workload``: the module of this folder that says what to run on ``device``.
-    """
-    result = folder / f"{variant}.json"
-    program = str(HERE / "_variant.py")
-    command = [sys.executable, program, workload, device, str(requests), str(result)]
-    on_cpu = device == "cpu"
-    return run_command(variant, command, result, environment, folder, timeout, progress, on_cpu)
+def child(
+    module: str, device: str, result: Path, arguments: Mapping[str, Any], *python: str
+) -> list[str]:
+    """The command line of a child; see ``child.py``. python: what starts it, if not this Python."""
+    start = python or (sys.executable,)
+    return [*start, str(CHILD), module, device, str(result), json.dumps(dict(arguments))]
 
 
-def run_command(
+def run_child(
     name: str,
-    command: list[str],
-    result: Path,
+    module: str,
+    arguments: Mapping[str, Any],
     environment: Mapping[str, str],
     folder: Path,
     timeout: float,
+    *,
+    device: str = "cpu",
     progress: Callable[[str], None] = lambda text: None,
-    on_cpu: bool = True,
     last_words: str = "",
+    python: Sequence[str] = (),
 ) -> Outcome:
-    """Run a command that starts an engine and leaves its ``result``, a JSON file.
+    """Run a child with ``environment`` on top of ours; wait at most ``timeout`` seconds.
 
-    last_words: once this is in its log, it has ``GRACE`` seconds to end. A scheduler that dies
-    while it is idle may leave SGLang's main process waiting for it for ever.
+    It leaves ``name.log`` and its result, ``name.json``, in ``folder``. last_words: once this is
+    in the log, the child has ``GRACE`` seconds to end. A scheduler that dies while it is idle may
+    leave SGLang's main process waiting for it for ever. Raises Stopped.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    result = folder / f"{name}.json"
+    result.unlink(missing_ok=True)
+    command = child(module, device, result, arguments, *python)
     log = folder / f"{name}.log"
-    # The switches of whoever called the script must not leak into a variant.
+    # The switches of whoever called the script must not leak into a child.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
-    if on_cpu:
+    if device == "cpu":
         from g4debug import cpu
 
         base = cpu.environment(base)
     begin = time.monotonic()
-    phase, end = "starting", begin + timeout
-
-    def look() -> float:
-        nonlocal phase, end
-        if phase == "starting" or last_words:  # otherwise nothing is looked for, and logs are long
-            text = log.read_text(errors="replace")
-            if UP in text:
-                phase = "generating"
-            if last_words and last_words in text:
-                end = min(end, time.monotonic() + GRACE)
-        progress(f"{phase}, {time.monotonic() - begin:.0f} s")
-        return end
-
+    phase, end, status = "starting", begin + timeout, None
     with log.open("wb") as sink, group(command, {**base, **environment}, sink) as process:
-        status = ended(process, look)
+        while status is None and time.monotonic() < end:
+            go_on()
+            if phase == "starting" or last_words:  # else nothing is looked for, and logs are long
+                text = log.read_text(errors="replace")
+                if UP in text:
+                    phase = "generating"
+                if last_words and last_words in text:
+                    end = min(end, time.monotonic() + GRACE)
+            progress(f"{phase}, {time.monotonic() - begin:.0f} s")
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout=0.5)
     data = json.loads(result.read_text()) if result.is_file() else {}
     return Outcome(name, status, time.monotonic() - begin, log, data)
-
-
-def ended(process: subprocess.Popen[bytes], look: Callable[[], float]) -> int | None:
-    """Its exit status, None if it still runs when it has no more time. Raises Stopped.
-
-    look: called twice a second; returns until when it may run (``time.monotonic``).
-    """
-    while True:
-        go_on()
-        end = look()
-        try:
-            return process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            if time.monotonic() > end:
-                return None
 
 
 @contextmanager

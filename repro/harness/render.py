@@ -2,12 +2,11 @@
 
 There is no table: its columns would be too narrow for names like
 ``scheduler_output_processor_mixin.py`` in a terminal of 80 columns. Each variant gets a block of
-lines instead. What is meant to be copied (a path, a command) has a line of its own.
+lines instead. A path or a command, which somebody will copy, has a line of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import shlex
 import textwrap
@@ -19,15 +18,15 @@ from rich.console import Console
 from rich.text import Text
 
 WIDEST = 100  # columns: longer lines are hard to read
-INDENT = 5  # of what a block says, behind "ok" or "BAD"
-QUOTE = 4  # of what is said and quoted below "[1/4] broken: …"
-_ROOT = Path(__file__).resolve().parents[1]
+INDENT = 5  # of a block's text, behind "ok" or "BAD"
+QUOTE = 4  # of the sentences and quotations below "[1/4] broken: …"
+_ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = re.compile(rf'(?<=File ")(?:[^"]*/site-packages/|{re.escape(str(_ROOT))}/)')
 
 
 @dataclass(frozen=True)
 class Block:
-    """What there is to say of one variant. switches: None if it makes no sense to name them.
+    """The report on one variant. switches: None if it makes no sense to name them.
 
     log: shown only if the variant did not do what it should.
     """
@@ -70,7 +69,7 @@ def for_copying(console: Console, intro: str, line: str, indent: int = 0) -> Non
 
 
 def quote(console: Console, line: str, indent: int = QUOTE, hang: int = 2, style: str = "") -> None:
-    """A line of a log. In a file or a pipe it stays whole, so that grep finds what it says."""
+    """A line of a log. In a file or a pipe it stays whole, so that grep finds its words."""
     if console.is_terminal:
         say(console, line, indent, hang, style)
     else:
@@ -128,20 +127,3 @@ def count(console: Console, blocks: Sequence[Block], noun: str = "variants") -> 
         say(console, "It did what it should.", style="green")
     else:
         say(console, f"All {len(blocks)} {noun} did what they should.", style="green")
-
-
-def parser(doc: str, variants: Mapping[str, str] | None = None) -> argparse.ArgumentParser:
-    """A parser whose ``--help`` shows a script's docstring without its command line.
-
-    variants: name -> title; they are listed below the options.
-    """
-    paragraphs = [p for p in doc.strip().split("\n\n") if not p.startswith("    ")]
-    text = "\n\n".join("\n".join(lines(" ".join(p.split()), 79)) for p in paragraphs)
-    found = ["variants:"] if variants else []
-    for name, title in (variants or {}).items():
-        found += lines(f"{name:13} {title}", 79, 2, 14)
-    return argparse.ArgumentParser(
-        description=text.replace("``", ""),
-        epilog="\n".join(found),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )

@@ -1,27 +1,30 @@
-"""What the repro scripts share: variants, what is said of their runs, and the command line."""
+"""A script that shows a bug: its variants, the verdicts on their runs, and its command line."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import _render
-from _render import QUOTE
-from _run import Outcome, Stopped, listen, run_variant
 from rich.console import Console
 
 from g4debug.dumps import file, reading
 from g4debug.findings.record import TrapRecord
 from g4debug.hooking import targets
 from g4debug.settings import DEFAULT_DUMP_DIR
+from harness import render
+from harness.options import Parser, default_device, logs
+from harness.processes import Outcome, Stopped, listen, run_child
+from harness.render import QUOTE
+from harness.workload import Make
 
 DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 CPU_ONLY = (
@@ -44,38 +47,74 @@ class Verdict(NamedTuple):
     what: str
 
 
+class Bad(Exception):
+    """A run did not do what it should. The text: what it did instead, in one or two sentences."""
+
+
+Judge = Callable[[Outcome, Outcome | None], Verdict]
+
+
+def judge(said: Callable[[Outcome, Outcome | None], str]) -> Judge:
+    """A judge from a function that says what a good run did, and raises Bad for another one."""
+
+    @functools.wraps(said)
+    def verdict(run: Outcome, clean: Outcome | None) -> Verdict:
+        try:
+            return Verdict(True, said(run, clean))
+        except Bad as e:
+            return Verdict(False, str(e))
+
+    return verdict
+
+
 @dataclass(frozen=True)
 class Variant:
-    """``judge(run, clean)`` gets this variant's outcome, and that of clean if it ran before.
+    """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
 
-    workload: ``MODULE`` or ``MODULE:NAME`` of this folder, see :mod:`_variant`. explain: what is
-    shown of the run because a user would have seen it: "traceback", "finding" or nothing.
+    workload: a dict of the script's module in ``repro/workloads``. explain: what is shown of the
+    run because a user would have seen it: "traceback", "finding" or nothing.
     """
 
     title: str
     environment: Mapping[str, str]
-    judge: Callable[[Outcome, Outcome | None], Verdict]
-    workload: str = "_workload"
+    judge: Judge
+    workload: str = "DEVICES"
     explain: str = ""
 
 
 @dataclass(frozen=True)
 class Repro:
-    """A script: its title, and its variants in the order in which they run.
+    """A script: its name, what it serves, and its variants in the order in which they run.
 
-    compares: the variants whose tokens are compared with those of the variant ``clean``.
-    elsewhere: what to say on a device that is not in ``devices``; an indented line is a command.
-    releases: the SGLang versions that it shows something of, as in ``targets.matches``; on others
-    it says so and names ``shown_on``.
+    workload: the module in ``repro/workloads``, if it has not the script's name. compares: the
+    variants whose tokens are compared with those of the variant ``clean``. elsewhere: what to say
+    on a device that is not in ``devices``; an indented line is a command. releases: the SGLang
+    versions that it shows something of, as in ``targets.matches``; on others it says so and names
+    ``shown_on``.
     """
 
-    title: str
+    name: str
+    serves: str
     variants: Mapping[str, Variant]
-    devices: Mapping[str, Callable[[int | None], Any]]
     compares: tuple[str, ...] = ()
     elsewhere: str = ""
     releases: str = ""
     shown_on: str = "0.5.12.post1"
+    workload: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.serves}"
+
+    @property
+    def module(self) -> str:
+        return self.workload or self.name
+
+    @property
+    def devices(self) -> Mapping[str, Make]:
+        """The workload of each device that it runs on."""
+        found: dict[str, Make] = importlib.import_module(f"workloads.{self.module}").DEVICES
+        return found
 
 
 def not_completed(run: Outcome) -> str:
@@ -89,33 +128,57 @@ def died_otherwise(run: Outcome, expected: str) -> str:
     return f"{not_completed(run)} The expected error is not in its log: {expected}."
 
 
-def not_comparable(run: Outcome, clean: Outcome | None) -> str:
-    """Why this run cannot be compared with the clean one; empty if it can."""
+def only_if(good: bool, what: str) -> str:
+    """``what``. Raises Bad with it if it is not good."""
+    if not good:
+        raise Bad(what)
+    return what
+
+
+def completed(run: Outcome) -> None:
+    """Raises Bad if it did not complete."""
     if not run.completed:
-        return not_completed(run)
+        raise Bad(not_completed(run))
+
+
+def comparable(run: Outcome, clean: Outcome | None) -> Outcome:
+    """The clean run. Raises Bad if this run cannot be compared with it."""
+    completed(run)
     if clean is None or not clean.completed:
-        return "It completes, but there is no clean run to compare it with."
-    return ""
+        raise Bad("It completes, but there is no clean run to compare it with.")
+    return clean
 
 
 def accept_length(run: Outcome) -> str:
     return f"The mean accept length is {run.result['accept_length']:.2f}."
 
 
-def same_outputs(run: Outcome, clean: Outcome | None) -> Verdict:
-    """Good if it completed and every output equals the clean one, token by token."""
-    why_not = not_comparable(run, clean)
-    if why_not or clean is None:
-        return Verdict(False, why_not)
+def alike(run: Outcome, clean: Outcome) -> tuple[int, int]:
+    """How many outputs are equal, token by token, and how many there are."""
     pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
-    same = sum(a == b for a, b in pairs)
-    if same < len(pairs):
-        return Verdict(
-            False, f"It completes, but only {same} of {len(pairs)} outputs equal those of clean."
-        )
-    return Verdict(
-        True, f"It completes, and all {same} outputs equal those of clean. {accept_length(run)}"
-    )
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+def different(run: Outcome) -> int:
+    """How many of the outputs differ from each other."""
+    return len({tuple(tokens) for tokens in run.result["tokens"]})
+
+
+def equal_outputs(run: Outcome, clean: Outcome | None) -> str:
+    """Raises Bad unless it completed and every output equals the clean one, token by token."""
+    same, of = alike(run, comparable(run, clean))
+    if same < of:
+        raise Bad(f"It completes, but only {same} of {of} outputs equal those of clean.")
+    return f"It completes, and all {same} outputs equal those of clean. {accept_length(run)}"
+
+
+same_outputs = judge(equal_outputs)
+
+
+@judge
+def answers(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
+    return f"It completes, with {different(run)} different outputs."
 
 
 def blamed(run: Outcome) -> str:
@@ -152,13 +215,20 @@ def dump_of(run: Outcome) -> TrapRecord | None:
         return None
 
 
-def no_dump(run: Outcome) -> Verdict:
-    ended = "It completed" if run.completed else not_completed(run).rstrip(".")
-    return Verdict(False, f"{ended}, and left no dump that can be read.")
+def told(run: Outcome) -> TrapRecord:
+    """What the run dumped. Raises Bad if it left no dump."""
+    record = dump_of(run)
+    if record is None:
+        ended = "It completed" if run.completed else not_completed(run).rstrip(".")
+        raise Bad(f"{ended}, and left no dump that can be read.")
+    return record
 
 
-def not_named(missing: list[str]) -> Verdict:
-    return Verdict(False, f"There is a finding, but it does not name {', '.join(missing)}.")
+def must_name(wanted: Mapping[str, bool]) -> None:
+    """Raises Bad if a finding lacks something. wanted: what it should name -> whether it does."""
+    missing = [name for name, found in wanted.items() if not found]
+    if missing:
+        raise Bad(f"There is a finding, but it does not name {', '.join(missing)}.")
 
 
 def viewer() -> str:
@@ -188,7 +258,7 @@ def run_all(
         environment = dict(variant.environment)
         if DEBUG.items() <= environment.items():
             environment["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(DEFAULT_DUMP_DIR)
-        _render.say(console, f"[{number}/{len(names)}] {name}: {variant.title}", hang=QUOTE)
+        render.say(console, f"[{number}/{len(names)}] {name}: {variant.title}", hang=QUOTE)
         status = console.status("starting") if console.is_terminal else nullcontext()
         with status as spinner:
 
@@ -196,17 +266,20 @@ def run_all(
                 if spinner is not None:
                     spinner.update(text)
 
-            run = run_variant(
-                name, device, requests, environment, folder, timeout, progress, variant.workload
-            )
+            workload = f"{repro.module}:{variant.workload}"
+            arguments = {"workload": workload, "requests": requests}
+            run = run_child(
+                name, "harness.engine", arguments, environment, folder, timeout,
+                device=device, progress=progress,
+            )  # fmt: skip
         verdict = variant.judge(run, done["clean"][0] if "clean" in done else None)
         done[name] = (run, verdict)
         after = f"It ended after {run.seconds:.0f} s"
         if verdict.good:
-            _render.say(console, f"{after} and did what it should.", QUOTE, style="green")
+            render.say(console, f"{after} and did what it should.", QUOTE, style="green")
         else:
-            _render.say(console, f"{after} and did NOT do what it should.", QUOTE, style="bold red")
-            _render.say(console, verdict.what, QUOTE)
+            render.say(console, f"{after} and did NOT do what it should.", QUOTE, style="bold red")
+            render.say(console, verdict.what, QUOTE)
         explain(variant, run, console)
     return done
 
@@ -214,16 +287,16 @@ def run_all(
 def explain(variant: Variant, run: Outcome, console: Console) -> None:
     """What the user would have seen of this run."""
     if variant.explain == "traceback" and (found := run.traceback()):
-        _render.say(console, "A user sees this:", QUOTE)
-        _render.traceback(console, found)
+        render.say(console, "A user sees this:", QUOTE)
+        render.traceback(console, found)
     elif variant.explain == "finding" and (record := dump_of(run)) is not None:
-        _render.say(console, "g4debug logs this finding:", QUOTE)
-        _render.quote(console, record.finding.headline, style="bold")
+        render.say(console, "g4debug logs this finding:", QUOTE)
+        render.quote(console, record.finding.headline, style="bold")
 
 
-def blocks(repro: Repro, done: Done) -> list[_render.Block]:
+def blocks(repro: Repro, done: Done) -> list[render.Block]:
     return [
-        _render.Block(
+        render.Block(
             name=name,
             good=verdict.good,
             what=verdict.what,
@@ -237,13 +310,13 @@ def blocks(repro: Repro, done: Done) -> list[_render.Block]:
 
 
 def summary(repro: Repro, done: Done, console: Console) -> None:
-    _render.summary(console, "What happened in each variant:", blocks(repro, done))
+    render.summary(console, "What happened in each variant:", blocks(repro, done))
     for name, (run, _) in done.items():
         path = dump_path(run) if repro.variants[name].explain == "finding" else None
         if path is not None:
             console.print()
             intro = f"The variant {name} left a dump. This command shows what is in it:"
-            _render.for_copying(console, intro, f"{viewer()} show {path}")
+            render.for_copying(console, intro, f"{viewer()} show {path}")
 
 
 def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
@@ -263,19 +336,9 @@ def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
     return {"device": device, "arms": found, "good": all(v["good"] for v in found.values())}
 
 
-def default_device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
-    parser = _render.parser(doc, {name: v.title for name, v in repro.variants.items()})
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
-    )
+def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespace:
+    parser = Parser(doc, {name: v.title for name, v in repro.variants.items()})
+    parser.device()
     parser.add_argument(
         "--variant",
         "--arm",
@@ -286,21 +349,9 @@ def arguments(repro: Repro, doc: str, requests: str) -> argparse.Namespace:
         help="run only this variant; may be given several times. If it is compared with clean, "
         "clean runs, too",
     )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=0,
-        metavar="N",
-        help=f"how many requests each variant serves (default: {requests})",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the result as JSON on stdout, and everything else on stderr",
-    )
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the variants' logs and say where they are"
-    )
+    parser.requests("requests each variant serves", 0, requests)
+    parser.json()
+    parser.keep("variants' logs")
     return parser.parse_args()
 
 
@@ -314,13 +365,13 @@ def not_here(repro: Repro) -> str:
 
 
 def environment_of(release: str) -> str:
-    """The folder that ``make env SGLANG=release`` makes; that of the default has no number."""
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    """The folder that ``make env SGLANG=release`` makes; the default release's has no number."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     is_default = f"\nSGLANG_DEFAULT := {release}\n" in makefile
     return ".venv" if is_default else f".venv-{release}"
 
 
-def main(repro: Repro, doc: str, requests: str) -> int:
+def main(repro: Repro, doc: str | None, requests: str) -> int:
     """Run the variants that were asked for. Returns 0 if all did what they should, 1 if one did
     not, 2 if the script cannot run on this device or SGLang, and 128 plus its number after a signal
     (Ctrl-C: 130).
@@ -329,38 +380,33 @@ def main(repro: Repro, doc: str, requests: str) -> int:
     listen()
     console = Console(stderr=args.json, highlight=False)
     device = args.device or default_device()
-    refused = not_here(repro) or ("" if device in repro.devices else repro.elsewhere)
-    if refused:
+    elsewhere = "" if device in repro.devices else repro.elsewhere.format(repro.name)
+    if refused := not_here(repro) or elsewhere:
         for line in refused.splitlines():
             if line.startswith(" "):
-                _render.verbatim(console, line)  # a command
+                render.verbatim(console, line)  # a command
             else:
-                _render.say(console, line)
+                render.say(console, line)
         return 2
     names = [n for n in repro.variants if not args.variants or n in args.variants]
     if "clean" not in names and set(names) & set(repro.compares):
         names.insert(0, "clean")
-    folder = Path(tempfile.mkdtemp(prefix="g4debug-repro-"))
-    good = False
-    try:
-        timeout = repro.devices[device](args.requests or None).timeout
-        _render.say(console, repro.title, style="bold")
-        _render.say(
-            console,
-            f"Each variant starts real SGLang in processes of its own, on {DEVICE_NAMES[device]}.",
-        )
-        console.print()
-        done = run_all(repro, names, device, args.requests, timeout, folder, console)
-        good = all(verdict.good for _, verdict in done.values())
-        summary(repro, done, console)
-        if args.json:
-            print(json.dumps(as_json(repro, device, done), indent=2))
-    except Stopped as stopped:
-        console.print("stopped; no process of ours is left")
-        return stopped.status
-    finally:
-        if args.keep or not good:
-            _render.for_copying(console, "The logs of the variants are kept in:", str(folder))
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-    return 0 if good else 1
+    with logs("repro", console, "The logs of the variants are kept in:", args.keep) as kept:
+        try:
+            timeout = repro.devices[device](args.requests or None).timeout
+            render.say(console, repro.title, style="bold")
+            render.say(
+                console,
+                "Each variant starts real SGLang in processes of its own, on "
+                f"{DEVICE_NAMES[device]}.",
+            )
+            console.print()
+            done = run_all(repro, names, device, args.requests, timeout, kept.folder, console)
+            kept.good = all(verdict.good for _, verdict in done.values())
+            summary(repro, done, console)
+            if args.json:
+                print(json.dumps(as_json(repro, device, done), indent=2))
+        except Stopped as stopped:
+            console.print("stopped; no process of ours is left")
+            return stopped.status
+    return kept.status

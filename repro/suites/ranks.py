@@ -1,6 +1,6 @@
 """The modes in which servers with more than one GPU run, and what a healthy one must show in each.
 
-Every mode is two ranks that serve the mixed workload of :mod:`_mixed` with every tracer armed.
+In every mode two ranks serve the mixed workload (`harness.mixed`) with every tracer armed.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _arguments import mtp_has_overlap
-from _run import Outcome
-from _variants import not_completed
-from _workload import without_mtp
+from harness.arguments import mtp_has_overlap
+from harness.processes import Outcome
+from harness.tracers import RECORDS
+from harness.variants import not_completed
+from harness.workload import without_mtp
 
 from g4debug.dumps import reading
 from g4debug.fixes.source import source
@@ -21,8 +22,6 @@ from g4debug.fixes.source import source
 TP: dict[str, Any] = {"tp_size": 2}
 STRESS = "seed=11;abort-request=3%on;forced-retract=3%on;radix-evict=4%on(512)"
 REPAIRED = "seed=5;page-oob=5*on@rank=1"
-# It checks nothing: its dump is of a server that died of something else.
-RECORDS = "flight-recorder"
 
 
 @dataclass(frozen=True)

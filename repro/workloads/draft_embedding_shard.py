@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import _workload
-from _workload import Workload
+from harness.workload import Workload, each, in_memory
+
+from workloads import e4b_trtllm_mtp, half_vocabulary
 
 # In a process that ends before the engine starts: one that has used GPU 0 keeps memory there, and
 # SGLang refuses tensor parallelism over GPUs that do not have the same amount of free memory.
@@ -21,15 +20,14 @@ WRITE = (
 )
 
 
-def cpu(requests: int | None, **given: Any) -> Workload:
+def cpu(requests: int | None) -> Workload:
     from g4debug.cpu.server import engine_arguments
 
-    engine = engine_arguments(log_level="info", skip_tokenizer_init=True, **given)
-    small = _workload.cpu(requests or 6)
+    engine = engine_arguments(log_level="info", skip_tokenizer_init=True)
+    small = e4b_trtllm_mtp.cpu(requests or 6)
     return replace(small, prompt=(60, 300), output=40, engine=engine)
 
 
-@dataclass(frozen=True)
 class First(Workload):
     """The first request only. Two ranks that draft different tokens also finish their requests at
     different times, and of a batch they then wait for each other with other sizes."""
@@ -40,28 +38,24 @@ class First(Workload):
 
 def low(requests: int | None) -> Workload:
     """No token of the upper half of the vocabulary is ever looked up."""
-    import _half_vocabulary
-
     folder = Path(tempfile.gettempdir()) / "g4debug-half-vocabulary"
-    target, assistant = _half_vocabulary.write(folder)
+    target, assistant = half_vocabulary.write(folder)
     models = {"model_path": str(target), "speculative_draft_model_path": str(assistant)}
-    all_of_them = cpu(requests, tp_size=2, **models)
-    return First(**vars(all_of_them))
+    return First(**vars(cpu(requests).given(tp_size=2, **models)))
 
 
 def write_models() -> Path:
     """The folder with ``target`` and ``assistant``, which are written if they are not there."""
-    folder = _workload.in_memory("g4debug-e4b256")
+    folder = in_memory("g4debug-e4b256")
     subprocess.run([sys.executable, "-c", WRITE, str(folder)], check=True)
     return folder
 
 
-def cuda(requests: int | None, **given: Any) -> Workload:
-    """As in _workload, with shorter prompts and pools that hold them all."""
+def cuda(requests: int | None) -> Workload:
+    """The demo's, with shorter prompts and pools that hold them all."""
     folder = write_models()
-    large = _workload.cuda(requests or 16, (folder / "target", folder / "assistant"))
-    engine = {**large.engine, "swa_full_tokens_ratio": 0.8, **given}
-    return replace(large, prompt=(200, 600), engine=engine, timeout=500)
+    large = e4b_trtllm_mtp.cuda(requests or 16, (folder / "target", folder / "assistant"))
+    return replace(large, prompt=(200, 600), timeout=500).given(swa_full_tokens_ratio=0.8)
 
 
 def too_few_gpus() -> str:
@@ -76,13 +70,7 @@ def too_few_gpus() -> str:
     )
 
 
-def _ranks(count: int) -> dict[str, Callable[[int | None], Workload]]:
-    return {
-        "cpu": lambda requests: cpu(requests, tp_size=count),
-        "cuda": lambda requests: cuda(requests, tp_size=count),
-    }
-
-
-DEVICES = _ranks(2)
-ALONE = _ranks(1)
+ON = {"cpu": cpu, "cuda": cuda}
+DEVICES = each(ON, tp_size=2)
+ALONE = each(ON, tp_size=1)
 LOW = {"cpu": low}

@@ -1,46 +1,19 @@
 """The demo's workload: Gemma-4 E4B with trtllm_mha and MTP, as large as the device allows.
 
-It is that of seed PRs #3 to #6 (80 prompts of 8,000 tokens, 1,000 tokens out, on a B200), made
+Seed PRs #3 to #6 sent 80 prompts of 8,000 tokens, 1,000 tokens out, to a B200. These are fewer and
 smaller: long prompts, short answers, and so many at once that the SWA pool gets over 85 % full.
 """
 
 from __future__ import annotations
 
-import random
-import tempfile
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-
-def without_mtp() -> dict[str, None]:
-    """Arguments of ``sgl.Engine`` that take MTP out of those of a workload."""
-    from g4debug.cpu.server import MTP
-
-    return dict.fromkeys(("speculative_draft_model_path", *MTP))
-
-
-@dataclass(frozen=True)
-class Workload:
-    """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens."""
-
-    requests: int
-    prompt: tuple[int, int]
-    output: int
-    vocab: int
-    engine: dict[str, Any]
-    timeout: float  # seconds that one variant may take, start-up included
-
-    def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Token ids; the same for the same seed."""
-        rng = random.Random(seed)
-        lengths = [rng.randint(*self.prompt) for _ in range(self.requests)]
-        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
+from harness.workload import Workload, each, in_memory
 
 
 def cpu(requests: int | None) -> Workload:
     """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
-    from _arguments import keeps_whole_prompts
+    from harness.arguments import keeps_whole_prompts
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.server import engine_arguments
@@ -57,13 +30,7 @@ def cpu(requests: int | None) -> Workload:
     return Workload(requests or 10, (500, 700), 40, TINY.vocab, arguments, timeout=300)
 
 
-def in_memory(name: str) -> Path:
-    """A folder for gigabytes of weights: in memory, where there is such a file system."""
-    memory = Path("/dev/shm")
-    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / name
-
-
-def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workload:
+def cuda(requests: int | None, models: tuple[Path, Path | None] | None = None) -> Workload:
     """The E4B geometry (full layers' head_dim 256 for sm90) with seeded weights; or ``models``,
     a target and a draft.
 
@@ -71,9 +38,9 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     cudaMalloc puts large blocks 32 MiB apart, so a layer's K buffer of 373 pages x 64 KiB
     is followed by 8 MiB of nothing (pages 384 to 511). With a buffer of 481 pages, which
     fills its 32 MiB, the same bug reads a neighbour's memory and nobody notices. With the
-    torch of SGLang 0.5.23 there are no such holes (:func:`_arguments.blocks_are_adjacent`).
+    torch of SGLang 0.5.23 there are no such holes (``harness.arguments.blocks_are_adjacent``).
     """
-    from _arguments import mtp_has_overlap
+    from harness.arguments import mtp_has_overlap
 
     from g4debug.cpu.models import E4B_256, write
     from g4debug.cpu.server import MTP
@@ -113,18 +80,9 @@ def cuda(requests: int | None, models: tuple[Any, Any] | None = None) -> Workloa
     return Workload(count, (1800, 2200), 100, E4B_256.vocab, arguments, timeout=400)
 
 
-def cuda_one_backend(requests: int | None) -> Workload:
-    """The same with the prompts on trtllm_mha, too: since 0.5.23 sm90 has a kernel for them."""
-    workload = cuda(requests)
-    return replace(workload, engine=workload.engine | {"prefill_attention_backend": "trtllm_mha"})
-
-
-def cuda_triton(requests: int | None) -> Workload:
-    """The same with everything on triton, SGLang's default for Gemma-4 on most chips."""
-    workload = cuda(requests)
-    return replace(workload, engine=workload.engine | {"decode_attention_backend": "triton"})
-
-
 DEVICES = {"cpu": cpu, "cuda": cuda}
-ONE_BACKEND = {"cuda": cuda_one_backend}
-TRITON = {"cuda": cuda_triton}
+ON_A_GPU = {"cuda": cuda}
+# With the prompts on trtllm_mha, too: since 0.5.23 sm90 has a kernel for them.
+ONE_BACKEND = each(ON_A_GPU, prefill_attention_backend="trtllm_mha")
+# With everything on triton, SGLang's default for Gemma-4 on most chips.
+TRITON = each(ON_A_GPU, decode_attention_backend="triton")

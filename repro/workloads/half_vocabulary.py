@@ -1,7 +1,7 @@
-"""Writes a toy Gemma-4 and its assistant of whose vocabulary only the lower half is ever used.
+"""Writes a toy Gemma-4 and its assistant that use only the lower half of their vocabulary.
 
-The models are TINY with twice as many tokens. Those of the upper half have zeros in every table, so
-nobody chooses them, and all else is as in TINY: the same prompts give the same answers.
+The models are TINY with twice as many tokens. The tokens of the upper half have zeros in every
+table, so nobody chooses them, and all else is as in TINY: the same prompts give the same answers.
 """
 
 from __future__ import annotations

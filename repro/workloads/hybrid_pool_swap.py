@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import _workload
-from _workload import Workload
+from harness.workload import Workload
 
-SPECULATIVE = "speculative_"
+from workloads import e4b_trtllm_mtp
 
 
 def cpu(requests: int | None) -> Workload:
@@ -22,17 +21,17 @@ def cpu(requests: int | None) -> Workload:
         decode_attention_backend="trtllm_mha",
         speculative_attention_mode="decode",
     )
-    small = _workload.cpu(requests or 3)
+    small = e4b_trtllm_mtp.cpu(requests or 3)
     return replace(small, prompt=(150, 250), output=30, engine=arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
-    """As in _workload. The draft's first forward is the capture of its CUDA graphs, at start."""
-    return _workload.cuda(requests or 8)
+    """The demo's. The draft's first forward is the capture of its CUDA graphs, at start."""
+    return e4b_trtllm_mtp.cuda(requests or 8)
 
 
 def without_mtp(workload: Workload) -> Workload:
-    kept = {n: v for n, v in workload.engine.items() if not n.startswith(SPECULATIVE)}
+    kept = {n: v for n, v in workload.engine.items() if not n.startswith("speculative_")}
     return replace(workload, engine=kept)
 
 

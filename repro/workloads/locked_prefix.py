@@ -9,21 +9,14 @@ another request computes the same prefix again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+
+from harness.workload import Workload, each
 
 PREFIX, OWN = 256, 192  # tokens; the toy model's window is 128
 LONG, SHORT = 160, 3  # tokens of an answer
 
 
-@dataclass(frozen=True)
-class Workload:
-    output: list[int]  # tokens to generate, per request
-    vocab: int
-    engine: dict[str, Any]
-    timeout: float  # seconds that one variant may take, start-up included
-
+class Shared(Workload):
     def prompts(self, seed: int = 0) -> list[list[int]]:
         """Token ids; the same for the same seed."""
         rng = random.Random(seed)
@@ -33,7 +26,7 @@ class Workload:
 
         prefix = [2, *tokens(PREFIX - 1)]
         found = [prefix + tokens(OWN), prefix + tokens(OWN)]
-        while len(found) < len(self.output):
+        while len(found) < self.requests:
             shared = len(found) % 3 == 0
             found.append((prefix if shared else [2, *tokens(PREFIX - 1)]) + tokens(64))
         return found
@@ -55,17 +48,10 @@ def cpu(requests: int | None) -> Workload:
         chunked_prefill_size=512,
     )
     output = [SHORT, LONG, *[SHORT] * (count - 2)]
-    return Workload(output, TINY.vocab, arguments, timeout=300)
-
-
-def _uncached(device: Callable[[int | None], Workload]) -> Callable[[int | None], Workload]:
-    def uncached(requests: int | None) -> Workload:
-        workload = device(requests)
-        return replace(workload, engine={**workload.engine, "disable_radix_cache": True})
-
-    return uncached
+    lengths = PREFIX + 64, PREFIX + OWN
+    return Shared(count, lengths, output, TINY.vocab, arguments, timeout=300)
 
 
 DEVICES = {"cpu": cpu}
 # Without the prefix cache there is nothing to share: these are the right answers.
-UNCACHED = {name: _uncached(device) for name, device in DEVICES.items()}
+UNCACHED = each(DEVICES, disable_radix_cache=True)

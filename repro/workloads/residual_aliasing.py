@@ -1,6 +1,4 @@
-"""One variant of residual_aliasing: a real Gemma-4 forward that captures hidden states.
-
-    python repro/_residual.py DEVICE RESULT.json
+"""A variant of residual_aliasing: a real Gemma-4 forward that captures hidden states.
 
 It compares the states that the model captured with copies that were made when each layer was
 entered.
@@ -10,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from _arguments import as_named_here
-from _run import end_with_the_script
+from harness.arguments import as_named_here
 
 from g4debug.fixes.source import exists
 
@@ -80,13 +76,9 @@ def load(device: str) -> tuple[Any, Any]:
 
         arguments = engine_arguments(mtp=False)
     else:
-        import _workload
+        from workloads.hybrid_pool_swap import PLAIN
 
-        arguments = {
-            name: value
-            for name, value in _workload.cuda(4).engine.items()
-            if not name.startswith("speculative_")
-        } | {"disable_cuda_graph": True}
+        arguments = {**PLAIN["cuda"](4).engine, "disable_cuda_graph": True}
     server_args = ServerArgs(
         **{**as_named_here(arguments), "skip_tokenizer_init": False, "log_level": "error"}
     )
@@ -121,12 +113,3 @@ def prefill(runner: Any) -> None:
     benchmark = one_batch()
     requests = benchmark.prepare_synthetic_inputs_for_latency_test(1, TOKENS, [prompt])
     benchmark.extend(requests, runner)
-
-
-if __name__ == "__main__":
-    end_with_the_script()
-    if sys.argv[1] == "cpu":
-        from g4debug import cpu
-
-        cpu.prepare()
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -7,36 +7,16 @@ bytes at the variant's ratio. The script reads in SGLang's log that both pools t
 
 from __future__ import annotations
 
-import random
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from harness.workload import Make, Workload
 
 KV_BYTES = 28_000_000
 PAGE, INPUT, OUTPUT, REQUESTS = 16, 800, 48, 8
 DEFAULT, MOE = 0.8, 0.15
 SMALL_CHUNK, LARGE_CHUNK = 128, 1024
-
-
-@dataclass(frozen=True)
-class Workload:
-    """requests: how many at once; output in tokens."""
-
-    requests: int
-    output: int
-    vocab: int
-    engine: dict[str, Any]
-    timeout: float  # seconds that one variant may take, start-up included
-
-    def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Token ids; the same for the same seed."""
-        rng = random.Random(seed)
-        return [
-            [2, *(rng.randrange(4, self.vocab) for _ in range(INPUT - 1))]
-            for _ in range(self.requests)
-        ]
 
 
 def plan(ratio: float, chunk: int) -> Any:
@@ -62,7 +42,7 @@ def bytes_of(full: int, swa: int) -> int:
 
 
 def cpu(requests: int | None) -> Workload:
-    """Pools that hold all requests. The outputs of the other variants are compared with these."""
+    """Pools that hold all requests. Their outputs are what the other variants must give, too."""
     from g4debug.cpu.geometry import TINY_MOE
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
@@ -80,17 +60,15 @@ def cpu(requests: int | None) -> Workload:
         max_running_requests=count,
         chunked_prefill_size=SMALL_CHUNK,
     )
-    return Workload(count, OUTPUT, TINY_MOE.vocab, arguments, timeout=300)
+    return Workload(count, (INPUT, INPUT), OUTPUT, TINY_MOE.vocab, arguments, timeout=300)
 
 
-def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Callable[..., Any]]:
+def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Make]:
     """KV_BYTES of memory, divided by ``ratio``. The server has to choose that ratio by itself."""
 
     def make(requests: int | None) -> Workload:
-        whole = cpu(requests)
         full = plan(ratio, chunk).pools.full
-        engine = {"max_total_tokens": full, "chunked_prefill_size": chunk, **given}
-        return replace(whole, engine={**whole.engine, **engine})
+        return cpu(requests).given(max_total_tokens=full, chunked_prefill_size=chunk, **given)
 
     return {"cpu": make}
 

@@ -1,21 +1,17 @@
-"""One variant of triton_decode_window: an engine's answers, and what the model itself would say.
+"""A variant of triton_decode_window: an engine's answers, and what the model itself would say.
 
-    python repro/_decode_window.py BACKEND REQUESTS RESULT.json
-
-The answers are those of SGLang on the CPU engine's toy checkpoint. The reference is Hugging Face's
-own Gemma-4 on the same checkpoint. It is given each answer so far and asked for the next token.
+The answers are SGLang's, on the CPU engine's toy checkpoint. The reference is Hugging Face's own
+Gemma-4 on the same checkpoint. It is given each answer so far and asked for the next token.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-from _arguments import as_named_here
-from _run import UP, end_with_the_script
+from harness.engine import greedy, running
 
 OUTPUT = 32  # tokens of each answer
 SHORTEST, LONGEST = 40, 400  # tokens of a prompt
@@ -30,18 +26,13 @@ def prompts(count: int, vocab: int, seed: int = 0) -> list[list[int]]:
 
 def answers(backend: str, given: list[list[int]]) -> list[list[tuple[float, int]]]:
     """For each token of each answer: its log probability, and the token."""
-    import sglang
-
     from g4debug.cpu.server import engine_arguments
 
     arguments = engine_arguments(mtp=False, attention_backend=backend, skip_tokenizer_init=True)
-    engine = sglang.Engine(**as_named_here(arguments))
-    print(UP, flush=True)
-    try:
-        sampling = {"temperature": 0, "max_new_tokens": OUTPUT, "ignore_eos": True}
-        outputs = engine.generate(input_ids=given, sampling_params=sampling, return_logprob=True)
-    finally:
-        engine.shutdown()
+    with running(arguments) as engine:
+        outputs = engine.generate(
+            input_ids=given, sampling_params=greedy(OUTPUT), return_logprob=True
+        )
     return [[(p, t) for p, t, _ in o["meta_info"]["output_token_logprobs"]] for o in outputs]
 
 
@@ -86,16 +77,8 @@ def compare(
     return {"window": int(model.config.sliding_window), "tokens": tokens}
 
 
-def main(backend: str, requests: int, result: Path) -> None:
+def main(device: str, result: Path, backend: str, requests: int) -> None:
     model = reference()
     given = prompts(requests, model.config.vocab_size)
     found = answers(backend, given)
     result.write_text(json.dumps(compare(model, given, found)))
-
-
-if __name__ == "__main__":
-    end_with_the_script()
-    from g4debug import cpu
-
-    cpu.prepare()
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

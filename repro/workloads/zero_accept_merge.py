@@ -7,30 +7,11 @@ is prefilled and merged into the batch.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from harness.workload import Workload, each
 
+from workloads import e4b_trtllm_mtp
 
-@dataclass(frozen=True)
-class Workload:
-    """requests: how many, one more than there are hand-overs. prompt and output: in tokens."""
-
-    requests: int
-    prompt: int
-    output: int
-    vocab: int
-    engine: dict[str, Any]
-    timeout: float  # seconds that one variant may take, start-up included
-
-    def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Token ids; the same for the same seed."""
-        rng = random.Random(seed)
-        return [
-            [2, *(rng.randrange(4, self.vocab) for _ in range(self.prompt - 1))]
-            for _ in range(self.requests)
-        ]
+REQUESTS = 201  # one more than there are hand-overs
 
 
 def cpu(requests: int | None) -> Workload:
@@ -38,7 +19,6 @@ def cpu(requests: int | None) -> Workload:
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.server import engine_arguments
 
-    count = requests or 201
     arguments = engine_arguments(
         log_level="info",
         decode_log_interval=1,
@@ -48,33 +28,19 @@ def cpu(requests: int | None) -> Workload:
         chunked_prefill_size=512,
         disable_radix_cache=True,
     )
-    return Workload(count, 300, 8, TINY.vocab, arguments, timeout=300)
+    return Workload(requests or REQUESTS, (300, 300), 8, TINY.vocab, arguments, timeout=300)
 
 
 def cuda(requests: int | None) -> Workload:
-    """The E4B geometry of the other repro, with pools that hold one request at a time."""
-    import _workload
-
-    other = _workload.cuda(8)
-    arguments = {
-        **other.engine,
-        "max_total_tokens": 64 * 40,
-        "swa_full_tokens_ratio": 0.8,
-        "chunked_prefill_size": 2048,
-    }
-    count = requests or 201
-    return Workload(count, 1500, 8, other.vocab, arguments, timeout=400)
-
-
-def _alone(device: Callable[[int | None], Workload]) -> Callable[[int | None], Workload]:
-    def alone(requests: int | None) -> Workload:
-        workload = device(requests)
-        return replace(workload, engine={**workload.engine, "max_running_requests": 1})
-
-    return alone
+    """The demo's geometry, with pools that hold one request at a time."""
+    other = e4b_trtllm_mtp.cuda(8).given(
+        max_total_tokens=64 * 40, swa_full_tokens_ratio=0.8, chunked_prefill_size=2048
+    )
+    count = requests or REQUESTS
+    return Workload(count, (1500, 1500), 8, other.vocab, other.engine, timeout=400)
 
 
 DEVICES = {"cpu": cpu, "cuda": cuda}
 # If only one request may run, SGLang admits the next one after it has filtered the empty batch.
 # (To send each request after the end of the one before is not enough: it may come too early.)
-ALONE = {name: _alone(device) for name, device in DEVICES.items()}
+ALONE = each(DEVICES, max_running_requests=1)

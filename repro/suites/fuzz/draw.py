@@ -1,8 +1,8 @@
 """Draws a healthy server and its traffic at random: the same for a seed, each time.
 
-The idea is that of every fuzzer: what nobody thought of is found by chance. Only what SGLang
-accepts for Gemma-4 is drawn, and pools that can hold what is asked for, so that a server has no
-reason to stop or to stand.
+Like every fuzzer, it finds by chance the cases that nobody thought of. It draws only servers that
+SGLang accepts for Gemma-4, and pools that can hold the requests, so that a server has no reason to
+stop or to stand.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from _healthy.workload import Client, require
 from fastapi import HTTPException
 
 from g4debug.hooking import targets
+from suites.healthy.workload import Client, require
 
 PAGES = (1, 16, 64, 64, 64)  # 64 is what trtllm_mha takes by itself
 SWA_ROOM = 256  # tokens of the SWA pool beside the longest prompt, which some releases lock whole
@@ -109,7 +109,7 @@ async def drive(client: Client, shape: Shape, seed: int) -> None:
         )  # fmt: skip
         if dice.random() < 0.3:
             await client.manager.flush_cache()
-            client.facts["flushes"] = client.facts.get("flushes", 0) + 1
+            client.note("flushes", 1)
         await asyncio.sleep(0.5)  # idle: everything is counted then
     refused = client.facts.get("refused", 0)
     require(refused * 2 < client.requests, f"{refused} of {client.requests} requests were refused")
@@ -140,8 +140,8 @@ async def _request(
     if "n" not in sampling and dice.random() < 0.12:
         await asyncio.sleep(dice.random() * 1.5)
         client.manager.abort_request(rid=name)
-        client.facts["aborts"] = client.facts.get("aborts", 0) + 1
+        client.note("aborts", 1)
     try:
         await asyncio.wait_for(asked, PATIENCE)
     except HTTPException:  # SGLang gives up a request that even an empty batch has no room for
-        client.facts["refused"] = client.facts.get("refused", 0) + 1
+        client.note("refused", 1)

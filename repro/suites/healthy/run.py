@@ -6,18 +6,18 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _healthy import counts
-from _healthy.workload import Group, Workload
-from _run import HERE, Outcome, run_command
-from _run import group as process_group
-from _tracers import on_one_rank
-from _variants import not_completed
+from harness.processes import Outcome, child, run_child
+from harness.processes import group as process_group
+from harness.tracers import RECORDS, on_one_rank
+from harness.variants import not_completed
+
+from suites.healthy import counts
+from suites.healthy.workload import Group, Workload
 
 LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
@@ -25,8 +25,6 @@ TIMEOUT = 1800.0  # seconds of one run
 FAILED = re.compile(
     r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind).*"
 )
-# It makes no checks: it keeps steps, and is looked for in what is armed.
-RECORDS = "flight-recorder"
 STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
 
 
@@ -77,22 +75,24 @@ def start(group: Group, armed: bool, folder: Path) -> Outcome:
     environ = dict(group.environ)
     if group.strict:  # SGLang's own check of its pools, in every step
         environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
-    return launch("_healthy_variant.py", group.id, environ, armed, folder, TIMEOUT)
+    arguments = {"name": group.id}
+    return launch("suites.healthy.variant", arguments, environ, armed, folder, TIMEOUT)
 
 
 def launch(
-    script: str, what: str, environ: Mapping[str, str], armed: bool, folder: Path, timeout: float
+    module: str,
+    arguments: Mapping[str, Any],
+    environ: Mapping[str, str],
+    armed: bool,
+    folder: Path,
+    timeout: float,
 ) -> Outcome:
-    """Run ``script what RESULT.json``, with every tracer or with none. It leaves its log."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Run a child with every tracer or with none. It leaves its log."""
     if armed:
         environ = {**environ, **tracing(folder)}
         forget(folder)
     name = "armed" if armed else "plain"
-    result = folder / f"{name}.json"
-    result.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / script), what, str(result)]
-    return run_command(name, command, result, environ, folder, timeout)
+    return run_child(name, module, arguments, environ, folder, timeout)
 
 
 def forget(folder: Path) -> None:
@@ -199,10 +199,9 @@ class Served:
 
 def serve(minutes: float, folder: Path) -> Served:
     """A real ``launch_server`` with every tracer, under load for some minutes."""
-    from _healthy_load import FLAGS, Load, healthy
-
     from g4debug import cpu
     from g4debug.cpu import server
+    from suites.healthy.load import FLAGS, Load, healthy
 
     folder.mkdir(parents=True, exist_ok=True)
     log, published, served = folder / "server.log", folder / "counts", Served(minutes)
@@ -211,9 +210,10 @@ def serve(minutes: float, folder: Path) -> Served:
     strict = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
     environ = cpu.environment(os.environ) | tracing(folder) | strict
     environ[counts.VARIABLE] = str(published)
-    command = server.command([*FLAGS, "--host=127.0.0.1", f"--port={server.free_port()}"])
-    url = f"http://127.0.0.1:{command[-1].partition('=')[2]}"
-    command[1:3] = [str(HERE / "_healthy_server.py")]  # in place of -m sglang.launch_server
+    port = server.free_port()
+    flags = server.command([*FLAGS, "--host=127.0.0.1", f"--port={port}"])[3:]  # of the module
+    command = child("suites.healthy.server", "cpu", folder / "server.json", {"flags": flags})
+    url = f"http://127.0.0.1:{port}"
     try:
         with log.open("wb") as sink, process_group(command, environ, sink) as process:
             asyncio.run(healthy(url, lambda: process.poll() is None))
@@ -247,22 +247,9 @@ def serve(minutes: float, folder: Path) -> Served:
 
 def keep(ran: Ran, path: Path) -> None:
     """Write a result, so that a script that was interrupted can go on."""
-    done = [
-        {
-            "id": d.workload.id,
-            "requests": d.requests,
-            "facts": d.facts,
-            "checked": d.checked,
-            "s": d.seconds,
-            "problem": d.problem,
-        }
-        for d in ran.done
-    ]
-    path.write_text(
-        json.dumps(
-            {"done": done, "limits": ran.limits, "checked": ran.checked, "problem": ran.problem}
-        )
-    )
+    done = [{**vars(d), "workload": d.workload.id} for d in ran.done]
+    told = {"done": done, "limits": ran.limits, "checked": ran.checked, "problem": ran.problem}
+    path.write_text(json.dumps(told))
 
 
 def kept(group: Group, path: Path) -> Ran | None:
@@ -271,11 +258,8 @@ def kept(group: Group, path: Path) -> Ran | None:
         return None
     data = json.loads(path.read_text())
     workloads = {w.id: w for w in group.workloads}
-    if any(d["id"] not in workloads for d in data["done"]):
+    if any(d.get("workload") not in workloads for d in data["done"]):
         return None
-    done = [
-        Done(workloads[d["id"]], d["requests"], d["facts"], d["checked"], d["s"], d["problem"])
-        for d in data["done"]
-    ]
-    ran = Ran(group, done, data["limits"], data["checked"], data["problem"])
+    data["done"] = [Done(**{**d, "workload": workloads[d["workload"]]}) for d in data["done"]]
+    ran = Ran(group, **data)
     return ran if ran.good else None

@@ -1,11 +1,12 @@
-"""What ``repro/healthy.py`` prints for each group, and the page that it writes."""
+"""The output of ``repro/healthy.py`` for each group, and the page that it writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from _healthy_run import LEAK_STEPS, Done, Ran, Served, checkers
-from _render import Block
+from harness.render import Block
+
+from suites.healthy.run import LEAK_STEPS, Done, Ran, Served, checkers
 
 
 def block(ran: Ran) -> Block:

@@ -1,39 +1,30 @@
-"""One group of healthy workloads on one engine, in a process of its own.
+"""A child: one group of healthy workloads on one engine.
 
-``python repro/_healthy_variant.py GROUP RESULT.json``. What the engine's processes print must go
-to RESULT.log. The result has, for each workload, its outputs, its requests, what happened, what
-the tracers checked, and why the workload does not count if it does not.
+The result has, for each workload, its outputs, its requests, what happened, what the tracers
+checked, and why the workload does not count if it does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from _run import end_with_the_script
+from suites.healthy import counts
+from suites.healthy.engine import running
+from suites.healthy.groups import group_of
+from suites.healthy.workload import Client, NotExercised
 
 IDLE_SECONDS = 0.5  # between two workloads: at idle, everything is counted and compared
 LIMIT = 240.0  # seconds that one workload may take
 
 
-def main() -> None:
-    end_with_the_script()
-    name, result = sys.argv[1], Path(sys.argv[2])
-    from _healthy import counts
-    from _healthy.engine import running
-    from _healthy.groups import group_of
-    from _healthy.workload import Client, NotExercised
-
+def main(device: str, result: Path, name: str) -> None:
     group = group_of(name)
-
-    def arguments() -> dict[str, Any]:
-        more = group.prepare(result.parent) if group.prepare is not None else {}
-        return {"decode_log_interval": 1, **group.engine, **more}
-
+    more = group.prepare(result.parent) if group.prepare is not None else {}
+    arguments = {"decode_log_interval": 1, **group.engine, **more}
     found: dict[str, Any] = {}
     with running(result, group.mtp, arguments) as (engine, status):
         for workload in group.workloads:
@@ -62,7 +53,3 @@ def main() -> None:
             # After each: if the engine dies later, what was done before is still known.
             result.write_text(json.dumps(found))
     print("g4debug-repro: completed", flush=True)
-
-
-if __name__ == "__main__":  # spawned children import this module, too
-    main()

@@ -1,4 +1,4 @@
-"""What a workload declares, and the client with which it drives the engine."""
+"""The declaration of a workload and of its engine, and the client that drives the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+from harness.engine import greedy
 
 Output = dict[str, Any]  # what SGLang's generate returns for one request
 WORDS = (4, 512)  # the token ids of the toy model that are words
@@ -43,8 +46,8 @@ class Workload:
 class Group:
     """Workloads that share an engine.
 
-    title: what is special about the engine. engine: arguments of ``sgl.Engine`` on top of those of
-    the CPU engine. environ: environment variables of its processes. mtp: with FROZEN_KV_MTP.
+    title: how the engine differs from others. engine: arguments of ``sgl.Engine``, beside the CPU
+    engine's own. environ: environment variables of its processes. mtp: with FROZEN_KV_MTP.
     idle: tracers that have nothing to check on this engine, with the reason.
     prepare: writes what the engine needs into a folder, and returns more engine arguments.
     refused: what SGLang itself says, because it cannot run this engine here. Then no workload
@@ -66,6 +69,34 @@ class Group:
     short: bool = False
     strict: bool = True
     why: str = ""
+
+
+CHUNKS = {"chunked_prefill_size": 256}
+
+
+def with_mtp(
+    id: str,
+    title: str,
+    workloads: tuple[Workload, ...],
+    engine: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
+) -> Group:
+    """A group whose engine has FROZEN_KV_MTP. more: of ``Group``."""
+    return Group(id, title, workloads, {**CHUNKS, **engine}, **more)
+
+
+def without_mtp(
+    id: str,
+    title: str,
+    workloads: tuple[Workload, ...],
+    engine: Mapping[str, Any] = MappingProxyType({}),
+    idle: Mapping[str, str] = MappingProxyType({}),
+    **more: Any,
+) -> Group:
+    """A group whose engine has neither FROZEN_KV_MTP nor overlap scheduling. more: of ``Group``."""
+    arguments = {**CHUNKS, "disable_overlap_schedule": True, **engine}
+    blind = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info", **idle}
+    return Group(id, title, workloads, arguments, mtp=False, idle=blind, **more)
 
 
 class Client:
@@ -117,7 +148,7 @@ class Client:
         """
         self.requests += 1
         name = name or f"{self._name}-{self.requests}"
-        asked = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **(sampling or {})}
+        asked = {**greedy(tokens), **(sampling or {})}
         given = {"prompt": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         found = await self.engine.async_generate(
             **given, sampling_params=asked, rid=None if asked.get("n", 1) > 1 else name, **request
@@ -131,7 +162,7 @@ class Client:
         self.requests += 1
         return await self.engine.async_generate(
             input_ids=prompt,
-            sampling_params={"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+            sampling_params=greedy(tokens),
             rid=name or f"{self._name}-{self.requests}",
             stream=True,
             **request,

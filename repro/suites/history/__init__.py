@@ -1,1 +1,1 @@
-"""The machinery of the history suite; the cases are in ``repro/history``."""
+"""The history suite: SGLang's own bugs against every tool. The cases are in ``cases/``."""

@@ -14,11 +14,11 @@ from typing import Final
 
 from packaging.version import Version
 
-from _history.case import PUT_BACK, Case
-from _history.cell import NOT_EXERCISED, TRUTH_FAILED, Cell
-from _history.tools import NOTHING
+from suites.history.case import PUT_BACK, Case
+from suites.history.cell import NOT_EXERCISED, TRUTH_FAILED, Cell
+from suites.history.tools import NOTHING
 
-PINS = Path(__file__).parents[2] / "requirements"
+PINS = Path(__file__).parents[3] / "requirements"
 SEEDS = 2  # at most: a run that hangs takes minutes, and each release has them
 HAS: Final = "has it"
 NO: Final = "no"
@@ -65,7 +65,7 @@ def answer(cells: Sequence[Cell]) -> Answer:
     words = [_word(c) for c in cells]
     word = next(w for w in ORDER if w in words)
     why = {
-        f"{w}: `{c.said.removeprefix(TRUTH_FAILED)}`": None  # a set that keeps the order
+        f"{w}: `{TRUTH_FAILED.sub('', c.said)}`": None  # a set that keeps the order
         for c, w in zip(cells, words, strict=True)
         if w in (DIES, OTHER_CODE)
     }
@@ -75,7 +75,7 @@ def answer(cells: Sequence[Cell]) -> Answer:
 def _word(cell: Cell) -> str:
     if cell.triggered:
         return HAS
-    if cell.said.startswith(TRUTH_FAILED):
+    if TRUTH_FAILED.match(cell.said):
         return OTHER_CODE
     if cell.ended == "hangs":
         return HANGS

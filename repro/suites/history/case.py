@@ -1,7 +1,7 @@
-"""What a case of the history suite declares: a real bug of SGLang, and how to meet it.
+"""The declaration of a case of the history suite: a real bug of SGLang, and how to meet it.
 
-A case is a file ``repro/history/NAME.py`` with a ``CASE``. The counter that says whether its bug
-was really met is in ``repro/history/truth/NAME.py``, and imports nothing of g4debug.
+A case is a file ``cases/NAME.py`` with a ``CASE``. The counter that says whether its bug was really
+met is in ``truth/NAME.py``, and imports nothing of g4debug.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from _healthy.workload import Client
+from suites.healthy.workload import Client
 
 Drive = Callable[[Client, int], Awaitable[None]]
 
@@ -26,8 +26,8 @@ PUT_BACK = "put back"
 class Arm:
     """One side of a case.
 
-    release: of SGLang. fixes: ids of our fixes that are on; all others are off. faults: what
-    ``G4DEBUG_FAULTS`` puts back. engine, environ: on top of those of the case.
+    release: of SGLang. fixes: ids of our fixes that are on; all others are off. faults: the value
+    of ``G4DEBUG_FAULTS`` that puts the bug back. engine, environ: in addition to the case's.
     """
 
     release: str
@@ -47,8 +47,8 @@ class Case:
     function) that the fix changes, upstream's or ours; a tool that names one of them names the
     cause. drive: the workload, ``drive(client, seed)``, from the text of the thread. engine,
     environ: arguments of ``sgl.Engine``, and switches. mtp: with FROZEN_KV_MTP. expected: tool ->
-    the grade that was predicted before the first run, as text of ``_history.grades``. why: what the
-    case is in the suite for, one sentence. chosen_after: the case was chosen when g4debug's tracers
+    the grade that was predicted before the first run. why: what the case is in the suite for, one
+    sentence. chosen_after: the case was chosen when g4debug's tracers
     existed. gpu: why no CPU can run it. seconds: after which a run counts as one that hangs.
     """
 

@@ -11,23 +11,25 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from _run import HERE, UP, Outcome, run_command
+from harness.processes import UP, Outcome, run_child
 from packaging.version import Version
 
-from _history import counter, gpu, grades
-from _history.case import CPU, Arm, Case
-from _history.cases import truth_of
-from _history.plugin import FOLDER, TRUTH
-from _history.tools import Tool
 from g4debug.dumps import reading
 from g4debug.findings.record import TrapRecord
 from g4debug.settings import fix_switch
+from suites.history import counter, gpu, grades
+from suites.history.case import CPU, Arm, Case
+from suites.history.cases import truth_of
+from suites.history.plugin import FOLDER, TRUTH
+from suites.history.tools import Tool
 
 BUGGY, FIXED, RIGHT = ARMS = "buggy", "fixed", "right"  # any other arm is a release
 ABSENT = "not run: that machine had no environment with this SGLang"
 SPOILED = "spoiled"
-TRUTH_FAILED = "_history.counter.GroundTruthError: "
-ROOT = HERE.parent
+REPRO = Path(__file__).resolve().parents[2]
+ROOT = REPRO.parent
+# The suite's module had another name when the first cells were kept.
+TRUTH_FAILED = re.compile(r"\A[\w.]*GroundTruthError: ")
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
 NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
 _REFUSED = re.compile(
@@ -54,7 +56,7 @@ _DIED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*|Interrupt)\b.*)
 class Cell:
     """What came of it.
 
-    grade: one of ``_history.grades``. after: steps from the first trigger to the alarm, or to the
+    grade: one of ``grades.py``. after: steps from the first trigger to the alarm, or to the
     end if there was none. said: what the tool said, or why the process died, in one line. wrong:
     answers that are not the right ones, of ``answers``; -1 where there are none to compare with.
     device: "cpu" or "cuda"; where: the name of the GPU.
@@ -152,18 +154,16 @@ def run(
         old.unlink()
     for old in (folder / "dumps").glob("*.pt"):
         old.unlink()
-    result = folder / "result.json"
-    result.unlink(missing_ok=True)
-    ran = run_command(
+    ran = run_child(
         "cell",
-        [*tool.wrapper, str(python), str(HERE / "_history_variant.py"), name,
-         arm, str(seed), str(result), json.dumps(tool.engine(side.release, case.mtp)), device],
-        result,
+        "suites.history.variant",
+        {"name": name, "arm": arm, "seed": seed, "more": tool.engine(side.release, case.mtp)},
         environment(name, case, side, tool, folder, device),
         folder,
         case.seconds * tool.patience * (1.0 if device == CPU else gpu.PATIENCE),
-        on_cpu=device == CPU,
-    )  # fmt: skip
+        device=device,
+        python=[*tool.wrapper, str(python)],
+    )
     return judge(cell, case, tool, ran, folder, right)
 
 
@@ -175,9 +175,9 @@ def environment(
     dist.mkdir(parents=True, exist_ok=True)
     (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: g4debug-history\nVersion: 0\n")
     (dist / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\ng4debug-history = _history.plugin:register\n"
+        "[sglang.srt.plugins]\ng4debug-history = suites.history.plugin:register\n"
     )
-    path = [str(folder / "plugin"), str(HERE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    path = [str(folder / "plugin"), str(REPRO), str(ROOT), os.environ.get("PYTHONPATH", "")]
     if device == CPU:
         from g4debug.cpu import SITE
 
@@ -225,7 +225,7 @@ def _proves_nothing(cell: Cell, case: Case, tool: Tool, text: str) -> str:
     for ignored in _IGNORED.finditer(text):
         if ignored[1] in switches:
             return ignored[0]
-    if cell.said.startswith(TRUTH_FAILED) and cell.arm in ARMS:
+    if TRUTH_FAILED.match(cell.said) and cell.arm in ARMS:
         return cell.said
     # Whatever a run says whose bug was triggered is a result, and so is an alarm without the bug:
     # else those would be repeated that do not suit.
@@ -253,7 +253,7 @@ def compared(cell: Cell, right: Mapping[str, Any]) -> Cell:
 
 def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple[str, str]:
     died = _DIED.findall(text)
-    failed = next((d for d in died if d.startswith(TRUTH_FAILED)), "")
+    failed = next((d for d in died if TRUTH_FAILED.match(d)), "")
     if failed:
         return grades.CRASH, failed[:200]
     if tool.ours:

@@ -15,7 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from _history.case import Arm, Case
+from suites.history.case import Arm, Case
 
 # The first release of those in the suite whose trtllm_mha computes prompts on an sm90 GPU, too.
 PREFILL_ON_SM90 = Version("0.5.23")

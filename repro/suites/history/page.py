@@ -8,16 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from _history import picture, reports, table
-from _history.case import PUT_BACK, Case
-from _history.cases import HERE
-from _history.changed import CHANGED
-from _history.left_out import LEFT_OUT
-from _history.plugin import PUT_BACK as PUT_BACK_MODULE
-from _history.table import Row, Truth
-from _history.tools import TOOLS
+from suites.history import picture, reports, table
+from suites.history.case import PUT_BACK, Case
+from suites.history.changed import CHANGED
+from suites.history.left_out import LEFT_OUT
+from suites.history.plugin import PUT_BACK as PUT_BACK_MODULE
+from suites.history.table import Row, Truth
+from suites.history.tools import TOOLS
 
-ROOT = HERE.parents[1]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 PAGE, PICTURE = ROOT / "docs" / "history.md", ROOT / "docs" / "history.svg"
 REPORTS = ROOT / "docs" / "history"
 CELLS = REPORTS / "cells.jsonl"  # every cell of the table
@@ -268,7 +268,7 @@ def _arm(case: Case, name: str) -> str:
     more += [f"put back by `{arm.faults}`"] if arm.faults else []
     environ = {**case.environ, **arm.environ}
     put_back = environ.pop(PUT_BACK_MODULE, "")
-    more += [f"put back by `{put_back}`"] if put_back else []
+    more += [f"put back by `put_back/{put_back}.py`"] if put_back else []
     more += [f"`{k}={v}`" for k, v in environ.items()]
     more += [f"`{k}={v}`" for k, v in arm.engine.items()]
     return arm.release + (f" ({'; '.join(more)})" if more else "")

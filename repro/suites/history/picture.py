@@ -10,11 +10,11 @@ from typing import Final
 
 from jinja2 import Environment, FileSystemLoader
 
-from _history import grades, table
-from _history.case import PUT_BACK
-from _history.cell import ABSENT
-from _history.table import NOT_RUN, Entry, Row
-from _history.tools import TOOLS, Tool
+from suites.history import grades, table
+from suites.history.case import PUT_BACK
+from suites.history.cell import ABSENT
+from suites.history.table import NOT_RUN, Entry, Row
+from suites.history.tools import TOOLS, Tool
 
 HERE: Final = Path(__file__).parent
 LEFT, TOP, WIDE, HIGH, GAP = 318, 132, 112, 34, 5

@@ -1,8 +1,8 @@
 """Puts a case's ground truth into SGLang's processes, as a plugin of its own beside g4debug's.
 
 SGLang finds it by the entry point that the runner writes next to the cell. It imports nothing of
-g4debug, and wraps SGLang's functions before SGLang applies the hooks of other plugins: so what it
-sees is what SGLang's own code was given.
+g4debug, and wraps SGLang's functions before SGLang applies the hooks of other plugins: so it sees
+the arguments that SGLang's own code is given.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from _history.counter import Counter, GroundTruthError, before
+from suites.history.counter import Counter, GroundTruthError, before
 
 TRUTH = "G4HISTORY_TRUTH"  # the module of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
-PUT_BACK = "G4HISTORY_PUT_BACK"  # the module that puts a bug back which the release does not have
+PUT_BACK = "G4HISTORY_PUT_BACK"  # the module of put_back/ for a bug that the release has not
 
 
 def register() -> None:
@@ -46,4 +46,4 @@ def install(truth: str, counter: Counter) -> None:
         raise GroundTruthError(e) from e
     put_back = os.environ.get(PUT_BACK)
     if put_back:  # around the truth, which sees what SGLang's own code is then given
-        importlib.import_module(put_back).install()
+        importlib.import_module(f"suites.history.put_back.{put_back}").install()

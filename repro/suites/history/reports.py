@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from _history.case import Case
-from _history.cell import BUGGY
 from g4debug.dumps import reading
 from g4debug.reporters import html
+from suites.history.case import Case
+from suites.history.cell import BUGGY
 
 OURS = ("g4debug", "g4debug-best")  # whose finding is shown, the first one that has one
 RECORDS = "flight-recorder"  # it records a crash, and finds nothing

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from _render import Block
+from harness.render import Block
 from packaging.version import Version
 
-from _history import across, grades
-from _history.case import CPU, CUDA, Case
-from _history.cell import BUGGY, FIXED, Cell
-from _history.tools import NOTHING, TOOLS, device_of
+from suites.history import across, grades
+from suites.history.case import CPU, CUDA, Case
+from suites.history.cell import BUGGY, FIXED, Cell
+from suites.history.tools import NOTHING, TOOLS, device_of
 
 
 @dataclass

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from _tracers import on_one_rank
+from harness.tracers import on_one_rank
 from packaging.version import Version
 
-from _history.case import CPU, CUDA, Case
+from suites.history.case import CPU, CUDA, Case
 
 NOTHING: Final = "nothing"
 BUSY: Final = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}

@@ -1,67 +1,47 @@
-"""One cell of the history suite: a case's workload on one engine, in a process of its own.
+"""A child: one cell of the history suite, which is a case's workload on one engine.
 
-``python repro/_history_variant.py CASE ARM SEED RESULT.json ENGINE_JSON DEVICE``. ENGINE_JSON has
-the arguments of the engine that the tool asks for, DEVICE is cpu or cuda. What the processes print
-must go to ``cell.log`` beside the result. The result has the answers so far after each of them,
-because the engine may die with the next one.
+The result has the answers so far after each of them, because the engine may die with the next one.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _run import UP, end_with_the_script
+from harness.engine import running
+
+from suites.healthy.workload import Client
+from suites.history import gpu
+from suites.history.case import CPU
+from suites.history.cases import case_of
+from suites.history.cell import arm_of
 
 IDLE_SECONDS = 1.0  # at the end: when nothing runs, SGLang counts and compares
 
 
-def main() -> None:
-    end_with_the_script()
-    name, arm, seed, result = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-    device = sys.argv[6]
-    from _history.case import CPU
-
-    if device == CPU:
-        from g4debug import cpu
-
-        cpu.prepare()
-    from _healthy.workload import Client
-    from _history.cases import case_of
-    from _history.cell import arm_of
-
+def main(
+    device: str, result: Path, name: str, arm: str, seed: int, more: Mapping[str, Any]
+) -> None:
+    """more: arguments of the engine that the tool asks for."""
     case = case_of(name)
     side = arm_of(case, arm)
-    import sglang
-
-    more = {
-        "log_level": "info",
-        "decode_log_interval": 1,
-        **case.engine,
-        **side.engine,
-        **json.loads(sys.argv[5]),
-    }
+    log = {"log_level": "info", "decode_log_interval": 1}
+    more = {**log, **case.engine, **side.engine, **more}
     if device == CPU:
         from g4debug.cpu.server import engine_arguments
 
         arguments, patience = engine_arguments(mtp=case.mtp, **more), 1.0
     else:
-        from _history import gpu
-
         arguments, patience = gpu.engine_arguments(case, side, **more), gpu.PATIENCE
-    engine = sglang.Engine(**arguments)
-    print(UP, flush=True)
-    client = Client(engine, f"{name}-{seed}", result.parent / "cell.log", patience)
-    client.outputs = Kept(result)
-    try:
+    with running(arguments) as engine:
+        client = Client(engine, f"{name}-{seed}", result.with_suffix(".log"), patience)
+        client.outputs = kept = Kept(result)
         engine.loop.run_until_complete(case.drive(client, seed))
         time.sleep(IDLE_SECONDS)
-        client.outputs.write(completed=True)
-    finally:
-        engine.shutdown()
+        kept.write(completed=True)
 
 
 class Kept(dict[str, Any]):
@@ -79,7 +59,3 @@ class Kept(dict[str, Any]):
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps({"outputs": self, "completed": completed}))
         part.replace(self._path)
-
-
-if __name__ == "__main__":  # spawned children import this module, too
-    main()

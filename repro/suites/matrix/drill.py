@@ -5,15 +5,14 @@ A fault's *drill* is the firing plan that the matrix gives it (see ``Fault.drill
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _run import HERE, Outcome, run_command
+from harness import mixed
+from harness.processes import Outcome
 
 from g4debug import discovery
 from g4debug.dumps import reading
@@ -123,7 +122,6 @@ def run(
     name: str,
     env: Mapping[str, str],
     folder: Path,
-    timeout: float = TIMEOUT,
     backend: str = "",
     ranks: int = 1,
 ) -> Outcome:
@@ -132,19 +130,12 @@ def run(
     backend: the attention backend, '' for trtllm_mha. ranks: tensor-parallel ranks; each is a
     process with as much to do as a single one has.
     """
-    result = folder / f"{name}.json"
-    command = [
-        sys.executable,
-        str(HERE / "_mixed_variant.py"),
-        str(result),
-        str(REQUESTS),
-        str(WAVES),
-    ]
     arguments: dict[str, Any] = {"attention_backend": backend} if backend else {}
     if ranks > 1:
         arguments["tp_size"] = ranks
-    command.append(json.dumps(arguments))
-    return run_command(name, command, result, env, folder, timeout * ranks, last_words=_LEAK)
+    return mixed.run(
+        name, env, folder, TIMEOUT * ranks, REQUESTS, arguments, waves=WAVES, last_words=_LEAK
+    )
 
 
 def run_clean(folder: Path, backend: str = "") -> Clean:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from _matrix import REQUESTS, WAVES, Clean, Row, tracers
-from _render import Block
+from harness.render import Block
+
+from suites.matrix.drill import REQUESTS, WAVES, Clean, Row, tracers
 
 
 def entry(row: Row, tracer: str) -> str:

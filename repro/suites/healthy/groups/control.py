@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from _healthy.endings import ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, cached, finish, require
+from suites.healthy.workload import (
+    Client,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
 
 
 async def _pause(client: Client, mode: str) -> None:
@@ -65,17 +72,21 @@ async def paused_and_aborted(client: Client) -> None:
     await client.batch(4)
 
 
-async def new_weights(client: Client) -> None:
-    """The same weights are loaded again, at idle and while the server is paused in three ways."""
+async def _load(client: Client, flush: bool) -> None:
     from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
 
     path = client.engine.server_args.model_path
+    asked = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=flush)
+    done = await client.manager.update_weights_from_disk(asked, None)
+    require(bool(done[0]), f"SGLang did not load the weights: {done[1]}")
+
+
+async def new_weights(client: Client) -> None:
+    """The same weights are loaded again, at idle and while the server is paused in three ways."""
 
     async def load() -> None:
         await asyncio.sleep(0.3)  # SGLang flushes its cache then, and wants to be idle for that
-        asked = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=True)
-        done = await client.manager.update_weights_from_disk(asked, None)
-        require(bool(done[0]), f"SGLang did not load the weights: {done[1]}")
+        await _load(client, True)
         client.note("updates", 1)
 
     prompt = client.prompt(200)
@@ -93,14 +104,9 @@ async def new_weights(client: Client) -> None:
 
 async def weights_in_place(client: Client) -> None:
     """New weights in the middle of answers, which go on with the KV that they have."""
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-    path = client.engine.server_args.model_path
     tasks = await _started(client)
     await _pause(client, "in_place")
-    asked = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=False)
-    done = await client.manager.update_weights_from_disk(asked, None)
-    require(bool(done[0]), f"SGLang did not load the weights: {done[1]}")
+    await _load(client, False)
     await _go_on(client)
     found = await asyncio.gather(*tasks)
     client.note("requests that went on", sum(finish(o) == "length" for o in found), 5)
@@ -168,20 +174,12 @@ WEIGHTS = (
 )
 
 GROUPS = (
-    Group("control", "MTP, prefix cache", CONTROLS, ENGINE),
-    Group(
-        "control-plain",
-        "no MTP, prefix cache",
-        (*CONTROLS, *WEIGHTS),
-        PLAIN,
-        mtp=False,
-        idle=NO_MTP,
-    ),
-    Group(
+    with_mtp("control", "MTP, prefix cache", CONTROLS),
+    without_mtp("control-plain", "no MTP, prefix cache", (*CONTROLS, *WEIGHTS)),
+    with_mtp(
         "weights-mtp",
         "weight updates with MTP: SGLang gives the assistant the weights of the target",
         (WEIGHTS[0],),
-        ENGINE,
         refused="Attempted to load weight (torch.Size([512, 64])) into parameter",
     ),
 )

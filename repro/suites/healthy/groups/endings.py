@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from _healthy.workload import Client, Group, Workload, cached, finish, require
+from suites.healthy.workload import (
+    Client,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
 
 
 async def eos(client: Client) -> None:
@@ -205,25 +213,11 @@ EACH = (
 )
 CACHED = Workload("shared prefixes", "six prompts that begin like an earlier one", shared_prefix)
 TWICE = Workload("the same prompt twice", "five prompts, nothing is kept", recomputed)
-ENGINE = {"chunked_prefill_size": 256}
-NO_MTP = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info"}
-PLAIN = {**ENGINE, "disable_overlap_schedule": True}
+NO_RADIX = {"disable_radix_cache": True}
 
 GROUPS = (
-    Group("mtp", "MTP, prefix cache, prefill in chunks", (*EACH, CACHED), ENGINE),
-    Group(
-        "mtp-no-radix",
-        "MTP, no prefix cache, prefill in chunks",
-        (*EACH, TWICE),
-        {**ENGINE, "disable_radix_cache": True},
-    ),
-    Group("plain", "no MTP, prefix cache", (*EACH, CACHED), PLAIN, mtp=False, idle=NO_MTP),
-    Group(
-        "plain-no-radix",
-        "no MTP, no prefix cache",
-        (*EACH, TWICE),
-        {**PLAIN, "disable_radix_cache": True},
-        mtp=False,
-        idle=NO_MTP,
-    ),
+    with_mtp("mtp", "MTP, prefix cache, prefill in chunks", (*EACH, CACHED)),
+    with_mtp("mtp-no-radix", "MTP, no prefix cache, prefill in chunks", (*EACH, TWICE), NO_RADIX),
+    without_mtp("plain", "no MTP, prefix cache", (*EACH, CACHED)),
+    without_mtp("plain-no-radix", "no MTP, no prefix cache", (*EACH, TWICE), NO_RADIX),
 )

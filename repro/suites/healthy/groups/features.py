@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _healthy.endings import CACHED, ENGINE, PLAIN
-from _healthy.shapes import BATCHES, REUSED
-from _healthy.workload import Client, Group, Workload, finish, require
 from g4debug.hooking import targets
+from suites.healthy.groups.endings import CACHED
+from suites.healthy.groups.shapes import BATCHES, REUSED
+from suites.healthy.workload import Client, Workload, finish, require, with_mtp, without_mtp
 
 RANK = 4
 
@@ -64,50 +64,41 @@ async def lora(client: Client) -> None:
 
 
 LORA = Workload("LoRA", "two adapters and none, at the same time", lora)
-HICACHE = {
-    **PLAIN,
-    "enable_hierarchical_cache": True,
-    "hicache_ratio": 2.0,
-    "max_total_tokens": 2048,
-}
+HICACHE = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 2048}
+UNIFIED = {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"}
 
 # From 0.5.18 on HiCache is the unified cache's, see "hicache-unified".
 BEFORE_UNIFIED = (
-    Group(
+    without_mtp(
         "hicache",
         "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
         (CACHED,),
         HICACHE,
-        mtp=False,
         refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
     ),
 )
 
 GROUPS = (
     *(BEFORE_UNIFIED if targets.matches("<0.5.18") else ()),
-    Group(
+    without_mtp(
         "lora",
         "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
         (LORA,),
-        PLAIN,
-        mtp=False,
         prepare=adapters,
         refused="RuntimeError: pin_memory=True requires a CUDA or other accelerator backend",
     ),
-    Group(
+    without_mtp(
         "hicache-unified",
         "HiCache in the unified radix cache: it registers its host memory with CUDA",
         (CACHED,),
         HICACHE,
-        {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
-        mtp=False,
+        environ=UNIFIED,
         refused="AssertionError: Torch not compiled with CUDA enabled",
     ),
-    Group(
+    with_mtp(
         "unified-radix",
         "the unified radix cache, MTP",
         (CACHED, REUSED, BATCHES),
-        ENGINE,
-        {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"},
+        environ=UNIFIED,
     ),
 )

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _healthy.endings import ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, finish, require
+from suites.healthy.workload import Client, Workload, finish, require, with_mtp, without_mtp
 
 SCHEMA = {
     "type": "object",
@@ -104,14 +103,6 @@ WORKLOADS = (
 GRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (
-    Group("grammar", "grammars, MTP", WORKLOADS, {**ENGINE, **GRAMMAR}, prepare=byte_tokenizer),
-    Group(
-        "grammar-plain",
-        "grammars, no MTP",
-        WORKLOADS,
-        {**PLAIN, **GRAMMAR},
-        mtp=False,
-        idle=NO_MTP,
-        prepare=byte_tokenizer,
-    ),
+    with_mtp("grammar", "grammars, MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
+    without_mtp("grammar-plain", "grammars, no MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
 )

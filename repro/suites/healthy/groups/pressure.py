@@ -6,10 +6,17 @@ import asyncio
 import re
 from typing import Any
 
-from _arguments import mtp_has_overlap
+from harness.arguments import mtp_has_overlap
 
-from _healthy.endings import ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, cached, finish, require
+from suites.healthy.workload import (
+    Client,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
 
 
 def _retractions(outputs: list[Any]) -> int:
@@ -111,36 +118,22 @@ PRIORITY = {"enable_priority_scheduling": True, "max_running_requests": 4}
 RETRACTS = not mtp_has_overlap()
 
 GROUPS = (
-    Group("small-pools", "small pools, MTP, prefix cache", (*PRESSED, LONG), {**ENGINE, **SMALL}),
-    Group(
+    with_mtp("small-pools", "small pools, MTP, prefix cache", (*PRESSED, LONG), SMALL),
+    with_mtp(
         "small-pools-no-radix",
         "small pools, MTP, no prefix cache",
         (*PRESSED, LONG) if RETRACTS else (FORCED, *PRESSED[1:], LONG),
-        {**ENGINE, **SMALL, "disable_radix_cache": True},
-        {} if RETRACTS else RETRACT,
+        {**SMALL, "disable_radix_cache": True},
+        environ={} if RETRACTS else RETRACT,
         strict=False,
         why="SGLang's busy check is wrong after a retraction here, without g4debug, too",
     ),
-    Group(
-        "small-pools-plain",
-        "small pools, no MTP, prefix cache",
-        (*PRESSED, LONG),
-        {**PLAIN, **SMALL},
-        mtp=False,
-        idle=NO_MTP,
-    ),
-    Group("retract", "forced retraction, MTP", (FORCED,), ENGINE, RETRACT),
-    Group("retract-plain", "forced retraction, no MTP", (FORCED,), PLAIN, RETRACT, False, NO_MTP),
-    Group("priority", "priority scheduling, MTP", (PREEMPTED,), {**ENGINE, **PRIORITY}),
-    Group(
-        "priority-plain",
-        "priority scheduling, no MTP",
-        (PREEMPTED,),
-        {**PLAIN, **PRIORITY},
-        mtp=False,
-        idle=NO_MTP,
-    ),
-    Group(
+    without_mtp("small-pools-plain", "small pools, no MTP, prefix cache", (*PRESSED, LONG), SMALL),
+    with_mtp("retract", "forced retraction, MTP", (FORCED,), environ=RETRACT),
+    without_mtp("retract-plain", "forced retraction, no MTP", (FORCED,), environ=RETRACT),
+    with_mtp("priority", "priority scheduling, MTP", (PREEMPTED,), PRIORITY),
+    without_mtp("priority-plain", "priority scheduling, no MTP", (PREEMPTED,), PRIORITY),
+    without_mtp(
         "mixed-chunk",
         "mixed chunks, no MTP (SGLang switches them off with it)",
         (
@@ -148,8 +141,6 @@ GROUPS = (
                 "mixed chunks", "three prompts of 900 tokens beside others", mixed_chunks, False
             ),
         ),
-        {**PLAIN, "enable_mixed_chunk": True, "chunked_prefill_size": 128},
-        mtp=False,
-        idle=NO_MTP,
+        {"enable_mixed_chunk": True, "chunked_prefill_size": 128},
     ),
 )

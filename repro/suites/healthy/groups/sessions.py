@@ -5,8 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from _healthy.endings import ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, cached, finish, require
+from suites.healthy.groups.endings import NO_RADIX
+from suites.healthy.workload import (
+    Client,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
 
 TURNS = 5
 
@@ -160,26 +168,15 @@ STREAMING = (
     ),
 )
 
+IN_STREAMS = {"enable_streaming_session": True}
+
 GROUPS = (
-    Group("sessions", "sessions, MTP, prefix cache", SESSIONS, ENGINE),
-    Group(
-        "sessions-no-radix",
-        "sessions, MTP, no prefix cache",
-        SESSIONS,
-        {**ENGINE, "disable_radix_cache": True},
+    with_mtp("sessions", "sessions, MTP, prefix cache", SESSIONS),
+    with_mtp("sessions-no-radix", "sessions, MTP, no prefix cache", SESSIONS, NO_RADIX),
+    without_mtp(
+        "streaming-sessions", "streaming sessions, prefix cache, no MTP", STREAMING, IN_STREAMS
     ),
-    Group(
-        "streaming-sessions",
-        "streaming sessions, prefix cache, no MTP",
-        STREAMING,
-        {**PLAIN, "enable_streaming_session": True},
-        mtp=False,
-        idle=NO_MTP,
-    ),
-    Group(
-        "streaming-sessions-mtp",
-        "streaming sessions, prefix cache, MTP",
-        STREAMING,
-        {**ENGINE, "enable_streaming_session": True},
+    with_mtp(
+        "streaming-sessions-mtp", "streaming sessions, prefix cache, MTP", STREAMING, IN_STREAMS
     ),
 )

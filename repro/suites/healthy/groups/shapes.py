@@ -8,9 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _healthy.endings import CACHED, ENGINE, NO_MTP, PLAIN
-from _healthy.workload import Client, Group, Workload, cached, finish, require
 from g4debug.hooking import targets
+from suites.healthy.groups.endings import CACHED
+from suites.healthy.workload import (
+    Client,
+    Group,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
 
 
 async def batches(client: Client) -> None:
@@ -75,49 +84,35 @@ REUSED = Workload("prompts that come back", "six prompts, and again with more to
 FEW = Workload("a few tokens", "six requests, in two waves", few_tokens)
 ALL = (BATCHES, OUTGROWN, REUSED)
 NO_TABLES = {
-    **NO_MTP,
     "page-table": "the attention backend is torch_native; trtllm_mha takes pages of 16, 32 and 64",
     "kv-writes": "the attention backend is torch_native",
 }
-# torch_native reads sliding layers at full-pool indices: what it answers depends on freed memory.
+# torch_native reads sliding layers at full-pool indices, so freed memory decides what it answers.
 # With pools of the same size it reads no index that is not there.
-NATIVE = {
-    "attention_backend": "torch_native",
-    "disable_overlap_schedule": True,
-    "swa_full_tokens_ratio": 1.0,
-    "chunked_prefill_size": 256,
-}
+NATIVE = {"attention_backend": "torch_native", "swa_full_tokens_ratio": 1.0}
 ANY_ANSWERS = tuple(dataclasses.replace(w, compare=False) for w in ALL)
 NO_NATIVE = "got prefill=torch_native, decode=torch_native"
 NO_AMX = "ValueError: CPU FP8 KV cache requires Intel AMX support."
-OVERLAP = dict(NO_MTP)
+OVERLAP = {}
 if targets.matches("<0.5.13"):
     OVERLAP["kv-integrity"] = "with overlap scheduling, KV of ended requests is still written"
 
 
-def _pages(size: int, mtp: bool) -> Group:
-    name = f"page-{size}" + ("" if mtp else "-plain")
-    title = f"page size {size}, " + ("MTP" if mtp else "no MTP")
-    engine = {**(ENGINE if mtp else PLAIN), "page_size": size}
-    return Group(name, title, ALL, engine, mtp=mtp, idle={} if mtp else NO_MTP)
-
-
 def _native(size: int, radix: bool) -> Group:
-    return Group(
+    return without_mtp(
         f"page-{size}-native" + ("" if radix else "-no-radix"),
         f"page size {size}, attention in torch, " + ("" if radix else "no ") + "prefix cache",
         ANY_ANSWERS,
         {**NATIVE, "page_size": size, "disable_radix_cache": not radix},
-        mtp=False,
         idle=NO_TABLES,
         refused="" if targets.matches("<0.5.18") else NO_NATIVE,
     )
 
 
 GROUPS = (
-    _pages(16, True),
-    _pages(16, False),
-    _pages(32, True),
+    with_mtp("page-16", "page size 16, MTP", ALL, {"page_size": 16}),
+    without_mtp("page-16-plain", "page size 16, no MTP", ALL, {"page_size": 16}),
+    with_mtp("page-32", "page size 32, MTP", ALL, {"page_size": 32}),
     _native(1, True),
     _native(1, False),
     _native(2, True),
@@ -128,26 +123,20 @@ GROUPS = (
         (FEW,),
         {"attention_backend": "triton", "page_size": 1},
     ),
-    Group(
+    with_mtp(
         "fp8",
         "KV in fp8_e4m3, MTP",
         (FEW,),
-        {**ENGINE, "kv_cache_dtype": "fp8_e4m3"},
+        {"kv_cache_dtype": "fp8_e4m3"},
         refused="" if targets.matches("<0.5.18") else NO_AMX,
     ),
-    Group(
-        "bf16",
-        "model and KV in bfloat16, MTP",
-        (*ALL, CACHED),
-        {**ENGINE, "dtype": "bfloat16"},
-    ),
-    Group("moe", "a model with experts, MTP", ALL, ENGINE, prepare=_moe),
-    Group(
+    with_mtp("bf16", "model and KV in bfloat16, MTP", (*ALL, CACHED), {"dtype": "bfloat16"}),
+    with_mtp("moe", "a model with experts, MTP", ALL, prepare=_moe),
+    without_mtp(
         "overlap",
         "overlap scheduling, no MTP",
         (*ALL, CACHED),
-        {**ENGINE, "disable_overlap_schedule": False},
-        mtp=False,
+        {"disable_overlap_schedule": False},
         idle=OVERLAP,
     ),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from _healthy import control, endings, sessions
-from _healthy.workload import Group, Workload
+from suites.healthy.groups import control, endings, sessions
+from suites.healthy.workload import Workload, with_mtp
 
 GROUPS = (
-    Group(
+    with_mtp(
         "short",
         "a short subset, MTP, prefix cache",
         (
@@ -26,7 +26,6 @@ GROUPS = (
             ),
             Workload("flush_cache", "at idle; refused while busy", control.flushed),
         ),
-        endings.ENGINE,
         short=True,
     ),
 )

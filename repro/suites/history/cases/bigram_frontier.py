@@ -7,9 +7,9 @@ Prompts of that length come, then others, and then the first ones again.
 
 from __future__ import annotations
 
-from _healthy.workload import Client
-from _history.case import FLAGS, Arm, Case
-from _history.grades import ALARM, NA, OBJECT, SILENT
+from suites.healthy.workload import Client
+from suites.history.case import FLAGS, Arm, Case
+from suites.history.grades import predicted
 
 PROMPT = 1024  # tokens
 SWITCH = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
@@ -33,20 +33,14 @@ CASE = Case(
     right=Arm("0.5.15.post1", environ={SWITCH: "0"}),
     cause=(("mem_cache/unified_radix_cache.py", "cache_unfinished_req"),),
     drive=drive,
-    seconds=240.0,
     engine={"chunked_prefill_size": 2048},
     environ={"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1", SWITCH: "1"},
     why="SGLang's own count of its pages tells this bug, too, and in its step while it is busy.",
     chosen_after=True,
-    expected={
-        "nothing": SILENT,
-        "g4debug": OBJECT,
-        "g4debug-best": OBJECT,
-        "sglang": ALARM,
-        "busy-inv": ALARM,
-        "strict": NA,
-        "tree": ALARM,
-        "kv-canary": NA,
-        "compute-sanitizer": SILENT,
-    },
+    expected=predicted(
+        na="strict kv-canary",
+        silent="nothing compute-sanitizer",
+        alarm="sglang busy-inv tree",
+        object="g4debug g4debug-best",
+    ),
 )

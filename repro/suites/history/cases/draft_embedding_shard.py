@@ -6,9 +6,9 @@ FROZEN_KV_MTP on a text-only checkpoint, and any prompt.
 
 from __future__ import annotations
 
-from _healthy.workload import Client
-from _history.case import FLAGS, Arm, Case
-from _history.grades import CAUSE, CRASH, NA
+from suites.healthy.workload import Client
+from suites.history.case import FLAGS, Arm, Case
+from suites.history.grades import predicted
 
 REQUESTS = 4
 
@@ -30,15 +30,9 @@ CASE = Case(
     drive=drive,
     engine={"tp_size": 2},
     why="No page is wrong, and on a GPU the crash names no line of Python.",
-    expected={
-        "nothing": CRASH,
-        "g4debug": CAUSE,
-        "g4debug-best": CAUSE,
-        "sglang": CRASH,
-        "busy-inv": CRASH,
-        "strict": NA,
-        "tree": NA,
-        "kv-canary": NA,
-        "compute-sanitizer": CRASH,
-    },
+    expected=predicted(
+        na="strict tree kv-canary",
+        crash="nothing sglang busy-inv compute-sanitizer",
+        cause="g4debug g4debug-best",
+    ),
 )

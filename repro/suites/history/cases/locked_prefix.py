@@ -10,26 +10,34 @@ from __future__ import annotations
 
 import asyncio
 
-from _healthy.workload import Client
-from _history.case import NATURAL, Arm, Case
-from _history.grades import CAUSE, NA, SILENT
+from suites.healthy.workload import Client
+from suites.history.case import NATURAL, Arm, Case
+from suites.history.grades import predicted
 
 SYSTEM, TASK = 256, 192  # tokens
-ROUNDS, STRANGERS = 2, 3
+STRANGERS = 3  # in a round
 
 
-async def drive(client: Client, seed: int) -> None:
+async def agents(client: Client, rounds: int, answer: int, task: int, tokens: int) -> None:
+    """A long ``answer``; meanwhile strangers, and another agent in each round.
+
+    task: the tokens that an agent adds to the system prompt. tokens: of its answer.
+    """
     system = client.prompt(SYSTEM)
     await client.generate(system + client.tokens(TASK), 4, name="first-agent")
     writes = asyncio.ensure_future(
-        client.generate(system + client.tokens(TASK), 96, name="long-answer")
+        client.generate(system + client.tokens(TASK), answer, name="long-answer")
     )
     await client.decoding(1)
-    for n in range(ROUNDS):
+    for n in range(rounds):
         for m in range(STRANGERS):
             await client.generate(client.prompt(320), 3, name=f"stranger-{n}-{m}")
-        await client.generate(system + client.tokens(64), 3, name=f"agent-{n}")
+        await client.generate(system + client.tokens(task), tokens, name=f"agent-{n}")
     await writes
+
+
+async def drive(client: Client, seed: int) -> None:
+    await agents(client, rounds=2, answer=96, task=64, tokens=3)
 
 
 CASE = Case(
@@ -42,7 +50,6 @@ CASE = Case(
     cause=(("mem_cache/swa_radix_cache.py", "_insert_helper"),),
     drive=drive,
     mtp=False,
-    seconds=240.0,
     engine={
         "max_total_tokens": 4096,
         "swa_full_tokens_ratio": 0.3,
@@ -50,15 +57,9 @@ CASE = Case(
         "chunked_prefill_size": 512,
     },
     why="A page is freed while a request reads it, no count is wrong, and nothing ever crashes.",
-    expected={
-        "nothing": SILENT,
-        "g4debug": CAUSE,
-        "g4debug-best": CAUSE,
-        "sglang": SILENT,
-        "busy-inv": SILENT,
-        "strict": NA,
-        "tree": SILENT,
-        "kv-canary": NA,
-        "compute-sanitizer": SILENT,
-    },
+    expected=predicted(
+        na="strict kv-canary",
+        silent="nothing sglang busy-inv tree compute-sanitizer",
+        cause="g4debug g4debug-best",
+    ),
 )

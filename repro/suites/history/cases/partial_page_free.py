@@ -6,11 +6,11 @@ does. The code that then goes wrong is SGLang's own. On 0.5.14 the same two call
 
 from __future__ import annotations
 
-from _healthy.workload import Client
-from _history.case import PUT_BACK, Arm, Case
-from _history.grades import ALARM, LATE, NA, OBJECT, SILENT
+from suites.healthy.workload import Client
+from suites.history.case import PUT_BACK, Arm, Case
+from suites.history.grades import predicted
 
-TWO_CALLS = {"G4HISTORY_PUT_BACK": "history.put_back.partial_page_free"}
+TWO_CALLS = {"G4HISTORY_PUT_BACK": "partial_page_free"}
 
 
 async def drive(client: Client, seed: int) -> None:
@@ -39,15 +39,11 @@ CASE = Case(
     right=Arm("0.5.12.post1", environ={"G4HISTORY_PUT_BACK": ""}),
     why="The oldest kind of allocator bug: one page twice in the list of free pages, and later "
     "two requests that share it.",
-    expected={
-        "nothing": SILENT,
-        "g4debug": OBJECT,
-        "g4debug-best": OBJECT,
-        "sglang": LATE,
-        "busy-inv": ALARM,
-        "strict": NA,
-        "tree": NA,
-        "kv-canary": NA,
-        "compute-sanitizer": SILENT,
-    },
+    expected=predicted(
+        na="strict tree kv-canary",
+        silent="nothing compute-sanitizer",
+        late="sglang",
+        alarm="busy-inv",
+        object="g4debug g4debug-best",
+    ),
 )

@@ -11,29 +11,16 @@ host waits for the list of the window in each step, and the race cannot happen.
 
 from __future__ import annotations
 
-import asyncio
+from suites.healthy.workload import Client
+from suites.history.case import HELD, Arm, Case
+from suites.history.cases.locked_prefix import agents
+from suites.history.grades import predicted
 
-from _healthy.workload import Client
-from _history.case import HELD, Arm, Case
-from _history.grades import NA, SILENT
-
-SYSTEM, TASK = 256, 192  # tokens
-ROUNDS, STRANGERS = 3, 3
-LATE = {"G4HISTORY_PUT_BACK": "history.put_back.late_forward"}
+LATE = {"G4HISTORY_PUT_BACK": "late_forward"}
 
 
 async def drive(client: Client, seed: int) -> None:
-    system = client.prompt(SYSTEM)
-    await client.generate(system + client.tokens(TASK), 4, name="first-agent")
-    writes = asyncio.ensure_future(
-        client.generate(system + client.tokens(TASK), 160, name="long-answer")
-    )
-    await client.decoding(1)
-    for n in range(ROUNDS):
-        for m in range(STRANGERS):
-            await client.generate(client.prompt(320), 3, name=f"stranger-{n}-{m}")
-        await client.generate(system + client.tokens(16), 8, name=f"agent-{n}")
-    await writes
+    await agents(client, rounds=3, answer=160, task=16, tokens=8)
 
 
 CASE = Case(
@@ -59,15 +46,8 @@ CASE = Case(
     gpu="its forward has to be held back on a device",
     why="A race between two streams of one process. A tool that makes a stream wait hides it, and "
     "page-table does: see docs/tracers.md.",
-    expected={
-        "nothing": SILENT,
-        "g4debug": SILENT,
-        "g4debug-best": SILENT,
-        "sglang": SILENT,
-        "busy-inv": SILENT,
-        "strict": NA,
-        "tree": SILENT,
-        "kv-canary": SILENT,
-        "compute-sanitizer": SILENT,
-    },
+    expected=predicted(
+        na="strict",
+        silent="nothing g4debug g4debug-best sglang busy-inv tree kv-canary compute-sanitizer",
+    ),
 )

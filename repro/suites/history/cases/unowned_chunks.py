@@ -8,9 +8,9 @@ thread's server dies when there are none left; this release waits for free pages
 
 from __future__ import annotations
 
-from _healthy.workload import Client
-from _history.case import NATURAL, Arm, Case
-from _history.grades import ALARM, NA, OBJECT, SILENT
+from suites.healthy.workload import Client
+from suites.history.case import NATURAL, Arm, Case
+from suites.history.grades import predicted
 
 FLAG = "2.2.2.2"
 SHORT, LONG = 160, 1200  # tokens
@@ -40,15 +40,10 @@ CASE = Case(
     engine={"max_total_tokens": 4096, "chunked_prefill_size": 512},
     why="Pages are lost in every step, and none is left before a count that is made now and then.",
     chosen_after=True,
-    expected={
-        "nothing": SILENT,
-        "g4debug": SILENT,
-        "g4debug-best": OBJECT,
-        "sglang": SILENT,
-        "busy-inv": ALARM,
-        "strict": NA,
-        "tree": SILENT,
-        "kv-canary": NA,
-        "compute-sanitizer": SILENT,
-    },
+    expected=predicted(
+        na="strict kv-canary",
+        silent="nothing g4debug sglang tree compute-sanitizer",
+        alarm="busy-inv",
+        object="g4debug-best",
+    ),
 )

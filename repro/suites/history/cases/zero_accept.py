@@ -6,9 +6,9 @@ stop token. The pool holds one of them at a time, so the next one always waits.
 
 from __future__ import annotations
 
-from _healthy.workload import WORDS, Client
-from _history.case import NATURAL, Arm, Case
-from _history.grades import ALARM, CRASH, NA
+from suites.healthy.workload import WORDS, Client
+from suites.history.case import NATURAL, Arm, Case
+from suites.history.grades import predicted
 
 REQUESTS = 10
 STOPS = 150  # of the toy model's words, so that an answer meets one soon
@@ -42,15 +42,9 @@ CASE = Case(
     drive=drive,
     engine={"max_total_tokens": 512, "chunked_prefill_size": 512},
     why="The state between two steps is wrong, and no page is: checks of pages can say nothing.",
-    expected={
-        "nothing": CRASH,
-        "g4debug": ALARM,
-        "g4debug-best": ALARM,
-        "sglang": CRASH,
-        "busy-inv": CRASH,
-        "strict": NA,
-        "tree": NA,
-        "kv-canary": NA,
-        "compute-sanitizer": CRASH,
-    },
+    expected=predicted(
+        na="strict tree kv-canary",
+        crash="nothing sglang busy-inv compute-sanitizer",
+        alarm="g4debug g4debug-best",
+    ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from _history.counter import swa_allocator
+from suites.history.counter import swa_allocator
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from _history.counter import Counter, around, before, swa_allocator
+from suites.history.counter import Counter, around, before, swa_allocator
 
 
 def install(counter: Counter) -> None:

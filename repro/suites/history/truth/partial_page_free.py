@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _history.counter import Counter, before, swa_allocator
+from suites.history.counter import Counter, before, swa_allocator
 
 
 def install(counter: Counter) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from _history.counter import Counter, around
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:

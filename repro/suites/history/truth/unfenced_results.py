@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from _history.counter import Counter, around, before
+from suites.history.counter import Counter, around, before
 
 IN_FLIGHT = 8  # launches whose tables are kept, longer than their forwards run
 

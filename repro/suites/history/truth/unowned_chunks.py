@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _history.counter import Counter, before
+from suites.history.counter import Counter, before
 
 
 def install(counter: Counter) -> None:
