@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,21 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _gate
 import psutil
-from _servers import Server, ServerDied, Variant
+from served import gate
+
+from g4debug.cpu.server import free_port
+from measuring.servers import Server, ServerDied, Variant
 
 PATIENCE = 300  # seconds for any one thing that a server does
 
 
 class Gated(Server):
-    """A server whose scheduler waits in ``_gate.py`` until :meth:`start`."""
+    """A server whose scheduler waits in ``served/gate.py`` until :meth:`start`."""
 
     def __init__(self, name: str, variant: Variant, device: str, folder: Path) -> None:
         self.gate = folder / name
         os.mkfifo(f"{self.gate}.pipe")
-        environment = {**variant.environment, _gate.VARIABLE: str(self.gate)}
-        engine = {**variant.engine, "nccl_port": _free_port()}
+        environment = {**variant.environment, gate.VARIABLE: str(self.gate)}
+        engine = {**variant.engine, "nccl_port": free_port()}
         mine = replace(variant, environment=environment, engine=engine)
         super().__init__(name, mine, device, folder)
 
@@ -43,7 +43,7 @@ class Gated(Server):
         return self.read()
 
     def facts(self) -> dict[str, Any]:
-        """What the scheduler says of itself; see ``_gate.facts``."""
+        """What the scheduler says of itself; see ``gate.facts``."""
         path = Path(f"{self.gate}.facts")
         path.unlink(missing_ok=True)
         os.kill(int(Path(f"{self.gate}.ready").read_text()), signal.SIGUSR2)
@@ -52,7 +52,7 @@ class Gated(Server):
         return found
 
     def switch(self) -> None:
-        """Switch the tracers off, or on again; see ``_gate.py``. Only while it serves nothing."""
+        """Switch the tracers off, or on again; see ``gate.py``. Only while it serves nothing."""
         path = Path(f"{self.gate}.switched")
         path.unlink(missing_ok=True)
         os.kill(int(Path(f"{self.gate}.ready").read_text()), signal.SIGUSR1)
@@ -87,23 +87,6 @@ def _holds_something(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _free_port() -> int:
-    """A port below those that Linux gives away. The server binds it only when it starts."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _given:
-            _given.append(port)
-            return port
-
-
-_given: deque[int] = deque(maxlen=64)
 
 
 class Fleet:

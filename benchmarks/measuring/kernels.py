@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import _results
 import torch
+
+from measuring import options, results
 
 Variant = Callable[[int], Any]
 GIB = 1 << 30
@@ -41,18 +42,36 @@ class Timed:
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = options.parser(doc, rounds=15)
     made.add_argument("--rows", help="comma-separated, instead of the benchmark's own")
-    made.add_argument("--rounds", type=int, default=15)
-    made.add_argument("--out", type=Path, help="the CSV (default: beside this script)")
     made.add_argument("--tune", action="store_true", help="try every cut of our kernel; no CSV")
     made.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     made.add_argument(
         "--check", action="store_true", help="on any device: compare the variants' results only"
     )
     return made
+
+
+def sizes(args: argparse.Namespace, rows: Sequence[int], tuned: Sequence[int]) -> Sequence[int]:
+    """How many rows: what --rows says, or ``tuned`` with --tune, or ``rows``."""
+    return [int(r) for r in args.rows.split(",")] if args.rows else tuned if args.tune else rows
+
+
+def drawing(seed: int, device: str) -> Callable[..., torch.Tensor]:
+    """A function of a shape that draws bfloat16 numbers, the same for the same seed."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator, device=device).bfloat16()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """In float32, rounded once to the dtype of ``x``."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
 def sets(bytes_per_call: int) -> int:
@@ -74,36 +93,47 @@ def captured(variant: Variant, count: int) -> tuple[torch.cuda.CUDAGraph, list[A
     return graph, kept
 
 
+class Clock:
+    """Times calls on the GPU."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+
+    def us(self, call: Callable[[], object]) -> float:
+        """Microseconds."""
+        self._begin.record()
+        call()
+        self._end.record()
+        self._end.synchronize()
+        return self._begin.elapsed_time(self._end) * 1000
+
+
 def measure(variants: Mapping[str, Variant], count: int, rounds: int) -> dict[str, Timed]:
     """Measure the variants in turns. ``count``: how many sets of inputs there are."""
     graphs = {name: captured(v, count) for name, v in variants.items()}
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+    clock = Clock()
     times: dict[str, list[float]] = {name: [] for name in variants}
     names = list(variants)
     for number in range(rounds + 2):
         for name in names if number % 2 else names[::-1]:
             graph = graphs[name][0]
             graph.replay()  # warms the variant up, and leaves the caches as the variant does
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
+            us = clock.us(graph.replay) / count
             if number >= 2:
-                times[name].append(begin.elapsed_time(end) * 1000 / count)
-    eager = {name: _eager(v, count, begin, end) for name, v in variants.items()}
+                times[name].append(us)
+    eager = {name: _eager(v, count, clock) for name, v in variants.items()}
     return {name: Timed(times[name], eager[name]) for name in variants}
 
 
-def _eager(variant: Variant, count: int, begin: Any, end: Any) -> float:
+def _eager(variant: Variant, count: int, clock: Clock) -> float:
+    def calls() -> None:
+        for i in range(count):
+            variant(i)
+
     found = []
     for _ in range(3):
         torch.cuda.synchronize()
-        begin.record()
-        for i in range(count):
-            variant(i)
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1000 / count)
+        found.append(clock.us(calls) / count)
     return statistics.median(found)
 
 
@@ -119,15 +149,31 @@ def copy_bandwidth() -> float:
     """Bytes per microsecond that a copy of 1 GiB reads and writes, as the median of 20 copies."""
     source = torch.empty(GIB, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
-    found = []
-    for _ in range(23):
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) * 1000)
+    clock = Clock()
+    found = [clock.us(lambda: target.copy_(source)) for _ in range(23)]
     return 2 * GIB / statistics.median(found[3:])
+
+
+class Sweep:
+    """The rows of a CSV, size by size."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.bandwidth = rounds, copy_bandwidth()
+        self.rows: list[dict[str, Any]] = []
+
+    def add(
+        self, at: Mapping[str, Any], variants: Mapping[str, Variant], moved: int, count: int
+    ) -> None:
+        """Measure one size. ``moved``: bytes of a call. ``count``: sets of inputs."""
+        with_copy = {**variants, "copy": copy_of(moved, count)}
+        timed = measure(with_copy, count, self.rounds)
+        self.rows += rows_for(at, timed, moved, self.bandwidth)
+
+    def write(self, stem: str, out: Path | None, keys: Sequence[str]) -> None:
+        """Write the CSV, and print the table, a line for each size (the values of ``keys``)."""
+        copied = round(self.bandwidth / 1000, 1)  # bytes per microsecond
+        results.write(stem, self.rows, torch.cuda.get_device_name(), out, copy_GB_per_s=copied)
+        table(self.rows, keys)
 
 
 def rows_for(
@@ -157,12 +203,6 @@ def rows_for(
             }
         )
     return made
-
-
-def write(stem: str, rows: Sequence[Mapping[str, Any]], out: Path | None, bandwidth: float) -> None:
-    """Write the CSV. ``bandwidth``: that of the copy, in bytes per microsecond."""
-    copied = round(bandwidth / 1000, 1)
-    _results.write(stem, rows, torch.cuda.get_device_name(), out, copy_GB_per_s=copied)
 
 
 def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from measuring.results import by_round, spread
+
 WAYS = ("alone", "together", "fused")
 
 
@@ -110,14 +112,11 @@ def summarise(rows: list[dict[str, Any]]) -> None:
             f"{mine[0]['tower']:8s}  {way:8s}  {ms[0]:10.2f}   {ms[1]:13.2f}   "
             f"{peaks[way] / 2**20:8.0f}   {error:10.1e}   {same:>10s}"
         )
-    rounds = {r["round"] for r in rows}
     for name in ("encoder_s", "end_to_end_s"):
-        at = {(r["round"], r["way"]): r[name] for r in rows}
+        rounds = by_round(rows, "way", name)
         for way in WAYS[1:]:
-            ratios = [at[n, "alone"] / at[n, way] for n in rounds]
             what = f"{way} over alone, {name.removesuffix('_s').replace('_', ' ')}"
-            span = f"({min(ratios):.3f} .. {max(ratios):.3f})"
-            print(f"speed-up, {what}: {statistics.median(ratios):.3f} {span}")
+            print(f"speed-up, {what}: {spread([r['alone'] / r[way] for r in rounds])}")
     print(f"budget {budget / 2**20:.0f} MiB")
     over = [way for way in WAYS[1:] if peaks[way] > budget]
     if over:

@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "repro"))
-PROMPT = {"cuda": 500, "cpu": 100}  # tokens
+BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -26,100 +22,17 @@ class Variant:
     """One variant of a server.
 
     environment: variables in addition to ours. engine: arguments of sgl.Engine in addition to the
-    benchmark's. wrapper: a command that runs the server. plugin: a module of this folder whose
-    ``register`` SGLang calls. script: what to run in place of ``_serve.py``. python: the Python of
-    another environment, '' for this one.
+    benchmark's. wrapper: a command that runs the server. plugin: a module of ``served/`` whose
+    ``register`` SGLang calls. answers: the module of ``served/`` that answers. python: the Python
+    of another environment, '' for this one.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     engine: Mapping[str, Any] = field(default_factory=dict)
     wrapper: Sequence[str] = ()
     plugin: str = ""
-    script: str = "_serve.py"
+    answers: str = "decode"
     python: str = ""
-
-
-def engine_arguments(device: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    from _workload import DEVICES, cuda
-
-    if device == "cuda" and "model_path" in overrides:  # writes no model
-        arguments = dict(cuda(None, (overrides["model_path"], None)).engine)
-    else:
-        arguments = dict(DEVICES[device](None).engine)
-    arguments |= {"log_level": "error", "disable_radix_cache": True}
-    arguments.pop("swa_full_tokens_ratio", None)
-    if device == "cuda":
-        arguments |= {
-            "max_running_requests": 64,
-            "cuda_graph_max_bs": 64,
-            "max_total_tokens": 64 * 1600,
-            "chunked_prefill_size": 8192,
-        }
-    return {**arguments, **overrides}
-
-
-def start(arguments: Mapping[str, Any]) -> Any:
-    """``sgl.Engine``; the arguments may have the names of another release."""
-    import sglang
-    from _arguments import as_named_here
-
-    return sglang.Engine(**as_named_here(arguments))
-
-
-def serve(device: str, overrides: Mapping[str, Any]) -> None:
-    """Read lines of [batch, tokens] from stdin, and answer each with a line with the seconds.
-
-    With a third part, a folder, it is done under SGLang's profiler, whose trace is put there.
-    """
-    if device == "cpu":
-        from g4debug import cpu
-
-        cpu.prepare()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the server prints must not get between the answers
-    engine = start(engine_arguments(device, overrides))
-    overlap = not engine.server_args.disable_overlap_schedule  # as SGLang has decided it
-    hello = {
-        "hooks": tracer_sites(),
-        "device": device_name(),
-        "overlap": overlap,
-        "sglang": version("sglang"),
-    }
-    print(json.dumps(hello), file=answers, flush=True)
-    rng = random.Random(0)
-    length = PROMPT[device]
-    prompts = [[2, *(rng.randrange(4, 500) for _ in range(length - 1))] for _ in range(64)]
-    for line in sys.stdin:
-        batch, tokens, *profile = json.loads(line)
-        if profile:
-            activities = ["GPU"] if device == "cuda" else ["CPU"]
-            engine.start_profile(output_dir=profile[0], activities=activities, with_stack=False)
-        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
-        begin = time.perf_counter()
-        outputs = engine.generate(input_ids=prompts[:batch], sampling_params=sampling)
-        seconds = time.perf_counter() - begin
-        if profile:
-            engine.stop_profile()
-        accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
-        answer = {"seconds": seconds, "accept_length": sum(accepted) / len(accepted)}
-        print(json.dumps(answer), file=answers, flush=True)
-    engine.shutdown()
-
-
-def tracer_sites() -> int:
-    """How many hook sites a tracer uses, or what tracers need. Sites of fixes do not count."""
-    from g4debug import discovery, plugin
-
-    if plugin.in_force is None:
-        return 0
-    hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
-    return sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
-
-
-def device_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 class ServerDied(Exception):
@@ -139,16 +52,12 @@ class Server:
 
             environment = cpu.environment(environment)
         if variant.plugin:
-            environment["PYTHONPATH"] = os.pathsep.join(
-                [str(_distribution(variant.plugin, folder)), environment.get("PYTHONPATH", "")]
-            )
+            place = [str(_distribution(variant.plugin, folder)), str(BENCHMARKS)]
+            environment["PYTHONPATH"] = os.pathsep.join([*place, environment.get("PYTHONPATH", "")])
         self.log = (folder / f"{name}.log").open("wb")
-        command = [
-            variant.python or sys.executable,
-            str(HERE / variant.script),
-            device,
-            json.dumps(dict(variant.engine)),
-        ]
+        program = str(BENCHMARKS / "served" / "start.py")
+        arguments = (variant.answers, device, json.dumps(dict(variant.engine)))
+        command = [variant.python or sys.executable, program, *arguments]
         self.process = subprocess.Popen(
             [*variant.wrapper, *command],
             env=environment,
@@ -203,13 +112,45 @@ class Server:
         self.log.close()
 
 
+@contextlib.contextmanager
+def all_up(
+    variants: Mapping[str, Variant], device: str, folder: Path
+) -> Iterator[tuple[dict[str, Server], dict[str, dict[str, Any]]]]:
+    """Servers that are on the device together, and what each says of itself.
+
+    They start one after the other, because each first measures the free memory. Raises SystemExit
+    if one dies.
+    """
+    servers: dict[str, Server] = {}
+    hello = {}
+    try:
+        for name, variant in variants.items():
+            begin = time.perf_counter()
+            servers[name] = Server(name, variant, device, folder)
+            hello[name] = servers[name].read()
+            print(f"{name}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+        yield servers, hello
+    except ServerDied as e:
+        raise SystemExit(str(e)) from e
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def in_turns(names: Iterable[str], rounds: int) -> Iterator[tuple[int, list[str]]]:
+    """(round, the names in its order), so that a drift of the device is the same for all."""
+    order = list(names)
+    for number in range(rounds):
+        yield number, order[::-1] if number % 2 else order
+
+
 def _distribution(plugin: str, folder: Path) -> Path:
-    """A folder for PYTHONPATH in which SGLang's plugin loader finds ``plugin``."""
+    """A folder for PYTHONPATH in which SGLang's plugin loader finds the entry of ``plugin``."""
     place = folder / f"site-{plugin}"
-    info = place / f"{plugin}-0.dist-info"
+    info = place / f"benchmark_{plugin}-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {plugin}\nVersion: 0\n")
-    entry = f"[sglang.srt.plugins]\n{plugin} = {plugin}:register\n"
+    name = f"benchmark-{plugin}"
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    entry = f"[sglang.srt.plugins]\n{name} = served.{plugin}:register\n"
     (info / "entry_points.txt").write_text(entry)
-    (place / f"{plugin}.py").write_bytes((HERE / f"{plugin}.py").read_bytes())
     return place

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
-from _fleet import Gated
-from _servers import ServerDied
+
+from measuring.fleet import Gated
+from measuring.servers import ServerDied
 
 
 class Crowd:

@@ -8,7 +8,7 @@ clock takes about a microsecond for each call, which counts as ours.
 An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody
 anything, so only rounds in which a batch is run, or its result processed, are counted.
 
-The figures are in what ``_gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
+The figures are in what ``gate.py`` writes on SIGUSR2: ``clock``, site -> [calls, seconds].
 
 With the variable BENCHMARK_PROFILE, a folder, cProfile runs while our code runs, and what it saw
 since the last SIGUSR2 is written there. It makes our code slower, so the figures are then only for
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import _gate
+from served import gate
 
 FIRST = "scheduler.recv_requests"  # a round of the scheduler's loop begins with it
 PROFILE = "BENCHMARK_PROFILE"
@@ -42,7 +42,7 @@ def register() -> None:
     from g4debug.hooking.hooks import Around, Hooks
 
     assert plugin.in_force is None, "g4debug was loaded first"
-    compose, facts = Hooks._compose, _gate.facts
+    compose, facts = Hooks._compose, gate.facts
     mine = threading.get_ident()
 
     def timed(hooks: Hooks, site: str) -> Around:
@@ -69,8 +69,8 @@ def register() -> None:
         global _profile
         _profile = cProfile.Profile(builtins=True)
     Hooks._compose = timed  # type: ignore[method-assign]
-    _gate.facts = told
-    _gate.register()
+    gate.facts = told
+    gate.register()
 
 
 def _as(owner: str, function: Any) -> Any:

@@ -6,7 +6,7 @@ has gone. It reads a pipe, which costs nothing while it waits. Of a server with 
 first that comes waits, and it alone answers.
 
 On SIGUSR2 the scheduler writes into a file how many forwards it has run, how many nodes its prefix
-cache has, and what g4debug has armed in it. The plugin hooks nothing.
+cache has, and which tracers g4debug has armed in it. The plugin hooks nothing.
 
 With the variable SWITCH, SIGUSR1 takes g4debug's tracers out of the way, and the next one puts them
 back: SGLang's functions then lead past their hooks. So one process is measured with tracers and
@@ -106,20 +106,28 @@ def _write(path: Path, frame: FrameType | None) -> None:
 
 def facts(scheduler: Any) -> dict[str, Any]:
     """Steps, nodes of the prefix cache, tracers and their hook sites in this process."""
-    from g4debug import discovery, plugin
+    from g4debug import plugin
 
     found: dict[str, Any] = {
-        "steps": None, "nodes": None, "overlap": None, "tracers": "", "sites": 0,
+        "steps": None, "nodes": None, "overlap": None, "tracers": "", "sites": tracer_sites(),
     }  # fmt: skip
     if plugin.in_force is not None:
-        hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
         found["tracers"] = " ".join(plugin.in_force.tracers)
-        found["sites"] = sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
     if scheduler is not None:
         found["steps"] = int(scheduler.forward_ct)
         found["overlap"] = bool(scheduler.enable_overlap)
         found["nodes"] = _nodes(scheduler.tree_cache)
     return found
+
+
+def tracer_sites() -> int:
+    """How many hook sites a tracer uses, or what tracers need. Sites of fixes do not count."""
+    from g4debug import discovery, plugin
+
+    if plugin.in_force is None:
+        return 0
+    hooks, fixes = plugin.in_force.hooks, set(discovery.names("fix"))
+    return sum(not set(hooks.owners(site)) <= fixes for site in hooks.sites)
 
 
 def _nodes(tree: Any) -> int | None:

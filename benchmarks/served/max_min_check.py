@@ -2,7 +2,7 @@
 
 It calls ``.item()`` twice, and so waits for the device twice, in every attention layer of every
 forward. It is off while a CUDA graph is captured, so it sees nothing in replays. It also checks
-cells past a row's length. SGLang loads it as a plugin of its own, see :mod:`_servers`.
+cells past a row's length. SGLang loads it as a plugin of its own, see ``measuring/servers.py``.
 """
 
 

@@ -1,10 +1,7 @@
-"""One server under load: ``python _serve_load.py DEVICE ENGINE_JSON``; the JSON has all arguments.
-
-It reads one question in a line from stdin, and answers with one line. Requests are streamed, so
-that the time of every token is known:
+"""Answers a question with the rows of its requests, which are streamed to time every token:
 
     {"serve": BATCH, "seed": S, "count": N, "tokens": T or 0, "prompt": P or 0}
-        N requests of _load.py, BATCH of them at a time: when one is done, the next is sent. With
+        N requests of measuring/load.py, BATCH at a time: when one is done, the next is sent. With
         "prompt", each has a prompt of P tokens that shares nothing with another.
     {"tree": TRUNKS, "pages": P, "page_size": Z, "seed": S}
         requests that give the prefix cache about 2 x TRUNKS x P nodes
@@ -14,37 +11,39 @@ that the time of every token is known:
         N requests, one after the other. Each is sent one of the delays after the last token of the
         request before it, which is when the server becomes idle.
 
-A question may have "vocab", where the model's vocabulary is not that of _load.py.
+A question may have "vocab", where the model's vocabulary is not the one of measuring/load.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
-import os
 import random
 import statistics
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import _load
+from harness.engine import greedy
+from measuring import load
+from measuring.load import Request
 
 
-async def ask(engine: Any, request: _load.Request, began: float) -> dict[str, Any]:
+def arguments(device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    return given
+
+
+async def ask(engine: Any, request: Request, began: float) -> dict[str, Any]:
     """Send a request and time its tokens. Times are ms; sent and end count from ``began``.
 
     step_ms is the median of the times between two parts of the answer. It is the time of a decode
     step: steps that waited for another request's prefill are fewer, and do not count.
     """
-    sampling = {"temperature": 0, "max_new_tokens": request.tokens, "ignore_eos": True}
     sent = time.perf_counter()
     stream = await engine.async_generate(
-        input_ids=request.prompt, sampling_params=sampling, stream=True
+        input_ids=request.prompt, sampling_params=greedy(request.tokens), stream=True
     )
     first = last = 0.0
     in_first, meta = 0, {}
@@ -70,11 +69,11 @@ async def ask(engine: Any, request: _load.Request, began: float) -> dict[str, An
     }
 
 
-async def closed_loop(engine: Any, requests: list[_load.Request], batch: int) -> list[Any]:
+async def closed_loop(engine: Any, requests: list[Request], batch: int) -> list[Any]:
     """Rows of all requests in the order in which they were sent."""
     gc.collect()
     rows: list[Any] = [None] * len(requests)
-    waiting: Iterator[tuple[int, _load.Request]] = iter(enumerate(requests))
+    waiting: Iterator[tuple[int, Request]] = iter(enumerate(requests))
     began = time.perf_counter()
 
     async def client() -> None:
@@ -85,28 +84,28 @@ async def closed_loop(engine: Any, requests: list[_load.Request], batch: int) ->
     return rows
 
 
-async def answer(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> list[Any]:
+async def rows_of(engine: Any, shape: load.Shape, question: dict[str, Any]) -> list[Any]:
     seed = question["seed"]
     shape = replace(shape, vocab=question.get("vocab", shape.vocab))
     if "serve" in question:
         count, tokens = question["count"], question.get("tokens", 0)
         if question.get("prompt"):
-            requests = _load.alone(shape, seed, count, question["prompt"], tokens)
+            requests = load.alone(shape, seed, count, question["prompt"], tokens)
         else:
-            requests = _load.requests(shape, seed, count, tokens)
+            requests = load.requests(shape, seed, count, tokens)
         return await closed_loop(engine, requests, question["serve"])
     if "tree" in question:
         size = question["page_size"]
-        trunks = _load.trunks(shape.vocab, seed, question["tree"], question["pages"], size)
-        await closed_loop(engine, [_load.Request(t, 1) for t in trunks], 64)
+        trunks = load.trunks(shape.vocab, seed, question["tree"], question["pages"], size)
+        await closed_loop(engine, [Request(t, 1) for t in trunks], 64)
         for number, trunk in enumerate(trunks):
-            twigs = _load.twigs(trunk, shape.vocab, seed + 1 + number, size)
-            await closed_loop(engine, [_load.Request(t, 1) for t in twigs], 64)
+            twigs = load.twigs(trunk, shape.vocab, seed + 1 + number, size)
+            await closed_loop(engine, [Request(t, 1) for t in twigs], 64)
         return []
     return await edges(engine, shape, question)
 
 
-async def edges(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> list[Any]:
+async def edges(engine: Any, shape: load.Shape, question: dict[str, Any]) -> list[Any]:
     rng = random.Random(question["seed"])
     ids, rows = range(4, shape.vocab), []
     began = time.perf_counter()
@@ -116,32 +115,14 @@ async def edges(engine: Any, shape: _load.Shape, question: dict[str, Any]) -> li
         until = time.perf_counter() + delay / 1000
         while time.perf_counter() < until:  # asyncio.sleep would come back up to 1 ms late
             await asyncio.sleep(0)
-        row = await ask(engine, _load.Request(prompt, question["tokens"]), began)
+        row = await ask(engine, Request(prompt, question["tokens"]), began)
         rows.append({"number": number, "delay_ms": delay, **row})
     return rows
 
 
-def serve(device: str, arguments: dict[str, Any]) -> None:
-    if device == "cpu":
-        from g4debug import cpu
-
-        cpu.prepare()
-    from _servers import device_name, start
-
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the server prints must not get between the answers
-    engine = start(arguments)
-    shape = _load.SHAPES[device]
-    print(json.dumps({"device": device_name()}), file=answers, flush=True)
-    for line in sys.stdin:
-        question = json.loads(line)
-        if "flush" in question:
-            engine.flush_cache()
-            rows = []
-        else:
-            rows = engine.loop.run_until_complete(answer(engine, shape, question))
-        print(json.dumps({"rows": rows}), file=answers, flush=True)
-
-
-if __name__ == "__main__":  # spawned children import this module, too
-    serve(sys.argv[1], json.loads(sys.argv[2]))
+def answer(engine: Any, device: str, question: dict[str, Any]) -> dict[str, Any]:
+    if "flush" in question:
+        engine.flush_cache()
+        return {"rows": []}
+    found = engine.loop.run_until_complete(rows_of(engine, load.SHAPES[device], question))
+    return {"rows": found}
