@@ -52,9 +52,7 @@ def engine(device: str) -> dict[str, Any]:
     return models.arguments(
         "shallow",
         device,
-        cuda_graph_bs=[1, 8, 64],
-        cuda_graph_max_bs=64,
-        max_running_requests=64,
+        **models.FOR_64,
         max_total_tokens=1_600_000,
         swa_full_tokens_ratio=1.0,
         chunked_prefill_size=8192,

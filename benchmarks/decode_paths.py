@@ -58,14 +58,12 @@ def paths() -> list[str]:
 
 
 def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    from harness.workload import without_mtp
+
     return {
         "model_path": str(model),
         "load_format": "dummy",
-        "speculative_algorithm": None,
-        "speculative_draft_model_path": None,
-        "speculative_num_steps": None,
-        "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None,
+        **without_mtp(),
         # Both pools hold 64 requests. Two servers of 26B-A4B just fit on a H200.
         "max_total_tokens": 64 * 768,
         "swa_full_tokens_ratio": 1.0,

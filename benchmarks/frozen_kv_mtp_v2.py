@@ -56,8 +56,7 @@ VARIANTS = {
     "upstream": Variant(engine=OVERLAP),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64],
-             "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
+    "cuda": {**models.FOR_64, "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
              # Of what is free when it starts; the pools are as large as the line above says.
              "mem_fraction_static": 0.9},
     "cpu": {"max_total_tokens": 4096},

@@ -19,11 +19,9 @@ import sys
 
 from harness.options import default_device
 from harness.processes import UP, Outcome
-from harness.variants import (
-    DEBUG,
+from harness.variants import DEBUG, Repro, Variant, main
+from harness.verdicts import (
     Bad,
-    Repro,
-    Variant,
     accept_length,
     alike,
     comparable,
@@ -32,7 +30,6 @@ from harness.variants import (
     equal_outputs,
     headline_first,
     judge,
-    main,
     must_name,
     only_if,
     told,

@@ -14,18 +14,15 @@ from __future__ import annotations
 
 from harness.arguments import blocks_are_adjacent
 from harness.processes import ILLEGAL, Outcome
-from harness.variants import (
-    DEBUG,
+from harness.variants import DEBUG, Repro, Variant, main
+from harness.verdicts import (
     Bad,
-    Repro,
-    Variant,
     accept_length,
     blamed,
     completed,
     died_otherwise,
     headline_first,
     judge,
-    main,
     must_name,
     same_outputs,
     told,

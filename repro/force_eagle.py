@@ -19,18 +19,8 @@ from __future__ import annotations
 import re
 
 from harness.processes import UP, Outcome
-from harness.variants import (
-    CPU_ONLY,
-    Bad,
-    Repro,
-    Variant,
-    completed,
-    different,
-    equal_outputs,
-    judge,
-    main,
-    only_if,
-)
+from harness.variants import CPU_ONLY, Repro, Variant, main
+from harness.verdicts import Bad, completed, different, equal_outputs, judge, only_if
 from workloads.force_eagle import geometry
 
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"

@@ -23,7 +23,7 @@ from harness.options import Parser, logs
 from harness.processes import Outcome, script
 from harness.render import Block
 from harness.tracers import RECORDS
-from harness.variants import not_completed
+from harness.verdicts import not_completed
 from rich.console import Console
 from suites.fuzz.draw import draw
 from suites.healthy import counts

@@ -14,17 +14,15 @@ arguments or an SGLang before 0.5.13.
 from __future__ import annotations
 
 from harness.processes import Outcome
-from harness.variants import (
+from harness.variants import Repro, Variant, main
+from harness.verdicts import (
     Bad,
-    Repro,
-    Variant,
     accept_length,
     alike,
     answers,
     comparable,
     died_otherwise,
     judge,
-    main,
     only_if,
 )
 

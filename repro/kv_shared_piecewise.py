@@ -14,18 +14,8 @@ arguments, if there is no GPU or on SGLang 0.5.13 and later.
 from __future__ import annotations
 
 from harness.processes import UP, Outcome
-from harness.variants import (
-    Bad,
-    Repro,
-    Variant,
-    blamed,
-    completed,
-    died_otherwise,
-    different,
-    equal_outputs,
-    judge,
-    main,
-)
+from harness.variants import Repro, Variant, main
+from harness.verdicts import Bad, blamed, completed, died_otherwise, different, equal_outputs, judge
 
 ERROR = "TypeError: 'NoneType' object is not subscriptable"
 CAPTURED = "Capture piecewise CUDA graph end"

@@ -13,19 +13,8 @@ arguments, on a machine with a GPU or on SGLang 0.5.15 and later.
 from __future__ import annotations
 
 from harness.processes import Outcome
-from harness.variants import (
-    CPU_ONLY,
-    DEBUG,
-    Bad,
-    Repro,
-    Variant,
-    comparable,
-    completed,
-    judge,
-    main,
-    same_outputs,
-    told,
-)
+from harness.variants import CPU_ONLY, DEBUG, Repro, Variant, main
+from harness.verdicts import Bad, comparable, completed, judge, same_outputs, told
 
 OFF = {"G4DEBUG_FIX_LOCKED_PREFIX": "0"}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from harness import render
 from harness.options import Parser, logs
 from harness.processes import ILLEGAL, Outcome, run_child, script
-from harness.variants import Verdict, alike, different, not_completed
+from harness.verdicts import Verdict, alike, different, not_completed
 from rich.console import Console
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"

@@ -17,7 +17,8 @@ import re
 
 from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
 from harness.processes import Outcome
-from harness.variants import Bad, Repro, Variant, alike, comparable, equal_outputs, judge, main
+from harness.variants import Repro, Variant, main
+from harness.verdicts import Bad, alike, comparable, equal_outputs, judge
 
 CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
 FIRED = "g4debug fault (seed=7) stale-swa-state #1"

@@ -30,7 +30,7 @@ from harness import mixed, render, tracers
 from harness.arguments import mtp_has_overlap
 from harness.options import Parser, logs
 from harness.processes import Outcome, script
-from harness.variants import not_completed
+from harness.verdicts import not_completed
 from rich.console import Console
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"

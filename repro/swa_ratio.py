@@ -17,17 +17,8 @@ from __future__ import annotations
 import re
 
 from harness.processes import Outcome
-from harness.variants import (
-    CPU_ONLY,
-    Bad,
-    Repro,
-    Variant,
-    completed,
-    equal_outputs,
-    judge,
-    main,
-    only_if,
-)
+from harness.variants import CPU_ONLY, Repro, Variant, main
+from harness.verdicts import Bad, completed, equal_outputs, judge, only_if
 from workloads import swa_ratio as load
 
 OFF, ON = {"G4DEBUG_FIX_SWA_RATIO": "0"}, {"G4DEBUG_FIX_SWA_RATIO": "1"}

@@ -25,7 +25,8 @@ from typing import Any
 from harness import render
 from harness.options import Parser, default_device
 from harness.processes import Outcome, run_child, script
-from harness.variants import CPU_ONLY, Verdict, not_completed
+from harness.variants import CPU_ONLY
+from harness.verdicts import Verdict, not_completed
 from rich.console import Console
 
 from g4debug.hooking import targets

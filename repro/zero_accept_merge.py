@@ -17,18 +17,15 @@ from __future__ import annotations
 import re
 
 from harness.processes import Outcome
-from harness.variants import (
-    DEBUG,
+from harness.variants import DEBUG, Repro, Variant, main
+from harness.verdicts import (
     Bad,
-    Repro,
-    Variant,
     blamed,
     completed,
     died_otherwise,
     equal_outputs,
     headline_first,
     judge,
-    main,
     must_name,
     only_if,
     told,

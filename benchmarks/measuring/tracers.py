@@ -76,9 +76,7 @@ def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, An
     return models.arguments(
         "E4B",
         device,
-        cuda_graph_bs=[1, 8, 64],
-        cuda_graph_max_bs=64,
-        max_running_requests=64,
+        **models.FOR_64,
         max_total_tokens=64 * 1600,
         chunked_prefill_size=2048,
         # What fills the cache is as long as the load's longest prompt, whatever the contexts are.

@@ -13,7 +13,7 @@ from typing import Any
 from harness.arguments import mtp_has_overlap
 from harness.processes import Outcome
 from harness.tracers import RECORDS
-from harness.variants import not_completed
+from harness.verdicts import not_completed
 from harness.workload import without_mtp
 
 from g4debug.dumps import reading

@@ -221,7 +221,7 @@ def test_titles_and_switches_of_every_script(repro, tmp_path, name):
     """At 80 columns each is whole, and a switch can be typed into a shell."""
     script, variants, render = repro(name), repro("harness.variants"), repro("harness.render")
     run = repro("harness.processes").Outcome(name, 0, 1.0, tmp_path / "log")
-    verdict = variants.Verdict(True, "It completes.")
+    verdict = repro("harness.verdicts").Verdict(True, "It completes.")
     done = dict.fromkeys(script.REPRO.variants, (run, verdict))
     out = console(80)
     render.summary(out, script.REPRO.title, variants.blocks(script.REPRO, done))

@@ -14,7 +14,7 @@ from typing import Any
 from harness.processes import Outcome, child, run_child
 from harness.processes import group as process_group
 from harness.tracers import RECORDS, on_one_rank
-from harness.variants import not_completed
+from harness.verdicts import not_completed
 
 from suites.healthy import counts
 from suites.healthy.workload import Group, Workload

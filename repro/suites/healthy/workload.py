@@ -172,11 +172,21 @@ class Client:
         """Requests that run at the same time."""
         return list(await asyncio.gather(*requests))
 
-    async def batch(self, count: int, longest: int = 300, most: int = 40) -> list[Output]:
-        """``count`` requests at the same time, of different lengths."""
+    async def batch(
+        self,
+        count: int,
+        prompt: tuple[int, int] = (2, 300),
+        tokens: int | tuple[int, int] = (2, 40),
+        **request: Any,
+    ) -> list[Output]:
+        """``count`` requests at the same time. prompt, tokens: their least and greatest lengths."""
+
+        def drawn() -> int:
+            return tokens if isinstance(tokens, int) else self.between(*tokens)
+
         return await self.together(
             *(
-                self.generate(self.prompt(self.between(2, longest)), self.between(2, most))
+                self.generate(self.prompt(self.between(*prompt)), drawn(), **request)
                 for _ in range(count)
             )
         )

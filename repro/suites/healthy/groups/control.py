@@ -5,15 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from suites.healthy.workload import (
-    Client,
-    Workload,
-    cached,
-    finish,
-    require,
-    with_mtp,
-    without_mtp,
-)
+from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
 
 
 async def _pause(client: Client, mode: str) -> None:

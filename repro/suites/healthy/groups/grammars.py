@@ -56,15 +56,11 @@ def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
 async def _matched(client: Client, name: str, value: str, count: int = 4) -> list[str]:
     """``count`` requests with this grammar and as many without, all at the same time."""
     wanted = {name: value, "ignore_eos": False}
-    found = await client.together(
-        *(
-            client.generate(client.prompt(client.between(20, 200)), 300, sampling=wanted)
-            for _ in range(count)
-        ),
-        *(client.generate(client.prompt(client.between(20, 200)), 40) for _ in range(count)),
+    found, _ = await client.together(
+        client.batch(count, (20, 200), 300, sampling=wanted), client.batch(count, (20, 200), 40)
     )
-    texts = [o["text"] for o in found[:count]]
-    ended = [finish(o) for o in found[:count]]
+    texts = [o["text"] for o in found]
+    ended = [finish(o) for o in found]
     require(ended == ["stop"] * count, f"grammars ended by {ended}: {texts}")
     return texts
 

@@ -8,15 +8,7 @@ from typing import Any
 
 from harness.arguments import mtp_has_overlap
 
-from suites.healthy.workload import (
-    Client,
-    Workload,
-    cached,
-    finish,
-    require,
-    with_mtp,
-    without_mtp,
-)
+from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
 
 
 def _retractions(outputs: list[Any]) -> int:
@@ -24,12 +16,7 @@ def _retractions(outputs: list[Any]) -> int:
 
 
 async def retracted(client: Client) -> None:
-    found = await client.together(
-        *(
-            client.generate(client.prompt(client.between(60, 200)), client.between(110, 170))
-            for _ in range(10)
-        )
-    )
+    found = await client.batch(10, (60, 200), (110, 170))
     client.note("retractions", _retractions(found))
     require(all(finish(o) == "length" for o in found), "a retracted request did not complete")
 
@@ -54,7 +41,7 @@ async def waves(client: Client) -> None:
 
 async def tested_retraction(client: Client) -> None:
     """SGLang's own switch for tests retracts every few steps."""
-    found = await client.batch(10, longest=200, most=60)
+    found = await client.batch(10, (2, 200), (2, 60))
     client.note("retractions", _retractions(found))
 
 
@@ -87,9 +74,7 @@ async def mixed_chunks(client: Client) -> None:
 async def long_prompts(client: Client) -> None:
     """Prompts of many chunks and several windows, alone and together."""
     await client.generate(client.prompt(1400), 10)
-    found = await client.together(
-        *(client.generate(client.prompt(client.between(600, 1200)), 20) for _ in range(4))
-    )
+    found = await client.batch(4, (600, 1200), 20)
     client.note("prompts of several chunks", 1 + len(found), 5)
 
 

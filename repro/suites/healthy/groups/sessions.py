@@ -6,15 +6,7 @@ import asyncio
 from typing import Any
 
 from suites.healthy.groups.endings import NO_RADIX
-from suites.healthy.workload import (
-    Client,
-    Workload,
-    cached,
-    finish,
-    require,
-    with_mtp,
-    without_mtp,
-)
+from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
 
 TURNS = 5
 

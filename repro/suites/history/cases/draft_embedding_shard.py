@@ -10,13 +10,9 @@ from suites.healthy.workload import Client
 from suites.history.case import FLAGS, Arm, Case
 from suites.history.grades import predicted
 
-REQUESTS = 4
-
 
 async def drive(client: Client, seed: int) -> None:
-    await client.together(
-        *(client.generate(client.prompt(client.between(60, 300)), 24) for _ in range(REQUESTS))
-    )
+    await client.batch(4, (60, 300), 24)
 
 
 CASE = Case(

@@ -13,9 +13,7 @@ from suites.history.grades import predicted
 
 async def drive(client: Client, seed: int) -> None:
     # Short prompts: on a CPU, Triton is interpreted.
-    await client.together(
-        *(client.generate(client.prompt(client.between(140, 180)), 12) for _ in range(2))
-    )
+    await client.batch(2, (140, 180), 12)
 
 
 CASE = Case(

@@ -12,9 +12,7 @@ from suites.history.grades import predicted
 
 
 async def drive(client: Client, seed: int) -> None:
-    await client.together(
-        *(client.generate(client.prompt(client.between(140, 400)), 48) for _ in range(8))
-    )
+    await client.batch(8, (140, 400), 48)
 
 
 CASE = Case(

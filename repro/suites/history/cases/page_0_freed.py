@@ -17,9 +17,7 @@ UNPAIRED = {"G4HISTORY_PUT_BACK": "page_0_freed"}
 async def drive(client: Client, seed: int) -> None:
     # More prompts than the pool holds, so the tree evicts; the next ones get what it freed.
     for _ in range(3):
-        await client.together(
-            *(client.generate(client.prompt(client.between(400, 600)), 8) for _ in range(4))
-        )
+        await client.batch(4, (400, 600), 8)
 
 
 CASE = Case(

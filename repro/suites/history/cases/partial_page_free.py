@@ -14,12 +14,7 @@ TWO_CALLS = {"G4HISTORY_PUT_BACK": "partial_page_free"}
 
 
 async def drive(client: Client, seed: int) -> None:
-    await client.together(
-        *(
-            client.generate(client.prompt(client.between(70, 300)), client.between(4, 30))
-            for _ in range(12)
-        )
-    )
+    await client.batch(12, (70, 300), (4, 30))
 
 
 CASE = Case(

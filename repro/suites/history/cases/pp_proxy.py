@@ -8,9 +8,7 @@ from suites.history.grades import predicted
 
 
 async def drive(client: Client, seed: int) -> None:
-    await client.together(
-        *(client.generate(client.prompt(client.between(20, 200)), 16) for _ in range(3))
-    )
+    await client.batch(3, (20, 200), 16)
 
 
 CASE = Case(

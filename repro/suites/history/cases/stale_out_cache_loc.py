@@ -9,10 +9,8 @@ from suites.history.grades import predicted
 
 async def drive(client: Client, seed: int) -> None:
     # The first one is alone, as in the thread: when two prefills are merged, the places are reset.
-    await client.generate(client.prompt(client.between(20, 300)), 16)
-    await client.together(
-        *(client.generate(client.prompt(client.between(20, 300)), 16) for _ in range(2))
-    )
+    await client.batch(1, (20, 300), 16)
+    await client.batch(2, (20, 300), 16)
 
 
 CASE = Case(

@@ -14,9 +14,7 @@ from suites.history.grades import predicted
 
 async def drive(client: Client, seed: int) -> None:
     for _ in range(2):
-        await client.together(
-            *(client.generate(client.prompt(client.between(350, 500)), 16) for _ in range(4))
-        )
+        await client.batch(4, (350, 500), 16)
 
 
 CASE = Case(
