@@ -87,7 +87,7 @@ def finding():
 
 def demo_runs(repro, folder):
     """The demo's four outcomes."""
-    outcome = repro("_run").Outcome
+    outcome = repro("harness.processes").Outcome
     (folder / DUMP).write_bytes(writing.encode(finding()))
     logs = {
         "clean": (0, 11.2, f"{UP}\n{USED}\n", TOKENS),
@@ -140,7 +140,7 @@ def whole(text, got, width):
 
 def demo(repro, folder, monkeypatch, width, terminal=True):
     """What the demo prints after each variant, and at the end."""
-    variants, script = repro("_variants"), repro("e4b_trtllm_mtp")
+    variants, script = repro("harness.variants"), repro("e4b_trtllm_mtp")
     monkeypatch.setattr(variants, "viewer", lambda: ".venv/bin/g4debug")
     done = judged(script, demo_runs(repro, folder))
     out = console(width, terminal)
@@ -194,9 +194,12 @@ def test_in_a_file_what_is_quoted_stays_whole(repro, at_home, monkeypatch):
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_demo_that_fails(repro, at_home, width):
     """Each verdict that can be bad, with the place of its log on a line of its own."""
-    script, render = repro("e4b_trtllm_mtp"), repro("_render")
+    script, render = repro("e4b_trtllm_mtp"), repro("harness.render")
     good = demo_runs(repro, at_home)
-    outcome, crash = repro("_run").Outcome, "torch.OutOfMemoryError: CUDA out of memory.\n"
+    outcome, crash = (
+        repro("harness.processes").Outcome,
+        "torch.OutOfMemoryError: CUDA out of memory.\n",
+    )
     (at_home / "other.log").write_text(crash)
     runs = {
         "clean": outcome("clean", -9, 9.4, good["broken"].log),
@@ -207,7 +210,7 @@ def test_a_demo_that_fails(repro, at_home, width):
     done = judged(script, runs)
     assert not any(verdict.good for _, verdict in done.values())
     out = console(width)
-    render.summary(out, "What happened:", repro("_variants").blocks(script.REPRO, done))
+    render.summary(out, "What happened:", repro("harness.variants").blocks(script.REPRO, done))
     got = out.file.getvalue()
     whole(" ".join(verdict.what for _, verdict in done.values()), got, width)
     for run, _ in done.values():
@@ -216,7 +219,7 @@ def test_a_demo_that_fails(repro, at_home, width):
 
 
 def test_a_log_far_away_is_not_broken(repro):
-    render = repro("_render")
+    render = repro("harness.render")
     far = Path("/") / "/".join(["a-folder-with-a-long-name"] * 8) / "broken.log"
     out = console(80)
     render.block(out, render.Block("broken", False, "It completes.", log=far))
@@ -229,9 +232,9 @@ WITH_VARIANTS = [s for s in SCRIPTS if "\nREPRO = " in (REPRO / f"{s}.py").read_
 @pytest.mark.parametrize("name", WITH_VARIANTS)
 def test_titles_and_switches_of_every_script(repro, tmp_path, name):
     """At 80 columns each is whole, and a switch can be typed into a shell."""
-    script, variants, render = repro(name), repro("_variants"), repro("_render")
-    run = repro("_run").Outcome(name, 0, 1.0, tmp_path / "log")
-    verdict = variants.Verdict(True, "It completes.")
+    script, variants, render = repro(name), repro("harness.variants"), repro("harness.render")
+    run = repro("harness.processes").Outcome(name, 0, 1.0, tmp_path / "log")
+    verdict = repro("harness.verdicts").Verdict(True, "It completes.")
     done = dict.fromkeys(script.REPRO.variants, (run, verdict))
     out = console(80)
     render.summary(out, script.REPRO.title, variants.blocks(script.REPRO, done))
@@ -249,8 +252,12 @@ def test_titles_and_switches_of_every_script(repro, tmp_path, name):
 
 def test_the_other_layouts_share_it(repro):
     """Verdicts as residual_aliasing and the matrix write them."""
-    residual, table, matrix = repro("residual_aliasing"), repro("_matrix_table"), repro("_matrix")
-    render = repro("_render")
+    residual, table, matrix = (
+        repro("residual_aliasing"),
+        repro("suites.matrix.table"),
+        repro("suites.matrix.drill"),
+    )
+    render = repro("harness.render")
     some = {"captured": list(range(1, 42)), "wrong": list(range(1, 41)), "cosine": 0.6071}
     row = matrix.Row("alloc-out-of-range", "1*swa@mode=decode", ("kv-allocator", "page-table"))
     row.fired, row.caught = 12, {"kv-allocator": 0, "flight-recorder": 3}
@@ -287,6 +294,6 @@ def test_help_fits_into_80_columns_and_shows_no_markup(name):
 
 @pytest.mark.parametrize("flag", ["--variant", "--arm"])
 def test_variant_and_its_old_name_are_one_flag(repro, monkeypatch, flag):
-    variants, script = repro("_variants"), repro("e4b_trtllm_mtp")
+    variants, script = repro("harness.variants"), repro("e4b_trtllm_mtp")
     monkeypatch.setattr(sys, "argv", ["e4b_trtllm_mtp.py", flag, "broken", flag, "fixed"])
     assert variants.arguments(script.REPRO, script.__doc__, "10").variants == ["broken", "fixed"]
