@@ -20,6 +20,7 @@ from _history.cases import truth_of
 from _history.plugin import FOLDER, TRUTH
 from _history.tools import Tool
 from g4debug.dumps import reading
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import TrapRecord
 from g4debug.settings import fix_switch
 
@@ -29,7 +30,8 @@ SPOILED = "spoiled"
 TRUTH_FAILED = "_history.counter.GroundTruthError: "
 ROOT = HERE.parent
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
-NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
+NO_ALARM = {name for name, kind in KINDS["flight-recorder"].items() if kind.died}
+NO_ALARM |= {"sigterm", "crash"}  # what older dumps call them
 _REFUSED = re.compile(
     r"g4debug: could not be armed: (.*)|g4debug: (SGLang \S+ was never run with .*)"
 )

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from g4debug.findings.record import PageEvent
 from g4debug.ledger.ledger import KEPT, Ledger, PoolLedger
 from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.kv_allocator.check import Kind, Violation
+from g4debug.tracers.kv_allocator.check import Violation
 
 SWA_ALLOCATOR = "SWATokenToKVPoolAllocator"
 
@@ -228,7 +228,7 @@ def _read(case: Case) -> str:
     )
 
 
-_CAUSES: dict[Kind, Callable[[Case], str]] = {
+_CAUSES: dict[str, Callable[[Case], str]] = {
     "out-of-range": _no_page,
     "page-zero": _no_page,
     "double-alloc": _double_alloc,

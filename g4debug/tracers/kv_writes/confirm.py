@@ -13,7 +13,7 @@ import numpy as np
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
+from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import Launch, Write, rid_of
 
 ENDED = "its request has ended since then"
@@ -26,7 +26,7 @@ def confirm(launch: Launch | None, write: Write, ledger: Ledger | None, recorder
     if launch is None or not _rests_on_books(launch, write):
         return ""
     if ledger is None or ledger.holders is None:
-        return "" if write.kind not in SUSPICIONS else "there is no page ledger"
+        return "there is no page ledger" if write.kind.record.suspicion else ""
     if ledger.broken:
         return "the page ledger was given up"
     try:
@@ -39,8 +39,8 @@ def _rests_on_books(launch: Launch, write: Write) -> bool:
     """True if only the ledger says that this location is wrong."""
     if launch.truth is None or launch.truth.shadow is None:
         return False
-    by_mapping = launch.truth.swa and write.kind in (Kind.MISMATCH, Kind.ZERO)
-    return by_mapping or write.kind in (Kind.FREED, *SUSPICIONS)
+    kind = write.kind.record
+    return bool(kind.confirmed_by) and (launch.truth.swa or not kind.in_swa)
 
 
 def _asked(

@@ -64,7 +64,6 @@ from g4debug.sanitizer.device_check import TrapTracer
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_writes import kernels, read_back
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind
 from g4debug.tracers.kv_writes.checked_writes import Launch, Write, write_of
 from g4debug.tracers.kv_writes.confirm import HARMLESS, confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
@@ -72,7 +71,6 @@ from g4debug.tracers.kv_writes.report import describe
 from g4debug.tracers.kv_writes.truth import Books
 
 POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
-ALWAYS = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)  # reported whoever the row belonged to
 logger = logging.getLogger("g4debug")
 
 
@@ -317,7 +315,7 @@ class KvWritesTracer(TrapTracer[Launch]):
         ledger = self.context.ledger
         what = f"{write.kind.name.lower()} at position {write.position} of row {write.row}"
         left_early = write.step >= 0 and self.in_flight.is_void(write.step, write.request)
-        if left_early and write.kind not in ALWAYS:
+        if left_early and not write.kind.record.ended:
             logger.info(
                 "g4debug: kv-writes: nothing is reported of %s, because its request had ended "
                 "before the result of step %d was looked at",
@@ -334,7 +332,7 @@ class KvWritesTracer(TrapTracer[Launch]):
             return False
         if not why:
             return True
-        if ledger is not None and ledger.owners is not None and write.kind in SUSPICIONS:
+        if ledger is not None and ledger.owners is not None and write.kind.record.suspicion:
             page = write.other // launch.page_size if launch is not None else -1
             ledger.owners.doubt(page, why)
         elif ledger is not None and why not in HARMLESS:
@@ -366,7 +364,6 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
-    sure=("out-of-range", "negative", "written-twice"),
     without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",
     opt_in=True,
 )

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from g4debug.backends.handed_over import TokenLists
 
 # Kinds that depend on what is held. Until the report is made, a request may have ended.
-_PASSING = (Kind.FREED, Kind.EVICTED)
-# What is wrong with a list of tokens beside its entries.
-LIST_WORDS = (Kind.SHORT, Kind.INDPTR, Kind.SPLITS, Kind.OFFSET, Kind.MASK)
+_PASSING = [k for k in Kind if k.record.right_place and not k.record.suspicion]
 
 
 @dataclass(slots=True)
@@ -70,8 +68,8 @@ class Cell:
     """One bad cell. If the row is too short: column = its columns, value = the pages it needs.
 
     Of an entry of a list of tokens, column, value and expected are the pages in which ``position``,
-    ``token`` and ``right`` lie. Of another word of the lists (see LIST_WORDS) they are as the guard
-    left them.
+    ``token`` and ``right`` lie. Of a word beside the entries (``kind.record.beside``) they are as
+    the guard left them.
     """
 
     row: int
@@ -150,7 +148,8 @@ def cell_of(fields: dict[str, int], launch: Launch | None = None) -> Cell:
     words = ("row", "column", "value")
     row, column, value = (fields[word] for word in words)
     as_of = (fields["step"], fields["request"], fields["full"])
-    if launch is None or launch.lists is None or kind in (Kind.UNREADABLE, *LIST_WORDS):
+    whole = kind is Kind.UNREADABLE or bool(kind.record.beside)
+    if launch is None or launch.lists is None or whole:
         return Cell(row, column, value, kind, fields["expected"], *as_of)
     right, size = fields["expected"], launch.page_size
     position = first_listed(fields["seq_len"], launch.window) + column

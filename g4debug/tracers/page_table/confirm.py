@@ -43,8 +43,10 @@ def _rests_on(launch: Launch, cell: Cell) -> bool:
     """True if only the shadow says that this cell is wrong."""
     if launch.truth is None or launch.truth.shadow is None:
         return False
-    swa_kinds = (Kind.MISMATCH, Kind.ZERO, Kind.EVICTED)
-    return cell.kind is Kind.FREED or (launch.truth.swa and cell.kind in swa_kinds)
+    kind = cell.kind.record
+    if kind.suspicion:  # the report asks SGLang's own tables, see foreign.py
+        return False
+    return bool(kind.confirmed_by) and (launch.truth.swa or not kind.in_swa)
 
 
 def _confirmed(launch: Launch, cell: Cell, ledger: Ledger, holders: Holders) -> bool:

@@ -42,16 +42,15 @@ from g4debug.settings import Settings
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table import token_guard
-from g4debug.tracers.page_table.check import Kind, Truth
+from g4debug.tracers.page_table.check import Truth
 from g4debug.tracers.page_table.checked_table import Launch, cell_of
 from g4debug.tracers.page_table.confirm import has_ended, is_real
-from g4debug.tracers.page_table.report import Unconfirmed, describe
+from g4debug.tracers.page_table.report import Unconfirmed, bare, describe
 from g4debug.tracers.page_table.token_guard import Repair
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
 # What cannot be right, whoever's row it is.
-CERTAIN = (Kind.NEGATIVE, Kind.RANGE, Kind.UNREADABLE)
 logger = logging.getLogger("g4debug")
 
 
@@ -367,8 +366,7 @@ class PageTableTracer(TrapTracer[Launch]):
             except Exception:
                 # A bug of ours must not hide the finding: the kernel's table was safe, not right.
                 logger.exception("g4debug: page-table: a finding cannot be described in full")
-                bare, _, _ = describe(None, left, recorder, draft, None)
-                found.append((bare, None, ()))
+                found.append((bare(launch, left.fields, recorder), None, ()))
         self.account.give(trap)
         for finding, table, events in found:  # in raise mode the first one raises
             self.context.trap.report(finding, Evidence(table=table, events=events))
@@ -379,7 +377,7 @@ class PageTableTracer(TrapTracer[Launch]):
         table = "a page table" if launch is None or launch.lists is None else "a list of tokens"
         what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of {table}"
         left_early = cell.step >= 0 and self.in_flight.is_void(cell.step, cell.request)
-        if left_early and cell.kind not in CERTAIN:
+        if left_early and not cell.kind.record.ended:
             logger.info(
                 "g4debug: page-table: nothing is reported of %s, because its request had ended "
                 "before the result of step %d was looked at",
@@ -426,6 +424,5 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
-    sure=("out-of-range", "negative"),
     without_ledger="ranges, and in full layers req_to_token",
 )
