@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.reference_state import Truth, of_forward
 from g4debug.sanitizer.unsupported import moving_pages, overlaps, takes_snapshots
+from g4debug.speculation import draft_reads_target_kv
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ class BackendState:
         self.partial: tuple[str, str] | None = None
         self.known: set[int] = set()  # id() of each backend that was learned
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
-        self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
+        self._frozen: set[int] = set()  # id() of backends of drafts that read the target's KV
 
     def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
         """Learn a backend that was built for this ModelRunner, and the page size of its pools."""
@@ -41,7 +41,7 @@ class BackendState:
         if found:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
-        frozen = is_frozen_kv_mtp(model_runner)
+        frozen = draft_reads_target_kv(model_runner)
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a

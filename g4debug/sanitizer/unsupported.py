@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.fixes.base import state_of
 from g4debug.hooking import targets
-from g4debug.hooking.speculation import V2_PATH
+from g4debug.hooking.older import stand_in
 
 # What the status of page-table says of a backend, or of a phase of serving, at which it does not
 # look at all. The innocence of the others does not suffer from that.
@@ -24,17 +23,11 @@ def takes_snapshots(server_args: Any) -> bool:
 
     The scheduler overlaps, and SGLang has a barrier behind which it changes what a forward still
     has to read. Without it a forward may translate its rows by a mapping that is another's already.
-    0.5.12.post1 has none, but with the path frozen-kv-mtp-v2 its streams wait for each other.
     """
     if not overlaps(server_args):
         return False
-    return targets.path("scheduler.war_barrier") is not None or on_v2_path(server_args)
-
-
-def on_v2_path(server_args: Any) -> bool:
-    """True if FROZEN_KV_MTP runs with overlap scheduling by the path frozen-kv-mtp-v2."""
-    mtp = getattr(server_args, "speculative_algorithm", None) == "FROZEN_KV_MTP"
-    return mtp and overlaps(server_args) and state_of(V2_PATH) == "applied"
+    older = stand_in(__name__)
+    return targets.has_war_barrier() or bool(older and older.waits_as_well(server_args))
 
 
 def other_rows(server_args: Any) -> str:

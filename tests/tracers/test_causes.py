@@ -29,7 +29,8 @@ from g4debug.dumps import reading
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report
@@ -775,28 +776,16 @@ def never_released(arm):
 # --- spec-lifecycle, on what its checks return --------------------------------------------------
 
 
-def handed_over(
-    violation: Violation | None, site: str = "batch.merge", left: Any = None, v2: bool = False
-) -> tuple[str, str]:
+def handed_over(violation: Violation | None, site: str = "batch.merge") -> tuple[str, str]:
     assert violation is not None
     batch = SimpleNamespace(forward_mode=None)
-    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left, v2=v2)
+    at = hand_over.HandOver(site, "here", batch, ("a", "b"))
     finding = spec_report.describe(violation, at, Recorder(4))
     return finding.kind, finding.cause
 
 
 def still_verify() -> Violation | None:
     return spec_check.check_state("verify-input", "FrozenKVMTPVerifyInput", ("draft-input",))
-
-
-@scenario("spec-lifecycle: verify-input-left", "finished in the verify of step 5")
-def everybody_finished(arm):
-    return handed_over(still_verify(), left=hand_over.Left(5, 2, 0))
-
-
-@scenario("spec-lifecycle: verify-input-left", "although 1 of 2 requests go on")
-def one_goes_on(arm):
-    return handed_over(still_verify(), left=hand_over.Left(5, 2, 1))
 
 
 @scenario("spec-lifecycle: verify-input-left", UNKNOWN + ": no forward")
@@ -858,8 +847,8 @@ def accepted_for_others(arm):
     return handed_over(spec_check.check_accepted([0], 2, 3))
 
 
-def lengths(got: list[int], kind: Any = "seq-len", what: str = "seq_lens") -> tuple[str, str]:
-    return handed_over(spec_check.check_counts(kind, what, [10, 20], got))
+def lengths(got: list[int]) -> tuple[str, str]:
+    return handed_over(spec_check.check_counts("seq-len", "seq_lens", [10, 20], got))
 
 
 @scenario("spec-lifecycle: seq-len", "counts 1 tokens whose KV is not committed")
@@ -875,16 +864,6 @@ def too_short(arm):
 @scenario("spec-lifecycle: seq-len", "of another number of requests")
 def of_others(arm):
     return lengths([10])
-
-
-@scenario("spec-lifecycle: bookkeeping", "was advanced more than once")
-def counted_twice(arm):
-    return lengths([13, 20], "bookkeeping", "kv_committed_len")
-
-
-@scenario("spec-lifecycle: bookkeeping", "was advanced too little")
-def not_counted(arm):
-    return lengths([7, 20], "bookkeeping", "kv_committed_len")
 
 
 def stale(got: str) -> tuple[str, str]:
@@ -913,7 +892,7 @@ def the_last_steps_hidden_states(arm):
 
 
 def in_v2(violation: Violation | None, site: str = "scheduler.run_batch") -> tuple[str, str]:
-    return handed_over(violation, site, v2=True)
+    return handed_over(violation, site)
 
 
 @scenario("spec-lifecycle: verify-input-left", "the verify input of its own step")

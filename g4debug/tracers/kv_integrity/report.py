@@ -10,6 +10,7 @@ from typing import Literal
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import short
 from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
 from g4debug.tracers.kv_integrity.watched import Look, Watched
 
@@ -62,7 +63,7 @@ def describe_written(
             + (f"now {heir} holds it" if heir else "nobody holds it now")
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_write(freed, still),
         reference=REFERENCES["write-after-free"],
         next_command=ALL,
@@ -103,7 +104,7 @@ def describe_changed(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_change(count, still),
         reference=REFERENCES["kv-changed"],
         next_command=ALL,
@@ -135,7 +136,7 @@ def describe_not_finite(
         expected="finite KV in a page whose tokens are all committed",
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
         reference=REFERENCES["nan"],
         next_command=sglangs_check() + ALL,
@@ -213,7 +214,3 @@ def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: 
         layer_kind=kind,
         request=request,
     )
-
-
-def _lines(events: tuple[PageEvent, ...]) -> tuple[str, ...]:
-    return tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events)

@@ -12,7 +12,8 @@ from typing import Literal
 
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, event_line, last_of, said, settle
 from g4debug.sanitizer.page_facts import rid_of
 from g4debug.tracers.kv_writes.check import Kind
@@ -244,7 +245,7 @@ class Words:
         at = f" for tokens {position}..{position + self.size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{name} page {page} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{name} page {page} was never handed out"
         return f"{name} page {page} is free; request {owner} had it last{at}"
 

@@ -55,14 +55,15 @@ from typing import Any
 
 import torch
 
+from g4debug.backends import adapters, names
 from g4debug.findings.record import Evidence, Finding
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.layer_pools import pool_of_layer
-from g4debug.hooking.speculation import is_frozen_kv_mtp
 from g4debug.sanitizer import unsupported
 from g4debug.sanitizer.device_check import DeviceCheck, Key
 from g4debug.sanitizer.trap_buffer import Left, Record, TrapBuffer
+from g4debug.speculation import draft_reads_target_kv
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_writes import check, kernels, read_back
 from g4debug.tracers.kv_writes.check import Stamps
@@ -85,12 +86,13 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
 
     def install(self) -> None:
         context = self.context
-        context.after("attn.trtllm_mha.init", self.after_backend_init)
-        context.after("attn.triton.init", self.after_backend_init)
+        for adapter in adapters():
+            context.after(adapter.built, self.after_backend_init)
+            for site in adapter.fused_writes:
+                context.after(site, self.after_layer_cache_loc)
         put = context.hooks.around
         put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
         put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
-        context.after("attn.trtllm_mha.layer_cache_loc", self.after_layer_cache_loc)
         self.follow()
         context.after("scheduler.init", self.after_scheduler_init)
 
@@ -98,7 +100,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if getattr(model_runner, "is_draft_worker", False):
-            self.draft_writes |= not is_frozen_kv_mtp(model_runner)
+            self.draft_writes |= not draft_reads_target_kv(model_runner)
             return result
         self.unjudged = unsupported.other_rows(model_runner.server_args)
         if not self.unjudged:
@@ -121,8 +123,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         if not self.backends.known:
             self.context.off(
                 self.unjudged
-                or "this server has no trtllm_mha or triton attention backend, so there is "
-                "nothing to check"
+                or f"this server has no {names()} attention backend, so there is nothing to check"
             )
         if self.draft_writes:
             self.context.limit(
@@ -299,8 +300,7 @@ TRACER = Tracer(
     title="the KV of every token is written to its own place, once, and nowhere else",
     sites=(
         "attn.forward",
-        "attn.trtllm_mha.init",
-        "attn.trtllm_mha.layer_cache_loc",
+        *(site for adapter in adapters() for site in (adapter.built, *adapter.fused_writes)),
         "forward_batch.init_new",
         "kv.set",
         "scheduler.init",
@@ -308,7 +308,6 @@ TRACER = Tracer(
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",
-        "attn.triton.init",
     ),
     install=install,
     ledger=True,

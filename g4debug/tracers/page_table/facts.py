@@ -9,7 +9,8 @@ from typing import Literal
 
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
 

@@ -215,7 +215,7 @@ class Words(Facts):
         at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{what} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{what} was never handed out"
         return f"{what} is free; request {owner} had it last{at}"
 

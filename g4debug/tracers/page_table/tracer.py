@@ -27,16 +27,14 @@ from typing import Any
 
 import torch
 
-from g4debug.backends import adapters, phases
+from g4debug.backends import adapters, names, phases
 from g4debug.backends.base import Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.findings.record import Evidence, Finding
-from g4debug.hooking import targets
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.sanitizer import unsupported
 from g4debug.sanitizer.device_check import DeviceCheck, Key
 from g4debug.sanitizer.trap_buffer import Left, Record
-from g4debug.settings import Settings
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import check, guard, token_check, token_guard
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, cell_of
@@ -46,17 +44,6 @@ from g4debug.tracers.page_table.token_check import Repair
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
-
-
-def judges(backend: str, settings: Settings, on_cpu: bool) -> bool:
-    """True if what this attention backend hands over is judged here.
-
-    Where it was never run with this tracer, a finding must not do more than be reported. on_cpu:
-    SGLang runs on the CPU engine.
-    """
-    if settings.mode == "log" or settings.not_run_on_this_release:
-        return True
-    return targets.backend_was_run(backend, on_cpu)
 
 
 class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
@@ -84,7 +71,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def is_refused(self, adapter: Adapter) -> bool:
         """True if this backend was never run here, and a finding would do more than be reported."""
         settings = self.context.settings
-        return not judges(adapter.name, settings, settings.cpu or not torch.cuda.is_available())
+        return not adapter.is_judged(settings, settings.cpu or not torch.cuda.is_available())
 
     def after_built(self, adapter: Adapter) -> Callable[..., Any]:
         """The hook at the site at which the backends of an adapter are built."""
@@ -131,9 +118,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if not self.adapters and not self._not_guarded:
-            names = " or ".join(adapter.name for adapter in adapters())
             self.context.off(
-                f"this server has no {names} attention backend, so there is nothing to check"
+                f"this server has no {names()} attention backend, so there is nothing to check"
             )
             return result
         for why in sorted(self.backends.limits):
@@ -141,8 +127,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         if self.backends.partial is not None:
             self.context.limit(*self.backends.partial)
         if scheduler is not None:
-            built = {key: adapter.name for key, adapter in self.adapters.items()}
-            found = phases.of(scheduler, built, self.in_part)
+            found = phases.of(scheduler, self.adapters, self.in_part)
             if found:
                 print(phases.line(found), file=sys.stderr, flush=True)
             for phase in found:

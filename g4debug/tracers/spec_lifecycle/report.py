@@ -10,13 +10,13 @@ from g4debug.findings.steps import Recorder
 from g4debug.fixes import draft_embedding_shard as shard
 from g4debug.fixes import hybrid_pool_swap as hybrid
 from g4debug.hooking import targets
-from g4debug.tracers.spec_lifecycle.causes import cause
+from g4debug.tracers.spec_lifecycle import causes
 from g4debug.tracers.spec_lifecycle.check import Kind, Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
 LAUNCH = "<your launch command>"
-GUARDS = "fix spec-batch-guards (seed PR #22); "
-_EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to do with it
+DOUBLE = "seed PR #24 (double bookkeeping); "
+EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to do with it
 _LEFT = "TRIAGE.md, 'AttributeError in merge_batch (FROZEN_KV_MTP)'"
 _STEP = "TRIAGE.md, 'Speculative decoding: what a step leaves is wrong'"
 _EMBEDDING = "TRIAGE.md, 'MTP with tensor parallelism: the draft has only a part of the embedding'"
@@ -56,7 +56,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     """The finding. Reads nothing but host memory."""
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
-    fix, command = _explain(violation, at)
+    fix, command = _explain(violation)
     about = f" for request {rid} (row {violation.row})" if rid else ""
     says = _SAYS[violation.kind](violation, about)
     return Finding(
@@ -76,7 +76,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
         ),
         expected=violation.expected,
         got=violation.got,
-        cause=cause(violation, at),
+        cause=causes.cause(violation, at),
         reference=fix + REFERENCES[violation.kind],
         next_command=command,
     )
@@ -122,47 +122,20 @@ def _least(p: Violation) -> str:
     return p.expected.removeprefix("kv_allocated_len of ")
 
 
-def _explain(violation: Violation, at: HandOver) -> tuple[str, str]:
-    """(the fix that matches, as a prefix of the reference, next command)."""
-    if violation.kind == "draft-embedding":
-        return _explain_embedding()
-    if violation.kind == "draft-pool":
+def _explain(violation: Violation) -> tuple[str, str]:
+    """(the fix that matches, as a prefix of the reference, next command).
+
+    Without overlap scheduling 0.5.23 does not serve at all.
+    """
+    kind = violation.kind
+    if kind == "draft-embedding" and shard.FIX.is_for_this_release:
+        return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
+    if kind == "draft-pool":
         return f"fix {hybrid.ID}; ", f"G4DEBUG_FIX_HYBRID_POOL_SWAP=1 {LAUNCH}"
-    if at.v2:
-        return _explain_v2(violation)
-    if violation.kind == "verify-input-left" and at.left is not None and at.left.live == 0:
-        return (
-            "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
-            f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
-        )
-    if violation.kind == "spec-info-dropped":
-        # The fix repairs this at a merge only, because a batch without it may not have run yet.
-        return "", "g4debug doctor"
-    if violation.kind in ("verify-input-left", "wrong-type", "wrong-shape"):
-        # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
-        command = (
-            f"G4DEBUG_MODE=log SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
-            if at.repairing
-            else f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
-        )
-        return GUARDS, command
-    if violation.kind == "bookkeeping":
-        return "seed PR #24 (double bookkeeping); ", f"{LAUNCH} --disable-overlap-schedule"
-    return "", _EAGER
-
-
-def _explain_embedding() -> tuple[str, str]:
-    if not targets.matches(shard.FIX.needs):
-        return "", "g4debug doctor"
-    return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
-
-
-def _explain_v2(violation: Violation) -> tuple[str, str]:
-    """The fixes are for the v1 worker. Without overlap scheduling 0.5.23 does not serve at all."""
-    if violation.kind == "bookkeeping":
-        return "seed PR #24 (double bookkeeping); ", "g4debug doctor"
-    if violation.kind == "draft-places" and targets.matches("<0.5.15"):
+    if kind == "bookkeeping":
+        return DOUBLE, "g4debug doctor"
+    if kind == "draft-places" and not targets.clears_draft_places():
         return "sglang #29616 (in 0.5.15.post1); ", "g4debug doctor"
-    if violation.kind in ("stale-hidden-state", "accept-length", "bonus-token", "seq-len"):
-        return "", _EAGER
+    if kind in ("stale-hidden-state", "accept-length", "bonus-token", "seq-len"):
+        return "", EAGER
     return "", "g4debug doctor"
