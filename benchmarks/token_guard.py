@@ -76,16 +76,16 @@ def main() -> None:
         for tokens in map(int, args.tokens.split(",")):
             lists, truth, pool = served(rows, tokens, args.page_size)
             trap, copy = TrapBuffer(torch.device("cuda")), torch.empty_like(lists.indices)
-            slot = trap.new_slot()
+            mailbox = trap.new_mailbox()
 
             def guard(
                 truth: Truth | None,
                 lists: TokenLists = lists,
                 trap: TrapBuffer = trap,
-                slot: int = slot,
+                mailbox: int = mailbox,
                 pool: int = pool,
             ) -> None:
-                token_guard.launch(lists, trap, slot, pool, args.page_size, truth)
+                token_guard.launch(lists, trap, mailbox, pool, args.page_size, truth)
 
             times = [
                 microseconds(lambda guard=guard: guard(None), args.rounds),
