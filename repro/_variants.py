@@ -18,7 +18,7 @@ from _render import QUOTE
 from _run import Outcome, Stopped, listen, run_variant
 from rich.console import Console
 
-from g4debug.dumps import file, reading
+from g4debug.dumps import errors, reading
 from g4debug.findings.record import TrapRecord
 from g4debug.hooking import targets
 from g4debug.settings import DEFAULT_DUMP_DIR
@@ -148,7 +148,7 @@ def dump_of(run: Outcome) -> TrapRecord | None:
         return None
     try:
         return reading.read(path)
-    except file.DumpError:
+    except errors.DumpError:
         return None
 
 
