@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -63,8 +63,6 @@ class _Field(NamedTuple):
     name: str
     annotation: str
     cls: Any  # the dataclass that it holds, or that its items are of; None for a plain value
-    many: bool
-    optional: bool  # it may be None
     required: bool
 
 
@@ -74,56 +72,51 @@ def _fields(cls: Any) -> tuple[_Field, ...]:
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
         kinds = (hints[f.name], *typing.get_args(hints[f.name]))
-        inner = next((kind for kind in kinds if dataclasses.is_dataclass(kind)), None)
+        inner = next(filter(dataclasses.is_dataclass, kinds), None)
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-        optional = type(None) in kinds
-        many = inner is not None and inner is not kinds[0] and not optional
-        found.append(_Field(f.name, str(f.type), inner, many, optional, required))
+        found.append(_Field(f.name, str(f.type), inner, required))
     return tuple(found)
 
 
-def _places(cls: Any, where: str) -> Iterator[tuple[_Field, str]]:
-    """The fields of a dataclass, and how each is named in an error: ``steps.forward_mode``."""
-    for field in _fields(cls):
-        own = field.cls is not None and where == "dump"
-        yield field, field.name if own else f"{where}.{field.name}"
+def _place(field: _Field, where: str) -> str:
+    """The field's name in an error: ``dump.created``, but ``steps.forward_mode``."""
+    return field.name if field.cls is not None and where == "dump" else f"{where}.{field.name}"
 
 
 def _pack(cls: Any, item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, cls):
         raise ValueError(f"{where}: expected a {cls.__name__}, got {type(item).__name__}")
     out: dict[str, Any] = {}
-    for field, at in _places(cls, where):
-        value = getattr(item, field.name)
-        if field.cls is None:
-            out[field.name] = _exact(_checked(field.annotation, value, at))
-        elif field.many:
-            out[field.name] = [_pack(field.cls, one, at) for one in _seq(value, at)]
-        else:
-            missing = value is None and field.optional
-            out[field.name] = None if missing else _pack(field.cls, value, at)
+    for field in _fields(cls):
+        value = _convert(field, getattr(item, field.name), _place(field, where), _pack)
+        out[field.name] = _exact(value) if field.cls is None else value
     return out
 
 
 def _build(cls: Any, value: Any, where: str) -> Any:
     data = dict(_mapping(value, where))
     out: dict[str, Any] = {}
-    for field, at in _places(cls, where):
-        if field.name not in data:
-            if field.required:
-                raise ValueError(f"{at}: missing")
-            continue
-        value = data.pop(field.name)
-        if field.cls is None:
-            out[field.name] = _checked(field.annotation, value, at)
-        elif field.many:
-            out[field.name] = tuple(_build(field.cls, one, at) for one in _seq(value, at))
-        else:
-            missing = value is None and field.optional
-            out[field.name] = None if missing else _build(field.cls, value, at)
+    for field in _fields(cls):
+        at = _place(field, where)
+        if field.name in data:
+            value = _convert(field, data.pop(field.name), at, _build)
+            out[field.name] = tuple(value) if isinstance(value, list) else value
+        elif field.required:
+            raise ValueError(f"{at}: missing")
     if data:
         raise ValueError(f"{where}: unknown field {sorted(map(str, data))[0]!r}")
     return cls(**out)
+
+
+def _convert(field: _Field, value: Any, at: str, one: Callable[[Any, Any, str], Any]) -> Any:
+    """A plain value is only checked. ``one(cls, value, at)`` converts what a dataclass is for."""
+    if field.cls is None:
+        return _checked(field.annotation, value, at)
+    if field.annotation.startswith("tuple["):
+        return [one(field.cls, item, at) for item in _seq(value, at)]
+    if value is None and field.annotation.endswith("| None"):
+        return None
+    return one(field.cls, value, at)
 
 
 # How a subclass becomes a plain value: str() of an Enum would give its name.
