@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from g4debug import discovery
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
 from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location
 from g4debug.settings import Settings
