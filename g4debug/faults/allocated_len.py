@@ -39,5 +39,4 @@ FAULT = Fault(
     caught_by=CAUGHT_BY,
     install=install,
     needs=("future.publish",),
-    overlapped=True,
 )

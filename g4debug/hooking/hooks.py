@@ -127,17 +127,24 @@ class Hooks:
         self._seen: dict[str, tuple[Any, int]] = {}
         self._registered: Mapping[str, Sized] = {}  # SGLang's registry: dotted path -> hooks
 
-    def around(self, site: str, order: Order, owner: str, wrapper: Around) -> None:
-        """Put ``wrapper(call_next, *args, **kwargs)`` around a site."""
-        self._enter(site, Entry(order, owner, wrapper))
+    def around(
+        self, site: str, order: Order, owner: str, wrapper: Around, optional: bool = False
+    ) -> None:
+        """Put ``wrapper(call_next, *args, **kwargs)`` around a site.
 
-    def _enter(self, site: str, entry: Entry) -> None:
-        if targets.path(site) is None:
+        optional: a release that has no such site is none the worse for it. Else HookError is raised
+        there.
+        """
+        self._enter(site, Entry(order, owner, wrapper), optional)
+
+    def _enter(self, site: str, entry: Entry, optional: bool) -> None:
+        if not targets.absent(site):
+            self._entries[site].append(entry)
+        elif not optional:
             raise HookError(
                 f"{entry.owner}: SGLang {targets.sglang_version()} has no {site}; run: g4debug "
                 "doctor"
             )
-        self._entries[site].append(entry)
 
     def drop(self, owner: str) -> None:
         """Forget all wrappers of ``owner``, because half a fix is worse than none."""
@@ -150,22 +157,29 @@ class Hooks:
         """Sites that ``owner`` wraps, sorted."""
         return tuple(s for s in self.sites if any(e.owner == owner for e in self._entries[s]))
 
-    def before(self, site: str, order: Order, owner: str, hook: Before) -> None:
-        """Call ``hook(*args, **kwargs)`` before a site."""
+    def before(
+        self, site: str, order: Order, owner: str, hook: Before, optional: bool = False
+    ) -> None:
+        """Call ``hook(*args, **kwargs)`` before a site. optional: as of :meth:`around`."""
 
         def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
             hook(*args, **kwargs)
             return call_next(*args, **kwargs)
 
-        self._enter(site, Entry(order, owner, around, before=hook))
+        self._enter(site, Entry(order, owner, around, before=hook), optional)
 
-    def after(self, site: str, order: Order, owner: str, hook: After) -> None:
-        """Call ``hook(result, *args, **kwargs)`` after a site. The result is what it returns."""
+    def after(
+        self, site: str, order: Order, owner: str, hook: After, optional: bool = False
+    ) -> None:
+        """Call ``hook(result, *args, **kwargs)`` after a site. The result is what it returns.
+
+        optional: as of :meth:`around`.
+        """
 
         def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
             return hook(call_next(*args, **kwargs), *args, **kwargs)
 
-        self._enter(site, Entry(order, owner, around, after=hook))
+        self._enter(site, Entry(order, owner, around, after=hook), optional)
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
-_OURS = str(Path(__file__).resolve().parents[1])
-_SGLANG = "/sglang/srt/"
-# Frames that nobody looks for when they ask who called an allocator, besides our own.
-_SKIPPED = (
-    "mem_cache/allocator",
-    "mem_cache/allocation",
-    "mem_cache/swa_memory_pool",
-    "mem_cache/common",
-    "plugins/hook_registry",
-    "functools",
-    "contextlib",
-    "torch/utils/_contextlib",
+# Modules with frames that nobody looks for when they ask who called an allocator. A module is known
+# by its own name, because the folder that it is installed in may have any name.
+_SKIPPED = re.compile(
+    r"(g4debug|functools|contextlib|torch\.utils\._contextlib)(\.|$)"
+    r"|sglang\.srt\.(mem_cache\.(allocator|allocation|swa_memory_pool|common)|plugins\.hook_registry)"
 )
+_SGLANG = "sglang.srt."
 # Keyed by strings and numbers: the hash of a code object is computed anew each time.
-_uninteresting: dict[str, bool] = {}  # by file
+_uninteresting: dict[str, bool] = {}  # by module
 _names: dict[tuple[str, int, str], str] = {}  # of the callers that were seen before
 
 
@@ -34,17 +29,16 @@ def caller() -> str:
     foreign = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        skip = _uninteresting.get(file)
+        module = frame.f_globals.get("__name__", "")
+        skip = _uninteresting.get(module)
         if skip is None:
-            skip = file.startswith(_OURS) or any(part in file for part in _SKIPPED)
-            _uninteresting[file] = skip
+            skip = _uninteresting[module] = _SKIPPED.match(module) is not None
         if not skip:
-            at = file, frame.f_lineno, frame.f_code.co_name
+            at = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
             name = _names.get(at)
             if name is None:
-                name = _names[at] = f"{Path(file).name}:{at[1]} {at[2]}"
-            if _SGLANG in file:
+                name = _names[at] = f"{Path(at[0]).name}:{at[1]} {at[2]}"
+            if module.startswith(_SGLANG):
                 return f"{foreign}, called by {name}" if foreign else name
             foreign = foreign or name
         frame = frame.f_back
