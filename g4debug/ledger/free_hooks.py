@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from g4debug.hooking.free_group import in_free_group
-from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct, on_host
 from g4debug.ledger.callsite import caller
 from g4debug.ledger.pool_registry import PoolRegistry
-from g4debug.ledger.shadow import FREE, HELD
+from g4debug.ledger.shadow import FREE, HELD, Marks
 
 Call = Callable[..., Any]
 
@@ -87,18 +86,20 @@ class FreeHooks:
         given = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
         if self._is_nothing(given):
             return None
-        where, shadow = caller(), self.ledger.shadow if pool.name == "full" else None
+        where, shadow = caller(), self.ledger.shadow
+        marks = Marks(shadow) if shadow is not None and pool.name == "full" else None
 
         def enter(pages: Pages) -> Pages:
             return self._enter(pool, np.sort(pages), where)
 
         if self._may_wait(given):
-            self.ledger.post(given, self.registry.once(enter), shadow=shadow)
+            self.ledger.post(given, self.registry.once(enter), marks=marks)
             return None
         pages = np.sort(self._read(given))  # one that is given twice is freed twice
         freed = self._enter(pool, pages, where)
         corrected = None if freed is pages else torch.from_numpy(freed).to(given)
-        shadows.mark(shadow, given if corrected is None else corrected, 1, FREE)
+        if marks is not None:
+            marks.make(given if corrected is None else corrected)
         return corrected
 
     def _is_nothing(self, given: Tensor) -> bool:
@@ -226,7 +227,7 @@ class FreeHooks:
             return
         mapping = allocator.full_to_swa_index_mapping
         tokens = free_index[:: self.ledger.pools["full"].page_size] if segment else free_index
-        alone, where = not self._freeing, caller()
+        alone, where, marks = not self._freeing, caller(), self._parted()
 
         def enter(words: Pages) -> bool:
             """Returns whether there was anything to lose."""
@@ -237,18 +238,18 @@ class FreeHooks:
             return bool(pairs.given.any() or mapped.any())
 
         if self._may_wait(tokens):
-            self.ledger.post(tokens, self.registry.once(enter), mapping, **self._loses())
+            self.ledger.post(tokens, self.registry.once(enter), mapping, marks)
             return
         tokens = tokens.to(torch.int64)
         mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
         # Raises if a finding stops it: then it will not happen.
-        if enter(self._read(torch.cat((tokens, mapped)))):
-            shadows.mark(indices=tokens, **self._loses())
+        if enter(self._read(torch.cat((tokens, mapped)))) and marks is not None:
+            marks.make(tokens)
 
-    def _loses(self) -> dict[str, Any]:
-        """How the shadow learns of full pages without SWA pages. Those that are free stay so."""
+    def _parted(self) -> Marks | None:
+        """What the shadow learns of full pages that have no SWA pages any more."""
         size, shadow = self.ledger.pools["full"].page_size, self.ledger.shadow
-        return {"shadow": shadow, "page_size": size, "value": HELD, "unless_free": True}
+        return None if shadow is None else Marks(shadow, size, HELD, unless_free=True)
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
@@ -301,7 +302,7 @@ class FreeHooks:
             swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
             pool.partner[pages] = 0
 
-        self.ledger.post(full, self.registry.once(enter), **self._loses())
+        self.ledger.post(full, self.registry.once(enter), marks=self._parted())
 
     # --- everything at once -------------------------------------------------------------------
 

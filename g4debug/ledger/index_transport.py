@@ -22,6 +22,7 @@ import torch
 
 from g4debug.ledger import snapshot
 from g4debug.ledger.books import Pages
+from g4debug.ledger.shadow import Marks
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
@@ -81,14 +82,14 @@ class IndexTransport:
         self,
         indices: torch.Tensor,
         enter: Callable[[Pages], None],
-        mapping: torch.Tensor | None = None,
-        **marks: Any,
+        mapping: torch.Tensor | None,
+        marks: Marks | None,
     ) -> None:
         """Call ``enter`` later with the values that these indices have now; see ``Ledger.post``."""
         count = snapshot.words(indices, mapping)
         if count > STAGING:
             self.settle(wait=True)
-            enter(snapshot.read(indices, mapping, **marks))
+            enter(snapshot.read(indices, mapping, marks))
             return
         self._on_current_stream(indices)
         if self._used + count > STAGING:
@@ -96,7 +97,7 @@ class IndexTransport:
             self._used = 0
         words = slice(self._used, self._used + count)
         self._used += count
-        snapshot.take(indices, self._staging(indices).device[words], mapping, **marks)
+        snapshot.take(indices, self._staging(indices).device[words], mapping, marks)
         self.waiting.append(Posted(words, enter, self._recorder.event_step))
 
     def _staging(self, indices: torch.Tensor) -> Staging:

@@ -23,6 +23,7 @@ from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger
 from g4debug.ledger.index_transport import IndexTransport
 from g4debug.ledger.owners import Owners
 from g4debug.ledger.page_history import SHOWN, EventLog
+from g4debug.ledger.shadow import Marks
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
@@ -174,19 +175,18 @@ class Ledger:
         indices: torch.Tensor,
         enter: Callable[[Pages], None],
         mapping: torch.Tensor | None = None,
-        **marks: Any,
+        marks: Marks | None = None,
     ) -> None:
         """Call ``enter`` with the values of an index tensor: at once on a CPU, later on a GPU.
 
         The values are those of now, whatever happens to the tensor until then. indices: int32 or
         int64 [n]. mapping: SGLang's; then ``enter`` gets [2 n] values, the indices and then what
-        the mapping says of them. marks: the shadow that is to learn of them, and how; see
-        :func:`snapshot.take`.
+        the mapping says of them. marks: what the shadow learns of them.
         """
         if self.is_far(indices):
-            self.transport.post(indices, enter, mapping, **marks)
+            self.transport.post(indices, enter, mapping, marks)
         else:
-            enter(snapshot.read(indices, mapping, **marks))
+            enter(snapshot.read(indices, mapping, marks))
 
     def settle(self, wait: bool = False) -> None:
         """Enter what has arrived. With ``wait``, wait for everything that is on its way."""

@@ -17,6 +17,8 @@ skipped, never written. The idea is that of KASAN's shadow memory.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -25,6 +27,22 @@ from g4debug import launching
 
 FREE, HELD = -1, 0
 BLOCK = 1024
+
+
+class Marks(NamedTuple):
+    """What the shadow learns of indices: the word of each one's page becomes ``value``.
+
+    page_size: how many indices a page has. unless_free: pages that are FREE stay so.
+    """
+
+    shadow: torch.Tensor
+    page_size: int = 1
+    value: int = FREE
+    unless_free: bool = False
+
+    def make(self, indices: torch.Tensor) -> None:
+        """Let it learn of them at once, see :func:`mark`."""
+        mark(self.shadow, indices, self.page_size, self.value, unless_free=self.unless_free)
 
 
 @triton.jit

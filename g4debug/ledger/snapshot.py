@@ -20,15 +20,14 @@ nearest end: what a broken allocator gives must not become an access out of boun
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton.language as tl
+from torch import Tensor
 
 from g4debug import launching
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import Pages
-from g4debug.ledger.shadow import FREE, put
+from g4debug.ledger.shadow import Marks, put
 
 BLOCK = 1024
 
@@ -66,85 +65,51 @@ _launch = launching.Launcher(_take_kernel)
 
 
 def take(
-    indices: torch.Tensor,
-    out: torch.Tensor,
-    mapping: torch.Tensor | None = None,
-    shadow: torch.Tensor | None = None,
-    page_size: int = 1,
-    value: int = FREE,
-    unless_free: bool = False,
+    indices: Tensor, out: Tensor, mapping: Tensor | None = None, marks: Marks | None = None
 ) -> None:
     """Take down ``indices`` on the current stream. Never waits.
 
     indices: int32/int64 [n], of any stride: token indices, or pages with a page_size of 1.
     out: int64, contiguous: [n], or [2 n] with a mapping.
     mapping: int32/int64 [m], contiguous, what SGLang's ``full_to_swa_index_mapping`` is.
-    shadow: int32 [pages + 1], see :mod:`g4debug.ledger.shadow`; its word of each index's page
-        becomes ``value``, with ``unless_free`` only if it is not FREE.
+    marks: what the shadow learns of them.
     """
-    if indices.numel() == 0:
-        return
-    how = launch if out.is_cuda else reference
-    how(indices, out, mapping, shadow, page_size, value, unless_free)
+    if indices.numel():
+        (launch if out.is_cuda else reference)(indices, out, mapping, marks)
 
 
-def words(indices: torch.Tensor, mapping: torch.Tensor | None) -> int:
+def words(indices: Tensor, mapping: Tensor | None) -> int:
     """How many words :func:`take` writes."""
     return indices.numel() if mapping is None else 2 * indices.numel()
 
 
-def read(indices: torch.Tensor, mapping: torch.Tensor | None = None, **marks: Any) -> Pages:
+def read(indices: Tensor, mapping: Tensor | None = None, marks: Marks | None = None) -> Pages:
     """What :func:`take` takes down, on the host. Waits for the device."""
     taken = torch.empty(words(indices, mapping), dtype=torch.int64, device=indices.device)
-    take(indices, taken, mapping, **marks)
+    take(indices, taken, mapping, marks)
     found: Pages = taken.cpu().numpy()
     return found
 
 
-def launch(
-    indices: torch.Tensor,
-    out: torch.Tensor,
-    mapping: torch.Tensor | None,
-    shadow: torch.Tensor | None,
-    page_size: int,
-    value: int,
-    unless_free: bool,
-) -> None:
+def launch(indices: Tensor, out: Tensor, mapping: Tensor | None, marks: Marks | None) -> None:
     """:func:`take` by the kernel, for at least one index."""
+    shadow, page_size, value, unless_free = marks or Marks(out)
+    mapped, pages = 1 if mapping is None else mapping.numel(), shadow.numel() - 1
     count = indices.numel()
     _launch(
         (-(-count // BLOCK), 1, 1),
-        (
-            indices,
-            out if mapping is None else mapping,
-            out if shadow is None else shadow,
-            out,
-        ),
-        (
-            count,
-            indices.stride(0),
-            1 if mapping is None else mapping.numel(),
-            page_size,
-            0 if shadow is None else shadow.numel() - 1,
-            value,
-        ),
-        (mapping is not None, shadow is not None, unless_free, BLOCK),
+        (indices, out if mapping is None else mapping, shadow, out),
+        (count, indices.stride(0), mapped, page_size, pages, value),
+        (mapping is not None, marks is not None, unless_free, BLOCK),
     )
 
 
-def reference(
-    indices: torch.Tensor,
-    out: torch.Tensor,
-    mapping: torch.Tensor | None,
-    shadow: torch.Tensor | None,
-    page_size: int,
-    value: int,
-    unless_free: bool,
-) -> None:
+def reference(indices: Tensor, out: Tensor, mapping: Tensor | None, marks: Marks | None) -> None:
     """:func:`take` in torch."""
     count, tokens = indices.numel(), indices.to(torch.int64)
     out[:count] = tokens
     if mapping is not None:
         out[count : 2 * count] = mapping[tokens.clamp(0, mapping.numel() - 1)]
-    if shadow is not None:
+    if marks is not None:
+        shadow, page_size, value, unless_free = marks
         shadows.reference(shadow, tokens, page_size, value, unless_free=unless_free)

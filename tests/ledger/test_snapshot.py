@@ -33,7 +33,7 @@ def test_the_kernel_does_what_the_reference_does(data):
         shadow[2:5] = torch.tensor([0, 3, 0])
         on = [None if t is None else t.to(device) for t in (whole, mapping)]
         out = torch.full((2 * len(given_) + 3,), -77, dtype=torch.int64, device=device)
-        of = (on[1], shadow if marks else None, size, value, unless_free)
+        of = (on[1], shadows.Marks(shadow, size, value, unless_free) if marks else None)
         if how == "kernel":
             snapshot.launch(on[0][::stride], out, *of)
         else:
@@ -52,5 +52,5 @@ def test_the_kernel_does_what_the_reference_does(data):
 def test_more_than_one_block():
     indices = torch.arange(2 * snapshot.BLOCK + 5, device=DEVICE)
     out = torch.empty_like(indices)
-    snapshot.launch(indices, out, None, None, 1, 0, False)
+    snapshot.launch(indices, out, None, None)
     assert out.tolist() == indices.tolist()

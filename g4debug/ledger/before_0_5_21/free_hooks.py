@@ -15,7 +15,6 @@ from torch import Tensor
 from g4debug.hooking import targets
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger import free_hooks as newer
-from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import Pages, Pairs, PoolLedger, distinct, on_host
 from g4debug.ledger.free_hooks import Call
 from g4debug.ledger.pool_registry import PoolRegistry
@@ -78,7 +77,9 @@ class FreeHooks(newer.FreeHooks):
     def _enter_free_swa(self, free_index: Tensor) -> None:
         if free_index.numel():
             self._lose(distinct(self._read(free_index) // self.ledger.pools["full"].page_size))
-            shadows.mark(indices=free_index, **self._loses())
+            marks = self._parted()
+            if marks is not None:
+                marks.make(free_index)
 
     def _lose(self, pages: Pages) -> None:
         """These full pages lose their SWA pages."""
