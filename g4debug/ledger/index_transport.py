@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from g4debug.ledger import snapshot
 from g4debug.ledger.books import Pages
@@ -29,6 +31,14 @@ if TYPE_CHECKING:
 
 NOT_YET = -(1 << 62)  # the value of a word in pinned memory that the device has not written yet
 STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to the host
+
+
+class Staging(NamedTuple):
+    """int64 [STAGING] each: on the device, in pinned memory, and that again as an array."""
+
+    device: Tensor
+    pinned: Tensor
+    words: Pages
 
 
 @dataclass(slots=True)
@@ -46,14 +56,6 @@ class Posted:
     arrived: Any = None
 
 
-class Staging(NamedTuple):
-    """int64 [STAGING] each: on the device, in pinned memory, and that again as an array."""
-
-    device: torch.Tensor
-    pinned: torch.Tensor
-    words: Pages
-
-
 class IndexTransport:
     """One for each ledger.
 
@@ -69,8 +71,8 @@ class IndexTransport:
         self.gathers = False
         self._recorder = recorder
         self._sent = 0  # so many of what waits are on their way
-        self._used = 0  # words of the staging buffers that are taken
-        self._buffers: Staging | None = None
+        self._buffers = Staging(torch.empty(0), torch.empty(0), np.empty(0, dtype=np.int64))
+        self._used = 0  # words of the buffers that are taken
         self._stream: Any = None  # on which what is not sent was posted; None on a CPU
         self._raw = -1  # the same as CUDA's own pointer
         self._gathered = 0  # so much of what is not sent was posted before the forward
@@ -80,9 +82,9 @@ class IndexTransport:
 
     def post(
         self,
-        indices: torch.Tensor,
+        indices: Tensor,
         enter: Callable[[Pages], None],
-        mapping: torch.Tensor | None,
+        mapping: Tensor | None,
         marks: Marks | None,
     ) -> None:
         """Call ``enter`` later with the values that these indices have now; see ``Ledger.post``."""
@@ -92,30 +94,26 @@ class IndexTransport:
             enter(snapshot.read(indices, mapping, marks))
             return
         self._on_current_stream(indices)
+        if not len(self._buffers.words):
+            device = torch.empty(STAGING, dtype=torch.int64, device=indices.device)
+            pinned = torch.empty(STAGING, dtype=torch.int64, pin_memory=indices.is_cuda)
+            self._buffers = Staging(device, pinned, pinned.numpy())
         if self._used + count > STAGING:
             self.settle(wait=True)
             self._used = 0
         words = slice(self._used, self._used + count)
         self._used += count
-        snapshot.take(indices, self._staging(indices).device[words], mapping, marks)
+        snapshot.take(indices, self._buffers.device[words], mapping, marks)
         self.waiting.append(Posted(words, enter, self._recorder.event_step))
 
-    def _staging(self, indices: torch.Tensor) -> Staging:
-        if self._buffers is None:
-            device = torch.empty(STAGING, dtype=torch.int64, device=indices.device)
-            pinned = torch.empty(STAGING, dtype=torch.int64, pin_memory=indices.is_cuda)
-            self._buffers = Staging(device, pinned, pinned.numpy())
-        return self._buffers
-
-    def _on_current_stream(self, indices: torch.Tensor) -> None:
+    def _on_current_stream(self, indices: Tensor) -> None:
         """What is posted next is posted on the current stream. Send what was posted on another."""
         device = indices.get_device()
         raw = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else -1
-        if raw == self._raw:  # a tenth of the time of asking for the stream itself
-            return
-        self.send()
-        self._raw = raw
-        self._stream = torch.cuda.current_stream(device) if device >= 0 else None
+        if raw != self._raw:  # a tenth of the time of asking for the stream itself
+            self.send()
+            self._raw = raw
+            self._stream = torch.cuda.current_stream(device) if device >= 0 else None
 
     def send(self) -> None:
         """Send all that was posted, on the stream on which it was."""
@@ -126,7 +124,6 @@ class IndexTransport:
 
     def _send(self, count: int) -> None:
         """Start to copy the first ``count`` of what is not sent yet, on the current stream."""
-        assert self._buffers is not None, "made when the first indices were posted"
         sent = tuple(islice(self.waiting, self._sent, self._sent + count))
         self._sent += count
         self._gathered = 0
@@ -182,30 +179,23 @@ class IndexTransport:
                 arrived.synchronize()
             elif not arrived.query():
                 return
-            first = self._next()
-            if not self._sent or self.waiting[0].arrived is not arrived:
+            if self._sent == 1 or self.waiting[1].arrived is not arrived:
                 self._spare.append(arrived)
-            self._enter(first)
+            self._enter_first()
 
-    def _next(self) -> Posted:
+    def _enter_first(self) -> None:
+        first = self.waiting.popleft()
         self._sent -= 1
-        return self.waiting.popleft()
-
-    def _arrived(self, posted: Posted) -> Pages:
-        assert self._buffers is not None, "made when the first indices were posted"
-        return self._buffers.words[posted.words]
-
-    def _enter(self, posted: Posted) -> None:
-        self.step = posted.step
+        self.step = first.step
         try:
-            posted.enter(self._arrived(posted).copy())
+            first.enter(self._buffers.words[first.words].copy())
         finally:
             self.step = None
 
     def salvage(self) -> None:
         """After an error of the device, enter what it had copied before it died."""
-        while self._sent and not bool((self._arrived(self.waiting[0]) == NOT_YET).any()):
-            self._enter(self._next())
+        while self._sent and not (self._buffers.words[self.waiting[0].words] == NOT_YET).any():
+            self._enter_first()
         self.forget()
 
     def forget(self) -> None:

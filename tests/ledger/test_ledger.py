@@ -300,7 +300,7 @@ def test_what_the_device_had_copied_before_it_died(delayed):
     a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
     late = list(ledger.transport.waiting)[3:]  # a's: full, SWA and the mapping
     for pending in late:
-        ledger.transport._arrived(pending)[:] = NOT_YET
+        ledger.transport._buffers.words[pending.words] = NOT_YET
     ledger.transport.salvage()
     full = ledger.pools["full"]
     assert full.held[pages_of(rig, a)].all()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from g4debug.findings.kinds import ALLOCATOR, ARMED, KINDS, FindingKind
-from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.findings.record import Finding, Location, PageEvent
 from g4debug.fixes import locked_prefix
 from g4debug.hooking import targets
 from g4debug.ledger.books import PoolLedger
@@ -41,7 +39,6 @@ def describe(
     mode = getattr(getattr(ledger.batch, "forward_mode", None), "name", "")
     where = f" in {mode.lower().replace('_', '-')}" if mode else ""
     by = f" (called by {event.caller})" if event.caller else ""
-    kind: LayerKind = "sliding" if pool.name == "swa" else "full"
     fix, command = _explain(event, record)
     finding = Finding(
         check="kv-allocator",
@@ -53,11 +50,9 @@ def describe(
         ),
         location=Location(
             process="scheduler",
-            pid=os.getpid(),
-            rank=ledger.recorder.rank,
             step=event.step,
             forward_mode=mode,
-            layer_kind=kind,
+            layer_kind="sliding" if pool.name == "swa" else "full",
             request=request,
         ),
         expected=record.expected.format(**facts),

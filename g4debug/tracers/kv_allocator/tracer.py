@@ -27,6 +27,7 @@ Everything else cannot be undone safely, and is only reported.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,23 +242,19 @@ class KvAllocatorTracer:
         none, batch = pages[:0], self.ledger.batch
         if batch is None or self.ledger.broken:
             return none
-        rid, row, found = release.rid, release.row, [none]
-        for owner in set(pool.owner[pages].tolist()) - {"", rid}:
-            request = self.ledger.requests.get(owner)
-            if request is None or not self._runs(owner, request):
-                continue
+        found = [none]
+        for owner, request in self._running(set(pool.owner[pages].tolist()) - {release.rid}):
             mine = pages[(pool.owner[pages] == owner) & pool.held[pages]]
             mine = mine[pool.position[mine] >= cached_tokens(request)]
             mine = mine[pool.position[mine] < req_kv.allocated(request)]
-            mine = self._named(pool, mine, request, batch)
-            if not len(mine):
-                continue
+            if len(mine):
+                mine = mine[_full_pages(pool, mine, request, batch) == mine]
             found.append(mine)
             new = mine[~np.isin(mine, list(release.told))]
             if len(new):
                 release.told.update(new.tolist())
-                where = self._row_of(pool, int(new[0]), row, batch)
-                self._report(pool, event, Violation("foreign-free", new), "", rid, where)
+                where = self._row_of(pool, int(new[0]), release.row, batch)
+                self._report(pool, event, Violation("foreign-free", new), "", release.rid, where)
         return np.concatenate(found) if self.contain else none
 
     def _read(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
@@ -265,12 +262,11 @@ class KvAllocatorTracer:
         batch = self.ledger.batch
         if batch is None or self.ledger.broken or not self._readers.reading:
             return
+        rows = batch.req_to_token_pool.req_to_token
         for reading, theirs in self._readers.of(pages):
-            request = self.ledger.requests.get(reading.rid)
-            if request is None or not self._runs(reading.rid, request):
+            if not any(self._running([reading.rid])):
                 continue
-            table = batch.req_to_token_pool.req_to_token
-            columns = columns_of(reading, theirs, table, pool.page_size)
+            columns = columns_of(reading, theirs, rows, pool.page_size)
             new = [c for c in columns.tolist() if int(reading.pages[c]) not in reading.told]
             if new and pool.held[reading.pages[new]].any():
                 found = reading.pages[new]
@@ -279,13 +275,6 @@ class KvAllocatorTracer:
                 note = f"the first one has tokens {first}..{first + pool.page_size - 1} of request "
                 note += f"{reading.rid}, in column {new[0]} of row {reading.row} of req_to_token"
                 self._report(pool, event, Violation("freed-while-read", found), note, reading.rid)
-
-    def _named(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
-        """Those full ``pages`` that the request's row names where they belong. Waits."""
-        if not len(pages):
-            return pages
-        found: Pages = pages[_full_pages(pool, pages, request, batch) == pages]
-        return found
 
     def _row_of(self, pool: PoolLedger, page: int, row: int | None, batch: Any) -> str:
         """Where a row of req_to_token names a full page, in words. '' if it does not. Waits."""
@@ -310,17 +299,16 @@ class KvAllocatorTracer:
         window = getattr(cache, "sliding_window_size", None)
         if not isinstance(window, int) or window <= 0:
             return
-        for rid in set(pool.owner[pages].tolist()):
-            request = self.ledger.requests.get(rid)
-            if request is None or not self._runs(rid, request):
-                continue
+        for rid, request in self._running(set(pool.owner[pages].tolist())):
             query = req_kv.committed(request)
             step, length = self._evicting.get(rid, (-1, -1))
             if step == event.step:
                 query = min(query, length)
             mine = pages[pool.owner[pages] == rid]
             mine = mine[in_window(pool.position[mine], pool.page_size, query, window)]
-            mine = self._in_row(pool, mine, request, batch)
+            # Others may be pages that the request had before it was retracted, and that the prefix
+            # cache holds now. This waits for the device, but is rarely asked.
+            mine = mine[self.ledger.belongs(_full_pages(pool, mine, request, batch), mine)]
             if len(mine):
                 first = int(pool.position[mine[0]])
                 last = first + pool.page_size - 1
@@ -328,26 +316,19 @@ class KvAllocatorTracer:
                 note += f"which attends to {max(0, query - window)}..{query}"
                 self._report(pool, event, Violation("evicted-in-window", mine), note, rid)
 
-    def _runs(self, rid: str, request: Any) -> bool:
-        """True if the request has run in the row that it has now, and is not finished."""
-        row = req_kv.row(request)
-        if row < 0 or request.finished():
-            return False
-        return self._ran.get(rid) == (row, _retractions(request))
-
-    def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
-        """Those of the SWA ``pages`` that the request's row and the mapping really lead to.
-
-        Others may be pages that the request had before it was retracted, and that the prefix cache
-        holds now. This waits for the device, but is rarely called.
-        """
-        return pages[self.ledger.belongs(_full_pages(pool, pages, request, batch), pages)]
+    def _running(self, rids: Iterable[str]) -> Iterator[tuple[str, Any]]:
+        """Those requests that have run in the row that they have now, and are not finished."""
+        for rid in rids:
+            request = self.ledger.requests.get(rid)
+            if request is None or (row := req_kv.row(request)) < 0 or request.finished():
+                continue
+            if self._ran.get(rid) == (row, _retractions(request)):
+                yield rid, request
 
     def _stops(self, pool: PoolLedger, event: PageEvent, violation: Violation) -> bool:
         """True if the allocator does not get back the page that the finding is about."""
         mode = self.context.settings.mode
-        stops = event.kind in ("free", "evict", "unmap") and not self.ledger.late
-        if not stops or mode == "log":
+        if event.kind not in ("free", "evict", "unmap") or self.ledger.late or mode == "log":
             return False
         # Of a page that is held and given twice in one call, contain mode frees one.
         once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])

@@ -28,9 +28,13 @@ class Census:
     repeated: Pages
     outside: Pages
 
+    def wrong(self) -> dict[str, Pages]:
+        """Kind of finding -> its pages, which may be none."""
+        return vars(self)
+
     @property
     def sound(self) -> bool:
-        return not (len(self.leaked) + len(self.double) + len(self.repeated) + len(self.outside))
+        return not any(map(len, self.wrong().values()))
 
 
 def take_census(pages: int, free: Pages, owned: Pages, maybe: Pages = _NONE) -> Census:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
-from g4debug.findings.kinds import KINDS, FindingKind
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
@@ -22,41 +21,30 @@ def describe(
     pool: str, census: Census, live: list[Any], released: Released, ledger: Ledger, idle: bool
 ) -> tuple[Finding, tuple[Holding, ...], tuple[PageEvent, ...]]:
     """The finding, who holds or lost which pages, and the history of the first bad page."""
-    rids = {str(r.rid) for r in live}
+    rids, wrong = {str(r.rid) for r in live}, census.wrong()
     holdings = [
-        *_by_owner(pool, census.leaked, "leaked", rids, released, ledger),
-        *_by_owner(pool, census.double, "double", rids, released, ledger),
-        *_by_owner(pool, census.repeated, "repeated", rids, released, ledger),
-        *_by_owner(pool, census.outside, "outside", rids, released, ledger),
+        holding
+        for state, pages in wrong.items()
+        for holding in _by_owner(pool, pages, state, rids, released, ledger)
     ]
-    record, pages = _worst(census)
-    kind, words = record.name, record.what
-    first = int(pages[0])
+    # What corrupts KV is worse than what is lost.
+    kind = next(kind for kind in ("double", "repeated", "outside", "leaked") if len(wrong[kind]))
+    pages, first, count = wrong[kind], int(wrong[kind][0]), len(wrong[kind])
     events = () if ledger.broken else ledger.history(pool, first)
     worst = next(h for h in holdings if h.state == kind)
-    count = len(pages)
-    what = f"{count} page{'s' * (count != 1)} of the {pool} pool {'is' if count == 1 else 'are'}"
-    owner = worst.owner or "a request that is not known"
-    finding = Finding(
-        check="pool-leak",
-        kind=record.name,
-        site="scheduler.on_idle" if idle else "scheduler.process_result",
-        headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what} {words} "
-        f"(page {first}, last owner {owner})",
-        location=Location(
-            process="scheduler",
-            pid=os.getpid(),
-            rank=ledger.recorder.rank,
-            step=ledger.recorder.step,
-            request=worst.owner,
-        ),
+    what = f"{count} page{'s' * (count != 1)} of the {pool} pool {'is' if count == 1 else 'are'} "
+    what += KINDS["pool-leak"][kind].what
+    finding = _finding(
+        kind,
+        ledger,
+        idle,
+        f"{what} (page {first}, last owner {worst.owner or 'a request that is not known'})",
+        request=worst.owner,
         expected="each page is once in the free list, or held by the prefix cache or a request",
-        got=f"{what} {words}: {_list(pages)}",
+        got=f"{what}: {_list(pages)}",
         owner=f"page {first}: {worst.last or 'nothing is known about it'}",
         history=short(events),
         cause=cause(kind, worst, events, first, ledger),
-        reference=record.reference,
-        next_command=record.command,
     )
     return finding, tuple(holdings[:NAMED]), events
 
@@ -77,57 +65,44 @@ def describe_rows(
         )
         for r in live
     )
-    record = KINDS["pool-leak"]["row"]
-    rids = ", ".join(str(r.rid) for r in live[:NAMED])
-    count = len(live)
+    first, count = str(live[0].rid), len(live)
     who = "1 request still holds" if count == 1 else f"{count} requests still hold"
-    finding = Finding(
-        check="pool-leak",
-        kind=record.name,
-        site="scheduler.on_idle",
-        headline=f"g4debug: pool-leak at idle: {who} a row of req_to_token, with its pages "
-        f"(request {live[0].rid})",
-        location=Location(
-            process="scheduler",
-            pid=os.getpid(),
-            rank=ledger.recorder.rank,
-            step=ledger.recorder.step,
-            request=str(live[0].rid),
-        ),
+    finding = _finding(
+        "row",
+        ledger,
+        True,
+        f"{who} a row of req_to_token, with its pages (request {first})",
+        request=first,
         expected="all rows are given back when the server is idle",
-        got=f"rows of these requests: {rids}",
-        cause=cause_of_row(str(live[0].rid), released),
-        reference=record.reference,
-        next_command=record.command,
+        got=f"rows of these requests: {', '.join(str(r.rid) for r in live[:NAMED])}",
+        cause=cause_of_row(first, released),
     )
     return finding, holdings
 
 
-def _worst(census: Census) -> tuple[FindingKind, Pages]:
-    """Kind and pages of the worst part. What corrupts KV is worse than what is lost."""
-    kinds = KINDS["pool-leak"]
-    if len(census.double):
-        return kinds["double"], census.double
-    if len(census.repeated):
-        return kinds["repeated"], census.repeated
-    if len(census.outside):
-        return kinds["outside"], census.outside
-    return kinds["leaked"], census.leaked
+def _finding(
+    kind: str, ledger: Ledger, idle: bool, what: str, request: str, **words: Any
+) -> Finding:
+    record = KINDS["pool-leak"][kind]
+    return Finding(
+        check="pool-leak",
+        kind=kind,
+        site="scheduler.on_idle" if idle else "scheduler.process_result",
+        headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what}",
+        location=Location(process="scheduler", step=ledger.recorder.step, request=request),
+        reference=record.reference,
+        next_command=record.command,
+        **words,
+    )
 
 
 def _by_owner(
-    pool: str,
-    pages: Pages,
-    state: str,
-    live: set[str],
-    released: Released,
-    ledger: Ledger,
+    pool: str, pages: Pages, state: str, live: set[str], released: Released, ledger: Ledger
 ) -> list[Holding]:
     """One Holding for each last owner. The one with the most pages comes first."""
     groups: dict[str, list[int]] = {}
     for page in pages.tolist():
-        owner = ledger.owner(pool, page)
-        groups.setdefault(owner, []).append(page)
+        groups.setdefault(ledger.owner(pool, page), []).append(page)
     found = []
     for owner, mine in sorted(groups.items(), key=lambda g: -len(g[1])):
         events = ledger.history(pool, mine[0])

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from g4debug.findings.record import Evidence
@@ -154,47 +154,48 @@ class PoolLeakTracer:
         return [r for r in known if req_kv.row(r) >= 0]
 
     def _report(self, pool: str, census: Census, live: list[Any], idle: bool) -> None:
-        named = (census.leaked, census.double, census.repeated, census.outside)
-        pages = {(pool, int(p)) for group in named for p in group}
-        if pages <= self._told:
-            return
-        self._told |= pages
-        finding, holdings, events = describe(pool, census, live, self.released, self.ledger, idle)
-        self.context.trap.report(finding, Evidence(holdings=holdings, events=events))
+        if self._is_new((pool, int(p)) for pages in census.wrong().values() for p in pages):
+            found = describe(pool, census, live, self.released, self.ledger, idle)
+            finding, holdings, events = found
+            self.context.trap.report(finding, Evidence(holdings=holdings, events=events))
 
     def _report_rows(self, live: list[Any]) -> None:
         """On an idle server no request may hold a row: its pages look owned, but are lost."""
-        rows = {("row", req_kv.row(r)) for r in live}
-        if rows <= self._told:
-            return
-        self._told |= rows
-        finding, holdings = describe_rows(live, self.released, self.ledger)
-        self.context.trap.report(finding, Evidence(holdings=holdings))
+        if self._is_new(("row", req_kv.row(r)) for r in live):
+            finding, holdings = describe_rows(live, self.released, self.ledger)
+            self.context.trap.report(finding, Evidence(holdings=holdings))
+
+    def _is_new(self, found: Iterable[tuple[str, int]]) -> bool:
+        """True if some of it was not reported before."""
+        before = len(self._told)
+        self._told.update(found)
+        return len(self._told) > before
 
     def _is_usable(self, scheduler: Any) -> bool:
         """True if everything that can hold pages in this server is known here."""
         if self._usable is None:
-            cache = scheduler.tree_cache
-            name = type(getattr(cache, "inner", cache)).__name__  # inside of a StreamingSession
-            topk = scheduler.server_args.speculative_eagle_topk or 1
-            inner = getattr(cache, "inner", cache)
-            # The unified cache can have a second level, in host memory or elsewhere.
-            second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
-            unjudged = other_books(scheduler.server_args)
-            self._usable = name in CACHES and topk == 1 and not second and not unjudged
-            if unjudged:
-                self.context.off(unjudged)
-            elif second:
-                self.context.off(
-                    f"it cannot check this server, whose prefix cache {name} keeps pages in a "
-                    f"second level, too (its {' and '.join(second)})"
-                )
-            elif not self._usable:
-                self.context.off(
-                    f"it cannot check this server, whose prefix cache is {name} (known: "
-                    f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
-                )
+            why = _unusable(scheduler)
+            self._usable = not why
+            if why:
+                self.context.off(why)
         return self._usable
+
+
+def _unusable(scheduler: Any) -> str:
+    """Why this server cannot be checked, '' if it can."""
+    cache = scheduler.tree_cache
+    inner = getattr(cache, "inner", cache)  # a StreamingSession is wrapped around the cache
+    name, topk = type(inner).__name__, scheduler.server_args.speculative_eagle_topk or 1
+    # The unified cache can have a second level, in host memory or elsewhere.
+    second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
+    why = other_books(scheduler.server_args)
+    if second and not why:
+        why = f"it cannot check this server, whose prefix cache {name} keeps pages in a second "
+        why += f"level, too (its {' and '.join(second)})"
+    if not why and (name not in CACHES or topk != 1):
+        why = f"it cannot check this server, whose prefix cache is {name} (known: "
+        why += f"{', '.join(CACHES)}) and whose speculative_eagle_topk is {topk} (known: 1)"
+    return why
 
 
 def install(context: Context) -> None:
