@@ -125,7 +125,7 @@ class Holders:
         """
         pool = self.scheduler.req_to_token_pool
         free = set(pool.free_slots)
-        found = {row: -1 for row in range(len(pool.req_to_token)) if row not in free}
+        found = dict.fromkeys((r for r in range(len(pool.req_to_token)) if r not in free), -1)
         claims: dict[int, Any] = {}
         had = {id(r): n for r, n in zip(*self.growing, strict=True)}
         for request in (*requests, *self._running()):
@@ -162,13 +162,11 @@ class Holders:
     def _cells(self, rows: list[int], lengths: list[int] | None = None) -> Pages:
         if not rows:
             return _NONE
-        size, table = self.page_size, self.scheduler.req_to_token_pool.req_to_token
-        pages = np.array(
-            [table.shape[1]] * len(rows) if lengths is None else lengths, dtype=np.int64
-        )
+        size, tokens = self.page_size, self.scheduler.req_to_token_pool.req_to_token
+        pages = np.array(lengths or [tokens.shape[1]] * len(rows), dtype=np.int64)
         pages = -(-pages // size)
-        begins = table[:, : int(pages.max()) * size : size]
-        cells = on_host(begins[torch.tensor(rows, device=table.device)]) // size
+        begins = tokens[:, : int(pages.max()) * size : size]
+        cells = on_host(begins[torch.tensor(rows, device=tokens.device)]) // size
         return cells[np.arange(cells.shape[1])[None, :] < pages[:, None]]
 
     def cached(self) -> Pages:
@@ -193,13 +191,10 @@ class Holders:
             stack.extend(node.children.values())
             if node.value is not None and len(node.value):
                 values.append(node.value)
-            if len(values) == NODES:
+            if len(values) == NODES or (values and not stack):
                 found.append(on_host(torch.cat(values)))
                 values.clear()
                 yield
-        if values:
-            found.append(on_host(torch.cat(values)))
-            yield
         return self._pages_of(found)
 
     def owned(self, requests: Iterable[Any]) -> tuple[Pages, Pages]:
@@ -244,19 +239,16 @@ class Holders:
         Nothing may change between the first step and the last one.
         """
         owned, maybe = yield from self._owned(requests)
-        pool = self.pool("full")
-        views = [self._view("full", pool, owned, maybe)]
+        views = [self._view("full", owned, maybe)]
         yield
-        if pool is not self.allocator:
-            swa = self.pool("swa")
+        if self.pool("swa") is not self.allocator:
             mapped = np.concatenate([self.mapped(owned), self.deferred("swa")])
-            views.append(self._view("swa", swa, mapped, self.mapped(maybe)))
+            views.append(self._view("swa", mapped, self.mapped(maybe)))
         return views
 
-    def _view(self, name: str, allocator: Any, owned: Pages, maybe: Pages) -> PoolView:
-        return PoolView(
-            name, int(allocator.size) // self.page_size + 1, self.free(name), owned, maybe
-        )
+    def _view(self, name: str, owned: Pages, maybe: Pages) -> PoolView:
+        pages = int(self.pool(name).size) // self.page_size + 1
+        return PoolView(name, pages, self.free(name), owned, maybe)
 
     def _running(self) -> list[Any]:
         batches = (getattr(self.scheduler, name, None) for name in ("running_batch", "last_batch"))

@@ -105,19 +105,19 @@ class Ledger:
         pages: Pages,
         *,
         holds: bool | None,
-        request: str = "",
         positions: Pages | list[int] | None = None,
-        caller: str = "",
-        note: str = "",
+        **words: Any,
     ) -> Pages:
         """Enter one event. ``holds``: whether the pages are held after it, None for no change.
+
+        positions: as of ``PoolLedger.enter``. words: as of :meth:`event`.
 
         The listeners are called first, while the ledger still has the state before the event.
         Returns the pages of the event, which a listener may have corrected if they are freed.
         If a listener raises an exception, that goes on to the caller. A free is then not entered,
         because it will not happen. A hand-out is entered, because it has happened.
         """
-        event = self.event(pool, kind, pages, request, caller, note)
+        event = self.event(pool, kind, pages, **words)
         happened = holds is not False
         try:
             for listener, kinds in self.listeners:
@@ -130,33 +130,21 @@ class Ledger:
             if happened:
                 log = self.log
                 log.events.append(event)
-                pool.enter(pages, log.serial, holds, request, positions)
+                pool.enter(pages, log.serial, holds, event.request, positions)
                 log.serial += 1
                 self._entered.count += 1
                 self._entered.step = event.step
         return pages
 
-    def event(
-        self,
-        pool: PoolLedger,
-        kind: str,
-        pages: Pages,
-        request: str = "",
-        caller: str = "",
-        note: str = "",
-    ) -> PageEvent:
-        """An event of now, or of the step in which what is entered now was posted."""
-        step, recorder = self.transport.step, self.recorder
-        return PageEvent(
-            step=recorder.step + recorder.preparing if step is None else step,
-            kind=kind,
-            pool=pool.name,
-            pages=tuple(pages[:SHOWN].tolist()),
-            count=len(pages),
-            request=request,
-            caller=caller,
-            note=note,
-        )
+    def event(self, pool: PoolLedger, kind: str, pages: Pages, **words: Any) -> PageEvent:
+        """An event of now, or of the step in which what is entered now was posted.
+
+        words: str each: the request, the caller of the allocator, and a note.
+        """
+        step, named = self.transport.step, tuple(pages[:SHOWN].tolist())
+        if step is None:
+            step = self.recorder.step + self.recorder.preparing
+        return PageEvent(step, kind, pool.name, named, len(pages), **words)
 
     # --- indices on their way to the host --------------------------------------------------
 

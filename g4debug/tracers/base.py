@@ -16,6 +16,7 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks, Isolated, Order
 from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
+from g4debug.trapping.describe import Describer
 from g4debug.trapping.trap import Trap, TrapError
 
 
@@ -62,6 +63,13 @@ class Context:
         self.ledger = ledger  # None if no armed tracer needs it
         self.status: Part = recorder.status.part(tracer_id)
         self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
+
+    @classmethod
+    def alone(cls, tracer_id: str, settings: Settings) -> Context:
+        """A context with a recorder, a trap and a ledger of its own, for a canary."""
+        recorder = Recorder(settings.steps)
+        trap = Trap(settings, Describer(recorder))
+        return cls(tracer_id, Hooks(), settings, recorder, trap, Ledger(recorder))
 
     def limit(self, what: str, why: str) -> None:
         """Something is not judged on this server, see :meth:`Part.limit`. Logged once."""

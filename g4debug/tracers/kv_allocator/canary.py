@@ -13,27 +13,21 @@ from typing import Any
 import torch
 
 from g4debug.dumps import reading
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.ledger.hooks import LedgerHooks
-from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.kv_allocator.tracer import KvAllocatorTracer
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import TrapError
 
 PAGES, PAGE_SIZE = 9, 64
 
 
 def fire(folder: Path, device: torch.device) -> str:
     """Free pages twice, expect the finding and a dump in ``folder``. Returns what was seen."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    ledger = Ledger(recorder)
-    hooks = LedgerHooks(ledger)
-    trap = Trap(settings, Describer(recorder))
-    tracer = KvAllocatorTracer(Context("kv-allocator", Hooks(), settings, recorder, trap, ledger))
+    tracer = KvAllocatorTracer(
+        Context.alone("kv-allocator", Settings(debug=True, debug_dir=folder))
+    )
+    ledger, hooks = tracer.ledger, LedgerHooks(tracer.ledger)
     ledger.listen(tracer.listen)
     pool = _pool(device)
     hooks.attach(pool)
@@ -84,7 +78,7 @@ def _alloc(hooks: LedgerHooks, pool: Any, pages: int) -> torch.Tensor:
 
 
 def _free(hooks: LedgerHooks, pool: Any, tokens: torch.Tensor) -> None:
-    """Free as PagedTokenToKVPoolAllocator.free does, with the ledger's hook around it."""
+    """Free as PagedTokenToKVPoolAllocator does, with the ledger's hook around it."""
 
     def release(pool: Any, pages: torch.Tensor) -> None:
         pool.free_pages = torch.cat((pages, pool.free_pages))

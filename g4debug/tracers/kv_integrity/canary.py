@@ -14,15 +14,11 @@ from typing import Any
 import torch
 
 from g4debug.dumps import reading
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.ledger.hooks import LedgerHooks
-from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.kv_integrity.tracer import KvIntegrityTracer
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import TrapError
 
 PAGES, PAGE_SIZE, LAYERS, HEADS, DIM = 9, 64, 3, 2, 16
 
@@ -68,12 +64,10 @@ class _Server:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         settings = Settings(trace=("kv-integrity",), debug_dir=folder)
-        self.recorder = Recorder(settings.steps)
-        self.ledger = Ledger(self.recorder)
-        self.hooks = LedgerHooks(self.ledger)
-        trap = Trap(settings, Describer(self.recorder))
-        self.context = Context("kv-integrity", Hooks(), settings, self.recorder, trap, self.ledger)
+        self.context = Context.alone("kv-integrity", settings)
         self.tracer = KvIntegrityTracer(self.context)
+        self.recorder, self.ledger = self.context.recorder, self.tracer.ledger
+        self.hooks = LedgerHooks(self.ledger)
         self.ledger.listen(self.tracer.listen)
         dtype = torch.bfloat16
         self.kv = SimpleNamespace(

@@ -12,26 +12,17 @@ from types import SimpleNamespace
 import torch
 
 from g4debug.dumps import reading
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
-from g4debug.ledger.ledger import Ledger
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import TrapError
 
 PAGES, PAGE_SIZE = 9, 64
 
 
 def fire(folder: Path, device: torch.device) -> str:
     """Lose a page, expect the finding and a dump in ``folder``. Returns what was seen."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = PoolLeakTracer(
-        Context("pool-leak", Hooks(), settings, recorder, trap, Ledger(recorder))
-    )
+    tracer = PoolLeakTracer(Context.alone("pool-leak", Settings(debug=True, debug_dir=folder)))
     allocator = SimpleNamespace(
         page_size=PAGE_SIZE,
         size=(PAGES - 1) * PAGE_SIZE,
