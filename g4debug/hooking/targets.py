@@ -172,6 +172,12 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "worker.draft_forward": _from_0_5_14(f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
+    # Not hooked: where an accept index picks tokens.
+    "verify.accept": (
+        ("<0.5.14", "sglang.srt.speculative.eagle_info.EagleVerifyInput.verify"),
+        ("<0.5.18", f"{_EAGLE_V2}.verify"),
+        (_ANY, "sglang.srt.speculative.eagle_worker_common.run_eagle_verify"),
+    ),
     "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
     "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
     "worker.select_verified": _worker_v1("_select_last_verified_seed"),
@@ -461,6 +467,11 @@ def path(site: str, installed: Version | None = None) -> str | None:
         if specifier == _ANY or matches(specifier, installed):
             return dotted
     return None
+
+
+def file(site: str) -> str:
+    """The file below ``sglang/srt`` of a site that every release has."""
+    return "/".join(str(path(site)).split(".")[2:4]) + ".py"
 
 
 def absent(*sites: str) -> tuple[str, ...]:
