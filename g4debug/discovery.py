@@ -85,7 +85,7 @@ def _modules(noun: Noun) -> dict[str, str]:
                     if not (Path(folder) / module.name / f"{noun}.py").is_file():
                         continue  # a folder that holds something else, such as fixes/paths
                     dotted += f".{noun}"
-                # In a folder for older releases, what has the name of an item of today stands in
-                # for it there, see g4debug.hooking.older.
+                # What has the name of an item of today, in a folder for older releases, is how
+                # that item is on these, see g4debug.hooking.older.
                 found.setdefault(module.name.replace("_", "-"), dotted)
     return found

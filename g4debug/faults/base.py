@@ -27,8 +27,8 @@ class Fault:
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
     runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
-    them, there is no such fault. backend: the attention backend that it needs, '' for trtllm_mha.
-    ranks: how many tensor-parallel ranks it needs.
+    them, there is no such fault. backend: the attention backend that its drills run on, '' for the
+    CPU engine's default. ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str
@@ -56,13 +56,13 @@ class Fault:
 
     @property
     def _older(self) -> Any:
-        """The module that stands in for the fault's file on the installed SGLang; None if none.
+        """The module that does the work of the fault's file on the installed SGLang; None if none.
 
         It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
         """
-        from g4debug.hooking.older import stand_in
+        from g4debug.hooking.older import older_module
 
-        return stand_in(f"{__package__}.{self.id.replace('-', '_')}")
+        return older_module(f"{__package__}.{self.id.replace('-', '_')}")
 
     def put(self, hooks: Hooks, injection: Injection) -> None:
         """Install it in the way of the installed SGLang. The arguments are those of ``install``."""

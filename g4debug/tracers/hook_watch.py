@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
+from g4debug.backends import adapters
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, OtherHook
 from g4debug.findings.status import LEDGER, STEPS
 from g4debug.findings.steps import Recorder
@@ -38,7 +40,12 @@ BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
 # What passes through these sites is what the checks are about: who wraps our hook there can change
 # it behind our back. (Elsewhere a wrapper can only see what we see.)
-CARRIES = ("attn.layer_", "attn.triton.", "kv.set", "pool.", "swa.")
+CARRIES = (
+    *(site for adapter in adapters() for site in (*adapter.sites, *adapter.fused_writes)),
+    "kv.set",
+    "pool.",
+    "swa.",
+)
 BEHIND = "what is changed behind its hooks is not checked"
 logger = logging.getLogger("g4debug")
 
@@ -62,7 +69,6 @@ class HookWatch:
         self.plugins: tuple[Plugin, ...] = ()
         self.lost: dict[str, tuple[str, ...]] = {}
         self._needs_ledger = {t.id for t in tracers if t.ledger}
-        self._sure = {t.id: t.sure for t in tracers}
         self._gone: dict[str, Gone] = {}  # by site, as they were last seen
         self._neighbours: dict[str, tuple[Neighbour, ...]] = {}  # by site, as they were last seen
         self._outside: set[Neighbour] = set()
@@ -146,7 +152,8 @@ class HookWatch:
         """
         if self.trap.settings.mode == "raise" or self._age() >= AGAIN_SECONDS:
             self.look()
-        if finding.kind in self._sure.get(finding.check, ()):
+        kind = KINDS.get(finding.check, {}).get(finding.kind)
+        if kind is not None and kind.sure:
             return ""
         owners = {finding.check, STEPS}
         if finding.check in self._needs_ledger:

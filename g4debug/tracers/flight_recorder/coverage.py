@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from g4debug.backends import adapters
 from g4debug.findings.record import TracerStatus
 from g4debug.sanitizer.unsupported import BACKEND, PHASE
 
@@ -26,7 +27,7 @@ SUBJECTS: Mapping[str, str] = {
     "kv-integrity": "what is in the KV pages",
     "kv-writes": "where KV is written",
 }
-GUARDED = ("triton", "trtllm_mha")  # attention backends that page-table has an adapter for
+GUARDED = tuple(adapter.name for adapter in adapters())
 COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"
 Judged = Literal["right", "range", "nothing"]
 
@@ -64,22 +65,6 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
         lines += _last_steps(death, table)
     lines += _list("Not looked at", _not_looked_at(death, armed))
     return lines
-
-
-def attention_backends(scheduler: Any) -> dict[str, str]:
-    """Phase -> the attention backend that the server was told to use for it. {} if not known."""
-    args = getattr(scheduler, "server_args", None)
-
-    def named(*names: str) -> str:
-        return next((str(v) for n in names if (v := getattr(args, n, None))), "")
-
-    prefill = named("prefill_attention_backend", "attention_backend")
-    decode = named("decode_attention_backend", "attention_backend")
-    found = {"prefill": prefill, "decode": decode}
-    if named("speculative_algorithm"):
-        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
-        found["draft"] = named("speculative_draft_attention_backend") or decode
-    return {phase: backend for phase, backend in found.items() if backend}
 
 
 def _verdict(

@@ -83,7 +83,9 @@ def any_in(text: str) -> bool:
 
 def _file(path: str) -> str:
     """The end of a path, because its beginning may name a person."""
-    parts = PurePosixPath(path.replace("\\", "/")).parts
+    # What is above the packages is a place of the user's, and may be called like one of them.
+    installed = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))[-1]
+    parts = PurePosixPath(installed).parts
     for package in ("ATen", "sglang", "flashinfer"):
         if package in parts[:-1]:
             return "/".join(parts[parts.index(package) :])[-TEXT:]

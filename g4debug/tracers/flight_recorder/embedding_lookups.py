@@ -302,8 +302,8 @@ def accepted(host: Host) -> Found:
         return
     rows = min(len(step.rids) for step in steps) * drafts
     yield Lookup(
-        "the accepted tokens of a verify", targets.file("verify.accept"), "accept_index", ("index",),
-        rows, 0, rows - 1,
+        "the accepted tokens of a verify", targets.file("verify.accept"), "accept_index",
+        ("index",), rows, 0, rows - 1,
     )  # fmt: skip
 
 

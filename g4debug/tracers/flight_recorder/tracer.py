@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Any
 
+from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
@@ -28,7 +29,7 @@ from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump
-from g4debug.tracers.flight_recorder.coverage import Death, attention_backends, innocence
+from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
@@ -169,7 +170,7 @@ class FlightRecorder:
             finished=self.waited.last,
             replays=self.waited.replays,
             cuda=cuda,
-            backends=attention_backends(self.recorder.scheduler),
+            backends=phases.asked(getattr(self.recorder.scheduler, "server_args", None)),
         )
         lines = innocence(death, status.records())
         dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
-from g4debug.ledger.ledger import Pages, PoolLedger
+from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
 
 CHUNK = 4096  # tokens read at a time; the device needs extra memory for so many of a buffer

@@ -136,9 +136,9 @@ def test_the_models_of_the_parity_script(arm, tmp_path, monkeypatch, ple, shared
 
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "repro"))
     monkeypatch.setattr("sglang.srt.server_args.is_cpu", lambda: False)
-    import _mm_model
+    from workloads import multimodal
 
-    model = _mm_model.write(replace(TINY, ple=ple), shared, tmp_path / "made", "cpu")
+    model = multimodal.write(replace(TINY, ple=ple), shared, tmp_path / "made", "cpu")
     arm(**ON)
     given = server_arguments((model, model), mtp=False, disable_piecewise_cuda_graph=None)
     if refused:

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "repro"))
 
 def main():
     import sglang
-    from _mixed import on_gpu
+    from harness.mixed import on_gpu
 
     rng = random.Random(7)
 

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from g4debug.backends import names
 from g4debug.fixes.base import Fix
 from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import ends, limits
 from g4debug.fixes.source import source
@@ -140,7 +141,7 @@ FIX = Fix(
     purpose="experiment",
     switch=limits.SWITCH,
     eligible=(
-        "with --speculative-eagle-topk 1 and attention on trtllm_mha or triton; not with "
+        f"with --speculative-eagle-topk 1 and attention on {names(limits.BACKENDS)}; not with "
         "--disable-overlap-schedule, --enable-dp-attention, --enable-lora, custom logit "
         "processors, returned hidden states, disaggregation or pipeline parallelism. Requests "
         "with a grammar are refused"

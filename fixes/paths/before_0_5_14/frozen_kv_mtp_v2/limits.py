@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from g4debug.backends import adapters, names, phases
+
 SWITCH = "SGLANG_FROZEN_KV_MTP_V2"
-# Their kernels take each request's length from the device. Others (flashinfer) plan with the
-# lengths on the host, and of those only a bound is known while the last verify still runs.
-BACKENDS = ("trtllm_mha", "triton")
+# Others (flashinfer) plan with the lengths on the host, and of those only a bound is known while
+# the last verify still runs.
+BACKENDS = tuple(adapter for adapter in adapters() if adapter.lengths_on_device)
 _SWITCHED_ON = (
     ("enable_dp_attention", "with --enable-dp-attention a rank may have to idle in a draft"),
     ("enable_pdmux", "--enable-pdmux runs prefill beside decode"),
@@ -53,25 +55,10 @@ def server_limit(args: Any) -> str:
     for name, why in _SWITCHED_ON:
         if getattr(args, name, False):
             return why
-    for backend in _backends(args):
-        if backend not in BACKENDS:
-            return (
-                f"{backend} plans with exact lengths on the host, expected {' or '.join(BACKENDS)}"
-            )
+    for backend in phases.asked(args).values():
+        if backend not in {adapter.name for adapter in BACKENDS}:
+            return f"{backend} plans with exact lengths on the host, expected {names(BACKENDS)}"
     return ""
-
-
-def _backends(args: Any) -> list[str]:
-    """The attention backends that run: of the prompts, of decoding, and of the draft.
-
-    --attention-backend is only the default of the others. SGLang sets it on its own where the two
-    are given (to flashinfer on a H200), and then nothing runs on it.
-    """
-    default = args.attention_backend
-    prefill = args.prefill_attention_backend or default
-    decode = args.decode_attention_backend or default
-    draft = args.speculative_draft_attention_backend or decode
-    return [b for b in (prefill, decode, draft) if b]
 
 
 def request_limit(request: Any) -> str:

@@ -6,12 +6,13 @@ written. So the backend's own ``init_forward_metadata`` makes what is needed. Th
 before the first layer, so that the waits of the host do not leave the GPU idle between the layers.
 A request that keeps no row is not in the cut batch.
 
-If every request keeps one row, ``triton`` gets a decode batch instead, because a decode step is
-just that: one new token behind all others. Its decode kernel spreads a request's KV over the GPU,
-while its prefill kernel goes through it in one program. (With E2B on a H200 and 4 prompts of 7000
-tokens that took 30 of 278 ms.)
+If every request keeps one row, a decode batch is made instead on some backends
+(``Adapter.decode_is_spread``: triton), because a decode step is just that: one new token behind all
+others. Such a decode kernel spreads a request's KV over the GPU, while the prefill kernel goes
+through it in one program. (With E2B on a H200 and 4 prompts of 7000 tokens that took 30 of 278 ms.)
 
-It works with the backends ``triton`` and ``trtllm_mha``, alone or as the prefill side of a hybrid.
+It works with the backends whose adapter says what their metadata are views of, alone or as the
+prefill side of a hybrid.
 """
 
 from __future__ import annotations
@@ -22,15 +23,8 @@ from typing import Any
 
 import torch
 
+from g4debug.backends import adapter_of, adapters, names, phases
 from g4debug.fixes.triton_decode_window import whole_window
-
-# In the triton backend the metadata are views of these buffers, so the cut gets its own buffers.
-BUFFERS = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
-_ATTENTION = "sglang.srt.layers.attention"
-HYBRID = f"{_ATTENTION}.hybrid_attn_backend.HybridAttnBackend"
-TRITON = f"{_ATTENTION}.triton_backend.TritonAttnBackend"
-SUPPORTED = (TRITON, f"{_ATTENTION}.trtllm_mha_backend.TRTLLMHAAttnBackend")
-WRITTEN = (*BUFFERS, "forward_metadata", "strided_indices")
 
 
 class Cut:
@@ -51,7 +45,8 @@ class Cut:
         if not any(kept):
             return
         self.rows, self.batch = cut_batch(forward_batch, kept)
-        if max(kept) == 1 and _class_of(self.backend) == TRITON:
+        adapter = adapter_of(self.backend)
+        if max(kept) == 1 and adapter is not None and adapter.decode_is_spread:
             as_decode(self.batch, self.backend)
         self.metadata = cut_metadata(self.backend, self.batch)
         mask = getattr(self.backend.forward_metadata, "custom_mask", None)
@@ -84,24 +79,18 @@ class Cut:
 
 def prefill_backend(forward_batch: Any) -> Any:
     """The backend that runs this prefill's attention."""
-    backend = forward_batch.attn_backend
-    if _class_of(backend) == HYBRID:
-        backend = backend._select_backend(forward_batch.forward_mode)
-    return backend
+    return phases.selected(forward_batch.attn_backend, forward_batch.forward_mode)
 
 
 def unsupported(backend: Any) -> str:
     """Why the metadata of ``backend`` cannot be cut; '' if they can."""
-    if _class_of(backend) not in SUPPORTED:
-        return f"prefill attention is {type(backend).__name__}, not triton or trtllm_mha"
+    adapter = adapter_of(backend)
+    if adapter is None or adapter.views is None:
+        fit = names(a for a in adapters() if a.views is not None)
+        return f"prefill attention is {type(backend).__name__}, not {fit}"
     if getattr(backend, "enable_deterministic", False):
         return "deterministic inference"  # its kernel takes the SWA slots of all rows
     return ""
-
-
-def _class_of(backend: Any) -> str:
-    """The name of the backend's class. On some platforms the class cannot be imported."""
-    return f"{type(backend).__module__}.{type(backend).__qualname__}"
 
 
 def cut_batch(forward_batch: Any, kept: list[int]) -> tuple[torch.Tensor, Any]:
@@ -168,9 +157,10 @@ def _select(batch: Any, name: str, at: torch.Tensor) -> None:
 
 def cut_metadata(backend: Any, batch: Any) -> Any:
     """What ``backend.init_forward_metadata`` makes for ``batch``. The backend is not changed."""
-    before = {name: getattr(backend, name) for name in WRITTEN if hasattr(backend, name)}
+    before, adapter = dict(vars(backend)), adapter_of(backend)
+    assert adapter is not None
     try:
-        for name in BUFFERS:
+        for name in adapter.views or ():
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
         # In a decode SGLang's triton backend reads one key less of the window than in a prefill.
@@ -180,8 +170,7 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
             backend.init_forward_metadata(batch)
         return backend.forward_metadata
     finally:
-        for name, value in before.items():
-            setattr(backend, name, value)
+        vars(backend).update(before)
 
 
 def cut_mask(full: Any, cut: Any, batch: Any, kept: list[int]) -> None:

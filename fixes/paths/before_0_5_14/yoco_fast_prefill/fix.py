@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from g4debug.backends import adapters, names
 from g4debug.fixes.base import Fix
 from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
@@ -237,6 +238,7 @@ FIX = Fix(
     apply=apply,
     purpose="performance",
     switch="SGLANG_GEMMA4_YOCO",
-    eligible="in models with KV-shared layers (E2B, E4B), with prefill on triton or trtllm_mha and "
-    "one pipeline stage, outside of piecewise CUDA graphs",
+    eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
+    f"{names(a for a in adapters() if a.views is not None)} and one pipeline stage, outside of "
+    "piecewise CUDA graphs",
 )

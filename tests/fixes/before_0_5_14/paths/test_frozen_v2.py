@@ -11,6 +11,7 @@ from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import ends, limits
 
 pytestmark = pytest.mark.written_for("frozen-kv-mtp-v2")
 FITS = {
+    "speculative_algorithm": "FROZEN_KV_MTP",
     "speculative_eagle_topk": 1,
     "speculative_num_steps": 3,
     "speculative_num_draft_tokens": 4,
