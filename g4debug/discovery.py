@@ -12,9 +12,7 @@ such a release is dropped its folders are deleted, and that is all.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -60,19 +58,6 @@ def load(noun: Noun, name: str) -> Any:
     return item
 
 
-def older(package: str, name: str) -> Iterator[Any]:
-    """The modules ``name`` in the folders ``before_<release>`` of a package, the oldest first.
-
-    What only old releases need lies in such a folder. Nothing else imports it, so that it can be
-    deleted on the day on which the last of these releases is dropped.
-    """
-    folders = importlib.import_module(package).__path__
-    found = [m.name for m in pkgutil.iter_modules(folders) if m.name.startswith("before_")]
-    for folder in sorted(found, key=lambda f: [int(n) for n in f.split("_")[1:] if n.isdigit()]):
-        if importlib.util.find_spec(dotted := f"{package}.{folder}.{name}"):
-            yield importlib.import_module(dotted)
-
-
 @cache
 def older_folders(package: str) -> dict[str, str]:
     """The folders of a package for older releases of SGLang, those for the oldest ones first.
@@ -100,7 +85,7 @@ def _modules(noun: Noun) -> dict[str, str]:
                     if not (Path(folder) / module.name / f"{noun}.py").is_file():
                         continue  # a folder that holds something else, such as fixes/paths
                     dotted += f".{noun}"
-                # In a folder for older releases, what has the name of an item of today stands in
-                # for it there, see g4debug.hooking.older.
+                # What has the name of an item of today, in a folder for older releases, is how
+                # that item is on these, see g4debug.hooking.older.
                 found.setdefault(module.name.replace("_", "-"), dotted)
     return found

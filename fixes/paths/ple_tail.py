@@ -90,7 +90,7 @@ def still_broken() -> bool:
     """True if the layer runs gelu and the norm after it as operations of their own."""
     from g4debug.hooking import targets
 
-    text = source(targets.path(AFTER_ATTENTION) or f"{LAYER}.forward")
+    text = source(f"{LAYER}.{'_next_stream' if targets.layer_tail_is_apart() else 'forward'}")
     return "gelu(gate" in text and "self.post_per_layer_input_norm(" in text
 
 

@@ -77,7 +77,7 @@ class Adapter(ABC):
         and not through "kv.set", the locations for it: (backend, layer, forward_batch) -> tensor.
     metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
     replay: the site at which the static buffers of a CUDA graph are filled in before a replay.
-    in_graph: the site of what a CUDA graph itself fills in, '' if there is nothing.
+    in_graph: the site of what a CUDA graph itself fills in, '' if nothing on this release.
     phases: the phases of serving in which its hand-overs are judged.
     run: SGLang's release -> where page-table was run with this backend, as in ``targets.RUN``.
     views: the attributes of the backend of which the metadata outside of CUDA graphs are views;

@@ -128,7 +128,7 @@ class Triton(ListAdapter):
                 guard.token_lists(self, lists, backend, layer, forward_batch)
 
         context.after("attn.triton.metadata", after_metadata)
-        if targets.path("attn.triton.metadata_capture") is not None:
+        if targets.captures_apart():
             context.after("attn.triton.metadata_capture", after_capture)
         else:
             context.after("attn.triton.metadata_replay", after_out_graph)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from g4debug.backends.base import Guarding, Sites, TableAdapter
 from g4debug.backends.handed_over import PageTable
+from g4debug.hooking import targets
 from g4debug.hooking.targets import CPU, H200
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class TrtllmMha(TableAdapter):
     fused_writes = ("attn.trtllm_mha.layer_cache_loc",)  # with FP8 KV
     metadata = "attn.trtllm_mha.metadata"
     replay = "attn.trtllm_mha.metadata_replay"
-    in_graph = "attn.trtllm_mha.metadata_in_graph"
+    in_graph = "attn.trtllm_mha.metadata_in_graph" if targets.fills_tables_in_graph() else ""
     tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
     lengths = "cache_seqlens_int32"
     run: ClassVar = {

@@ -56,13 +56,13 @@ class Fault:
 
     @property
     def _older(self) -> Any:
-        """The module that stands in for the fault's file on the installed SGLang; None if none.
+        """The module that does the work of the fault's file on the installed SGLang; None if none.
 
         It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
         """
-        from g4debug.hooking.older import stand_in
+        from g4debug.hooking.older import older_module
 
-        return stand_in(f"{__package__}.{self.id.replace('-', '_')}")
+        return older_module(f"{__package__}.{self.id.replace('-', '_')}")
 
     def put(self, hooks: Hooks, injection: Injection) -> None:
         """Install it in the way of the installed SGLang. The arguments are those of ``install``."""

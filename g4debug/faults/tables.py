@@ -20,7 +20,6 @@ from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
-from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +121,7 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     owner = injection.fault.id
     for action in injection.chain.actions:
         cells_of(owner, action)  # an unusable argument is an error at start
-    filling = [a for a in carrying(TableAdapter) if a.in_graph and targets.path(a.in_graph)]
+    filling = [a for a in carrying(TableAdapter) if a.in_graph]
     overwritten = {adapter: Overwritten(adapter) for adapter in filling}
 
     def act(made: Made) -> None:

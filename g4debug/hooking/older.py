@@ -1,7 +1,7 @@
-"""Finds what stands in for a module of today on older releases of SGLang.
+"""Finds the module that does the work of one of today's on older releases of SGLang.
 
-It lies in a folder beside that module, such as ``before_0_5_14/``, under the same name. Only this
-module leads there (and :mod:`g4debug.discovery`, which lists items): see there why.
+It has the same name and lies in a folder beside that one, such as ``before_0_5_14/``. Only this
+module leads there, and :mod:`g4debug.discovery`, which lists items and says why that is so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from g4debug import discovery
 from g4debug.hooking import targets
 
 
-def stand_in(module: str, here: bool = True) -> Any:
-    """The module that stands in for this one on the installed SGLang, None if none does.
+def older_module(module: str, here: bool = True) -> Any:
+    """The module that works in place of this one on the installed SGLang, None if this one does.
 
-    module: its dotted name, ``g4debug.faults.accept_length``. here: False for the one that stands
-    in on the oldest releases, whatever is installed.
+    module: its dotted name, ``g4debug.faults.accept_length``. here: False for the module of the
+    oldest releases, whatever is installed.
     """
     package, _, name = module.rpartition(".")
     for folder, releases in discovery.older_folders(package).items():

@@ -153,6 +153,12 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "worker.draft_forward": _since("0.5.14", f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
+    # Not hooked: where an accept index picks tokens.
+    "verify.accept": (
+        ("<0.5.14", "sglang.srt.speculative.eagle_info.EagleVerifyInput.verify"),
+        ("<0.5.18", f"{_EAGLE_V2}.verify"),
+        (_ANY, "sglang.srt.speculative.eagle_worker_common.run_eagle_verify"),
+    ),
     "worker.extend_after_decode": _until("0.5.14", f"{_WORKER}.forward_draft_extend_after_decode"),
     "worker.seed_step": _until("0.5.14", f"{_WORKER}._run_assistant_seed_step"),
     "worker.select_verified": _until("0.5.14", f"{_WORKER}._select_last_verified_seed"),
@@ -410,6 +416,11 @@ def path(site: str, installed: Version | None = None) -> str | None:
     return None
 
 
+def file(site: str) -> str:
+    """The file below ``sglang/srt`` of a site that every release has."""
+    return "/".join(str(path(site)).split(".")[2:4]) + ".py"
+
+
 def absent(*sites: str) -> tuple[str, ...]:
     """Those of the sites that the installed SGLang does not have, by the table."""
     return tuple(site for site in sites if path(site) is None)
@@ -426,6 +437,16 @@ def has_war_barrier() -> bool:
 def frees_in_one_place() -> bool:
     """True if all pages that are freed enter the free list at the site "pool.release"."""
     return path("pool.release") is not None
+
+
+def captures_apart() -> bool:
+    """True if what is captured in a CUDA graph is made by functions of its own."""
+    return path("attn.triton.metadata_capture") is not None
+
+
+def fills_tables_in_graph() -> bool:
+    """True if a captured CUDA graph itself fills in the page tables of trtllm_mha."""
+    return path("attn.trtllm_mha.metadata_in_graph") is not None
 
 
 def captures_piecewise() -> bool:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from g4debug import discovery
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
+from g4debug.hooking.older import older_module
 from g4debug.ledger import token_rows
 from g4debug.ledger.alloc_hooks import AllocHooks
 from g4debug.ledger.free_hooks import FreeHooks
@@ -30,8 +30,9 @@ OWNER = "ledger"
 
 def free_hooks(registry: PoolRegistry) -> FreeHooks:
     """The hooks for the way in which this SGLang frees pages."""
-    older = (module.FreeHooks for module in discovery.older("g4debug.ledger", "free_hooks"))
-    return next((kind for kind in older if kind.fits()), FreeHooks)(registry)
+    older = older_module("g4debug.ledger.free_hooks")
+    kind: type[FreeHooks] = FreeHooks if older is None else older.FreeHooks
+    return kind(registry)
 
 
 class LedgerHooks:
@@ -79,8 +80,8 @@ class LedgerHooks:
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
-            if part in targets.SITES and targets.path(part) is not None:
-                put(part, Order.TRACER, OWNER, hook)
+            if part in targets.SITES:
+                put(part, Order.TRACER, OWNER, hook, optional=True)
 
     def _during(
         self, before: Callable[..., None] | None, position: int, kind: token_rows.Kind | None

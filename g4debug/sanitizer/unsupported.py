@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.hooking import targets
-from g4debug.hooking.older import stand_in
+from g4debug.hooking.older import older_module
 
 # What the status of page-table says of a backend, or of a phase of serving, at which it does not
 # look at all. The innocence of the others does not suffer from that.
@@ -26,7 +26,7 @@ def takes_snapshots(server_args: Any) -> bool:
     """
     if not overlaps(server_args):
         return False
-    older = stand_in(__name__)
+    older = older_module(__name__)
     return targets.has_war_barrier() or bool(older and older.waits_as_well(server_args))
 
 

@@ -1,7 +1,7 @@
 """One file for each speculative worker of SGLang: how it drafts, and where its steps pass by.
 
-The files are found by what they declare: ``ADAPTER``. Before 0.5.14, a file of the same name in
-``before_0_5_14/`` stands in for one.
+The files are found by what they declare: ``ADAPTER``. A file of the same name in
+``before_0_5_14/`` takes its place before that release.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pkgutil
 from functools import cache
 from typing import Any
 
-from g4debug.hooking.older import stand_in
+from g4debug.hooking.older import older_module
 from g4debug.speculation.base import Adapter
 
 
@@ -19,7 +19,7 @@ from g4debug.speculation.base import Adapter
 def adapters() -> tuple[Adapter, ...]:
     """All adapters, by the names of their files, as the installed SGLang has them."""
     names = sorted(f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__) if not m.ispkg)
-    modules = [stand_in(name) or importlib.import_module(name) for name in names]
+    modules = [older_module(name) or importlib.import_module(name) for name in names]
     return tuple(module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
 
 

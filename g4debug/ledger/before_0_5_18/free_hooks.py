@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from g4debug.findings.record import PageEvent
-from g4debug.hooking import targets
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.before_0_5_21 import free_hooks as newer
@@ -26,11 +25,6 @@ from g4debug.ledger.shadow import FREE, HELD
 
 class FreeHooks(newer.FreeHooks):
     """Hooks on where pages come back, and on saved states."""
-
-    @staticmethod
-    def fits() -> bool:
-        """True if this SGLang frees so."""
-        return targets.path("pool.release") is None is not targets.path("pool.free")
 
     def __init__(self, registry: PoolRegistry) -> None:
         super().__init__(registry)

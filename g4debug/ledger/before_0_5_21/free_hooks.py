@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from g4debug.hooking import targets
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger import free_hooks as newer
 from g4debug.ledger.books import Pages, Pairs, PoolLedger, distinct, on_host
@@ -22,11 +21,6 @@ from g4debug.ledger.pool_registry import PoolRegistry
 
 class FreeHooks(newer.FreeHooks):
     """Hooks on where pages come back. In ``free_swa``, ``Ledger.pairs`` are those that it frees."""
-
-    @staticmethod
-    def fits() -> bool:
-        """True if this SGLang frees so."""
-        return targets.path("swa.free_swa_segment") is None is not targets.path("swa.free_swa")
 
     def __init__(self, registry: PoolRegistry) -> None:
         super().__init__(registry)

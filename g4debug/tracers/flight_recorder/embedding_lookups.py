@@ -302,8 +302,9 @@ def accepted(host: Host) -> Found:
         return
     rows = min(len(step.rids) for step in steps) * drafts
     yield Lookup(
-        "the accepted tokens of a verify", _accepts(), "accept_index", ("index",), rows, 0, rows - 1
-    )
+        "the accepted tokens of a verify", targets.file("verify.accept"), "accept_index",
+        ("index",), rows, 0, rows - 1,
+    )  # fmt: skip
 
 
 def penalties(host: Host) -> Found:
@@ -340,14 +341,6 @@ def stop_tokens(host: Host) -> Found:
 
 def _asks(request: Any, name: str, default: float) -> bool:
     return bool(getattr(request.sampling_params, name, default) != default)
-
-
-def _accepts() -> str:
-    """Where an accept index picks tokens. 0.5.14 dropped the v1 workers."""
-    if targets.matches("<0.5.14"):
-        return "speculative/eagle_info.py"
-    common = targets.matches(">=0.5.18")
-    return f"speculative/{'eagle_worker_common' if common else 'eagle_worker_v2'}.py"
 
 
 def _rows_in_use(host: Host) -> tuple[int, int]:

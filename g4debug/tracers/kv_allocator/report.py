@@ -5,7 +5,6 @@ from __future__ import annotations
 from g4debug.findings.kinds import ALLOCATOR, ARMED, KINDS, FindingKind
 from g4debug.findings.record import Finding, Location, PageEvent
 from g4debug.fixes import locked_prefix
-from g4debug.hooking import targets
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import about, short
@@ -68,7 +67,7 @@ def describe(
 
 def _explain(event: PageEvent, record: FindingKind) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
-    mends = record.fix and frees_locked(event) and targets.matches(locked_prefix.FIX.needs)
+    mends = record.fix and frees_locked(event) and locked_prefix.FIX.is_for_this_release
     if mends:
         fix = f"fix {record.fix} (sglang #29352 fixed it in 0.5.15); "
         return fix, f"G4DEBUG_FIX_LOCKED_PREFIX=1 {ARMED}"

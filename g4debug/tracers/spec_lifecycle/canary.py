@@ -19,7 +19,7 @@ from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
-from g4debug.hooking.older import stand_in
+from g4debug.hooking.older import older_module
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.spec_lifecycle.rehearsal import Classes, Rehearsal
@@ -34,12 +34,13 @@ ACCEPTED = (1, 4, 2)  # accepted tokens of each request, including the bonus tok
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the fault, expect the finding and a dump in ``folder``. Returns what was seen."""
-    older, why = stand_in(__name__), ""
+    older, why = older_module(__name__), ""
     if older is None:
         try:
             return rehearse(folder, Classes(), device)
         except ImportError as e:
-            older, why = stand_in(__name__, here=False), f"SGLang's v2 cannot be imported here: {e}"
+            older = older_module(__name__, here=False)
+            why = f"SGLang's v2 cannot be imported here: {e}"
     if older is None:
         raise CanaryError(why)
     return str(older.fire(folder, device)) + (f", because {why}" if why else "")

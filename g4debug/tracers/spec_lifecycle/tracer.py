@@ -17,7 +17,7 @@ from typing import Any
 
 from g4debug import speculation
 from g4debug.hooking import req_kv, targets
-from g4debug.hooking.older import stand_in
+from g4debug.hooking.older import older_module
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
@@ -513,7 +513,7 @@ def _relayed(future_map: Any) -> Any:
 
 
 def install(context: Context) -> None:
-    older = stand_in(__name__)
+    older = older_module(__name__)
     if older is None:
         SpecLifecycle(context).install()
     else:
