@@ -29,7 +29,7 @@ def caller() -> str:
     foreign = ""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
+        module = str(frame.f_globals.get("__name__", ""))
         skip = _uninteresting.get(module)
         if skip is None:
             skip = _uninteresting[module] = _SKIPPED.match(module) is not None

@@ -74,4 +74,4 @@ def of_sglang(value: object) -> bool:
     """Whether it is a function or class of SGLang's. No other value is touched: some are lazy."""
     if type(value) is not types.FunctionType and not issubclass(type(value), type):
         return False
-    return str(value.__module__).startswith("sglang")
+    return str(value.__module__).partition(".")[0] == "sglang"
