@@ -5,21 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, list_command
+from g4debug.cli._common import CliError, is_one_dump, list_command
 
 if TYPE_CHECKING:
     from g4debug.dumps.incidents import Dump
     from g4debug.reporters.incident import Member, View
 
 READ = 32  # dumps of an incident that are read whole; of the others only the head is
-
-
-def is_one_dump(paths: list[Path]) -> bool:
-    """True if ``paths`` is one path, and not a folder. It need not exist."""
-    try:
-        return len(paths) == 1 and not paths[0].is_dir()
-    except (OSError, ValueError):  # whoever opens it says what is wrong
-        return len(paths) == 1
 
 
 def load(paths: list[Path]) -> View:
@@ -80,10 +72,8 @@ def _member(dump: Dump, whole: bool) -> Member:
     from g4debug.dumps.reading import read
     from g4debug.reporters.incident import Member
 
-    path, record, broken = str(dump.path), None, dump.broken
-    if whole and not broken:
-        try:
-            record = read(dump.path)
-        except DumpError as e:
-            broken = str(e).removeprefix(f"{path}: ")
-    return Member(path, dump.time, dump.head, record, broken)
+    known = vars(dump)
+    try:
+        return Member(**known, record=read(dump.path) if whole and not dump.broken else None)
+    except DumpError as e:
+        return Member(**{**known, "broken": str(e).removeprefix(f"{dump.path}: ")})

@@ -16,7 +16,7 @@ import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
 from g4debug.reporters._histories import length_range, pages
-from g4debug.reporters._table_view import TableView
+from g4debug.reporters._table_view import Cells
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 
@@ -247,20 +247,18 @@ def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
     head = _mappings("page table", _shape(a.table), _shape(b.table))
     changes, same = list(head.changes), head.same
     left, right = _rows(a.table, by_rid), _rows(b.table, by_rid)
-    views = (_view(a), _view(b))
+    at = (a.finding.location, b.finding.location)
+    x, y = (Cells(t, w.row, w.column) for t, w in zip((a.table, b.table), at, strict=True))
     for key in dict.fromkeys((*left, *right)):
-        if key not in left or key not in right:
-            changes.append(
-                Change(
-                    _row_name(key),
-                    f"row {views[0].row0 + left[key]}" if key in left else None,
-                    f"row {views[1].row0 + right[key]}" if key in right else None,
-                )
-            )
-            continue
-        found, equal = _cells(_row_name(key), views, (left[key], right[key]))
-        changes += found
-        same += equal
+        name = f"row {key}" if isinstance(key, int) else f"request {key}"
+        if key in left and key in right:
+            found, equal = _cells(name, (x, y), (left[key], right[key]))
+            changes += found
+            same += equal
+        elif key in left:
+            changes.append(Change(name, f"row {x.row0 + left[key]}", None))
+        else:
+            changes.append(Change(name, None, f"row {y.row0 + right[key]}"))
     return Part("page table", tuple(changes), same)
 
 
@@ -273,12 +271,6 @@ def _shape(table: Table) -> dict[str, Any]:
     }
 
 
-def _view(record: TrapRecord) -> TableView:
-    assert record.table is not None
-    at = record.finding.location
-    return TableView(record.table, at.row, at.column)
-
-
 def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
     """The key of each row -> its index. The key is the request id, or else the row's place."""
     keys: dict[Hashable, int] = {}
@@ -288,28 +280,23 @@ def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
     return keys
 
 
-def _row_name(key: Hashable) -> str:
-    return f"row {key}" if isinstance(key, int) else f"request {key}"
-
-
 def _cells(
-    name: str, views: tuple[TableView, TableView], rows: tuple[int, int]
+    name: str, tables: tuple[Cells, Cells], rows: tuple[int, int]
 ) -> tuple[list[Change], int]:
     """What differs in one row, and how many cells are equal. Only columns that both saved count."""
-    places = [v.row0 + r for v, r in zip(views, rows, strict=True)]
-    lengths = [int(v.table.seq_lens[r]) for v, r in zip(views, rows, strict=True)]
+    pairs = list(zip(tables, rows, strict=True))
     changes = []
-    if places[0] != places[1]:
-        changes.append(Change(f"{name} row", *map(str, places)))
-    if lengths[0] != lengths[1]:
-        changes.append(Change(f"{name} tokens", str(lengths[0]), str(lengths[1])))
-    start = max(v.column0 for v in views)
-    stop = max(start, min(v.column0 + v.columns for v in views))
-    values, read = [], []
-    for view, row in zip(views, rows, strict=True):
-        part = slice(start - view.column0, stop - view.column0)
-        values.append(view.values[row, part])
-        read.append((view.live | view.bad)[row, part])
+    for what, numbers in (
+        ("row", [t.row0 + r for t, r in pairs]),
+        ("tokens", [int(t.table.seq_lens[r]) for t, r in pairs]),
+    ):
+        if numbers[0] != numbers[1]:
+            changes.append(Change(f"{name} {what}", *map(str, numbers)))
+    start = max(t.column0 for t in tables)
+    stop = max(start, min(t.column0 + t.columns for t in tables))
+    parts = [slice(start - t.column0, stop - t.column0) for t in tables]
+    values = [t.values[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
+    read = [t.read[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
     differ = (read[0] != read[1]) | (read[0] & read[1] & (values[0] != values[1]))
     for c in torch.nonzero(differ).flatten().tolist():
         texts = [str(int(v[c])) if bool(r[c]) else None for v, r in zip(values, read, strict=True)]
