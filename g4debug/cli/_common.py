@@ -45,7 +45,7 @@ def program() -> str:
     if shutil.which(PROGRAM):
         return PROGRAM
     started = Path(sys.argv[0])
-    if started.name == PROGRAM and os.access(started, os.X_OK):
+    if started.name == PROGRAM and started.is_file() and os.access(started, os.X_OK):
         return quoted(sys.argv[0])
     return f"{quoted(sys.executable)} -m {PROGRAM}"
 

@@ -286,9 +286,15 @@ def _kind(bad: bool, past: bool, outside: bool, value: int) -> str:
 
 
 def _rid(cells: Cells, r: int) -> str:
-    """The request of a row of the saved part; '' if not known."""
-    rids = cells.table.rids
-    return (rids[r] or "(pad)") if rids else ""
+    """The request of a row of the saved part; '' if not known.
+
+    A row without a request is padding if all that it reads is the reserved page 0.
+    """
+    if not cells.table.rids:
+        return ""
+    read = cells.values[r][cells.live[r]]
+    pads = not cells.bad[r].any() and not read.any()
+    return cells.table.rids[r] or ("(pad)" if pads else "")
 
 
 def _listed(cells: Cells) -> tuple[BadCell, ...]:

@@ -132,6 +132,8 @@ class Trap:
 
     def stop(self, finding: Finding, path: Path | None) -> None:
         """Tell the other ranks that this process ends, and wait a moment for their dumps."""
+        if not self.others.seated:
+            return  # a process alone has nobody to tell
         said = Stop(finding.check, finding.kind, finding.headline, str(path or ""))
         try:
             self.others.stop(said)
@@ -163,7 +165,7 @@ class Trap:
         return path, ""
 
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
-        """What is written, and the dump's bytes.
+        """The written record, and the dump's bytes.
 
         If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
         cut step by step.

@@ -24,12 +24,14 @@ from served_rows import TOKENS, Serving, it_row, release, row_of, running
 from triton_forward import prepared, run
 from writing import ARMED, Writing, put, scheduled, swa_loc
 
-from g4debug import discovery, plugin
+from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report
@@ -41,6 +43,7 @@ from g4debug.tracers.kv_writes import report as writes_report
 from g4debug.tracers.kv_writes.check import Kind as WriteKind
 from g4debug.tracers.kv_writes.checked_writes import Write
 from g4debug.tracers.page_table import report as table_report
+from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.rank_divergence import report as rank_report
@@ -74,12 +77,7 @@ def scenario(kind: str, tells: str) -> Callable[[Scenario], Scenario]:
 
 def kinds() -> list[str]:
     """Every kind of every tracer, as its report declares it."""
-    found = []
-    for name in discovery.names("tracer"):
-        package = discovery.module_name("tracer", name).rpartition(".")[0]
-        report = importlib.import_module(f"{package}.report")
-        found += [f"{name}: {kind}" for kind in report.REFERENCES]
-    return found
+    return [f"{check}: {kind}" for check, kinds in KINDS.items() for kind in kinds]
 
 
 # --- page-table, on SGLang's real pools and backend ---------------------------------------------
@@ -331,9 +329,9 @@ def nothing_was_handed_out_to_it(arm):
 
 
 def bare(kind: int, row: int) -> tuple[str, str]:
-    fields = {**dict.fromkeys(trap_buffer.NAMES, 0), "kind": kind, "row": row}
-    left = trap_buffer.Left(1, False, 1, fields, trap_buffer.NO_CELLS)
-    finding, _, _ = table_report.describe(None, left, Recorder(4), False, None)
+    record = trap_buffer.Record(*[0] * len(trap_buffer.Record._fields))._replace(kind=kind, row=row)
+    left = trap_buffer.Left(1, False, 1, record, trap_buffer.NO_CELLS)
+    finding, _, _ = table_report.describe(None, cell_of(record), left, Recorder(4), False, None)
     return finding.kind, finding.cause
 
 
@@ -774,28 +772,16 @@ def never_released(arm):
 # --- spec-lifecycle, on what its checks return --------------------------------------------------
 
 
-def handed_over(
-    violation: Violation | None, site: str = "batch.merge", left: Any = None, v2: bool = False
-) -> tuple[str, str]:
+def handed_over(violation: Violation | None, site: str = "batch.merge") -> tuple[str, str]:
     assert violation is not None
     batch = SimpleNamespace(forward_mode=None)
-    at = hand_over.HandOver(site, "here", batch, ("a", "b"), left, v2=v2)
+    at = hand_over.HandOver(site, "here", batch, ("a", "b"))
     finding = spec_report.describe(violation, at, Recorder(4))
     return finding.kind, finding.cause
 
 
 def still_verify() -> Violation | None:
     return spec_check.check_state("verify-input", "FrozenKVMTPVerifyInput", ("draft-input",))
-
-
-@scenario("spec-lifecycle: verify-input-left", "finished in the verify of step 5")
-def everybody_finished(arm):
-    return handed_over(still_verify(), left=hand_over.Left(5, 2, 0))
-
-
-@scenario("spec-lifecycle: verify-input-left", "although 1 of 2 requests go on")
-def one_goes_on(arm):
-    return handed_over(still_verify(), left=hand_over.Left(5, 2, 1))
 
 
 @scenario("spec-lifecycle: verify-input-left", UNKNOWN + ": no forward")
@@ -857,8 +843,8 @@ def accepted_for_others(arm):
     return handed_over(spec_check.check_accepted([0], 2, 3))
 
 
-def lengths(got: list[int], kind: Any = "seq-len", what: str = "seq_lens") -> tuple[str, str]:
-    return handed_over(spec_check.check_counts(kind, what, [10, 20], got))
+def lengths(got: list[int]) -> tuple[str, str]:
+    return handed_over(spec_check.check_counts("seq-len", "seq_lens", [10, 20], got))
 
 
 @scenario("spec-lifecycle: seq-len", "counts 1 tokens whose KV is not committed")
@@ -874,16 +860,6 @@ def too_short(arm):
 @scenario("spec-lifecycle: seq-len", "of another number of requests")
 def of_others(arm):
     return lengths([10])
-
-
-@scenario("spec-lifecycle: bookkeeping", "was advanced more than once")
-def counted_twice(arm):
-    return lengths([13, 20], "bookkeeping", "kv_committed_len")
-
-
-@scenario("spec-lifecycle: bookkeeping", "was advanced too little")
-def not_counted(arm):
-    return lengths([7, 20], "bookkeeping", "kv_committed_len")
 
 
 def stale(got: str) -> tuple[str, str]:
@@ -912,7 +888,7 @@ def the_last_steps_hidden_states(arm):
 
 
 def in_v2(violation: Violation | None, site: str = "scheduler.run_batch") -> tuple[str, str]:
-    return handed_over(violation, site, v2=True)
+    return handed_over(violation, site)
 
 
 @scenario("spec-lifecycle: verify-input-left", "the verify input of its own step")
@@ -1182,7 +1158,7 @@ def written(it: Any) -> Any:
         for e in plugin.in_force.hooks._entries["attn.forward"]
         if e.owner == "kv-writes"
     )
-    return next(iter(tracer.launches.values()))
+    return next(iter(tracer.checks.values()))
 
 
 def described(arm: Any, kind: Any, value: int) -> tuple[str, str]:

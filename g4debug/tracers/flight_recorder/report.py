@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -10,10 +11,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from g4debug import discovery
 from g4debug.dumps.heads import quoted
+from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location
 from g4debug.settings import Settings
 
@@ -24,24 +26,16 @@ if TYPE_CHECKING:
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"
-Kind = Literal["cuda-error", "device-assert", "exception", "hang", "other-rank"]
-_DIED = "TRIAGE.md, 'The server died and only the flight recorder left a dump'"
-REFERENCES: dict[Kind, str] = {
-    "cuda-error": _DIED,
-    "device-assert": "TRIAGE.md, 'Device-side assert triggered'",
-    "exception": _DIED,
-    "hang": "TRIAGE.md, 'The scheduler hangs'",
-    "other-rank": "TRIAGE.md, 'One rank stops, or the ranks differ'",
-}
+KINDS = kinds.KINDS[CHECK]
 WRAPPERS = (
     "g4debug/hooking/hooks.py",
     "g4debug/tracers/base.py",
     "g4debug/cpu/fault.py",
     "sglang/srt/plugins/",
 )
+SIGTERM = "g4debug.tracers.flight_recorder.sigterm"  # the module of our own signal handler
 FRAMES = 12  # innermost frames that are kept
 TEXT = 200  # characters that are kept of an exception's first line
-ARM_ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
 # PyTorch, the driver API, Triton, cuBLAS and NCCL each say it in other words. Running out of memory
 # is not among them, because the CUDA context survives that.
@@ -107,9 +101,7 @@ def of_exception(
     is known of the assertion in a kernel, if that was it.
     """
     cuda = is_cuda(error)
-    frames = _frames(
-        _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
-    )
+    frames = _frames(traceback.walk_tb(error.__traceback__))
     got = f"{type(error).__name__} in {_innermost(frames)}"
     if cuda:
         got += (
@@ -118,7 +110,9 @@ def of_exception(
         )
     if printed is not None:
         got += f"\n{printed.words()}"
-    kind: Kind = "exception" if not cuda else "cuda-error" if printed is None else "device-assert"
+    record = KINDS["exception"]
+    if cuda:
+        record = KINDS["cuda-error" if printed is None else "device-assert"]
     again = BLOCKING if cuda else ""
     what = _name_and_line(error) if printed is None else printed.headline()
     cause = [_earlier(context), printed.cause() if printed is not None else ""]
@@ -126,7 +120,7 @@ def of_exception(
         cause += [line for line in innocence(cuda) if line != NOT_KNOWN]
     return Finding(
         check=CHECK,
-        kind=kind,
+        kind=record.name,
         site=site,
         headline=f"g4debug: {CHECK} in {_phase(site, context)}: {what}",
         location=_location(context),
@@ -134,19 +128,19 @@ def of_exception(
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause="\n".join(filter(None, cause)) or NOT_KNOWN,
-        reference=REFERENCES[kind],
-        next_command=again if complete else ARM_ALL,
+        reference=record.reference,
+        next_command=again if complete else record.command,
     )
 
 
 def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Finding:
     """The finding about a hang. ``why_now``: why it is dumped now (SIGTERM, SGLang's watchdog)."""
-    frames = main_thread()
+    frames, record = main_thread(), KINDS["hang"]
     limit = context.settings.hang_seconds
     place = _innermost(frames)
     return Finding(
         check=CHECK,
-        kind="hang",
+        kind=record.name,
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
         location=_location(context),
@@ -154,8 +148,8 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context) or NOT_KNOWN,
-        reference=REFERENCES["hang"],
-        next_command="" if complete else ARM_ALL,
+        reference=record.reference,
+        next_command="" if complete else record.command,
     )
 
 
@@ -168,19 +162,17 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         frames = main_thread()
         got = f"this rank found nothing; its main thread was in {_innermost(frames)}"
     else:
-        frames = _frames(
-            _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
-        )
+        frames = _frames(traceback.walk_tb(error.__traceback__))
         got = (
             f"this rank found nothing, and then died of {_name_and_line(error)} in "
             f"{_innermost(frames)}, because the other one was gone"
         )
-    stop = first.stop
+    stop, record = first.stop, KINDS["other-rank"]
     what = stop.headline.removeprefix("g4debug: ")
     dump = f"\nits dump: {quoted(stop.dump)}" if stop.dump else "\nit has left no dump"
     return Finding(
         check=CHECK,
-        kind="other-rank",
+        kind=record.name,
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: rank {first.name} stopped the server: {what}",
         location=_location(context),
@@ -188,22 +180,17 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause=f"the finding of rank {first.name} (pid {first.pid}){dump}",
-        reference=REFERENCES["other-rank"],
-        next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else "g4debug list",
+        reference=record.reference,
+        next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else record.command,
     )
 
 
 def main_thread() -> list[str]:
     """The main thread's frames, outermost first, without our own signal handler."""
     ident = threading.main_thread().ident
-    frame: FrameType | None = sys._current_frames().get(ident) if ident is not None else None
-    stack = [_place(f.f_code.co_filename, n, f.f_code.co_name) for f, n in _walk(frame)]
-    ours = [i for i, text in enumerate(stack) if "flight_recorder/sigterm.py" in text]
-    return _frames(stack[: ours[0]] if ours else stack)
-
-
-def _walk(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    return list(traceback.walk_stack(frame))[::-1] if frame is not None else []
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    stack = list(traceback.walk_stack(frame))[::-1] if frame is not None else []
+    return _frames(itertools.takewhile(lambda at: _module(at[0]) != SIGTERM, stack))
 
 
 def _name_and_line(error: BaseException) -> str:
@@ -251,9 +238,17 @@ def _earlier(context: Context) -> str:
     return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
 
 
-def _frames(places: Iterable[str]) -> list[str]:
-    """Leaves out the wrappers of hooked calls, and the CPU engine's pretended device."""
+def _frames(stack: Iterable[tuple[FrameType, int]]) -> list[str]:
+    """The place of each frame, outermost first.
+
+    Leaves out the wrappers of hooked calls, and the CPU engine's pretended device.
+    """
+    places = (_place(_module(f), f.f_code.co_filename, n, f.f_code.co_name) for f, n in stack)
     return [p for p in places if not p.startswith(WRAPPERS)]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _innermost(frames: list[str]) -> str:
@@ -266,18 +261,16 @@ def _innermost(frames: list[str]) -> str:
     return f"{frames[-1]}, called by {sglang}"
 
 
-def _place(file: str, line: int | None, function: str) -> str:
-    """For example ``sglang/srt/managers/scheduler.py:3183 process_batch_result``, no full path."""
-    parts = PurePath(file).parts
-    for root in ("site-packages", "dist-packages"):
-        if root in parts:
-            parts = parts[_last(parts, root) + 1 :]
+def _place(module: str, file: str, line: int, function: str) -> str:
+    """For example ``sglang/srt/managers/scheduler.py:3183 process_batch_result``, no full path.
+
+    The module's name tells which part of the path is inside the package. The names of the folders
+    above it mean nothing: a package may be installed below a folder that is called like another.
+    """
+    inside = module.replace(".", "/")
+    for place in (f"{inside}.py", f"{inside}/__init__.py"):
+        if "." in module and file.endswith(f"/{place}"):
             break
     else:
-        package = next((p for p in ("sglang", "g4debug") if p in parts[:-1]), "")
-        parts = parts[_last(parts, package) :] if package else parts[-2:]
-    return f"{'/'.join(parts)}:{line} {function}"
-
-
-def _last(parts: tuple[str, ...], name: str) -> int:
-    return len(parts) - 1 - parts[::-1].index(name)
+        place = "/".join(PurePath(file).parts[-2:])
+    return f"{place}:{line} {function}"

@@ -14,8 +14,9 @@ import numpy as np
 
 from g4debug.findings.record import PageEvent
 from g4debug.hooking import req_kv
+from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.holders import Holders
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_allocator.check import Pages, Violation
 
 
@@ -26,23 +27,25 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
     Waits for the device.
     """
     holders, pages = ledger.holders, violation.pages
-    sure = ("out-of-range", "page-zero", "evicted-in-window", "foreign-free", "freed-while-read")
-    if holders is None or violation.kind in sure:
-        return True  # needs no ledger, or was confirmed where it was found
-    if violation.kind == "use-after-free" and len(pool.inside(pages)) < len(pages):
-        return True  # a sequence goes on in page 0: the mapping has no SWA page for it
-    if violation.kind in ("double-free", "free-unallocated", "use-after-free"):
-        twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
-        if ledger.late and event.kind in ("free", "evict"):
-            return _is_given_back_twice(ledger, holders, pool, pages)
-        return twice_at_once or _is_given_back(holders, pool, pages)
-    if violation.kind == "double-alloc":
-        return _is_held_by_another(ledger, holders, pool, event, pages)
-    if violation.kind == "mapping-mismatch":
-        return _is_mapping_wrong(ledger, holders, pool, pages)
-    if event.kind == "map":
-        return _is_given_back(holders, pool, pages)
-    return _is_mapped(ledger, holders, pages)
+    if holders is None:
+        return True
+    match violation.kind:
+        case "use-after-free" if len(pool.inside(pages)) < len(pages):
+            return True  # a sequence goes on in page 0: the mapping has no SWA page for it
+        case "double-free" | "free-unallocated" | "use-after-free":
+            twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
+            if ledger.late and event.kind in ("free", "evict"):
+                return _is_given_back_twice(ledger, holders, pool, pages)
+            return twice_at_once or _is_given_back(holders, pool, pages)
+        case "double-alloc":
+            return _is_held_by_another(ledger, holders, pool, event, pages)
+        case "mapping-mismatch":
+            return _is_mapping_wrong(ledger, holders, pool, pages)
+        case "maps-freed" if event.kind == "map":
+            return _is_given_back(holders, pool, pages)
+        case "maps-freed":
+            return _is_mapped(ledger, holders, pages)
+    return True  # needs no ledger, or was confirmed where it was found
 
 
 def _is_given_back(holders: Holders, pool: PoolLedger, pages: Pages) -> bool:
@@ -98,12 +101,14 @@ def _is_mapping_wrong(ledger: Ledger, holders: Holders, pool: PoolLedger, pages:
     """SGLang's mapping contradicts itself about the SWA pages that are in question."""
     if holders.scheduler is None:
         return True
-    # While SWA pages are freed, the question is about the full pages that they belong to.
-    freeing = ledger.losing_swa is not None
-    full = ledger.losing_swa if ledger.losing_swa is not None else pool.inside(pages)
-    given = ledger.pools["full"].partner[full]
-    if not freeing and np.array_equal(holders.mapped(full), given):
-        return True  # the mapping and the ledger agree: it was the allocator that erred
+    if pool.name == "swa" and ledger.pairs is not None:
+        # SWA pages are freed: the question is about the full pages that they belong to.
+        full, given = ledger.pairs.full, ledger.pairs.given
+    else:
+        full = pool.inside(pages)
+        given = pool.partner[full]
+        if np.array_equal(holders.mapped(full), given):
+            return True  # the mapping and the ledger agree: it was the allocator that erred
     return holders.mapping_contradicts(full, given, ledger.requests.values())
 
 

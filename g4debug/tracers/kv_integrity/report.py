@@ -5,26 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Literal
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import short
 from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
 from g4debug.tracers.kv_integrity.watched import Look, Watched
 
 logger = logging.getLogger("g4debug")
 NAMED = 4  # how many requests are named
 Found = tuple[Finding, tuple[PageEvent, ...]]
-ALL = "G4DEBUG_TRACE=kv-integrity,page-table,kv-allocator,spec-lifecycle <your launch command>"
 NAN_CHECK = "SGLANG_SPEC_NAN_DETECTION"  # up to 0.5.13
-Kind = Literal["write-after-free", "kv-changed", "nan"]
-_CORRUPTED = "TRIAGE.md, 'Wrong answers, no crash: KV is corrupted'"
-REFERENCES: dict[Kind, str] = {
-    "write-after-free": _CORRUPTED,
-    "kv-changed": _CORRUPTED,
-    "nan": _CORRUPTED,
-}
 
 
 def describe_written(
@@ -46,9 +39,10 @@ def describe_written(
     found = "when the server was idle" if idle else "when it was handed out again"
     still = pointing_to(watched, ledger, page, heir)
     where = f"KV slot {row}, {half} of layer {layer}"
+    record = KINDS["kv-integrity"]["write-after-free"]
     finding = Finding(
         check="kv-integrity",
-        kind="write-after-free",
+        kind=record.name,
         site="scheduler.on_idle" if idle else "pool.alloc",
         headline=(
             f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
@@ -62,10 +56,10 @@ def describe_written(
             + (f"now {heir} holds it" if heir else "nobody holds it now")
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_write(freed, still),
-        reference=REFERENCES["write-after-free"],
-        next_command=ALL,
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, events
 
@@ -85,9 +79,10 @@ def describe_changed(
     others = f", and {count - 1} more of its {len(watched.kv.buffers)} buffers" * (count > 1)
     still = pointing_to(watched, ledger, page, owner)
     tokens = _tokens(watched, int(look.positions[i]), owner)
+    record = KINDS["kv-integrity"]["kv-changed"]
     finding = Finding(
         check="kv-integrity",
-        kind="kv-changed",
+        kind=record.name,
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
@@ -103,10 +98,10 @@ def describe_changed(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_change(count, still),
-        reference=REFERENCES["kv-changed"],
-        next_command=ALL,
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, events
 
@@ -123,9 +118,10 @@ def describe_not_finite(
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
     position = int(look.positions[i]) + row
+    record = KINDS["kv-integrity"]["nan"]
     finding = Finding(
         check="kv-integrity",
-        kind="nan",
+        kind=record.name,
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
@@ -135,10 +131,10 @@ def describe_not_finite(
         expected="finite KV in a page whose tokens are all committed",
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
-        reference=REFERENCES["nan"],
-        next_command=sglangs_check() + ALL,
+        reference=record.reference,
+        next_command=sglangs_check() + record.command,
     )
     return finding, events
 
@@ -213,7 +209,3 @@ def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: 
         layer_kind=kind,
         request=request,
     )
-
-
-def _lines(events: tuple[PageEvent, ...]) -> tuple[str, ...]:
-    return tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events)

@@ -8,73 +8,39 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
+from g4debug.findings import kinds
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import event_line, settle
-from g4debug.sanitizer.trap_buffer import Left
-from g4debug.tracers.page_table.causes import cause
+from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.trap_buffer import Left, Record
+from g4debug.tracers.page_table import causes
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import (
     Cell,
-    Launch,
+    CheckedTable,
     cell_of,
     kept_list,
     kept_table,
     read_table,
-    rid_at,
 )
-from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
-from g4debug.tracers.page_table.foreign import Foreign, confirm
-
-CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-_CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
-_WRONG = "TRIAGE.md, 'The page table names a wrong page'"
-_EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
-REFERENCES: dict[KindName, str] = {
-    "negative": _WRONG,
-    "out-of-range": _WRONG,
-    "row-too-short": _WRONG,
-    "page-zero": _WRONG,
-    "mismatch": _WRONG,
-    "use-after-free": _WRONG,
-    "evicted-in-window": _EVICTED,
-    "full-index-in-swa-table": _CRASH,
-    "other-request": _WRONG,
-    "stale": _WRONG,
-    "foreign-page": _WRONG,
-    "unreadable": _WRONG,
-    "list-bounds": _WRONG,
-    "kv-splits": _WRONG,
-    "window-offset": _WRONG,
-    "mask-bounds": _WRONG,
-}
-
-
-class Unconfirmed(Exception):
-    """SGLang's own tables do not confirm what the guard suspects. ``page``: of the full pool."""
-
-    def __init__(self, page: int, why: str) -> None:
-        super().__init__(why)
-        self.page = page
+from g4debug.tracers.page_table.facts import Facts
 
 
 def describe(
-    launch: Launch | None,
+    launch: CheckedTable | None,
+    cell: Cell,
     left: Left,
     recorder: Recorder,
     draft: bool,
     ledger: Ledger | None,
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
-    """The finding, the table (if the device can still be read), and the events of the page.
-
-    Raises Unconfirmed for a suspicion that SGLang's own tables do not confirm.
-    """
-    fields = left.fields
-    if launch is None or cell_of(fields).kind is Kind.UNREADABLE:
-        return _bare(fields, recorder), None, ()
+    """The finding, the table (if the device can still be read), and the events of the page."""
+    if launch is None or cell.kind is Kind.UNREADABLE:
+        return bare(launch, left.record, recorder), None, ()
     page_size = launch.page_size
     pool = Pool(
         launch.pool_name,
@@ -83,33 +49,32 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell, foreign, rid = None, cell_of(fields, launch), None, ""
-    if cell.kind is Kind.FOREIGN:
-        foreign = _confirmed(launch, cell, recorder, ledger)
+    table, rid = None, ""
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
         if launch.lists is not None:
-            rid = _rid(launch, cell, recorder)
+            row = cell.request if cell.step >= 0 else int(launch.req_pool_indices[cell.row])
+            rid = rid_of(recorder, cell.step, row)
             table = kept_list(launch, pool, cell, left, rid)
         elif cell.step >= 0:
-            rid = rid_at(recorder, cell)
-            table, cell = kept_table(launch, pool, cell, left, rid)
+            rid = rid_of(recorder, cell.step, cell.request)
+            table = kept_table(launch, pool, cell, left, rid)
         else:
             table, cell = read_table(launch, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
     settle(ledger, "page-table")
     kind_of = Words if launch.lists is None else ListWords
-    facts = kind_of(launch, cell, rid, ledger, foreign)
+    facts = kind_of(launch, cell, rid, ledger)
     events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
     who = "draft" if draft else "target"
     mode = launch.batch.forward_mode.name
     whole = launch.lists is None and table is not None and len(table.bad) > 0
-    count = len(table.bad) if whole and table is not None else fields["count"]
+    count = len(table.bad) if whole and table is not None else left.record.bad
     column = cell.column if cell.position < 0 else cell.position
     finding = Finding(
         check="page-table",
-        kind=facts.kind,
+        kind=facts.record.name,
         site=launch.adapter.handed_at(launch.batch),
         headline=(
             f"g4debug: page-table in {who} {mode.lower().replace('_', '-')}: {kind} layer "
@@ -134,8 +99,8 @@ def describe(
         got=facts.got(count),
         owner=facts.owner(),
         history=tuple(event_line(e) for e in events),
-        cause=cause(facts),
-        reference=facts.fix() + REFERENCES[facts.kind],
+        cause=causes.cause(facts),
+        reference=facts.fix() + facts.record.reference,
         next_command=facts.next_command(),
     )
     return finding, table, events
@@ -214,7 +179,7 @@ class Words(Facts):
             return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
         if self.kind == "row-too-short":
             return ""
-        if self.kind in ("negative", "out-of-range"):
+        if self.record.outside:
             return f"no pool has a page {self.value}" + self._held(*self._subject(), "; ")
         return self._held(*self._subject())
 
@@ -228,7 +193,7 @@ class Words(Facts):
         at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{what} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{what} was never handed out"
         return f"{what} is free; request {owner} had it last{at}"
 
@@ -248,10 +213,8 @@ class Words(Facts):
     def next_command(self) -> str:
         """What to run next."""
         if self.stale_state:
-            return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
-        if self.kind in ("use-after-free", "evicted-in-window", "row-too-short", "foreign-page"):
-            return ALL  # not contain: with page 0 in place of what is gone, answers would be wrong
-        return CONTAIN
+            return f"G4DEBUG_FIX_SWA_STATE_SWAP=1 {kinds.LAUNCH}"
+        return self.record.command
 
 
 class ListWords(Words):
@@ -277,7 +240,7 @@ class ListWords(Words):
                 f"gets mask_indptr = {value}, but the row's part of the mask begins at {expected}, "
                 f"and the mask has {self._mask_size} cells"
             )
-        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+        if self.record.right_place:
             return super().what()
         right = f"the right {name} token is {cell.right}"
         but = f"but {right if cell.right > 0 else 'no token belongs there'}"
@@ -304,7 +267,7 @@ class ListWords(Words):
             if self.kind == "row-too-short":
                 return f"a list of at least {cell.value} entries"
             return f"at most {cell.expected}" if self.kind == "kv-splits" else str(cell.expected)
-        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+        if self.record.right_place:
             return super().expected()
         last = self.launch.pages * self.page_size - 1
         belongs = f"; for this entry, token {cell.right}" if cell.right > 0 else ""
@@ -320,79 +283,40 @@ class ListWords(Words):
         return "" if self.cell.position < 0 else super().owner()
 
 
-def _rid(launch: Launch, cell: Cell, recorder: Recorder) -> str:
-    """The request of the cell's row. '' if not known."""
-    if cell.step >= 0:
-        return rid_at(recorder, cell)
-    row = int(launch.req_pool_indices[cell.row])
-    return recorder.requests_by_pool_index().get(row, "")
-
-
-def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | None) -> Foreign:
-    """Raises Unconfirmed if SGLang's own tables do not say the same."""
-    try:
-        foreign, why = confirm(launch, cell, recorder, ledger)
-    except (RuntimeError, IndexError) as e:
-        foreign, why = None, f"they cannot be read: {e}".splitlines()[0]
-    if foreign is None:
-        page = -1
-        with suppress(RuntimeError, IndexError):
-            row = int(launch.req_pool_indices[cell.row])
-            size = launch.page_size
-            page = int(launch.backend.req_to_token[row, cell.column * size]) // size
-        raise Unconfirmed(page, why)
-    return foreign
-
-
 def _used(recorder: Recorder, name: str) -> int:
     return next((p.used_tokens for p in recorder.pools() if p.name == name), -1)
 
 
-def _bare(fields: dict[str, int], recorder: Recorder) -> Finding:
-    """A finding from what the guard wrote, and nothing else."""
-    cell = cell_of(fields)
-    kind = NAMES[cell.kind]
+def bare(launch: CheckedTable | None, record: Record, recorder: Recorder) -> Finding:
+    """A finding from the guard's record, and nothing else. launch: None if it is not known."""
+    cell = cell_of(record)
+    kind, at, site = cell.kind.record, f"row {cell.row}, column {cell.column}", ""
+    if launch is not None:
+        with suppress(Exception):  # this is called when something else has failed already
+            site = launch.adapter.handed_at(launch.batch)
+    where = Location(process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step)
     if cell.kind is Kind.UNREADABLE:
-        return _unreadable(fields, recorder)
-    outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
-    what = "is out of range" if outside else f"is wrong ({kind})"
+        what = "the guard saw a bad cell, but what it left cannot be read "
+        what += f"(kind {record.kind}, {at})"
+        written = ", ".join(str(int(k)) for k in sorted(Kind) if k is not Kind.UNREADABLE)
+        expected = f"a record of the guard, whose kind is one of {written}"
+        got = ", ".join(f"{name} {value}" for name, value in record._asdict().items())
+        cause = "not known: somebody overwrote the host memory of the trap buffer"
+    else:
+        where = replace(where, row=cell.row, column=cell.column)
+        wrong = "is out of range" if kind.outside else f"is wrong ({kind.name})"
+        what = f"page {cell.value} {wrong} ({at})"
+        expected = f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool"
+        got, cause = str(cell.value), ""
     return Finding(
         check="page-table",
-        kind=kind,
-        site="attn.trtllm_mha.layer_page_table",
-        headline=(
-            f"g4debug: page-table: page {cell.value} {what} (row {cell.row}, column {cell.column})"
-        ),
-        location=Location(
-            process="scheduler",
-            pid=os.getpid(),
-            rank=recorder.rank,
-            step=recorder.step,
-            row=cell.row,
-            column=cell.column,
-        ),
-        expected=f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool",
-        got=str(cell.value),
-        reference=REFERENCES[kind],
-    )
-
-
-def _unreadable(fields: dict[str, int], recorder: Recorder) -> Finding:
-    """The finding that the guard saw something, and that what it left makes no sense."""
-    return Finding(
-        check="page-table",
-        kind="unreadable",
-        site="attn.trtllm_mha.layer_page_table",
-        headline=(
-            "g4debug: page-table: the guard saw a bad cell, but what it left cannot be read "
-            f"(kind {fields['kind']}, row {fields['row']}, column {fields['column']})"
-        ),
-        location=Location(
-            process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step
-        ),
-        expected=f"a record of the guard, whose kind is one of 1..{int(Kind.FOREIGN)}",
-        got=", ".join(f"{name} {value}" for name, value in fields.items()),
-        cause="not known: somebody overwrote the host memory of the trap buffer",
-        reference=REFERENCES["unreadable"],
-        next_command=ALL,
+        kind=kind.name,
+        site=site,
+        headline=f"g4debug: page-table: {what}",
+        location=where,
+        expected=expected,
+        got=got,
+        cause=cause,
+        reference=kind.reference,
+        next_command=kind.command,
     )

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,8 +20,9 @@ from g4debug import plugin
 from g4debug.backends import adapter
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
-from g4debug.tracers.page_table import token_guard
-from g4debug.tracers.page_table.checked_table import Launch
+from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table import report, token_check
+from g4debug.tracers.page_table.checked_table import CheckedTable
 from g4debug.trapping.trap import TrapError
 
 FAR = 640_000_000
@@ -38,13 +40,13 @@ def checked():
 def guarded(monkeypatch):
     """(window, rows) of the lists that the guard was launched for, in order."""
     calls = []
-    real = token_guard.reference
+    real = token_check.reference
 
     def spy(lists, *args):
         calls.append((lists.window >= 0, lists.rows))
         real(lists, *args)
 
-    monkeypatch.setattr(token_guard, "reference", spy)
+    monkeypatch.setattr(token_check, "reference", spy)
     return calls
 
 
@@ -217,13 +219,15 @@ def test_the_lists_of_a_draft(arm, graph):
     assert error.value.finding.location.runner == "draft"
 
 
-def test_a_launch_that_is_remembered_keeps_no_list():
-    """With overlap scheduling some launches are remembered, and a list may have many megabytes."""
+def test_a_check_that_is_remembered_keeps_no_list():
+    """With overlap scheduling some checks are remembered, and a list may have many megabytes."""
     indices = torch.zeros(1000, dtype=torch.int64)
     lists = TokenLists(indices, torch.zeros(3, dtype=torch.int32), torch.zeros(2))
-    launch = Launch(adapter("triton"), None, None, None, indices, "full", 9, 1, None, 1, False)
-    launch.lists = lists
-    kept = launch.remembered()
+    checked = CheckedTable(
+        adapter=adapter("triton"), backend=None, layer=None, batch=None, table=indices,
+        pool_name="full", pages=9, page_size=1, truth=None, mailbox=1, captured=False, lists=lists,
+    )  # fmt: skip
+    kept = checked.remembered()
     assert kept.lists.rows == 2
     for tensor in (kept.table, kept.lists.indices):
         assert tensor.untyped_storage().nbytes() == 0
@@ -320,3 +324,29 @@ def test_the_report_speaks_of_tokens_and_not_of_pages(arm):
     assert re.search(r"rows x \d+ tokens", shown)
     assert "full pool: tokens 0..655" in shown
     assert "PAGE TABLE" not in shown
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify"])
+@pytest.mark.parametrize("broken", ["report", "record"])
+def test_a_finding_that_says_little_names_the_site_of_the_lists_all_the_same(
+    arm, monkeypatch, mode, broken
+):
+    """Either the report fails, or what the guard has left cannot be read."""
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    backend.forward_metadata.kv_indices[3] = FAR
+    if broken == "report":
+        monkeypatch.delattr(report.Words, "_held")
+    else:
+        take = TrapBuffer.take
+
+        def spoilt(self):
+            return [replace(left, fields={**left.fields, "kind": 99}) for left in take(self)]
+
+        monkeypatch.setattr(TrapBuffer, "take", spoilt)
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    finding = error.value.finding
+    assert finding.kind == ("out-of-range" if broken == "report" else "unreadable")
+    assert finding.site == f"attn.triton.{'decode' if mode == 'decode' else 'extend'}"
