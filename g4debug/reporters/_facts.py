@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import (
-    Location,
-    OtherHook,
-    Plain,
-    Pool,
-    TracerStatus,
-    TrapRecord,
-)
+from g4debug.findings.record import Location, OtherHook, Plain, Pool, TracerStatus, TrapRecord
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid, percent
 from g4debug.reporters._table_view import ROWS, TableView, rounded, table_view, unit
@@ -166,7 +159,13 @@ def where(at: Location, step_mode: str = "") -> list[Line]:
     mode = at.forward_mode
     if mode and step_mode and mode != step_mode:
         mode = f"{mode} inside a step of mode {step_mode}"
-    known = (
+    places: dict[str, int | str] = {
+        "host": at.host,
+        "DP rank": at.dp_rank,
+        "TP rank": at.rank,
+        "PP rank": at.pp_rank,
+    }
+    known: tuple[tuple[tuple[int | str, str], ...], ...] = (
         (
             (at.layer, layer),
             (at.runner, f"{at.runner} model"),
@@ -178,40 +177,20 @@ def where(at: Location, step_mode: str = "") -> list[Line]:
             (at.column, f"column {at.column}"),
             (at.request, f"request {at.request}"),
         ),
-        (
-            (at.step, f"step {at.step}"),
-            (at.process, at.process),
-            (at.pid, f"pid {at.pid}"),
-        ),
-        (
-            (at.host, f"host {at.host}"),
-            (at.dp_rank, f"DP rank {at.dp_rank}"),
-            (at.rank, f"TP rank {at.rank}"),
-            (at.pp_rank, f"PP rank {at.pp_rank}"),
-        ),
+        ((at.step, f"step {at.step}"), (at.process, at.process), (at.pid, f"pid {at.pid}")),
+        tuple((value, f"{name} {value}") for name, value in places.items()),
     )
     lines: list[Line] = []
-    for i, parts in enumerate(known):
-        tone = "" if i else "strong"
-        line = tuple((Span(text, tone),) for value, text in parts if value not in (-1, ""))
-        if line:
+    for parts in known:
+        tone = "strong" if parts is known[0] else ""
+        if line := tuple((Span(text, tone),) for value, text in parts if value not in (-1, "")):
             lines.append(line)
-    missing = [
-        name
-        for name, value in (
-            ("host", at.host),
-            ("DP rank", at.dp_rank),
-            ("TP rank", at.rank),
-            ("PP rank", at.pp_rank),
-        )
-        if value in (-1, "")
-    ]
-    if missing:
-        rest: Item = (Span(f"not known: {', '.join(missing)}", "dim"),)
-        if len(missing) == 4:
-            lines.append((rest,))
-        else:
-            lines[-1] = (*lines[-1], rest)
+    missing = [name for name, value in places.items() if value in (-1, "")]
+    rest: Item = (Span(f"not known: {', '.join(missing)}", "dim"),)
+    if len(missing) == len(places):
+        lines.append((rest,))
+    elif missing:
+        lines[-1] = (*lines[-1], rest)
     return lines
 
 
@@ -268,10 +247,9 @@ def _table(record: TrapRecord, rows: int | None, number: Callable[[int], str]) -
 
 
 def _history(label: str, note: str, grid: Grid) -> list[Block]:
-    if not grid.rows and grid.left_out and not grid.shown:
-        events = f"{grid.count(grid.left_out).replace(' earlier', '')} (--all)"
-        return [Entry(label, _text(events, "dim"))]
-    return [History(label, note, grid)] if grid.rows else []
+    if grid.front or grid.rest:
+        return [History(label, note, grid)]
+    return [Entry(label, _text(f"{grid.hidden} (--all)", "dim"))] if grid.hidden else []
 
 
 def _words(record: TrapRecord, always: bool) -> list[Block]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._histories import length_range, pages
+from g4debug.reporters._histories import length_range, pages, runs
 from g4debug.reporters._table_view import Cells
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
@@ -184,10 +184,11 @@ def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
         note = f"first difference at {changes[0].name}"
     else:
         note = f"equal in all {len(both)} steps that both have"
-    for run in _runs(left.keys() - right.keys()):
-        changes.append(Change(_name(run), _summary([left[n] for n in run]), None))
-    for run in _runs(right.keys() - left.keys()):
-        changes.append(Change(_name(run), None, _summary([right[n] for n in run])))
+    for here, there in ((left, right), (right, left)):
+        for first, last in runs(sorted(here.keys() - there.keys())):
+            name = f"step {first}" if first == last else f"steps {first}..{last}"
+            told = _summary([here[n] for n in range(first, last + 1)])
+            changes.append(Change(name, *((told, None) if here is left else (None, told))))
     return Part("steps", tuple(changes), same, note)
 
 
@@ -207,21 +208,6 @@ def _step(step: Step, by_rid: bool) -> dict[str, str]:
     else:
         values["seq_lens"] = " ".join(map(str, step.seq_lens))
     return {k: v for k, v in values.items() if v}
-
-
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """The numbers, sorted and split where one is missing."""
-    runs: list[list[int]] = []
-    for n in sorted(numbers):
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return runs
-
-
-def _name(run: Sequence[int]) -> str:
-    return f"step {run[0]}" if len(run) == 1 else f"steps {run[0]}..{run[-1]}"
 
 
 def _summary(items: Sequence[Step]) -> str:

@@ -51,10 +51,7 @@ def render(
 
 
 def _groups(
-    record: TrapRecord,
-    source: str,
-    before: Sequence[_facts.Entry],
-    after: Sequence[_facts.Entry],
+    record: TrapRecord, source: str, before: Sequence[_facts.Entry], after: Sequence[_facts.Entry]
 ) -> list[list[_facts.Block]]:
     """Where, then why and what to do, then the evidence: a page is read from the top.
 

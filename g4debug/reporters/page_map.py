@@ -16,13 +16,7 @@ from g4debug.reporters.text import Symbols, symbols_for
 RID_WIDTH = 8
 
 EMPTY = ("outside", "past")  # cells that show a symbol in place of a number
-STYLES = {
-    "good": "",
-    "bad": "bold white on red",
-    "zero": "yellow",
-    "outside": "dim",
-    "past": "dim",
-}
+STYLES = {"good": "", "bad": "bold white on red", "zero": "yellow", "outside": "dim", "past": "dim"}
 
 
 def render(view: TableView, console: Console, indent: int = 2) -> None:

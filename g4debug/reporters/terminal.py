@@ -64,10 +64,10 @@ def render(
         if i:
             console.print()
         for block in group:
-            _block(block, console, s, everything)
+            _block(block, console, s)
 
 
-def _block(block: _facts.Block, console: Console, s: Symbols, everything: bool) -> None:
+def _block(block: _facts.Block, console: Console, s: Symbols) -> None:
     if isinstance(block, _facts.Entry):
         room, sep = console.width - LABEL, f" {s.bullet} "
         lines = [text for line in block.lines for text in _pack(line, room, sep)]
@@ -79,7 +79,7 @@ def _block(block: _facts.Block, console: Console, s: Symbols, everything: bool) 
         page_map.render(block.view, console)
     elif isinstance(block, _facts.History):
         _section(console, block.label, block.note)
-        history(block.grid, console, everything=everything)
+        history(block.grid, console)
     else:
         # A command that we broke into two lines could not be copied, so the terminal has to wrap
         # it. A picture has no terminal, so there we wrap.
@@ -123,19 +123,17 @@ def _section(console: Console, label: str, note: str) -> None:
     console.print(text, no_wrap=True, overflow="crop")
 
 
-def history(grid: Grid, console: Console, *, everything: bool = False) -> None:
-    """Print the rows to show, or all of them with ``everything``, and how many are left out."""
+def history(grid: Grid, console: Console) -> None:
+    """Print the rows in front, and how many there are besides."""
     s = symbols_for(console.encoding)
-    rows = grid.rows if everything else grid.front
-    hidden = grid.count(grid.left_out) if everything else grid.hidden
-    cells = [[_cut(c, MAX_CELL, s.more) or s.dash for c in row.cells] for row in rows]
+    cells = [[_cut(c, MAX_CELL, s.more) or s.dash for c in row.cells] for row in grid.front]
     widths = _widths(grid.columns, cells, console.width - INDENT - 2)
     head = [c.name for c in grid.columns]
-    more = Text(f"{'':<{INDENT + 2}}{s.more} {hidden} (--all)", "dim")
+    more = Text(f"{'':<{INDENT + 2}}{s.more} {grid.hidden} (--all)", "dim")
     _line(head, grid.columns, widths, console, "  ", "dim")
-    if hidden and grid.newest_last:
+    if grid.hidden and grid.newest_last:
         console.print(more, no_wrap=True, overflow="crop")
-    for row, texts in zip(rows, cells, strict=True):
+    for row, texts in zip(grid.front, cells, strict=True):
         short = [
             _cut(text, width, s.more, c.tail)
             for text, width, c in zip(texts, widths, grid.columns, strict=True)
@@ -146,7 +144,7 @@ def history(grid: Grid, console: Console, *, everything: bool = False) -> None:
             note, left = f"{label}: " if label else "", INDENT + 2 + widths[0] + GAP
             body = Text().append(note, "dim").append(text, "red" if row.mark else "dim")
             hang(console, body, " " * left, left + len(note))
-    if hidden and not grid.newest_last:
+    if grid.hidden and not grid.newest_last:
         console.print(more, no_wrap=True, overflow="crop")
 
 

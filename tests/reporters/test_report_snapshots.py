@@ -176,9 +176,7 @@ def test_page_map_of_a_large_table(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_steps(width: int) -> None:
     got = text(
-        lambda c: terminal.history(
-            _histories.step_grid(sample_steps(), (FULL, SWA), at=118), c, everything=True
-        ),
+        lambda c: terminal.history(_histories.step_grid(sample_steps(), (FULL, SWA), at=118), c),
         width,
     )
     fits(got, width)
