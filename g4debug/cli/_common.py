@@ -1,4 +1,4 @@
-"""What the subcommands share: errors of one line, reading a dump, and the console."""
+"""What the subcommands share: errors of one line, the dumps that are named, and the output."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from g4debug.findings.record import TrapRecord
+    from g4debug.reporters.incident import View
 
 PROGRAM = "g4debug"
 MIN_WIDTH = 40
@@ -53,6 +55,40 @@ def list_command(path: Path) -> str:
     from g4debug.dumps.heads import quoted
 
     return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
+
+
+def add_dump_arguments(parser: argparse.ArgumentParser) -> None:
+    """The dumps that ``read_dumps`` takes."""
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="a dump, g4debug-*.pt; or a folder of dumps; or several of them",
+    )
+
+
+def read_dumps(paths: list[Path], log: Path | None) -> tuple[TrapRecord, Path, View | None]:
+    """The record to show, its dump, and the incident if the paths are more than one dump.
+
+    log: the server's log, which belongs to one dump. Raises CliError if nothing can be shown.
+    """
+    if is_one_dump(paths):
+        return with_log(read_dump(paths[0]), log), paths[0], None
+    from g4debug.cli import _incident
+
+    view = _incident.load(paths)
+    if log is not None:
+        raise CliError("--log belongs to one dump, and these are several: name one of them")
+    return view.record, view.first.path, view
+
+
+def is_one_dump(paths: list[Path]) -> bool:
+    """True if ``paths`` is one path, and not a folder. It need not exist."""
+    try:
+        return len(paths) == 1 and not paths[0].is_dir()
+    except (OSError, ValueError):  # whoever opens it says what is wrong
+        return len(paths) == 1
 
 
 def read_dump(path: Path) -> TrapRecord:
@@ -106,16 +142,13 @@ def add_log_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_log(record: TrapRecord, path: Path | None, one: bool) -> TrapRecord:
+def with_log(record: TrapRecord, path: Path | None) -> TrapRecord:
     """The record with the assertions that the end of a log has. path: None for no log.
 
-    one: it is the record of one dump, not of an incident. Raises CliError if the log does not
-    belong to it.
+    Raises CliError if the log does not belong to it.
     """
     if path is None:
         return record
-    if not one:
-        raise CliError("--log belongs to one dump, and these are several: name one of them")
     finding = record.finding
     if finding.kind != "device-assert":
         raise CliError(
@@ -133,6 +166,30 @@ def with_log(record: TrapRecord, path: Path | None, one: bool) -> TrapRecord:
         raise CliError(f"cannot read {path}: {e.strerror or e}") from e
     except ValueError as e:
         raise CliError(f"{path}: {e}") from e
+
+
+@contextmanager
+def no_traceback(what: str, hint: str = "g4debug show --json") -> Iterator[None]:
+    """Turn a bug of a reporter into a CliError: the evidence must stay reachable."""
+    try:
+        yield
+    except (OSError, CliError):  # OSError: the output cannot be written
+        raise
+    except Exception as e:
+        problem = f"{type(e).__name__}: {e}"
+        raise CliError(f"{what} ({problem}); try: {hint}, and please report this") from e
+
+
+def present(reporter: Any, found: Any, args: argparse.Namespace) -> None:
+    """Print what was found as the user asked for it: by ``render`` or by ``render_json``."""
+    if args.json:
+        reporter.render_json(found, sys.stdout)
+    else:
+        reporter.render(found, console_for(args))
+
+
+def console_for(args: argparse.Namespace) -> Console:
+    return make_console(width=args.width, color=not args.no_color)
 
 
 def make_console(

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, list_command
-
-if TYPE_CHECKING:
-    from g4debug.dumps.incidents import Dump
-    from g4debug.reporters.incident import Member, View
+from g4debug.cli._common import CliError, is_one_dump, list_command
+from g4debug.dumps import incidents
+from g4debug.dumps.errors import DumpError
+from g4debug.dumps.heads import quoted
+from g4debug.dumps.incidents import Dump
+from g4debug.dumps.reading import read
+from g4debug.reporters.incident import Member, View
 
 READ = 32  # dumps of an incident that are read whole; of the others only the head is
-
-
-def is_one_dump(paths: list[Path]) -> bool:
-    """True if ``paths`` is one path, and not a folder. It need not exist."""
-    try:
-        return len(paths) == 1 and not paths[0].is_dir()
-    except (OSError, ValueError):  # whoever opens it says what is wrong
-        return len(paths) == 1
 
 
 def load(paths: list[Path]) -> View:
@@ -27,9 +20,6 @@ def load(paths: list[Path]) -> View:
 
     Raises CliError if no dump can be read.
     """
-    from g4debug.dumps import incidents
-    from g4debug.dumps.heads import quoted
-
     folders = [p for p in paths if not is_one_dump([p])]
     if folders and len(folders) < len(paths):
         raise CliError(f"give either folders or dumps: {folders[0]} is a folder")
@@ -55,8 +45,6 @@ def _is_missing(path: Path) -> bool:
 
 
 def _look_into(folder: Path) -> list[Dump]:
-    from g4debug.dumps import incidents
-
     try:
         return incidents.look_into(folder)
     except (OSError, ValueError) as e:
@@ -65,8 +53,6 @@ def _look_into(folder: Path) -> list[Dump]:
 
 
 def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
-    from g4debug.reporters.incident import View
-
     members = [_member(dump, i < READ) for i, dump in enumerate(dumps)]
     # The first one that can be read is shown in full. Those before it are told as broken.
     first = next((m for m in members if m.record is not None), None)
@@ -76,14 +62,8 @@ def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
 
 
 def _member(dump: Dump, whole: bool) -> Member:
-    from g4debug.dumps.errors import DumpError
-    from g4debug.dumps.reading import read
-    from g4debug.reporters.incident import Member
-
-    path, record, broken = str(dump.path), None, dump.broken
-    if whole and not broken:
-        try:
-            record = read(dump.path)
-        except DumpError as e:
-            broken = str(e).removeprefix(f"{path}: ")
-    return Member(path, dump.time, dump.head, record, broken)
+    known = vars(dump)
+    try:
+        return Member(**known, record=read(dump.path) if whole and not dump.broken else None)
+    except DumpError as e:
+        return Member(**{**known, "broken": str(e).removeprefix(f"{dump.path}: ")})

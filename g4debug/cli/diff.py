@@ -12,7 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, add_console_arguments, make_console, read_dump
+from g4debug.cli._common import add_console_arguments, console_for, no_traceback, read_dump
 
 NAME = "diff"
 HELP = "show what differs between two dumps"
@@ -31,18 +31,10 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.reporters import diff
     from g4debug.reporters.compare import compare
 
-    try:
+    with no_traceback("the dumps were read, but cannot be compared"):
         parts = compare(dumps[0][1], dumps[1][1])
         if args.json:
             diff.render_json(dumps, parts, sys.stdout)
         else:
-            console = make_console(width=args.width, color=not args.no_color)
-            diff.render(dumps, parts, console, everything=args.all)
-    except OSError:  # the output cannot be written
-        raise
-    except Exception as e:  # a bug of ours: the evidence must stay reachable
-        raise CliError(
-            f"the dumps were read, but cannot be compared ({type(e).__name__}: {e}); "
-            "try: g4debug show --json, and please report this"
-        ) from e
+            diff.render(dumps, parts, console_for(args), everything=args.all)
     return int(any(part.changes for part in parts))

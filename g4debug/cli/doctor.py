@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 
-from g4debug.cli._common import CliError, add_console_arguments, make_console
+from g4debug.cli._common import CliError, add_console_arguments, present
 
 NAME = "doctor"
 HELP = "tell whether g4debug would work here"
@@ -56,10 +56,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         if waiting:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-    if args.json:
-        doctor.render_json(diagnosis, sys.stdout)
-    else:
-        doctor.render(diagnosis, make_console(width=args.width, color=not args.no_color))
+    present(doctor, diagnosis, args)
     return 0 if diagnosis.ready else 1
 
 
@@ -72,8 +69,5 @@ def _running(args: argparse.Namespace) -> int:
     if not os.path.isdir(f"/proc/{args.pid}"):
         raise CliError(f"there is no process {args.pid} on this machine, or there is no /proc")
     server = look(args.pid)
-    if args.json:
-        running.render_json(server, sys.stdout)
-    else:
-        running.render(server, make_console(width=args.width, color=not args.no_color))
+    present(running, server, args)
     return 0 if server.sound else 1

@@ -8,10 +8,9 @@ G4DEBUG_FAULTS has no faults.
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import add_console_arguments, make_console, one_line
+from g4debug.cli._common import add_console_arguments, one_line, present
 
 if TYPE_CHECKING:
     from g4debug.faults.base import Fault
@@ -29,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from g4debug.reporters import faults
 
-    found = entries()
-    if args.json:
-        faults.render_json(found, sys.stdout)
-    else:
-        faults.render(found, make_console(width=args.width, color=not args.no_color))
+    present(faults, entries(), args)
     return 0
 
 

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from g4debug.cli._common import CliError, add_console_arguments, make_console
+from g4debug.cli._common import CliError, add_console_arguments, console_for
 from g4debug.reporters.fixes import Row
 
 NAME = "fixes"
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         fixes.render_json(found, sys.stdout)
     else:
-        fixes.render(found, head, make_console(width=args.width, color=not args.no_color))
+        fixes.render(found, head, console_for(args))
     return 0
 
 

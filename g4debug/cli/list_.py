@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, add_console_arguments, make_console, program
+from g4debug.cli._common import CliError, add_console_arguments, console_for, program
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 NAME = "list"
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         listing.render_json(found, sys.stdout)
         return 0
-    console = make_console(width=args.width, color=not args.no_color)
+    console = console_for(args)
     if not found:
         console.print(
             f"{nothing} A server that is started with SGLANG_TRTLLM_MHA_DEBUG=1 writes its dumps "

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, add_console_arguments, at_least, make_console
+from g4debug.cli._common import CliError, add_console_arguments, at_least, present
 
 if TYPE_CHECKING:
     from g4debug.pools.config import KVGeometry
@@ -108,10 +107,7 @@ def run(args: argparse.Namespace) -> int:
     from g4debug.reporters import pools as reporter
 
     result = _plan(args)
-    if args.json:
-        reporter.render_json(result, sys.stdout)
-    else:
-        reporter.render(result, make_console(width=args.width, color=not args.no_color))
+    present(reporter, result, args)
     if args.svg is not None:
         from g4debug.reporters import pools_svg
 

@@ -11,20 +11,20 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, add_log_argument, read_dump, with_log
+from g4debug.cli._common import (
+    CliError,
+    add_dump_arguments,
+    add_log_argument,
+    no_traceback,
+    read_dumps,
+)
 
 NAME = "report"
 HELP = "write a dump's report as one HTML page"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="a dump, g4debug-*.pt; or a folder of dumps; or several of them",
-    )
+    add_dump_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="OUT.html", help="where to write it (default: next to the dump)"
     )
@@ -32,23 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug.cli import _incident
     from g4debug.dumps.heads import quoted
     from g4debug.reporters import html, incident
 
-    view = None if _incident.is_one_dump(args.paths) else _incident.load(args.paths)
-    source = args.paths[0] if view is None else Path(view.first.path)
-    record = read_dump(source) if view is None else view.record
-    record = with_log(record, args.log, view is None)
-    try:
+    record, source, view = read_dumps(args.paths, args.log)
+    with no_traceback(f"{source}: the dump was read, but cannot be rendered"):
         before = incident.before(view) if view else []
         after = incident.after(view) if view else []
         page = html.render(record, source=str(source), before=before, after=after)
-    except Exception as e:  # a bug of ours: the evidence must stay reachable
-        raise CliError(
-            f"{source}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
-            "try: g4debug show --json, and please report this"
-        ) from e
     if args.output == "-":
         sys.stdout.buffer.write(page.encode())
         return 0

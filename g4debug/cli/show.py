@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING
 from g4debug.cli._common import (
     CliError,
     add_console_arguments,
+    add_dump_arguments,
     add_log_argument,
     at_least,
+    console_for,
     make_console,
-    read_dump,
-    with_log,
+    no_traceback,
+    read_dumps,
 )
 
 if TYPE_CHECKING:
@@ -41,13 +43,7 @@ SVG_WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        type=Path,
-        nargs="+",
-        metavar="PATH",
-        help="a dump, g4debug-*.pt; or a folder of dumps; or several of them",
-    )
+    add_dump_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the whole record as JSON")
     add_console_arguments(parser)
     parser.add_argument(
@@ -64,22 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from g4debug.cli import _incident
-
-    one = _incident.is_one_dump(args.paths)
-    view = None if one else _incident.load(args.paths)
-    source = str(args.paths[0]) if view is None else view.first.path
-    record = read_dump(args.paths[0]) if view is None else view.record
-    record = with_log(record, args.log, view is None)
-    try:
-        _render(record, view, source, args)
-    except (OSError, CliError):  # OSError: the output cannot be written
-        raise
-    except Exception as e:  # a bug of ours: the evidence must stay reachable
-        raise CliError(
-            f"{source}: the dump was read, but cannot be rendered ({type(e).__name__}: {e}); "
-            "try: --json, and please report this"
-        ) from e
+    record, source, view = read_dumps(args.paths, args.log)
+    with no_traceback(f"{source}: the dump was read, but cannot be rendered", "--json"):
+        _render(record, view, str(source), args)
     return 0
 
 
@@ -89,9 +72,8 @@ def offline(svg: str) -> str:
 
 
 def _render(record: TrapRecord, view: View | None, source: str, args: argparse.Namespace) -> None:
-    from g4debug.reporters import incident, json, page_map, terminal
+    from g4debug.reporters import incident, json, terminal
 
-    rows = None if args.all else page_map.DEFAULT_ROWS if args.rows is None else args.rows
     before = incident.before(view) if view else []
     after = incident.after(view) if view else []
 
@@ -100,14 +82,14 @@ def _render(record: TrapRecord, view: View | None, source: str, args: argparse.N
             record,
             console,
             source=source,
-            rows=rows,
+            rows=args.rows,
             everything=args.all,
             before=before,
             after=after,
         )
 
     if not args.json:
-        render(make_console(width=args.width, color=not args.no_color))
+        render(console_for(args))
     elif view is not None:
         incident.render_json(view, sys.stdout)
     else:

@@ -106,6 +106,12 @@ def group(dumps: Iterable[Dump]) -> list[Incident]:
     return [Incident(tuple(dumps)) for dumps in found]
 
 
+def seconds_after(first: Dump, dump: Dump) -> float:
+    """How long after the first one a dump was made; 0 if that is not known."""
+    known = bool(first.time and dump.time)
+    return max(0.0, _moment(dump) - _moment(first)) if known else 0.0
+
+
 def _order(dump: Dump) -> tuple[str, int, str]:
     return dump.time, dump.head.step, dump.path.name
 

@@ -2,29 +2,22 @@
 
 The order is that of KFENCE, the kernel's memory checker: headline, location, expected and got,
 evidence, owner and history, environment, cause and fix, next command. A reporter only decides how
-that looks. No text is escaped here; the reporter has to do that.
+that looks. Every text of the finished report is clean: no character of it can steer a terminal.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import (
-    Location,
-    OtherHook,
-    Plain,
-    Pool,
-    Table,
-    TracerStatus,
-    TrapRecord,
-)
+from g4debug.findings.record import Location, OtherHook, Plain, Pool, TracerStatus, TrapRecord
 from g4debug.reporters import _histories
-from g4debug.reporters._histories import Grid
-from g4debug.reporters._table_words import unit
+from g4debug.reporters._histories import Grid, percent
+from g4debug.reporters._table_view import ROWS, TableView, rounded, table_view, unit
+from g4debug.reporters.text import cleaned, fit
 
 HIDDEN = "set"  # in a dump, in place of a value that may not be shown
 MAX_ITEMS = 40  # entries of one environment line
@@ -56,21 +49,30 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class PoolUse:
+    """How full a pool is. share: from 0 to 1, None if not known. tone: good, warn or bad."""
+
+    name: str
+    size: str
+    share: float | None
+    tone: str
+    percent: str
+    tokens: str
+
+
+@dataclass(frozen=True)
 class Pools:
     label: str
-    pools: tuple[Pool, ...]
+    pools: tuple[PoolUse, ...]
 
 
 @dataclass(frozen=True)
 class Map:
-    """A page table, and the cell that the finding is about."""
+    """A page table around the cell that the finding is about."""
 
     label: str
     note: str
-    table: Table
-    row: int
-    column: int
-    pools: tuple[Pool, ...]
+    view: TableView
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ Block = Entry | Pools | Map | History | Next
 
 
 def headline(record: TrapRecord) -> str:
-    return record.finding.headline or f"g4debug: {record.finding.check}"
+    return fit(record.finding.headline or f"g4debug: {record.finding.check}")
 
 
 def report(
@@ -102,15 +104,17 @@ def report(
     source: str = "",
     most: int | None = 0,
     words: bool = False,
+    rows: int | None = ROWS,
+    number: Callable[[int], str] = rounded,
     before: Sequence[Entry] = (),
     after: Sequence[Entry] = (),
 ) -> list[list[Block]]:
     """The report's blocks in groups. A reporter leaves some space between the groups.
 
     source: the dump's path. most: how many rows of a history to keep, if that is more than are
-    shown (None: all). words: give the history in words even where there is a timeline of it.
-    before, after: what stands above the location and above the cause, if there is more to tell than
-    this record.
+    shown (None: all). words: give the history in words even where there is a timeline of it. rows,
+    number: see ``table_view``. before, after: what stands above the location and above the cause,
+    if there is more to tell than this record.
     """
     f = record.finding
     top: list[Block] = [
@@ -125,7 +129,7 @@ def report(
     groups: list[list[Block]] = [
         top,
         [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
-        _table(record),
+        _table(record, rows, number),
         _history("ASSERTS", "that CUDA printed", _histories.asserts(record, most)),
         _history("LOOKUPS", "which one it may have been", _histories.lookups(record, most)),
         _history("HOLDERS", "of the pages, worst first", _histories.holdings(record, most)),
@@ -142,7 +146,7 @@ def report(
             _next(record, source),
         ],
     ]
-    return [group for group in groups if group]
+    return cleaned([group for group in groups if group], fit)
 
 
 def where(at: Location, step_mode: str = "") -> list[Line]:
@@ -155,7 +159,13 @@ def where(at: Location, step_mode: str = "") -> list[Line]:
     mode = at.forward_mode
     if mode and step_mode and mode != step_mode:
         mode = f"{mode} inside a step of mode {step_mode}"
-    known = (
+    places: dict[str, int | str] = {
+        "host": at.host,
+        "DP rank": at.dp_rank,
+        "TP rank": at.rank,
+        "PP rank": at.pp_rank,
+    }
+    known: tuple[tuple[tuple[int | str, str], ...], ...] = (
         (
             (at.layer, layer),
             (at.runner, f"{at.runner} model"),
@@ -167,40 +177,20 @@ def where(at: Location, step_mode: str = "") -> list[Line]:
             (at.column, f"column {at.column}"),
             (at.request, f"request {at.request}"),
         ),
-        (
-            (at.step, f"step {at.step}"),
-            (at.process, at.process),
-            (at.pid, f"pid {at.pid}"),
-        ),
-        (
-            (at.host, f"host {at.host}"),
-            (at.dp_rank, f"DP rank {at.dp_rank}"),
-            (at.rank, f"TP rank {at.rank}"),
-            (at.pp_rank, f"PP rank {at.pp_rank}"),
-        ),
+        ((at.step, f"step {at.step}"), (at.process, at.process), (at.pid, f"pid {at.pid}")),
+        tuple((value, f"{name} {value}") for name, value in places.items()),
     )
     lines: list[Line] = []
-    for i, parts in enumerate(known):
-        tone = "" if i else "strong"
-        line = tuple((Span(text, tone),) for value, text in parts if value not in (-1, ""))
-        if line:
+    for parts in known:
+        tone = "strong" if parts is known[0] else ""
+        if line := tuple((Span(text, tone),) for value, text in parts if value not in (-1, "")):
             lines.append(line)
-    missing = [
-        name
-        for name, value in (
-            ("host", at.host),
-            ("DP rank", at.dp_rank),
-            ("TP rank", at.rank),
-            ("PP rank", at.pp_rank),
-        )
-        if value in (-1, "")
-    ]
-    if missing:
-        rest: Item = (Span(f"not known: {', '.join(missing)}", "dim"),)
-        if len(missing) == 4:
-            lines.append((rest,))
-        else:
-            lines[-1] = (*lines[-1], rest)
+    missing = [name for name, value in places.items() if value in (-1, "")]
+    rest: Item = (Span(f"not known: {', '.join(missing)}", "dim"),)
+    if len(missing) == len(places):
+        lines.append((rest,))
+    elif missing:
+        lines[-1] = (*lines[-1], rest)
     return lines
 
 
@@ -220,7 +210,7 @@ def environment(record: TrapRecord, source: str = "") -> list[Block]:
     entries: list[Entry | Pools] = [
         Entry("DUMP", (tuple((Span(text),) for text in dump),)),
         Entry("VERSIONS", _items(record.versions, " ")),
-        Pools("POOLS", record.pools[:MAX_ITEMS]),
+        Pools("POOLS", tuple(map(_use, record.pools[:MAX_ITEMS]))),
         Entry("GEOMETRY", _items(record.geometry, "=")),
         Entry("ARGUMENTS", _arguments(record.arguments)),
         Entry("FIXES", _fixes(record.fixes)),
@@ -233,19 +223,33 @@ def environment(record: TrapRecord, source: str = "") -> list[Block]:
     return [e for e in entries if (e.pools if isinstance(e, Pools) else e.lines)]
 
 
-def _table(record: TrapRecord) -> list[Block]:
+def _use(pool: Pool) -> PoolUse:
+    usage = pool.usage
+    share = None if usage is None else max(0.0, min(usage, 1.0))
+    tone = "bad" if (share or 0) >= 0.95 else "warn" if (share or 0) >= 0.8 else "good"
+    return PoolUse(
+        name=pool.name,
+        size=f"{pool.pages} pages of {pool.page_size}",
+        share=share,
+        tone=tone,
+        percent="" if share is None else percent(pool.used_tokens, pool.tokens),
+        tokens=f"{pool.used_tokens} of {pool.tokens} tokens",
+    )
+
+
+def _table(record: TrapRecord, rows: int | None, number: Callable[[int], str]) -> list[Block]:
     if record.table is None:
         return []
     at, note = record.finding.location, "as the kernel would have got it"
     label = "PAGE TABLE" if unit(record.table) == "page" else "TOKEN LIST"
-    return [Map(label, note, record.table, at.row, at.column, record.pools)]
+    view = table_view(record.table, at.row, at.column, record.pools, rows, number)
+    return [Map(label, note, view)]
 
 
 def _history(label: str, note: str, grid: Grid) -> list[Block]:
-    if not grid.rows and grid.left_out and not grid.shown:
-        events = f"{grid.count(grid.left_out).replace(' earlier', '')} (--all)"
-        return [Entry(label, _text(events, "dim"))]
-    return [History(label, note, grid)] if grid.rows else []
+    if grid.front or grid.rest:
+        return [History(label, note, grid)]
+    return [Entry(label, _text(f"{grid.hidden} (--all)", "dim"))] if grid.hidden else []
 
 
 def _words(record: TrapRecord, always: bool) -> list[Block]:

@@ -6,7 +6,8 @@ because its numbers may come from a damaged file. An empty cell means "not known
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from g4debug.findings.record import (
     Transition,
     TrapRecord,
 )
+from g4debug.reporters.text import counted
 
 # How many rows of each history are shown unless --all is given.
 STEPS = 8
@@ -36,6 +38,7 @@ STOPPED = "stopped by g4debug: the allocator did not get the page back"
 VERDICTS = {"could": "could have been", "cannot": "cannot have been"}
 
 T = TypeVar("T")
+Columns = list[tuple["Column", Callable[[T], str]]]  # each with the words of its cells
 
 
 @dataclass(frozen=True)
@@ -63,41 +66,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """The last rows of a history (with ``newest_last``), or the first ones.
+    """A history, newest last, or the worst of something first.
 
-    shown: how many rows to show unless --all is given. left_out: how many rows the history has
-    beyond ``rows``.
+    front: the rows that are always shown. rest: rows that a page can unfold, which stand above them
+    in a history and below them otherwise. hidden: how many rows are not in front, in words; ''
+    if all are. left_out: how many are not in the rest either.
     """
 
-    one: str  # what a row is: "step"
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-    shown: int
-    left_out: int = 0
-    newest_last: bool = True
-
-    @property
-    def hidden(self) -> str:
-        """How many rows are not shown, in words; '' if all are shown."""
-        return self.count(self.left_out + max(0, len(self.rows) - self.shown))
-
-    def count(self, n: int) -> str:
-        if n <= 0:
-            return ""
-        what = f"{self.one}{'s' * (n != 1)}"
-        return f"{n} earlier {what}" if self.newest_last else f"{n} more {what}"
-
-    @property
-    def front(self) -> tuple[Row, ...]:
-        """The rows that are always shown."""
-        n = max(0, len(self.rows) - self.shown)
-        return self.rows[n:] if self.newest_last else self.rows[: self.shown]
-
-    @property
-    def rest(self) -> tuple[Row, ...]:
-        """The other rows."""
-        n = max(0, len(self.rows) - self.shown)
-        return self.rows[:n] if self.newest_last else self.rows[self.shown :]
+    front: tuple[Row, ...]
+    rest: tuple[Row, ...]
+    hidden: str
+    left_out: str
+    newest_last: bool
 
 
 def steps(record: TrapRecord, most: int | None) -> Grid:
@@ -115,45 +96,28 @@ def step_grid(
     items: Sequence[Step], pools: Sequence[Pool], at: int = -1, most: int | None = None
 ) -> Grid:
     sizes = {p.name: p.tokens for p in pools}
-    lasted = {i: ms for i in range(len(items)) if (ms := _lasted(items, i)) is not None}
-    queued = any(step.waiting > 0 for step in items)
-
-    def row(i: int) -> Row:
-        step = items[i]
-        cells = (
-            str(step.step),
-            step.forward_mode,
-            str(len(step.seq_lens) or len(step.rids)),
-            length_range(step.seq_lens),
-            step.spec_info,
-            _use(step.full_used, sizes.get("full", 0)),
-            _use(step.swa_used, sizes.get("swa", 0)),
-            *([short(step.waiting) if step.waiting >= 0 else ""] if queued else []),
-            *([lasted.get(i, "")] if lasted else []),
-        )
-        return Row(cells, mark=step.step == at >= 0)
-
-    columns = (
-        Column("step", right=True),
-        Column("mode", gives=2),
-        Column("batch", right=True),
-        Column("seq_lens", right=True),
-        Column("spec_info", gives=1, tail=True),
-        Column("full used", right=True),
-        Column("swa used", right=True),
-        *([Column("queue", right=True)] if queued else []),
-        *([Column("ms", right=True)] if lasted else []),
-    )
-    return _grid("step", columns, range(len(items)), row, STEPS, most)
+    lasted = {id(x): ms for x, y in itertools.pairwise(items) if (ms := _lasted(x, y))}
+    columns: Columns[Step] = [
+        (Column("step", right=True), lambda x: str(x.step)),
+        (Column("mode", gives=2), lambda x: x.forward_mode),
+        (Column("batch", right=True), lambda x: str(len(x.seq_lens) or len(x.rids))),
+        (Column("seq_lens", right=True), lambda x: length_range(x.seq_lens)),
+        (Column("spec_info", gives=1, tail=True), lambda x: x.spec_info),
+        (Column("full used", right=True), lambda x: _use(x.full_used, sizes.get("full", 0))),
+        (Column("swa used", right=True), lambda x: _use(x.swa_used, sizes.get("swa", 0))),
+    ]
+    if any(step.waiting > 0 for step in items):
+        columns.append((Column("queue", right=True), lambda x: _known(x.waiting, short)))
+    if lasted:
+        columns.append((Column("ms", right=True), lambda x: lasted.get(id(x), "")))
+    return _grid("step", columns, items, STEPS, most, mark=lambda x: x.step == at >= 0)
 
 
-def _lasted(items: Sequence[Step], i: int) -> str | None:
-    """Milliseconds from the beginning of a step to that of the next one; None if not known."""
-    if i + 1 >= len(items) or min(items[i].time_ns, items[i + 1].time_ns) <= 0:
-        return None
-    tenths = (
-        items[i + 1].time_ns - items[i].time_ns
-    ) // 100_000  # not a float: the numbers may be absurd
+def _lasted(step: Step, following: Step) -> str:
+    """Milliseconds from the beginning of a step to that of the next one; '' if not known."""
+    if min(step.time_ns, following.time_ns) <= 0:
+        return ""
+    tenths = (following.time_ns - step.time_ns) // 100_000  # no float: the numbers may be absurd
     return f"{tenths // 10}.{tenths % 10}" if 0 <= tenths < 1000 else short(tenths // 10)
 
 
@@ -174,27 +138,23 @@ def allocator(record: TrapRecord, most: int | None) -> Grid:
 def event_grid(
     items: Sequence[PageEvent], shown: int, most: int | None = None, bad: PageEvent | None = None
 ) -> Grid:
-    def row(event: PageEvent) -> Row:
-        cells = (
-            str(event.step) if event.step >= 0 else "",
-            f"{event.kind}, stopped" if event.stopped else event.kind,
-            event.pool,
-            pages(event.pages, event.count),
-            event.request,
-            event.caller,
-        )
-        stopped = STOPPED if event.stopped else ""
-        return Row(cells, mark=event is bad, below=_notes(("", stopped), ("", event.note)))
-
-    columns = (
-        Column("step", right=True),
-        Column("event", gives=4, least=13),
-        Column("pool", gives=5),
-        Column("pages", gives=3),
-        Column("request", gives=1, least=9),
-        Column("caller", gives=2, least=12),
+    columns: Columns[PageEvent] = [
+        (Column("step", right=True), lambda e: _known(e.step)),
+        (Column("event", gives=4, least=13), lambda e: e.kind + ", stopped" * e.stopped),
+        (Column("pool", gives=5), lambda e: e.pool),
+        (Column("pages", gives=3), lambda e: pages(e.pages, e.count)),
+        (Column("request", gives=1, least=9), lambda e: e.request),
+        (Column("caller", gives=2, least=12), lambda e: e.caller),
+    ]
+    return _grid(
+        "event",
+        columns,
+        items,
+        shown,
+        most,
+        mark=lambda e: e is bad,
+        below=lambda e: [("", STOPPED * e.stopped), ("", e.note)],
     )
-    return _grid("event", columns, items, row, shown, most)
 
 
 def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
@@ -214,122 +174,145 @@ def offending(items: Sequence[PageEvent], kind: str) -> PageEvent | None:
 
 def transitions(record: TrapRecord, most: int | None) -> Grid:
     """The hand-overs of ``batch.spec_info``. A wrong one is marked."""
-
-    def row(t: Transition) -> Row:
-        cells = (
-            str(t.step) if t.step >= 0 else "",
-            t.site,
-            t.before,
-            t.after,
-            str(t.requests) if t.requests >= 0 else "",
-        )
-        return Row(cells, mark=not t.ok, below=_notes(("", t.note)))
-
-    columns = (
-        Column("step", right=True),
-        Column("hand-over", gives=3),
-        Column("before", gives=2),
-        Column("after", gives=1),
-        Column("batch", right=True),
+    columns: Columns[Transition] = [
+        (Column("step", right=True), lambda t: _known(t.step)),
+        (Column("hand-over", gives=3), lambda t: t.site),
+        (Column("before", gives=2), lambda t: t.before),
+        (Column("after", gives=1), lambda t: t.after),
+        (Column("batch", right=True), lambda t: _known(t.requests)),
+    ]
+    return _grid(
+        "hand-over",
+        columns,
+        record.transitions,
+        TRANSITIONS,
+        most,
+        mark=lambda t: not t.ok,
+        below=lambda t: [("", t.note)],
     )
-    return _grid("hand-over", columns, record.transitions, row, TRANSITIONS, most)
 
 
 def holdings(record: TrapRecord, most: int | None) -> Grid:
     """Who holds the pages, worst first, and what should have freed them."""
-
-    def row(h: Holding) -> Row:
-        cells = (
-            h.pool,
-            pages(h.pages, h.count),
-            str(h.count),
-            h.state,
-            h.owner,
-            str(h.step) if h.step >= 0 else "",
-        )
-        below = _notes(("last", h.last), ("due", h.due))
-        return Row(cells, mark=h.state in KINDS["pool-leak"], below=below)
-
-    columns = (
-        Column("pool", gives=4),
-        Column("pages", gives=2),
-        Column("count", right=True),
-        Column("state", gives=3),
-        Column("owner", gives=1, least=9),
-        Column("step", right=True),
+    columns: Columns[Holding] = [
+        (Column("pool", gives=4), lambda h: h.pool),
+        (Column("pages", gives=2), lambda h: pages(h.pages, h.count)),
+        (Column("count", right=True), lambda h: str(h.count)),
+        (Column("state", gives=3), lambda h: h.state),
+        (Column("owner", gives=1, least=9), lambda h: h.owner),
+        (Column("step", right=True), lambda h: _known(h.step)),
+    ]
+    return _grid(
+        "entry",
+        columns,
+        record.holdings,
+        HOLDINGS,
+        most,
+        mark=lambda h: h.state in KINDS["pool-leak"],
+        below=lambda h: [("last", h.last), ("due", h.due)],
+        newest_last=False,
     )
-    return _grid("entry", columns, record.holdings, row, HOLDINGS, most, newest_last=False)
 
 
 def asserts(record: TrapRecord, most: int | None) -> Grid:
     """What CUDA printed about assertions that failed in kernels, the first one first."""
-
-    def row(a: DeviceAssert) -> Row:
-        cells = (short(a.count), f"{a.file}:{short(a.line)}", a.function, a.block, a.thread)
-        return Row(cells, below=_notes(("assertion", a.expression)))
-
-    columns = (
-        Column("threads", right=True),
-        Column("file", gives=2, tail=True),
-        Column("kernel", gives=1),
-        Column("first block", gives=4),
-        Column("thread", gives=3),
+    columns: Columns[DeviceAssert] = [
+        (Column("threads", right=True), lambda a: short(a.count)),
+        (Column("file", gives=2, tail=True), lambda a: f"{a.file}:{short(a.line)}"),
+        (Column("kernel", gives=1), lambda a: a.function),
+        (Column("first block", gives=4), lambda a: a.block),
+        (Column("thread", gives=3), lambda a: a.thread),
+    ]
+    return _grid(
+        "assertion",
+        columns,
+        record.asserts,
+        ASSERTS,
+        most,
+        below=lambda a: [("assertion", a.expression)],
+        newest_last=False,
     )
-    return _grid("assertion", columns, record.asserts, row, ASSERTS, most, newest_last=False)
 
 
 def lookups(record: TrapRecord, most: int | None) -> Grid:
     """The lookups whose index may have been out of range. One that does not fit is marked."""
-
-    def row(x: Lookup) -> Row:
-        known = x.high >= x.low
-        cells = (
-            VERDICTS.get(x.verdict, x.verdict),
-            x.name,
-            x.indices,
-            f"{short(x.low)}..{short(x.high)}" if known else "",
-            short(x.rows) if x.rows >= 0 else "",
-        )
-        return Row(cells, mark=x.verdict == "could", below=_notes(("", f"{x.place}: {x.why}")))
-
-    columns = (
-        Column("verdict"),
-        Column("lookup", gives=2, least=16),
-        Column("indices", gives=1),
-        Column("range", right=True),
-        Column("rows", right=True),
+    columns: Columns[Lookup] = [
+        (Column("verdict"), lambda x: VERDICTS.get(x.verdict, x.verdict)),
+        (Column("lookup", gives=2, least=16), lambda x: x.name),
+        (Column("indices", gives=1), lambda x: x.indices),
+        (
+            Column("range", right=True),
+            lambda x: f"{short(x.low)}..{short(x.high)}" if x.high >= x.low else "",
+        ),
+        (Column("rows", right=True), lambda x: _known(x.rows, short)),
+    ]
+    return _grid(
+        "lookup",
+        columns,
+        record.lookups,
+        LOOKUPS,
+        most,
+        mark=lambda x: x.verdict == "could",
+        below=lambda x: [("", f"{x.place}: {x.why}")],
+        newest_last=False,
     )
-    return _grid("lookup", columns, record.lookups, row, LOOKUPS, most, newest_last=False)
 
 
 def _grid(
     one: str,
-    columns: tuple[Column, ...],
+    columns: Columns[T],
     items: Sequence[T],
-    row: Callable[[T], Row],
     shown: int,
     most: int | None,
+    *,
+    mark: Callable[[T], bool] = lambda item: False,
+    below: Callable[[T], Sequence[tuple[str, str]]] = lambda item: (),
     newest_last: bool = True,
 ) -> Grid:
-    """A grid of ``most`` rows (None: all), or of ``shown`` rows if that is more."""
-    keep = len(items) if most is None else min(len(items), max(shown, most))
-    kept = items[len(items) - keep :] if newest_last else items[:keep]
-    rows = tuple(row(item) for item in kept)
-    return Grid(one, columns, rows, shown, len(items) - keep, newest_last)
+    """A grid of ``most`` rows, or of ``shown`` rows if that is more. most: None shows all of them.
+
+    one: what a row is: "step".
+    """
+    shown = len(items) if most is None else min(len(items), shown)
+    keep = min(len(items), max(shown, most or 0))
+    rows = tuple(
+        Row(
+            tuple(text(item) for _, text in columns),
+            mark(item),
+            tuple((label, text) for label, text in below(item) if text),
+        )
+        for item in (items[len(items) - keep :] if newest_last else items[:keep])
+    )
+    front, rest = rows[:shown], rows[shown:]
+    if newest_last:
+        rest, front = rows[: keep - shown], rows[keep - shown :]
+
+    which = "earlier" if newest_last else "more"
+    hidden, left_out = (
+        counted(n, f"{which} {one}") if n else "" for n in (len(items) - shown, len(items) - keep)
+    )
+    if not shown:
+        hidden = hidden.replace(f" {which}", "")  # there is no row that they are earlier than
+    return Grid(tuple(c for c, _ in columns), front, rest, hidden, left_out, newest_last)
 
 
 def pages(numbers: Sequence[int], count: int, limit: int = 6) -> str:
     """``12..14, 20 +5``: pages that follow each other are joined; +5 counts those left out."""
-    runs: list[list[int]] = []
-    for page in numbers[:64]:
-        if runs and page == runs[-1][-1] + 1:
-            runs[-1][1:] = [page]
-        else:
-            runs.append([page])
-    shown = runs[:limit]
-    text = ", ".join("..".join(map(short, run)) for run in shown)
-    told = sum(run[-1] - run[0] + 1 for run in shown)
+    shown = runs(numbers[:64])[:limit]
+    text = ", ".join(map(length_range, shown))
+    told = sum(last - first + 1 for first, last in shown)
     return f"{text} +{short(count - told)}".strip() if count > told else text
+
+
+def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each run of numbers that follow each other."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
 
 
 def length_range(lengths: Sequence[int]) -> str:
@@ -363,5 +346,5 @@ def short(number: int) -> str:
     return text if len(text) <= 11 else f"{text[:2]}e{len(text) - 2}"
 
 
-def _notes(*notes: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((label, text) for label, text in notes if text)
+def _known(number: int, text: Callable[[int], str] = str) -> str:
+    return text(number) if number >= 0 else ""

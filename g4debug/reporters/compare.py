@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._histories import length_range, pages
-from g4debug.reporters._table_view import TableView
+from g4debug.reporters._histories import length_range, pages, runs
+from g4debug.reporters._table_view import Cells
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 
@@ -184,10 +184,11 @@ def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
         note = f"first difference at {changes[0].name}"
     else:
         note = f"equal in all {len(both)} steps that both have"
-    for run in _runs(left.keys() - right.keys()):
-        changes.append(Change(_name(run), _summary([left[n] for n in run]), None))
-    for run in _runs(right.keys() - left.keys()):
-        changes.append(Change(_name(run), None, _summary([right[n] for n in run])))
+    for here, there in ((left, right), (right, left)):
+        for first, last in runs(sorted(here.keys() - there.keys())):
+            name = f"step {first}" if first == last else f"steps {first}..{last}"
+            told = _summary([here[n] for n in range(first, last + 1)])
+            changes.append(Change(name, *((told, None) if here is left else (None, told))))
     return Part("steps", tuple(changes), same, note)
 
 
@@ -207,21 +208,6 @@ def _step(step: Step, by_rid: bool) -> dict[str, str]:
     else:
         values["seq_lens"] = " ".join(map(str, step.seq_lens))
     return {k: v for k, v in values.items() if v}
-
-
-def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """The numbers, sorted and split where one is missing."""
-    runs: list[list[int]] = []
-    for n in sorted(numbers):
-        if runs and n == runs[-1][-1] + 1:
-            runs[-1].append(n)
-        else:
-            runs.append([n])
-    return runs
-
-
-def _name(run: Sequence[int]) -> str:
-    return f"step {run[0]}" if len(run) == 1 else f"steps {run[0]}..{run[-1]}"
 
 
 def _summary(items: Sequence[Step]) -> str:
@@ -247,20 +233,18 @@ def _table(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
     head = _mappings("page table", _shape(a.table), _shape(b.table))
     changes, same = list(head.changes), head.same
     left, right = _rows(a.table, by_rid), _rows(b.table, by_rid)
-    views = (_view(a), _view(b))
+    at = (a.finding.location, b.finding.location)
+    x, y = (Cells(t, w.row, w.column) for t, w in zip((a.table, b.table), at, strict=True))
     for key in dict.fromkeys((*left, *right)):
-        if key not in left or key not in right:
-            changes.append(
-                Change(
-                    _row_name(key),
-                    f"row {views[0].row0 + left[key]}" if key in left else None,
-                    f"row {views[1].row0 + right[key]}" if key in right else None,
-                )
-            )
-            continue
-        found, equal = _cells(_row_name(key), views, (left[key], right[key]))
-        changes += found
-        same += equal
+        name = f"row {key}" if isinstance(key, int) else f"request {key}"
+        if key in left and key in right:
+            found, equal = _cells(name, (x, y), (left[key], right[key]))
+            changes += found
+            same += equal
+        elif key in left:
+            changes.append(Change(name, f"row {x.row0 + left[key]}", None))
+        else:
+            changes.append(Change(name, None, f"row {y.row0 + right[key]}"))
     return Part("page table", tuple(changes), same)
 
 
@@ -273,12 +257,6 @@ def _shape(table: Table) -> dict[str, Any]:
     }
 
 
-def _view(record: TrapRecord) -> TableView:
-    assert record.table is not None
-    at = record.finding.location
-    return TableView(record.table, at.row, at.column)
-
-
 def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
     """The key of each row -> its index. The key is the request id, or else the row's place."""
     keys: dict[Hashable, int] = {}
@@ -288,28 +266,23 @@ def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
     return keys
 
 
-def _row_name(key: Hashable) -> str:
-    return f"row {key}" if isinstance(key, int) else f"request {key}"
-
-
 def _cells(
-    name: str, views: tuple[TableView, TableView], rows: tuple[int, int]
+    name: str, tables: tuple[Cells, Cells], rows: tuple[int, int]
 ) -> tuple[list[Change], int]:
     """What differs in one row, and how many cells are equal. Only columns that both saved count."""
-    places = [v.row0 + r for v, r in zip(views, rows, strict=True)]
-    lengths = [int(v.table.seq_lens[r]) for v, r in zip(views, rows, strict=True)]
+    pairs = list(zip(tables, rows, strict=True))
     changes = []
-    if places[0] != places[1]:
-        changes.append(Change(f"{name} row", *map(str, places)))
-    if lengths[0] != lengths[1]:
-        changes.append(Change(f"{name} tokens", str(lengths[0]), str(lengths[1])))
-    start = max(v.column0 for v in views)
-    stop = max(start, min(v.column0 + v.columns for v in views))
-    values, read = [], []
-    for view, row in zip(views, rows, strict=True):
-        part = slice(start - view.column0, stop - view.column0)
-        values.append(view.values[row, part])
-        read.append((view.live | view.bad)[row, part])
+    for what, numbers in (
+        ("row", [t.row0 + r for t, r in pairs]),
+        ("tokens", [int(t.table.seq_lens[r]) for t, r in pairs]),
+    ):
+        if numbers[0] != numbers[1]:
+            changes.append(Change(f"{name} {what}", *map(str, numbers)))
+    start = max(t.column0 for t in tables)
+    stop = max(start, min(t.column0 + t.columns for t in tables))
+    parts = [slice(start - t.column0, stop - t.column0) for t in tables]
+    values = [t.values[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
+    read = [t.read[r, part] for (t, r), part in zip(pairs, parts, strict=True)]
     differ = (read[0] != read[1]) | (read[0] & read[1] & (values[0] != values[1]))
     for c in torch.nonzero(differ).flatten().tolist():
         texts = [str(int(v[c])) if bool(r[c]) else None for v, r in zip(values, read, strict=True)]

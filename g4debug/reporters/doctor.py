@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.reporters.text import clean
+from g4debug.reporters import json
+from g4debug.reporters.text import cleaned, hang
 
 LABEL = 11
 STYLES = {
@@ -78,27 +78,24 @@ class Diagnosis:
 
 def render_json(diagnosis: Diagnosis, stream: IO[str]) -> None:
     """Write one JSON object: ``ready`` and the fields of :class:`Diagnosis`."""
-    json.dump({"ready": diagnosis.ready, **asdict(diagnosis)}, stream, indent=2)
-    stream.write("\n")
+    json.write({"ready": diagnosis.ready, **vars(diagnosis)}, stream)
 
 
-def render(d: Diagnosis, console: Console) -> None:
+def render(diagnosis: Diagnosis, console: Console) -> None:
     """Print the report, at most the console's width wide."""
-    headline = Text(clean(d.headline), "bold green" if d.ready else "bold white on red")
-    for line in headline.wrap(console, console.width):
-        line.rstrip()
-        console.print(line)
+    d = cleaned(diagnosis)
+    hang(console, Text(d.headline, "bold green" if d.ready else "bold white on red"))
     for problem in d.problems[1:]:
-        _entry(console, "ALSO", Text(clean(problem), "bold red"))
+        _entry(console, "ALSO", Text(problem, "bold red"))
     for note in d.notes:
-        _entry(console, "NOTE", Text(clean(note), "yellow"))
+        _entry(console, "NOTE", Text(note, "yellow"))
     console.print()
-    _entry(console, "VERSIONS", _joined([f"{k} {v}" for k, v in d.versions.items()]))
-    _entry(console, "GPU", *(Text(clean(g)) for g in d.gpus or ["none"]))
+    _entry(console, "VERSIONS", Text(" · ".join(f"{k} {v}" for k, v in d.versions.items())))
+    _entry(console, "GPU", *map(Text, d.gpus or ["none"]))
     _rows(console, "PLUGIN", d.plugin, "")
     _rows(console, "SETTINGS", d.environment, "")
     unchecked = "not checked: the problem at the top has to be solved first"
-    _entry(console, "DUMPS", Text(clean(d.dumps) or unchecked))
+    _entry(console, "DUMPS", Text(d.dumps or unchecked))
     console.print()
     _rows(console, "SITES", d.sites, d.unchecked.get("sites", ""), d.where)
     if d.shared:
@@ -112,45 +109,32 @@ def render(d: Diagnosis, console: Console) -> None:
 
 
 def _rows(console: Console, label: str, rows: list[Row], unchecked: str, head: str = "") -> None:
-    lines = [Text(clean(head), "dim")] if head else []
+    """A long row's detail is wrapped within its own column, or below if that is narrow."""
+    lines = [Text(head, "dim")] if head else []
     if unchecked:
-        lines.append(Text(f"not checked: {clean(unchecked)}", "yellow"))
+        lines.append(Text(f"not checked: {unchecked}", "yellow"))
     names = max((len(r.name) for r in rows), default=0)
     states = max((len(r.state) for r in rows), default=0)
-    hang = names + 2 + states + 2
-    if hang > (console.width - LABEL) * 2 // 3:
-        hang = 4
+    room, left = console.width - LABEL, names + 2 + states + 2
+    below = left > room * 2 // 3
     for row in rows:
-        line = Text(f"{clean(row.name):<{names}}  ")
-        line.append(f"{clean(row.state):<{states}}", STYLES.get(row.state, ""))
-        if row.detail:
-            line.append("  " + clean(row.detail), "dim")
-        wrapped = list(line.wrap(console, console.width - LABEL))
-        if len(wrapped) > 1:
-            wrapped = _hang(row, names, states, hang, console)
-        lines += wrapped
+        line = Text(f"{row.name:<{names}}  ")
+        line.append(f"{row.state:<{states}}", STYLES.get(row.state, ""))
+        detail = Text(f"  {row.detail}" if row.detail else "", "dim")
+        whole = list(Text().append_text(line).append_text(detail).wrap(console, room))
+        if len(whole) < 2:
+            lines += whole
+            continue
+        details = list(Text(row.detail, "dim").wrap(console, room - (4 if below else left)))
+        if below:
+            lines.append(line)
+        else:
+            lines.append(line.append("  ").append_text(details.pop(0)))
+        lines += [Text(" " * (4 if below else left)).append_text(x) for x in details]
     _entry(console, label, *(lines or [Text("none", "dim")]))
 
 
-def _hang(row: Row, names: int, states: int, hang: int, console: Console) -> list[Text]:
-    """A long row. Its detail is wrapped within its own column, or below if that is narrow."""
-    head = Text(f"{clean(row.name):<{names}}  ")
-    head.append(f"{clean(row.state):<{states}}", STYLES.get(row.state, ""))
-    lines = list(Text(clean(row.detail), "dim").wrap(console, console.width - LABEL - hang))
-    if hang == 4:
-        return [head, *(Text(" " * hang).append_text(line) for line in lines)]
-    first = head.append("  ").append_text(lines[0])
-    return [first, *(Text(" " * hang).append_text(line) for line in lines[1:])]
-
-
-def _joined(parts: list[str]) -> Text:
-    return Text(" · ".join(clean(p) for p in parts))
-
-
 def _entry(console: Console, label: str, *values: Text) -> None:
-    head = f"{label:<{LABEL}}"
     for value in values:
-        for line in value.wrap(console, max(16, console.width - LABEL)):
-            line.rstrip()
-            console.print(Text(head, "bold").append_text(line), no_wrap=True, crop=False)
-            head = " " * LABEL
+        hang(console, value, Text(f"{label:<{LABEL}}", "bold"))
+        label = ""

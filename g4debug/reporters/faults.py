@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.reporters.text import clean
+from g4debug.reporters import json
+from g4debug.reporters.text import cleaned, hang
 
 SILENT = "none: stress (no tracer may report it)"
 LABEL = 11
@@ -43,53 +43,38 @@ class Entry:
 
 def render(entries: Sequence[Entry], console: Console) -> None:
     """Print the list. Only the example may be wider than the console."""
-    for entry in entries:
+    for entry in cleaned(entries):
         _entry(entry, console)
         console.print()
     console.print(Text("GRAMMAR", "bold"))
     for name, meaning in GRAMMAR:
-        _line(console, f"{name:<{LABEL}}", Text(meaning))
+        _line(console, name, Text(meaning))
     console.print()
     console.print(Text(EXAMPLE, "bold cyan"), soft_wrap=True)
 
 
 def render_json(entries: Sequence[Entry], stream: IO[str]) -> None:
     """Write one JSON object: ``faults`` (fields of :class:`Entry`), ``grammar``, ``example``."""
-    data = {
-        "faults": [asdict(e) for e in entries],
-        "grammar": dict(GRAMMAR),
-        "example": EXAMPLE,
-    }
-    json.dump(data, stream, indent=2)
-    stream.write("\n")
+    json.write({"faults": entries, "grammar": dict(GRAMMAR), "example": EXAMPLE}, stream)
 
 
 def _entry(entry: Entry, console: Console) -> None:
-    console.print(Text(clean(entry.id), "bold cyan"))
+    console.print(Text(entry.id, "bold cyan"))
     if entry.broken:
-        _line(console, "", Text(f"cannot be loaded here: {clean(entry.broken)}", "bold red"))
+        hang(console, Text(f"cannot be loaded here: {entry.broken}", "bold red"), "  ")
         return
-    _line(console, "", Text(clean(entry.title)))
+    hang(console, Text(entry.title), "  ")
     for name, meaning in entry.tasks.items():
-        _line(console, f"{clean(name):<{LABEL}}", Text(clean(meaning)))
+        _line(console, name, Text(meaning))
     if entry.selectors:
-        names = Text(clean(" ".join(f"@{s}=" for s in entry.selectors)))
-        _line(console, f"{'selectors':<{LABEL}}", names)
+        _line(console, "selectors", Text(" ".join(f"@{s}=" for s in entry.selectors)))
     for chain in entry.drills[:1]:
-        _line(console, f"{'e.g.':<{LABEL}}", Text(clean(f"{entry.id}={chain}"), "cyan"))
-    if entry.caught_by:
-        caught = Text(", ".join(entry.caught_by), "green")
-    else:
-        caught = Text(SILENT, "yellow")
-    _line(console, f"{'caught by':<{LABEL}}", caught)
+        _line(console, "e.g.", Text(f"{entry.id}={chain}", "cyan"))
+    caught = Text(", ".join(entry.caught_by), "green")
+    _line(console, "caught by", caught if entry.caught_by else Text(SILENT, "yellow"))
     if entry.recreates:
-        _line(console, f"{'recreates':<{LABEL}}", Text(f"the bug that fix {entry.recreates} fixes"))
+        _line(console, "recreates", Text(f"the bug that fix {entry.recreates} fixes"))
 
 
-def _line(console: Console, head: str, body: Text) -> None:
-    """A line with a hanging indent."""
-    room = max(16, console.width - 2 - len(head))
-    for i, line in enumerate(body.wrap(console, room)):
-        line.rstrip()
-        left = Text(f"  {head if not i else ' ' * len(head)}", "dim")
-        console.print(left.append_text(line), no_wrap=True, crop=False)
+def _line(console: Console, name: str, body: Text) -> None:
+    hang(console, body, Text(f"  {name:<{LABEL}}", "dim"))

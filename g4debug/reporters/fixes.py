@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import IO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from g4debug.reporters.text import clean
+from g4debug.reporters import json
+from g4debug.reporters.text import cleaned
 
 STYLES = {"applied": "green", "off": "yellow", "target-missing": "bold red"}
 
@@ -39,20 +39,19 @@ def render(rows: Sequence[Row], head: Sequence[str], console: Console) -> None:
 
     A switch has a line of its own, so that it can be copied from a narrow terminal, too.
     """
-    for line in head:
-        console.print(Text(clean(line), "dim"), soft_wrap=True)
+    for line in cleaned(head):
+        console.print(Text(line, "dim"), soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 1, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for row in rows:
-        what = Text(clean(row.title))
-        what.append(f"\n{clean(row.why)}", "dim")
+    for row in cleaned(rows):
+        what = Text(row.title).append(f"\n{row.why}", "dim")
         for switch in row.switches:
-            what.append(f"\n{clean(switch)}", "cyan")
-        what.append(f"\nseed: {clean(row.seed)}; upstream: {clean(row.upstream)}", "dim")
-        state = Text(clean(row.state), STYLES.get(row.state, ""))
-        table.add_row(Text(clean(row.id), "bold"), state, what)
+            what.append(f"\n{switch}", "cyan")
+        what.append(f"\nseed: {row.seed}; upstream: {row.upstream}", "dim")
+        state = Text(row.state, STYLES.get(row.state, ""))
+        table.add_row(Text(row.id, "bold"), state, what)
     for segments in console.render_lines(table, pad=False):
         text = Text.assemble(*((s.text, s.style or "") for s in segments))
         text.rstrip()
@@ -61,5 +60,4 @@ def render(rows: Sequence[Row], head: Sequence[str], console: Console) -> None:
 
 def render_json(rows: Sequence[Row], stream: IO[str]) -> None:
     """Write a JSON list of objects with the fields of :class:`Row`."""
-    json.dump([asdict(r) for r in rows], stream, indent=2)
-    stream.write("\n")
+    json.write(rows, stream)

@@ -18,12 +18,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from g4debug import __version__
-from g4debug.findings.record import Pool, TrapRecord
+from g4debug.findings.record import TrapRecord
 from g4debug.reporters import _facts
-from g4debug.reporters import _table_words as words
-from g4debug.reporters._histories import percent
-from g4debug.reporters._table_view import TableView, window
-from g4debug.reporters.text import UNICODE, fit
+from g4debug.reporters._table_view import MEANINGS, TableView, window
+from g4debug.reporters.text import UNICODE, clean
 
 MOST = 500  # rows of a history in the page; --json has all
 ROWS, COLUMNS = 32, 48  # of the page map, around the bad cell
@@ -48,22 +46,21 @@ def render(
         style=style,
         policy=f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; "
         "base-uri 'none'; form-action 'none'",
-        made=f"g4debug {__version__}, {record.created}",
+        made=clean(f"g4debug {__version__}, {record.created}"),
     )
 
 
 def _groups(
-    record: TrapRecord,
-    source: str,
-    before: Sequence[_facts.Entry],
-    after: Sequence[_facts.Entry],
+    record: TrapRecord, source: str, before: Sequence[_facts.Entry], after: Sequence[_facts.Entry]
 ) -> list[list[_facts.Block]]:
     """Where, then why and what to do, then the evidence: a page is read from the top.
 
     (On a terminal the reader sees the last lines first.)
     """
-    where, *evidence, verdict = _facts.report(record, source=source, most=MOST, before=before)
-    others: list[list[_facts.Block]] = [list(after)] if after else []
+    where, *evidence, verdict = _facts.report(
+        record, source=source, most=MOST, rows=ROWS, number=str, before=before, after=after
+    )
+    others = [evidence.pop()] if after else []
     return [where, verdict, *others, *evidence]
 
 
@@ -75,80 +72,34 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_clean,
     )
     environment.tests["entry"] = lambda b: isinstance(b, _facts.Entry)
     environment.tests["pools"] = lambda b: isinstance(b, _facts.Pools)
     environment.tests["map"] = lambda b: isinstance(b, _facts.Map)
     environment.tests["history"] = lambda b: isinstance(b, _facts.History)
-    environment.globals.update(page_map=_page_map, meter=_meter)
+    environment.globals.update(page_map=_page_map)
     return environment
 
 
-def _clean(value: Any) -> Any:
-    """Clean every text that the template writes: a right-to-left mark would rearrange the page."""
-    return fit(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _page_map(block: _facts.Map) -> dict[str, Any]:
-    """What the template needs of a page table: the part around the bad cell, and the words."""
-    view = TableView(block.table, block.row, block.column)
-    rows = window(view.rows, view.focus[0], ROWS)
-    used = min(view.columns, max(view.used_columns(rows), view.focus[1] + 1) + 1)
-    columns = window(used, view.focus[1], COLUMNS)
-    bad, more = words.bad_cells(view)
-    kinds = {c.kind for r in rows for c in view.cells(r, columns.start, columns.stop)}
-    reach, inside = words.reach(view, str)
+def _page_map(view: TableView) -> dict[str, Any]:
+    """The columns that the page has room for, and what is left out."""
+    near = len(view.bad_columns)
+    columns = window(near, view.focus[1] - view.column0, COLUMNS)
+    before, after = view.before + columns.start, near - columns.stop + view.after
+    asides = (
+        (view.above.rows, "rows above"),
+        (view.below.rows, "rows below"),
+        (before, "columns before"),
+        (after, "columns after"),
+    )
+    shown = slice(columns.start, columns.stop)
+    kinds = {kind for row in view.rows for kind, _ in row.cells[shown]}
     return {
-        "title": words.title(view),
-        "pool": f"{block.table.pool.name} pool: {words.pool_range(view)}",
-        "reach": reach,
-        "inside": inside,
         "columns": [view.column0 + c for c in columns],
-        "rows": [_row(view, r, columns) for r in rows],
-        "focus": (view.row0 + view.focus[0], view.column0 + view.focus[1]),
+        "shown": shown,
         # A narrow screen is scrolled to this column. The row's number hides what is before it.
-        "begin": (view.row0 + view.focus[0], view.column0 + view.focus[1] - 4),
-        "left_out": [
-            f"{n} {what}"
-            for n, what in (
-                (rows.start, "rows above"),
-                (view.rows - rows.stop, "rows below"),
-                (columns.start, "columns before"),
-                (used - columns.stop, "columns after"),
-            )
-            if n
-        ],
-        "legend": [(k, text) for k, text in words.MEANINGS.items() if k in kinds],
+        "begin": (view.focus[0], view.focus[1] - 4),
+        "left_out": [f"{n} {what}" for n, what in asides if n],
+        "legend": [(k, text) for k, text in MEANINGS.items() if k in kinds],
         "symbols": {**SYMBOLS, "good": "12", "bad": "n", "zero": "0"},
-        "bad_head": words.bad_head(view),
-        "bad": bad,
-        "more": more,
-        "elsewhere": words.elsewhere(view, block.pools),
-    }
-
-
-def _row(view: TableView, row: int, columns: range) -> dict[str, Any]:
-    return {
-        "number": view.row0 + row,
-        "rid": words.rid(view, row),
-        "tokens": str(int(view.table.seq_lens[row])),
-        "bad": bool(view.bad[row].any()),
-        "cells": [
-            (view.column0 + c, cell.kind, SYMBOLS.get(cell.kind) or str(cell.value))
-            for c, cell in zip(columns, view.cells(row, columns.start, columns.stop), strict=True)
-        ],
-    }
-
-
-def _meter(pool: Pool) -> dict[str, Any]:
-    usage = pool.usage
-    share = 0.0 if usage is None else max(0.0, min(usage, 1.0))
-    text = "" if usage is None else percent(pool.used_tokens, pool.tokens)
-    level = "bad" if share >= 0.95 else "warn" if share >= 0.8 else "good"
-    return {
-        "known": usage is not None,
-        "width": round(share * 100),
-        "percent": text,
-        "level": level,
     }

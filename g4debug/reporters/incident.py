@@ -7,19 +7,18 @@ makes what is added to it: who was first, the other findings in a line each, and
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import IO, Any
 
 from g4debug.dumps.heads import Head, quoted
+from g4debug.dumps.incidents import Dump, Incident, seconds_after
 from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import Step, TrapRecord
+from g4debug.reporters import json
 from g4debug.reporters._facts import Entry, Line, Span
 from g4debug.reporters._histories import length_range
-from g4debug.reporters.json import jsonable
-from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, shorten
+from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, counted, shorten
 
 SHOWN = 40  # lines of one part; --json has all
 UNKNOWN = "not known"
@@ -36,17 +35,10 @@ IN_STEP = {
 
 
 @dataclass(frozen=True)
-class Member:
-    """One dump. record: None if it was not read; then ``broken`` says why, or it was one too many.
+class Member(Dump):
+    """One dump. record: None if it was not read: ``broken`` says why, or it was one too many."""
 
-    time: ISO 8601 in UTC, as the host's clock said.
-    """
-
-    path: str
-    time: str
-    head: Head
-    record: TrapRecord | None
-    broken: str = ""
+    record: TrapRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -95,25 +87,24 @@ def labels(view: View) -> list[str]:
 
 def before(view: View) -> list[Entry]:
     """What stands above the first finding: what this is, and who was first."""
-    n = len(view.members)
-    processes = len({(m.head.host, m.head.pid) for m in view.members})
-    hosts = sorted({m.head.host for m in view.members if m.head.host})
-    seconds = max((_after(view, m) for m in view.members), default=0.0)
-    where = f" on {_count(len(hosts), 'host')}" if hosts else ""
-    text = f"{_count(n, 'dump')} of {_count(processes, 'process', 'es')}{where}"
-    lines: list[Line] = [
-        ((Span(f"{text}, within {seconds:.1f} s", "strong"),),),
-        ((Span(f"first: {_who(view.first, labels(view)[0])}; its finding follows in full"),),),
+    whole = Incident(view.members)
+    hosts = len(whole.hosts)
+    seconds = max(seconds_after(view.first, m) for m in view.members)
+    where = f" on {counted(hosts, 'host')}" if hosts else ""
+    dumps, processes = counted(len(view.members), "dump"), counted(whole.processes, "process")
+    lines = [
+        _said(f"{dumps} of {processes}{where}, within {seconds:.1f} s", "strong"),
+        _said(f"first: {_who(view.first.head, labels(view)[0])}; its finding follows in full"),
     ]
-    if len(hosts) > 1:
-        lines.append(((Span("who was first is as true as the clocks of the hosts", "dim"),),))
+    if hosts > 1:
+        lines.append(_said("who was first is as true as the clocks of the hosts", "dim"))
     unread = sum(m.record is None and not m.broken for m in view.members)
     if unread:
-        text = f"{_count(unread, 'dump')} were not read whole: what differs in them is not told"
-        lines.append(((Span(text, "warn"),),))
+        text = f"{counted(unread, 'dump')} were not read whole: what differs in them is not told"
+        lines.append(_said(text, "warn"))
     if view.elsewhere:
-        others = _count(view.elsewhere, "other incident")
-        lines.append(((Span(f"{others} here: g4debug list tells them apart", "dim"),),))
+        others = counted(view.elsewhere, "other incident")
+        lines.append(_said(f"{others} here: g4debug list tells them apart", "dim"))
     return [Entry("INCIDENT", tuple(lines))]
 
 
@@ -122,17 +113,20 @@ def after(view: View) -> list[Entry]:
     entries = []
     rest = list(zip(view.members, labels(view), strict=True))[1:]
     if rest:
-        lines = [_line(view, member, label) for member, label in rest[:SHOWN]]
-        if len(rest) > SHOWN:
-            lines.append(((Span(f"{len(rest) - SHOWN} more (--json)", "dim"),),))
-        entries.append(Entry("OTHERS", tuple(lines)))
-    found = differences(view)
-    told = [_told(d) for d in found[:SHOWN]]
-    if len(found) > SHOWN:
-        told.append(((Span(f"{len(found) - SHOWN} more differences (--json)", "dim"),),))
+        lines = [_line(view, member, label) for member, label in rest]
+        entries.append(Entry("OTHERS", _some(lines, "more")))
     if sum(m.record is not None for m in view.members) > 1:
-        entries.append(Entry("DIFFERS", tuple(told) or _nothing()))
+        told = [_told(d) for d in differences(view)]
+        nothing = "nothing but when, where and by which process they were written"
+        told = told or [_said(nothing, "dim")]
+        entries.append(Entry("DIFFERS", _some(told, "more differences")))
     return entries
+
+
+def _some(lines: Sequence[Line], what: str) -> tuple[Line, ...]:
+    more = len(lines) - SHOWN
+    left_out = (_said(f"{more} {what} (--json)", "dim"),) if more > 0 else ()
+    return (*lines[:SHOWN], *left_out)
 
 
 def differences(view: View) -> list[Difference]:
@@ -142,16 +136,12 @@ def differences(view: View) -> list[Difference]:
         for label, member in zip(labels(view), view.members, strict=True)
         if member.record is not None
     ]
-    tables = {label: _facts_of(record) for label, record in known}
-    found = _in_first_step(known)
-    for name in dict.fromkeys(name for table in tables.values() for name in table):
-        values: dict[str, tuple[str, ...]] = {}
-        for label, table in tables.items():
-            value = table.get(name, UNKNOWN)
-            values[value] = (*values.get(value, ()), label)
-        if len(values) > 1:
-            found.append(Difference(name, values))
-    return found
+    tables = [(label, _facts_of(record)) for label, record in known]
+    named = [
+        _difference(name, ((label, table.get(name, UNKNOWN)) for label, table in tables))
+        for name in dict.fromkeys(name for _, table in tables for name in table)
+    ]
+    return _in_first_step(known) + [d for d in named if len(d.values) > 1]
 
 
 def render_json(view: View, stream: IO[str]) -> None:
@@ -167,7 +157,7 @@ def render_json(view: View, stream: IO[str]) -> None:
         "members": [
             {
                 "label": label,
-                "path": m.path,
+                "path": str(m.path),
                 "broken": m.broken,
                 "read": m.record is not None,
                 **dataclasses.asdict(m.head),
@@ -178,10 +168,9 @@ def render_json(view: View, stream: IO[str]) -> None:
             {"name": d.name, "values": [{"value": v, "members": w} for v, w in d.values.items()]}
             for d in differences(view)
         ],
-        "first": jsonable(to_plain(view.record)),
+        "first": to_plain(view.record),
     }
-    json.dump(data, stream, indent=2, allow_nan=False)
-    stream.write("\n")
+    json.write(data, stream)
 
 
 def _facts_of(record: TrapRecord) -> dict[str, str]:
@@ -213,7 +202,7 @@ def _batch(step: Step) -> str:
     lengths = f", seq_lens {length_range(step.seq_lens)}" if step.seq_lens else ""
     rids = ", ".join(shorten(rid, 9) for rid in step.rids[:4])
     more = ", …" if len(step.rids) > 4 else ""
-    return f"{mode}, {_count(n, 'request')}{lengths}" + (f" ({rids}{more})" if rids else "")
+    return f"{mode}, {counted(n, 'request')}{lengths}" + (f" ({rids}{more})" if rids else "")
 
 
 def _in_first_step(known: Sequence[tuple[str, TrapRecord]]) -> list[Difference]:
@@ -231,27 +220,24 @@ def _in_first_step(known: Sequence[tuple[str, TrapRecord]]) -> list[Difference]:
         common = set.intersection(*(set(steps) for _, steps in group))
         for number in sorted(common):
             there = [
-                difference
+                _difference(
+                    f"{name} of step {number}",
+                    ((who, value(steps[number])) for who, steps in group),
+                )
                 for name, value in _STEP.items()
-                if len((difference := _difference(name, number, value, group)).values) > 1
             ]
-            found += there
-            if there:
+            if there := [d for d in there if len(d.values) > 1]:
+                found += there
                 break
     return found
 
 
-def _difference(
-    name: str,
-    number: int,
-    value: Callable[[Step], str],
-    group: Sequence[tuple[str, Mapping[int, Step]]],
-) -> Difference:
-    values: dict[str, tuple[str, ...]] = {}
-    for label, steps in group:
-        text = value(steps[number])
-        values[text] = (*values.get(text, ()), label)
-    return Difference(f"{name} of step {number}", values)
+def _difference(name: str, values: Iterable[tuple[str, str]]) -> Difference:
+    """values: each label, with its value."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for label, value in values:
+        labels[value] = (*labels.get(value, ()), label)
+    return Difference(name, labels)
 
 
 def _part(field: str) -> Callable[[Step], str]:
@@ -269,23 +255,15 @@ _STEP: dict[str, Callable[[Step], str]] = {
 
 
 def _line(view: View, member: Member, label: str) -> Line:
-    head = member.head
+    head, file = member.head, (Span(quoted(member.path.name), "dim"),)
     if member.broken:
-        return ((Span(label), Span(f"cannot be read: {member.broken}", "warn")), _file(member))
+        return ((Span(label), Span(f"cannot be read: {member.broken}", "warn")), file)
     what = head.headline.removeprefix("g4debug: ") or f"{head.check}: {head.kind}"
     if head.kind == OTHER_RANK:
         what = NOTHING_FOUND
-    step = ((Span(f"step {head.step}"),),) if head.step >= 0 else ()
-    return (
-        (Span(f"+{_after(view, member):.1f} s", "dim"), Span(label, "strong")),
-        *step,
-        (Span(shorten(what, 160)),),
-        _file(member),
-    )
-
-
-def _file(member: Member) -> tuple[Span, ...]:
-    return (Span(quoted(member.path.rpartition("/")[2]), "dim"),)
+    after = f"+{seconds_after(view.first, member):.1f} s"
+    step = _said(f"step {head.step}") if head.step >= 0 else ()
+    return ((Span(after, "dim"), Span(label, "strong")), *step, (Span(shorten(what, 160)),), file)
 
 
 def _told(difference: Difference) -> Line:
@@ -296,25 +274,11 @@ def _told(difference: Difference) -> Line:
     return ((Span(difference.name, "strong"),), *values)
 
 
-def _who(member: Member, label: str) -> str:
-    head = member.head
+def _who(head: Head, label: str) -> str:
     host = f"{head.host} " if head.host and not label.startswith(head.host) else ""
     pid = f", pid {head.pid}" if head.pid >= 0 and "pid" not in label else ""
     return f"{host}{label}{pid}"
 
 
-def _after(view: View, member: Member) -> float:
-    """Seconds after the first finding; 0 if not known."""
-    try:
-        first, this = (datetime.fromisoformat(t) for t in (view.first.time, member.time))
-        return max(0.0, (this - first).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
-
-
-def _count(n: int, what: str, plural: str = "s") -> str:
-    return f"{n} {what}{plural if n != 1 else ''}"
-
-
-def _nothing() -> tuple[Line, ...]:
-    return (((Span("nothing but when, where and by which process they were written", "dim"),),),)
+def _said(text: str, tone: str = "") -> Line:
+    return ((Span(text, tone),),)

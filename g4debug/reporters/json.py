@@ -1,35 +1,40 @@
-"""The record as JSON for machines: the fields of :class:`g4debug.findings.record.TrapRecord`."""
+"""JSON for machines: a record's own fields, and what every other reporter has to say."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import torch
-
-from g4debug.dumps.plain import to_plain
-from g4debug.findings.record import TrapRecord
+if TYPE_CHECKING:
+    from g4debug.findings.record import TrapRecord
 
 
 def render(record: TrapRecord, stream: IO[str]) -> None:
-    """Write one JSON object: the record's own field names, plus ``kind``.
+    """Write one JSON object: the fields of :class:`TrapRecord`, plus ``kind``."""
+    from g4debug.dumps.plain import to_plain  # imports torch, which the other reporters do without
 
-    Tensors become nested lists. Numbers that JSON lacks (nan, inf) become strings. The text
-    is ASCII, so that it passes any stream.
+    write(to_plain(record), stream)
+
+
+def write(value: Any, stream: IO[str]) -> None:
+    """Write a value. The text is ASCII, so that it passes any stream.
+
+    A dataclass becomes an object, and a tensor nested lists. Numbers that JSON lacks (nan, inf)
+    become strings.
     """
-    json.dump(jsonable(to_plain(record)), stream, indent=2, allow_nan=False)
+    json.dump(_jsonable(value), stream, indent=2, allow_nan=False)
     stream.write("\n")
 
 
-def jsonable(value: Any) -> Any:
-    """``value`` as JSON can have it: no tensors, no nan, no inf."""
-    if isinstance(value, torch.Tensor):
-        return value.tolist()
+def _jsonable(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): jsonable(v) for k, v in value.items()}
+        return {str(k): _jsonable(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [jsonable(v) for v in value]
+        return [_jsonable(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _jsonable(vars(value))
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -6,18 +6,17 @@ copied.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from g4debug.dumps.heads import Head, quoted
-from g4debug.dumps.incidents import Dump, Incident
-from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, clean, shorten, symbols_for
+from g4debug.dumps.incidents import Dump, Incident, seconds_after
+from g4debug.reporters import json
+from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, clean, counted, shorten, symbols_for
 
 CHECK_WIDTH = 15  # as long as "flight-recorder"
 MANY = 8  # dumps; a command that names more of them is longer than anybody copies
@@ -41,16 +40,12 @@ def render_json(incidents: Sequence[Incident], stream: IO[str]) -> None:
     ``incident`` counts the incidents from 1; the first finding of each has ``first`` true. The
     other fields are those of :class:`~g4debug.dumps.incidents.Dump` and of its head.
     """
-    json.dump(
-        [
-            _plain(dump) | {"incident": number, "first": dump is incident.first}
-            for number, incident in enumerate(incidents, 1)
-            for dump in incident.dumps
-        ],
-        stream,
-        indent=2,
-    )
-    stream.write("\n")
+    dumps = [
+        _plain(dump) | {"incident": number, "first": dump is incident.first}
+        for number, incident in enumerate(incidents, 1)
+        for dump in incident.dumps
+    ]
+    json.write(dumps, stream)
 
 
 def show_command(incident: Incident, program: str) -> str:
@@ -72,15 +67,16 @@ def _incident(text: Text, incident: Incident, width: int, more: str, program: st
         hosts = len(incident.hosts)
         text.append(_time(incident.first.time), "bold")
         text.append(
-            f"  incident: {len(incident.dumps)} dumps of {_count(incident.processes, 'process')}"
-            + (f" on {_count(hosts, 'host')}" if hosts else "")
+            f"  incident: {len(incident.dumps)} dumps of {counted(incident.processes, 'process')}"
+            + (f" on {counted(hosts, 'host')}" if hosts else "")
             + "\n",
             "bold",
         )
     for dump in incident.dumps:
         when = _time(dump.time)
         if several:
-            when = "  first" if dump is incident.first else _after(incident.first, dump)
+            after = f"  +{seconds_after(incident.first, dump):.3f} s"
+            when = "  first" if dump is incident.first else after
         _dump(text, dump, f"{when:<19}", width, more)
     if several and len(incident.dumps) <= MANY:
         text.append(f"  show: {show_command(incident, program)}\n", "cyan")
@@ -119,18 +115,6 @@ def _what(head: Head) -> str:
         return NOTHING_FOUND
     text = head.headline.removeprefix("g4debug: ").removeprefix(head.check).lstrip(": ")
     return text or head.kind or "written by an older g4debug; show tells more"
-
-
-def _after(first: Dump, dump: Dump) -> str:
-    try:
-        moments = [datetime.fromisoformat(d.time).timestamp() for d in (first, dump)]
-    except ValueError:
-        return ""
-    return f"  +{max(0.0, moments[1] - moments[0]):.3f} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
 def _time(iso: str) -> str:

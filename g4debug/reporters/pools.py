@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
 from g4debug.pools.plan import Plan, Row
+from g4debug.reporters import json
 from g4debug.reporters.text import clean
 
 HEAD = ("ratio", "full tokens", "SWA tokens", "full holds", "SWA holds", "holds", "binds")
@@ -63,8 +63,7 @@ def render_json(plan: Plan, stream: IO[str]) -> None:
         "hints": list(plan.hints),
         "assumptions": assumptions(plan),
     }
-    json.dump(data, stream, indent=2)
-    stream.write("\n")
+    json.write(data, stream)
 
 
 def model_line(plan: Plan) -> str:

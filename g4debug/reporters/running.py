@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import IO
 
 from rich.console import Console
 from rich.text import Text
 
 from g4debug.findings.record import TracerStatus
-from g4debug.reporters.text import clean
+from g4debug.reporters import json
+from g4debug.reporters.text import cleaned, counted, hang
 
 TITLE = 60
 RECORDS = ("flight-recorder",)  # it keeps what happened, and never checks anything
@@ -84,7 +84,7 @@ class Server:
     @property
     def headline(self) -> str:
         count = len(self.schedulers)
-        many = f"{count} scheduler{'s' * (count != 1)} of process {self.pid}"
+        many = f"{counted(count, 'scheduler')} of process {self.pid}"
         if not count:
             return f"process {self.pid} and its children: no scheduler shows a status"
         if self.worries:
@@ -95,39 +95,34 @@ class Server:
 
 def render_json(server: Server, stream: IO[str]) -> None:
     """Write one JSON object: ``sound``, ``headline``, and the fields of :class:`Server`."""
-    json.dump(
-        {"sound": server.sound, "headline": server.headline, **asdict(server)}, stream, indent=2
-    )
-    stream.write("\n")
+    json.write({"sound": server.sound, "headline": server.headline, **vars(server)}, stream)
 
 
 def render(server: Server, console: Console) -> None:
     """Print the report, at most the console's width wide."""
-    style = "bold green" if server.sound else "bold white on red"
-    _print(console, Text(clean(server.headline), style), 0)
+    server = cleaned(server)
+    hang(console, Text(server.headline, "bold green" if server.sound else "bold white on red"))
     shown = [p for p in server.processes if not p.foreign]
     for process in shown:
         console.print()
         kind = " ".join(x for x in (process.role, process.rank) if x)
-        title = f"pid {process.pid}  {kind or clean(process.title)[:TITLE] or 'no title'}"
-        _print(console, Text(clean(title), "bold"), 0)
+        title = f"pid {process.pid}  {kind or process.title[:TITLE] or 'no title'}"
+        hang(console, Text(title, "bold"))
         for line in _lines(process):
-            _print(console, line, 2)
-    if others := len(server.processes) - len(shown):
+            hang(console, line, "  ")
+    others = len(server.processes) - len(shown)
+    if others:
         console.print()
-        more = (
-            "1 more process, which is no Python"
-            if others == 1
-            else (f"{others} more processes, which are no Python")
-        )
-        _print(console, Text(f"and {more}", "dim"), 0)
+        verb = "is" if others == 1 else "are"
+        more = f"and {counted(others, 'more process')}, which {verb} no Python"
+        hang(console, Text(more, "dim"))
 
 
 def _lines(process: Process) -> Iterator[Text]:
     if not process.has_status:
-        yield Text(clean(process.problem), "yellow" if process.expected else "dim")
+        yield Text(process.problem, "yellow" if process.expected else "dim")
         return
-    yield Text(clean(", ".join(f"{k} {v}" for k, v in process.about.items())), "dim")
+    yield Text(", ".join(f"{k} {v}" for k, v in process.about.items()), "dim")
     if process.role != "scheduler":
         yield Text("runs no scheduler; the tracers work in the schedulers")
         return
@@ -136,13 +131,12 @@ def _lines(process: Process) -> Iterator[Text]:
         yield Text(f"{when}: the event loop is stuck, what follows is from before", "bold red")
     else:
         yield Text(when)
-    width = max((len(clean(t.name)) for t in process.tracers), default=0)
+    width = max((len(t.name) for t in process.tracers), default=0)
     for tracer in process.tracers:
-        text = Text(f"{clean(tracer.name):<{width}}  ")
-        text.append(clean(tracer.state), "green" if tracer.sound else "yellow")
-        yield text
+        text = Text(f"{tracer.name:<{width}}  ")
+        yield text.append(tracer.state, "green" if tracer.sound else "yellow")
         for said in _counts(tracer):
-            yield Text(f"{'':<{width}}  {clean(said)}", "dim")
+            yield Text(f"{'':<{width}}  {said}", "dim")
 
 
 def _counts(tracer: TracerStatus) -> Iterator[str]:
@@ -158,9 +152,3 @@ def _counts(tracer: TracerStatus) -> Iterator[str]:
         yield "findings: " + ", ".join(f"{n} {kind}" for kind, n in tracer.findings.items())
     if tracer.audited >= 0 and not tracer.dead:
         yield f"hooks looked at in step {tracer.audited}: all run"
-
-
-def _print(console: Console, text: Text, indent: int) -> None:
-    for line in text.wrap(console, console.width - indent):
-        line.rstrip()
-        console.print(Text(" " * indent) + line)

@@ -25,7 +25,8 @@ from g4debug.cli._common import make_console
 from g4debug.dumps import heads
 from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, group
-from g4debug.reporters import _grid, _histories, json, listing, page_map, terminal
+from g4debug.reporters import _histories, json, listing, page_map, terminal
+from g4debug.reporters._table_view import table_view
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
@@ -166,7 +167,7 @@ def big_table() -> object:
 @pytest.mark.parametrize("width", [80, 120])
 def test_page_map_of_a_large_table(width: int) -> None:
     table = big_table()
-    got = text(lambda c: page_map.render(table, c, row=130, column=2000, pools=(FULL, SWA)), width)
+    got = text(lambda c: page_map.render(table_view(table, 130, 2000, (FULL, SWA)), c), width)
     fits(got, width)
     assert len(got.splitlines()) < 30
     compare(f"page-map-large-{width}.txt", got)
@@ -175,9 +176,7 @@ def test_page_map_of_a_large_table(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_steps(width: int) -> None:
     got = text(
-        lambda c: _grid.render(
-            _histories.step_grid(sample_steps(), (FULL, SWA), at=118), c, everything=True
-        ),
+        lambda c: terminal.history(_histories.step_grid(sample_steps(), (FULL, SWA), at=118), c),
         width,
     )
     fits(got, width)
