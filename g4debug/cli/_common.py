@@ -38,7 +38,7 @@ def program() -> str:
     ``g4debug`` if that is found, or else as this process was started: by a path, or by ``python
     -m``.
     """
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
 
     if shutil.which(PROGRAM):
         return PROGRAM
@@ -50,14 +50,14 @@ def program() -> str:
 
 def list_command(path: Path) -> str:
     """The command that lists the dumps beside a file, or those of the default folder."""
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
 
     return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
 
 
 def read_dump(path: Path) -> TrapRecord:
     """The record of a dump. Raises CliError, which says why, if the dump cannot be read."""
-    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.errors import DumpError
     from g4debug.dumps.reading import read
 
     try:

@@ -3,7 +3,7 @@
 A record is the only place that says what a kind means, where TRIAGE.md explains it, what makes it
 certain, what ``contain`` mode does about it, and what to type next. The reports of the tracers, the
 advice of ``g4debug show``, and the tables in TRIAGE.md and docs/tracers.md are made from the
-records. ``UPDATE_DOCS=1 pytest tests/house/test_kinds.py`` writes the tables anew.
+records. ``UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py`` writes these tables anew.
 
 A kind that a kernel finds has a number, too, which the kernel writes into the trap buffer. These
 kinds are the members of :class:`PageTableKind` and :class:`KvWritesKind`. The other kinds of these
@@ -14,11 +14,13 @@ On the way of a finding this module is only read: nothing in it is called.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from functools import partial
 from typing import Any, Self
 
+PAGE = "TRIAGE.md"
 LAUNCH = "<your launch command>"
 ARMED = f"SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
 
@@ -35,48 +37,39 @@ class Contain(Enum):
 class FindingKind:
     """One kind of finding.
 
-    check: the tracer's name. name: the kind's, in dumps. means: what is wrong, and look: what to
-    look at then. says: what the headline says, with ``…`` for numbers and names. These three are
-    Markdown, in which ``[[heading]]`` stands for a link to an entry of TRIAGE.md. entry: the
-    heading of the entry that explains the kind. reference: the same, as a finding says it.
-
-    confirmed_by: which structures of SGLang's must say the same before the kind is reported, '' if
-    it is certain by itself. in_swa: that is so in the SWA pool, and in the full pool it is certain
-    by itself. suspicion: it is not reported either where they cannot be asked. sure: it holds
-    whatever our hooks have missed before. ended: it is reported even if its request had ended
-    before the result of the step was looked at.
-
-    outside: the pool has no such page or slot. right_place: ``req_to_token`` says the same, and
-    what is wrong is the page that it names. beside: the tensor that is wrong beside the entries of
-    a list of tokens. code: the number that a kernel writes, 0 if none finds this kind.
-
-    contain: what contain mode does about it. command: what to type next. what, expected: the end of
-    the headline, and what should be, as templates, where a report has them from here.
+    ``means``, ``says``, ``look``, ``see`` and ``confirmed_by`` are Markdown. In them,
+    ``[[heading]]`` stands for a link to the entry of TRIAGE.md with that heading.
     """
 
-    check: str
-    name: str
-    means: str
-    says: str
-    entry: str
-    look: str = ""
+    check: str  # the tracer's name
+    name: str  # the kind's, as dumps have it
+    means: str  # what is wrong
+    says: str = ""  # the headline, with … for numbers and names; '': made of `what`
+    look: str = ""  # what to look at
+    entry: str = ""  # heading of the entry of TRIAGE.md that explains the kind
+    see: str = ""  # when another entry explains it
+    # Which structures of SGLang's must say the same before it is reported. '': certain by itself.
     confirmed_by: str = ""
-    in_swa: bool = False
-    suspicion: bool = False
-    sure: bool = False
-    ended: bool = False
-    outside: bool = False
-    right_place: bool = False
-    beside: str = ""
-    code: int = 0
+    in_swa: bool = False  # that is so in the SWA pool; in the full pool it is certain by itself
+    suspicion: bool = False  # it is not reported either where these structures cannot be asked
+    sure: bool = False  # it holds whatever our hooks have missed before
+    ended: bool = False  # it is reported even if its request had ended by the time it was looked at
+    outside: bool = False  # the pool has no such page or slot
+    right_place: bool = False  # req_to_token says the same; what is wrong is the page it names
+    beside: str = ""  # of a list of tokens: the tensor that is wrong beside the list's entries
+    code: int = 0  # the number that a kernel writes for it; 0 if no kernel finds it
     contain: Contain = Contain.REPORTS
-    command: str = ARMED
-    what: str = ""
-    expected: str = ""
-    reference: str = field(init=False)
+    fix: str = ""  # the fix that mends a known cause
+    command: str = ARMED  # what to type next
+    died: bool = False  # SGLang died by itself: the finding accuses nobody
+    what: str = ""  # the end of the headline, and
+    expected: str = ""  # what should be: templates, where the report has them from here
+    reference: str = field(init=False)  # the entry, as a finding says it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reference", f"TRIAGE.md, '{self.entry}'")
+        says = self.says or f"`{re.sub(r'({[a-z_]*})+', '…', self.what)}`"
+        object.__setattr__(self, "says", says)
+        object.__setattr__(self, "reference", f"{PAGE}, '{self.entry}'")
 
 
 class DeviceKind(IntEnum):
@@ -94,12 +87,13 @@ class DeviceKind(IntEnum):
 _FREE_LISTS = "SGLang's free lists"
 _MAPPING = "the full-to-SWA mapping"
 _ROWS = "the rows of `req_to_token`"
-_CRASH = "Illegal memory access in decode"
-_PREFIXES = "Wrong answers under load with a shared prefix"
 _EVICTED = "A SWA page is evicted inside the window"
-_HELPER = f"`_insert_helper` is [[{_PREFIXES}]]"
+_HELPER = "freed by `_insert_helper`: [[Wrong answers under load with a shared prefix]]"
 _OVERWRITTEN = "not known: its record in host memory was overwritten"
 _PINNED = "what else in this process writes into pinned memory"
+
+# Texts stand below each other, and what is short beside each other.
+# fmt: off
 
 # --- page-table ---------------------------------------------------------------------------------
 
@@ -107,38 +101,29 @@ _CONTAIN = f"G4DEBUG_MODE=contain {ARMED}"
 _cell = partial(FindingKind, "page-table", entry="The page table names a wrong page")
 _mended = partial(_cell, contain=Contain.MENDS, command=_CONTAIN)
 _no_page = partial(
-    _mended,
-    means="a number that is no page of this layer's pool",
+    _mended, means="a number that is no page of this layer's pool",
     look="`PAGE TABLE` in the report: is it one cell, or a run of cells?",
-    outside=True,
-    sure=True,
-    ended=True,
+    outside=True, sure=True, ended=True,
 )
 _by_mapping = partial(_mended, confirmed_by=_MAPPING, in_swa=True)
-_beside = partial(_cell, look="what makes or overwrites the metadata: is it another batch's?")
+_beside = partial(
+    _cell, look="what builds or overwrites the metadata: was it built for another batch?",
+)
 
-FULL_INDEX = FindingKind(
-    "page-table",
-    "full-index-in-swa-table",
-    "the request's own full-pool page, not translated",
+FULL_INDEX = _mended(
+    "full-index-in-swa-table", "the request's own full-pool page, not translated",
     "`gets full-pool page …, but its SWA pool has … pages`, or "
     "`gets full-pool page …, but the right SWA page is …`",
-    _CRASH,
-    look=f"[[{_CRASH}]]",
+    entry="Illegal memory access in decode", fix="swa-state-swap",
     confirmed_by=f"{_MAPPING}, if the pool has such a page",
-    contain=Contain.MENDS,
-    command=_CONTAIN,
 )
 OTHER_REQUEST = _by_mapping(
-    "other-request",
-    "a page that another request holds",
+    "other-request", "a page that another request holds",
     "`gets page … of request …, but the right … page is …`",
     look="`TIMELINE`: for whom the page was handed out, and by whom",
 )
 STALE = _by_mapping(
-    "stale",
-    "a page that is free",
-    "`gets page … (free), but the right … page is …`",
+    "stale", "a page that is free", "`gets page … (free), but the right … page is …`",
     look="`TIMELINE`: who freed the page",
 )
 
@@ -152,47 +137,30 @@ class PageTableKind(DeviceKind):
         "mismatch",
         "another page than the one that belongs there; nothing more is known of it",
         "`gets page …, but the right … page is …`, or `gets page …, but no page belongs there`",
-        look="`TIMELINE`",
-        code=5,
+        look="`TIMELINE`", code=5,
     )
     ZERO = _by_mapping(
-        "page-zero",
-        "the reserved page 0",
-        "`gets the reserved page 0`",
-        look="was the cell never filled, or `req_to_token` never written?",
-        code=4,
+        "page-zero", "the reserved page 0", "`gets the reserved page 0`",
+        look="was the cell never filled, or `req_to_token` never written?", code=4,
     )
     FREED = _cell(
-        "use-after-free",
-        "it agrees with `req_to_token`, but the page is free",
+        "use-after-free", "it agrees with `req_to_token`, but the page is free",
         "`reads full-pool page …, which is free`",
-        look=f"the last `free` in `TIMELINE`, and its caller; {_HELPER}",
-        confirmed_by=_FREE_LISTS,
-        right_place=True,
-        contain=Contain.SHIELDS,
-        code=6,
+        look="the last `free` in `TIMELINE`, and its caller", see=_HELPER, confirmed_by=_FREE_LISTS,
+        right_place=True, contain=Contain.SHIELDS, code=6,
     )
-    EVICTED = FindingKind(
-        "page-table",
-        "evicted-in-window",
-        "the SWA page was evicted, and the window still reaches it",
+    EVICTED = _cell(
+        "evicted-in-window", "the SWA page was evicted, and the window still reaches it",
         "`needs tokens … in its window, but their SWA page was evicted`",
-        _EVICTED,
-        look=f"[[{_EVICTED}]]",
-        confirmed_by=_MAPPING,
-        in_swa=True,
-        right_place=True,
-        contain=Contain.SHIELDS,
-        code=7,
+        entry=_EVICTED, confirmed_by=_MAPPING, in_swa=True, right_place=True,
+        contain=Contain.SHIELDS, code=7,
     )
     SHORT = _cell(
-        "row-too-short",
-        "the kernel reads more pages than the row has columns",
+        "row-too-short", "the kernel reads more pages than the row has columns",
         "`reads … pages of a row that has only …`, or "
         "`reads its list up to entry …, but kv_indices has … entries`",
         look="`seq_lens` against the table; under CUDA graphs, the end of the context",
-        beside="kv_indices",
-        code=3,
+        beside="kv_indices", code=3,
     )
     FOREIGN = _cell(
         "foreign-page",
@@ -202,82 +170,61 @@ class PageTableKind(DeviceKind):
         "names it`",
         look="what writes `req_to_token`: the request of the finding is the one whose row is "
         "wrong, `OWNER` says whose page it is",
-        confirmed_by=_ROWS,
-        suspicion=True,
-        right_place=True,
-        code=8,
+        confirmed_by=_ROWS, suspicion=True, right_place=True, code=8,
     )
     # Of lists of tokens only, see tracers/page_table/token_check.py.
     INDPTR = _beside(
         "list-bounds",
         "of `triton`: `kv_indptr` does not end a row's list where the row's length says",
         "`gets kv_indptr[…] = …, but it must be …`",
-        beside="kv_indptr",
-        contain=Contain.MENDS,
-        command=_CONTAIN,
-        code=10,
+        beside="kv_indptr", contain=Contain.MENDS, command=_CONTAIN, code=10,
     )
     SPLITS = _beside(
         "kv-splits",
         "of `triton`: `num_kv_splits` does not lie in what is allowed",
         "`cuts a row into … parts (num_kv_splits)`",
-        beside="num_kv_splits",
-        contain=Contain.MENDS,
-        command=_CONTAIN,
-        code=11,
+        beside="num_kv_splits", contain=Contain.MENDS, command=_CONTAIN, code=11,
     )
     OFFSET = _beside(
         "window-offset",
         "of `triton`: `window_kv_offsets` is not the position of the first token in the list",
         "`gets window_kv_offsets = …, but the row's list begins at …`",
-        beside="window_kv_offsets",
-        contain=Contain.MENDS,
-        command=_CONTAIN,
-        code=12,
+        beside="window_kv_offsets", contain=Contain.MENDS, command=_CONTAIN, code=12,
     )
     MASK = _beside(
         "mask-bounds",
         "of `triton`: `mask_indptr` and `custom_mask` do not fit the batch",
         "`gets mask_indptr = …, but the row's part of the mask begins at …`",
-        beside="mask_indptr or custom_mask",
-        contain=Contain.SHIELDS,
-        code=13,
+        beside="mask_indptr or custom_mask", contain=Contain.SHIELDS, code=13,
     )
     UNREADABLE = _cell(
         "unreadable",
         _OVERWRITTEN,
         "`the guard saw a bad cell, but what it left cannot be read`",
-        look=_PINNED,
-        ended=True,
-        code=9,  # the guard never writes this
+        look=_PINNED, ended=True, code=9,
     )
 
 
 # --- kv-writes ----------------------------------------------------------------------------------
 
-_WRITES = f"G4DEBUG_TRACE=kv-writes,page-table,kv-allocator,spec-lifecycle,flight-recorder {LAUNCH}"
-_write = partial(FindingKind, "kv-writes", entry="KV is written to a wrong place", command=_WRITES)
-_moved = partial(_write, contain=Contain.MENDS, command=f"G4DEBUG_MODE=contain {_WRITES}")
+WRITES = f"G4DEBUG_TRACE=kv-writes,page-table,kv-allocator,spec-lifecycle,flight-recorder {LAUNCH}"
+_write = partial(FindingKind, "kv-writes", entry="KV is written to a wrong place", command=WRITES)
+_moved = partial(_write, contain=Contain.MENDS, command=f"G4DEBUG_MODE=contain {WRITES}")
 _no_slot = partial(
-    _moved,
-    means="the pool has no such slot",
+    _moved, means="the pool has no such slot",
     look="how `out_cache_loc` was made; -1 in a sliding layer: an index that the mapping does not "
     "have",
-    outside=True,
-    sure=True,
-    ended=True,
+    outside=True, sure=True, ended=True,
 )
 _elsewhere = partial(_moved, confirmed_by=_MAPPING, in_swa=True)
 
 WRITTEN_TO_OTHER = _elsewhere(
-    "other-request",
-    "it is in a page that another request holds",
+    "other-request", "it is in a page that another request holds",
     "`writes … to slot …, page … of request …, but its place is slot …`",
     look="`OWNER`, and `TIMELINE`: for whom the page was handed out",
 )
 WRITTEN_TO_FREE = _elsewhere(
-    "stale",
-    "it is in a page that is free",
+    "stale", "it is in a page that is free",
     "`writes … to slot …, page … (free), but its place is slot …`",
     look="`TIMELINE`: who freed it; an `out_cache_loc` of an earlier step has such locations",
 )
@@ -289,69 +236,400 @@ class KvWritesKind(DeviceKind):
     RANGE = _no_slot("out-of-range", says="`to slot …, but its … pool has … slots`", code=2)
     NEGATIVE = _no_slot("negative", says="`to slot -…, but its … pool has … slots`", code=1)
     TWICE = _moved(
-        "written-twice",
-        "another token of the same forward has it, too",
+        "written-twice", "another token of the same forward has it, too",
         "`and another token … to the same place`",
         look="is one of them wrong, or does a row of `req_to_token` name one page twice?",
-        sure=True,
-        code=3,
+        sure=True, code=3,
     )
     ZERO = _elsewhere(
-        "page-zero",
-        "it is in the reserved page 0, where padding goes",
+        "page-zero", "it is in the reserved page 0, where padding goes",
         "`writes the KV of token … to the reserved page 0`",
-        look="was `out_cache_loc` cleared, or a static buffer not filled?",
-        code=4,
+        look="was `out_cache_loc` cleared, or a static buffer not filled?", code=4,
     )
     MISMATCH = _elsewhere(
         "mismatch",
         "it is another place than the token's, and no more is known",
         "`writes … to slot …, page …, but its place is slot …`",
-        look="`CAUSE` says which of SGLang's records is the wrong one",
-        code=5,
+        look="`CAUSE` says which of SGLang's records is the wrong one", code=5,
     )
     FREED = _write(
-        "use-after-free",
-        "it is the token's own place, but the page is free",
+        "use-after-free", "it is the token's own place, but the page is free",
         "`writes … to full page …, which is free`",
-        look="the last `free` in `TIMELINE`, and its caller",
-        confirmed_by=_FREE_LISTS,
-        right_place=True,
-        contain=Contain.SHIELDS,
-        code=6,
+        look="the last `free` in `TIMELINE`, and its caller", confirmed_by=_FREE_LISTS,
+        right_place=True, contain=Contain.SHIELDS, code=6,
     )
     PADDING = _moved(
         "padding-row",
         "a padding row of a CUDA graph writes into a page that can be somebody's",
         "`writes padding (row …) to slot …`",
-        look="what fills the graph's static `out_cache_loc`",
-        code=7,
+        look="what fills the graph's static `out_cache_loc`", code=7,
     )
     FOREIGN = _write(
         "foreign-page",
         "it agrees with `req_to_token`, whose row names another request's page",
         "`writes … to full page … of request …`",
         look="what writes `req_to_token`: [[The page table names a wrong page]], `foreign-page`",
-        confirmed_by=_ROWS,
-        suspicion=True,
-        right_place=True,
-        code=8,
+        confirmed_by=_ROWS, suspicion=True, right_place=True, code=8,
     )
     CACHED = _write(
         "cached-page",
         "it is in the part of the request that the prefix cache holds",
         "`writes … to full page …, which the prefix cache holds`",
         look="the prefix length of the prefill, and `cache_protected_len`",
-        confirmed_by="the prefix cache",
-        suspicion=True,
-        right_place=True,
-        code=9,
+        confirmed_by="the prefix cache", suspicion=True, right_place=True, code=9,
     )
     UNREADABLE = _write(
         "unreadable",
         _OVERWRITTEN,
         "`a bad location was seen, but what was left of it cannot be read`",
-        look=_PINNED,
-        ended=True,
-        code=10,  # the kernel never writes this
+        look=_PINNED, ended=True, code=10,
     )
+
+
+# --- kv-allocator -------------------------------------------------------------------------------
+
+ALLOCATOR = f"G4DEBUG_TRACE=kv-allocator,page-table,pool-leak {LAUNCH}"
+_page = partial(
+    FindingKind, "kv-allocator", confirmed_by=_FREE_LISTS, command=ALLOCATOR,
+    entry="A KV page is freed twice, handed out twice, or used after it was freed",
+)
+_kept = partial(_page, confirmed_by="", contain=Contain.SHIELDS)
+# What contain mode mends is what is found at a free; elsewhere ALLOCATOR is what to type.
+_stopped = partial(_page, contain=Contain.MENDS, command=_CONTAIN)
+_ALLOCATOR = (
+    _kept(
+        "out-of-range",
+        "a page that the pool does not have was handed out or freed",
+        "`page … was handed out, but does not exist`, or `page … was freed, but does not exist`",
+        look="earlier frees: what is in the free list came from there",
+        what="was {verb}, but does not exist", expected="pages 1..{last} of the {pool} pool",
+    ),
+    _kept(
+        "page-zero",
+        "the reserved page 0 was handed out or freed. It takes the writes of padded tokens and has "
+        "no owner",
+        "`page 0 is reserved, and was freed`, or `… was handed out`",
+        look="an unset or cleared cell of `req_to_token` or of the mapping that was taken for a "
+        "page",
+        what="is reserved, and was {verb}",
+        expected="pages 1..{last}; page 0 takes the writes of padded tokens and has no owner",
+    ),
+    _page(
+        "double-alloc", "a page was handed out while somebody holds it",
+        look="`CAUSE`: it was freed twice before, or the allocator handed it out twice, or the "
+        "outer allocator returned another page than its pool",
+        confirmed_by=f"{_FREE_LISTS}, the prefix cache and {_ROWS}",
+        what="was handed out while it is held", expected="a free page",
+    ),
+    _kept(
+        "foreign-free",
+        "the release of one request frees a page of another one that still runs",
+        look="what wrote the row of the request that was released: `CAUSE` says whether its row "
+        "names the page",
+        confirmed_by=_ROWS,
+        what="of request {owner}, which still runs, is freed by the release of request {request}",
+        expected="pages that were handed out to the request that is released, or to nobody who "
+        "runs",
+    ),
+    _page(
+        "freed-while-read",
+        "a full page of the prefix cache is freed while a running request's row of `req_to_token` "
+        "names it. SGLang locks such pages; no count is wrong, and the answer is, as soon as "
+        "somebody else gets the page",
+        look="the caller", see=_HELPER, confirmed_by=_ROWS, fix="locked-prefix",
+        what="of the prefix cache is freed while request {request} reads it",
+        expected="pages of the prefix cache are freed when no running request reads them",
+    ),
+    _stopped(
+        "double-free", "a page was given back twice",
+        look="the two callers in the timeline", what="was freed twice",
+        expected="a page that is held",
+    ),
+    _stopped(
+        "free-unallocated", "a page was given back that was never handed out",
+        look="the caller: where it has its index from", what="was freed, but never handed out",
+        expected="a page that is held",
+    ),
+    _page(
+        "use-after-free",
+        "a sequence continues in a page that it does not hold any more. SWA page 0 here means that "
+        "its SWA page was evicted",
+        look="the last `free` or `evict` in the timeline",
+        what="is not held, but a sequence continues in it",
+        expected="the page with the sequence's last token is held",
+    ),
+    _stopped(
+        "mapping-mismatch",
+        "`full_to_swa_index_mapping` names another SWA page than the one that was handed out with "
+        "the full page",
+        look="`CAUSE`: it was written wrong by the allocator itself, or overwritten later; `got` "
+        "has both pages",
+        confirmed_by=f"{_MAPPING} and {_ROWS}", what="does not match full_to_swa_index_mapping",
+        expected="the SWA page that was handed out together with the full page",
+    ),
+    _page(
+        "maps-freed",
+        "the mapping points to a free SWA page: the page was freed by itself, or the mapping was "
+        "written afterwards",
+        look="a caller that frees SWA pages without `free_swa`, which clears the mapping",
+        confirmed_by=f"{_MAPPING}, {_ROWS} or {_FREE_LISTS}",
+        what="is free, but full_to_swa_index_mapping points to it",
+        expected="a mapping that points only to SWA pages that are held",
+    ),
+    _page(
+        "evicted-in-window", "a SWA page was evicted that the request's next query attends to",
+        entry=_EVICTED, confirmed_by=f"{_MAPPING} and {_ROWS}",
+        what="was evicted inside the window of request {request}",
+        expected="only pages that lie completely before the window are evicted",
+    ),
+)
+
+# --- pool-leak ----------------------------------------------------------------------------------
+
+_census = partial(
+    FindingKind, "pool-leak", entry="Pool memory leak detected",
+    command=f"G4DEBUG_TRACE=kv-allocator {LAUNCH}",
+)
+_POOL_LEAK = (
+    _census(
+        "leaked",
+        "The page is free nowhere, not in the prefix cache, and in no live request's row. `due` "
+        "names the release that did not give it back.",
+        command=f"G4DEBUG_LEAK_STEPS=1 {ARMED}", what="neither free, cached nor owned",
+    ),
+    _census(
+        "double",
+        "The page is free and in use at once: its next owner overwrites the old one's KV. Run "
+        "again: `kv-allocator` stops at the free itself.",
+        what="free and in use at once",
+    ),
+    _census(
+        "repeated",
+        "The page is twice in the free list: two requests will get it. `kv-allocator` stops at the "
+        "second free.",
+        what="in the free list more than once",
+    ),
+    _census(
+        "outside", "The free list has an index that is no page of the pool.",
+        what="in the free list, although the pool has no such page",
+    ),
+    _census(
+        "row",
+        "The server is idle, and a request still holds its row of `req_to_token`, and with it its "
+        "pages.",
+        "`requests still hold a row of req_to_token`, or "
+        "`1 request still holds a row of req_to_token`",
+        command="g4debug show --all <this dump>",
+    ),
+)
+
+# --- kv-integrity -------------------------------------------------------------------------------
+
+_data = partial(
+    FindingKind, "kv-integrity", entry="Wrong answers, no crash: KV is corrupted",
+    command=f"G4DEBUG_TRACE=kv-integrity,page-table,kv-allocator,spec-lifecycle {LAUNCH}",
+)
+_KV_INTEGRITY = (
+    _data(
+        "write-after-free",
+        "Somebody wrote into a page that was free, through a stale `out_cache_loc` or page table. "
+        "The finding names layer, token slot, last and next owner.",
+        "`was written after it was freed`",
+    ),
+    _data(
+        "kv-changed",
+        "The KV of complete, committed tokens is not what it was: a memory error, or a write into "
+        "somebody else's page.",
+        "`KV that was committed has changed`",
+    ),
+    _data(
+        "nan",
+        "A page became complete with NaN or Inf in it. The layer that is named computed it, or "
+        "read it.",
+        "`NaN or Inf in … of layer …`",
+    ),
+)
+
+# --- spec-lifecycle -----------------------------------------------------------------------------
+
+EAGER = f"{LAUNCH} --disable-cuda-graph"  # tells whether a CUDA graph has to do with it
+_step = partial(
+    FindingKind, "spec-lifecycle", entry="Speculative decoding: what a step leaves is wrong",
+    command="g4debug doctor",
+)
+_state = partial(_step, what="batch.spec_info is {a_got}, not {a_expected}")
+_number = partial(_step, what="{got}{about}, should be {number}")
+_SPEC_LIFECYCLE = (
+    _state(
+        "spec-info-dropped", "a batch with live requests has no draft state",
+        "`batch.spec_info is None, not a …`",
+        look="who set `batch.spec_info = None` since the last hand-over in the path",
+    ),
+    _state(
+        "wrong-type",
+        "`batch.spec_info` is an object of another stage, or another step's",
+        "`batch.spec_info is a …, not a …`, or `batch.spec_info is another object, not the …`",
+        look="the last hand-over in the path: who put it there", fix="spec-batch-guards",
+    ),
+    _step(
+        "wrong-shape",
+        "a tensor of the draft state does not have one row for each request",
+        "`… has … rows, should have … rows`, or `… is None, should have … rows`",
+        look="`filter_batch` and `merge_batch`: rows were lost, kept or merged twice",
+        fix="spec-batch-guards", what="{got}, should have {expected}",
+    ),
+    _number(
+        "accept-length",
+        "a request accepted fewer than 1 token, or more than the drafts and the bonus token",
+        "`accept length …, should be …`, or `num_accept_tokens = …, should be …`",
+        look="the verify's `num_correct_drafts`; the bonus token always counts", command=EAGER,
+    ),
+    _number(
+        "seq-len",
+        "lengths on the host, on the device and `kv_committed_len` disagree",
+        "`seq_lens… = …, should be …`",
+        look="what changed `seq_lens` between the verify and the next draft", command=EAGER,
+    ),
+    _number(
+        "bookkeeping",
+        "`output_ids`, `kv_committed_len` or `spec_verify_ct` advanced twice, or not at all",
+        "`output_ids = …`, `kv_committed_len = …` or `spec_verify_ct = …`, then `should be …`",
+        look="seed PR #24: the v1 verify and the v2 output processor both count; one of them must "
+        "go. From SGLang 0.5.14 on only the processing of a result counts",
+    ),
+    _step(
+        "stale-hidden-state", "the seed step got hidden states of another step",
+        look="a buffer that is used again before it is read", command=EAGER,
+        what="the hidden states are {got}, not {expected}",
+    ),
+    _step(
+        "future-row",
+        "a step reads or writes a row of SGLang's `FutureMap` that is not its request's, or one "
+        "that the request's last step did not write",
+        "`future_indices = …`, `row … of the FutureMap written for two requests`, `written …`, "
+        "`not stashed` or `other rows than those of the batch`",
+        look="what filters, merges or replaces `future_indices` and `req_pool_indices`; "
+        "`_relay_forward_payload`",
+        what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "publish-order",
+        "the new lengths were published before the verify, twice, never, or were others",
+        "`published before the verify`, `published … times`, `published other lengths` or "
+        "`not published`",
+        look="who calls `on_publish` in the worker's `forward_batch_generation`",
+        what="{got}, expected {expected}",
+    ),
+    _step(
+        "bonus-token",
+        "the draft, and so the verify, begins with another token than the request's last one",
+        "`the draft goes on from …, not the last token of the request`",
+        look="the stash of the step before, and the gather of this one", command=EAGER,
+        what="the draft goes on from {got}{about}, not {expected}",
+    ),
+    _step(
+        "allocated-len",
+        "a verify writes KV for which the request was allocated no room",
+        "`kv_allocated_len = …, should be at least …`",
+        look="`eagle_prepare_for_decode`, which allocates ahead of `kv_committed_len`; what sets "
+        "`kv_allocated_len`",
+        what="{got}{about}, should be {least}",
+    ),
+    _step(
+        "draft-places",
+        "the draft's forward has places to write KV to, which it never does, and not one for each "
+        "token",
+        "`the draft's forward has … places in out_cache_loc, expected None…`",
+        look="SGLang 0.5.14 without CUDA graphs leaves a prefill's there and dies one line later "
+        "(upstream #29616; 0.5.15 sets them to None)",
+        what="the draft's forward has {got}, expected {expected}",
+    ),
+    _state(
+        "verify-input-left",
+        "the verify input is still on the batch when the next hand-over wants a draft input",
+        "`batch.spec_info is a verify-input (…), not a draft-input`",
+        entry="AttributeError in merge_batch (FROZEN_KV_MTP)", fix="spec-batch-guards",
+    ),
+    _step(
+        "draft-pool",
+        "the backend that computes the draft's attention has another KV pool than the target's",
+        "`the draft's … is to read the target's KV pool …, and computes on …`",
+        entry="IndexError with split attention backends and MTP", fix="hybrid-pool-swap",
+        command=f"G4DEBUG_FIX_HYBRID_POOL_SWAP=1 {LAUNCH}",
+        what="the draft's {what} is to read {expected}, and computes on {got}",
+    ),
+    _step(
+        "draft-embedding",
+        "the draft looks tokens up in a table that does not have a row for each token",
+        "`the draft looks tokens up in an embedding table of … rows`",
+        entry="MTP with tensor parallelism: the draft has only a part of the embedding",
+        fix="draft-embedding-shard",
+        what="the draft looks tokens up in {got}, and the vocabulary has {missing} tokens more",
+    ),
+)
+
+# --- flight-recorder ----------------------------------------------------------------------------
+
+_RANKS = "One rank stops, or the ranks differ"
+_end = partial(
+    FindingKind, "flight-recorder",
+    entry="The server died and only the flight recorder left a dump",
+)
+_FLIGHT_RECORDER = (
+    _end(
+        "device-assert",
+        "An assertion failed in a kernel, mostly because an index was out of range.",
+        "`flight-recorder in …: an index was out of range in a kernel (device-side assert …)`, or "
+        "`an assertion failed in a kernel (device-side assert …)`",
+        entry="Device-side assert triggered", died=True,
+    ),
+    _end(
+        "cuda-error",
+        "HISTORY is where the error *surfaced*. The kernel that failed was launched before, in "
+        "this step or in the one before. With CUDA graphs no Python line belongs to it.",
+        "`flight-recorder in …: …Error: CUDA error: …`",
+        died=True,
+    ),
+    _end(
+        "exception", "HISTORY is the place. The exception went on as it was.",
+        "`flight-recorder in …:` and any other exception",
+        died=True,
+    ),
+    _end(
+        "hang",
+        "The scheduler begins no step, although requests wait or run, or makes no round at all.",
+        "`flight-recorder: the scheduler hangs: …`",
+        entry="The scheduler hangs",
+    ),
+    _end(
+        "other-rank",
+        "Another rank stopped the server. This one had found nothing.",
+        "`flight-recorder: rank … stopped the server: …`",
+        entry=_RANKS, command="g4debug list",
+    ),
+)
+
+# --- rank-divergence ----------------------------------------------------------------------------
+
+RANKS_DIFFER = FindingKind(
+    "rank-divergence", "ranks-differ",
+    "Right before a step, two ranks were about to do different work.",
+    "`rank-divergence in step …: … and … differ in …`",
+    entry=_RANKS, command="",
+)
+
+# --- all of them --------------------------------------------------------------------------------
+
+KINDS: dict[str, dict[str, FindingKind]] = {}  # check -> name -> its record
+for _kind in (
+    *(FULL_INDEX, OTHER_REQUEST, STALE, *(kind.record for kind in PageTableKind)),
+    *_ALLOCATOR,
+    *_SPEC_LIFECYCLE,
+    *_POOL_LEAK,
+    *_KV_INTEGRITY,
+    *(WRITTEN_TO_OTHER, WRITTEN_TO_FREE, *(kind.record for kind in KvWritesKind)),
+    *_FLIGHT_RECORDER,
+    RANKS_DIFFER,
+):
+    KINDS.setdefault(_kind.check, {})[_kind.name] = _kind
+FORMER_CHECKS = {"swa-allocator": "kv-allocator"}  # what older dumps call a check

@@ -108,7 +108,7 @@ class Table:
     column0: int = 0
     rows_total: int = 0
     columns_total: int = 0
-    rids: tuple[str, ...] = ()  # the request of each row in `values`, "" for padding
+    rids: tuple[str, ...] = ()  # the request of each row in `values`, "" for none, or not known
 
 
 @dataclass(frozen=True)

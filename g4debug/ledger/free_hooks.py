@@ -1,10 +1,11 @@
 """Tells the ledger which pages the allocators take back, and which full page loses its SWA page.
 
-This is SGLang's way to free from 0.5.21 on. All pages enter the free list in one place (site
-``pool.release``), whoever frees them; only if a page is one token, ``free`` itself puts them there.
-So a free that SGLang defers to the end of a free group is entered when it really happens. SWA pages
-are taken out of the mapping at once, and freed at the end of the group. Then an event of its own
-("unmap") says which SWA pages lost their full pages.
+This is SGLang's way to free from 0.5.21 on; those of older releases lie in the folders ``before_``.
+All pages enter the free list in one place (site ``pool.release``), whoever frees them; only if a
+page is one token, ``free`` itself puts them there. So a free that SGLang defers to the end of a
+free group is entered when it really happens. SWA pages are taken out of the mapping at once, and
+freed at the end of the group. Then an event of its own ("unmap") says which SWA pages lost their
+full pages.
 
 In contain mode a listener may correct what is about to be freed. Then the allocator gets the
 corrected indices.
@@ -12,8 +13,6 @@ corrected indices.
 For whom SGLang frees full pages is known only when it asks for it: what it defers to the end of a
 group is freed for all requests at once, and their SWA pages are gone by then. So whoever judges
 that is asked first (``Ledger.asked``), and what must stay is left out of both.
-
-How older releases free lies in the folders ``before_...``.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger import shadow as shadows
@@ -68,20 +68,18 @@ class FreeHooks:
 
     # --- one pool ------------------------------------------------------------------------
 
-    def around_release(self, call_next: Call, allocator: Any, *page_ids: torch.Tensor) -> Any:
+    def around_release(self, release: Call, allocator: Any, *page_ids: Tensor) -> Any:
         """``_release_page_ids`` puts pages into the free list, whoever freed them."""
         corrected = self._entered_release(allocator, page_ids)
-        return call_next(allocator, *(page_ids if corrected is None else (corrected,)))
+        return release(allocator, *(page_ids if corrected is None else (corrected,)))
 
-    def around_free(self, call_next: Call, allocator: Any, free_index: torch.Tensor) -> Any:
+    def around_free(self, free: Call, allocator: Any, free_index: Tensor) -> Any:
         """``free`` of pages of one token puts them into the free list itself."""
         if in_free_group(allocator):
-            return call_next(allocator, free_index)
-        return self.around_release(call_next, allocator, free_index)
+            return free(allocator, free_index)
+        return self.around_release(free, allocator, free_index)
 
-    def _enter_release(
-        self, allocator: Any, page_ids: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor | None:
+    def _enter_release(self, allocator: Any, page_ids: tuple[Tensor, ...]) -> Tensor | None:
         """Enter a release. Returns the pages to release instead, or None to release these."""
         pool = self.registry.pools.get(id(allocator))
         if pool is None:
@@ -89,8 +87,7 @@ class FreeHooks:
         given = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
         if self._is_nothing(given):
             return None
-        where = caller()
-        shadow = self.ledger.shadow if pool.name == "full" else None
+        where, shadow = caller(), self.ledger.shadow if pool.name == "full" else None
 
         def enter(pages: Pages) -> Pages:
             return self._enter(pool, np.sort(pages), where)
@@ -100,17 +97,15 @@ class FreeHooks:
             return None
         pages = np.sort(self._read(given))  # one that is given twice is freed twice
         freed = self._enter(pool, pages, where)
-        corrected = None
-        if freed is not pages:
-            corrected = torch.from_numpy(freed).to(device=given.device, dtype=given.dtype)
+        corrected = None if freed is pages else torch.from_numpy(freed).to(given)
         shadows.mark(shadow, given if corrected is None else corrected, 1, FREE)
         return corrected
 
-    def _is_nothing(self, given: torch.Tensor) -> bool:
+    def _is_nothing(self, given: Tensor) -> bool:
         """True if nothing is freed, and nothing was expected to be."""
         return given.numel() == 0
 
-    def _may_wait(self, given: torch.Tensor) -> bool:
+    def _may_wait(self, given: Tensor) -> bool:
         """True if a free may be entered when its indices have reached the host.
 
         SGLang itself does not wait for the device here. What is freed is then judged after it
@@ -118,7 +113,7 @@ class FreeHooks:
         """
         return not self.ledger.judges_first and self.ledger.is_far(given)
 
-    def _read(self, indices: torch.Tensor) -> Pages:
+    def _read(self, indices: Tensor) -> Pages:
         """The values of an index tensor, when all that was posted before is entered. Waits."""
         self.ledger.settle(wait=True)
         return on_host(indices)
@@ -128,14 +123,8 @@ class FreeHooks:
         found = pages
         for kind, part in self._kinds(pool, pages):
             owners = set(pool.owner[pool.inside(part)])
-            freed = self.ledger.enter(
-                pool,
-                kind,
-                part,
-                holds=False,
-                request=f"{len(owners)} requests" if len(owners) > 1 else "".join(owners),
-                caller=where,
-            )
+            whose = f"{len(owners)} requests" if len(owners) > 1 else "".join(owners)
+            freed = self.ledger.enter(pool, kind, part, holds=False, request=whose, caller=where)
             if freed is not part:
                 found = np.sort(np.concatenate((np.setdiff1d(found, part), freed)))
         if pool.name == "swa":
@@ -147,10 +136,8 @@ class FreeHooks:
     def _kinds(self, pool: PoolLedger, pages: Pages) -> list[tuple[str, Pages]]:
         """The pages by the kind of their event: "evict" if a SWA page is freed alone."""
         unmapped = self._unmapped
-        if pool.name != "swa":
-            return [("free", pages)]
-        if not unmapped:
-            return [("free" if self._freeing else "evict", pages)]
+        if pool.name != "swa" or not unmapped:
+            return [("free" if pool.name != "swa" or self._freeing else "evict", pages)]
         together = [p in unmapped and not unmapped[p][1] for p in pages.tolist()]
         with_full = np.array(together, dtype=np.bool_)
         parts = [("free", pages[with_full]), ("evict", pages[~with_full])]
@@ -158,27 +145,23 @@ class FreeHooks:
 
     # --- full pages ----------------------------------------------------------------------------
 
-    def around_swa_free(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_swa_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free full pages and their SWA pages, now or at the end of a group."""
-        instead = self._asked(allocator.full_attn_allocator, free_index, "start_pos" in kwargs)
+        instead = self._asked(allocator.full_attn_allocator, free_index, "start_pos" in kw)
         self._freeing += 1
         try:
-            return call_next(allocator, free_index if instead is None else instead, **kwargs)
+            return free(allocator, free_index if instead is None else instead, **kw)
         finally:
             self._freeing -= 1
 
-    def around_full_free(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_full_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free full pages alone, now or at the end of a group: they have no SWA pages any more."""
         instead = None
         if not self._freeing:
-            instead = self._asked(allocator, free_index, "start_pos" in kwargs)
-        return call_next(allocator, free_index if instead is None else instead, **kwargs)
+            instead = self._asked(allocator, free_index, "start_pos" in kw)
+        return free(allocator, free_index if instead is None else instead, **kw)
 
-    def _ask(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> torch.Tensor | None:
+    def _ask(self, allocator: Any, free_index: Tensor, segment: bool) -> Tensor | None:
         """Ask whether these full pages may be freed. Returns the indices to free instead, or None.
 
         segment: the indices are consecutive tokens of a request, from the beginning of a page on.
@@ -222,66 +205,50 @@ class FreeHooks:
         holders, unmapped = self.ledger.holders, self._unmapped
         assert holders is not None, "known since the allocator was made"
         if not unmapped:
-            found: Flags = holders.mapped(full) == swa
-        else:
-            found = np.array([unmapped.get(p, (-1, True))[0] for p in swa.tolist()]) == full
-        return found
+            return np.equal(holders.mapped(full), swa)
+        return np.equal([unmapped.get(p, (-1, True))[0] for p in swa.tolist()], full)
 
-    def around_free_swa(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_free_swa(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free the SWA pages of these full pages. If this is an eviction, the full pages stay."""
-        self._entered_unmap(allocator, free_index, "start_pos" in kwargs)
+        self._entered_unmap(allocator, free_index, "start_pos" in kw)
         self._unmapping += 1
         try:
-            return call_next(allocator, free_index, **kwargs)
+            return free(allocator, free_index, **kw)
         finally:
             self._unmapping -= 1
 
-    def _enter_unmap(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> None:
+    def _enter_unmap(self, allocator: Any, free_index: Tensor, segment: bool) -> None:
         """Enter that full pages lose their SWA pages, which are freed now or at a group's end.
 
         segment: as of :meth:`_ask`.
         """
         if free_index.numel() == 0:
             return
-        pool, mapping = self.ledger.pools["full"], allocator.full_to_swa_index_mapping
-        tokens = free_index[:: pool.page_size] if segment else free_index
+        mapping = allocator.full_to_swa_index_mapping
+        tokens = free_index[:: self.ledger.pools["full"].page_size] if segment else free_index
         alone, where = not self._freeing, caller()
 
         def enter(words: Pages) -> bool:
-            theirs, says = words.reshape(2, -1)
-            pairs, mended = self._unmap(theirs, says, alone, where)
+            """Returns whether there was anything to lose."""
+            tokens, mapped = words.reshape(2, -1)
+            pairs, mended = self._unmap(tokens, mapped, alone, where)
             if mended is not None and not self.ledger.late:
                 self._mend(mapping, alone, pairs.full, mended)
-            return bool(pairs.given.any() or says.any())
+            return bool(pairs.given.any() or mapped.any())
 
         if self._may_wait(tokens):
-            self._post_unmapped(pool, tokens, enter, mapping)
-        else:
-            tokens = tokens.to(torch.int64)
-            mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
-            # Raises if a finding stops it: then it will not happen.
-            if enter(self._read(torch.cat((tokens, mapped)))):
-                shadows.mark(self.ledger.shadow, tokens, pool.page_size, HELD, unless_free=True)
+            self.ledger.post(tokens, self.registry.once(enter), mapping, **self._loses())
+            return
+        tokens = tokens.to(torch.int64)
+        mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
+        # Raises if a finding stops it: then it will not happen.
+        if enter(self._read(torch.cat((tokens, mapped)))):
+            shadows.mark(indices=tokens, **self._loses())
 
-    def _post_unmapped(
-        self,
-        pool: PoolLedger,
-        tokens: torch.Tensor,
-        enter: Callable[[Pages], Any],
-        mapping: torch.Tensor | None = None,
-    ) -> None:
-        """Post full pages that have no SWA page any more. Those that were freed stay free."""
-        self.ledger.post(
-            tokens,
-            self.registry.once(enter),
-            mapping,
-            shadow=self.ledger.shadow,
-            page_size=pool.page_size,
-            value=HELD,
-            unless_free=True,
-        )
+    def _loses(self) -> dict[str, Any]:
+        """How the shadow learns of full pages without SWA pages. Those that are free stay so."""
+        size, shadow = self.ledger.pools["full"].page_size, self.ledger.shadow
+        return {"shadow": shadow, "page_size": size, "value": HELD, "unless_free": True}
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
@@ -311,7 +278,7 @@ class FreeHooks:
         given = pairs.given
         return pairs, None if kept is found else np.where(np.isin(given, kept), given, 0)
 
-    def _mend(self, mapping: torch.Tensor, alone: bool, full: Pages, swa: Pages) -> None:
+    def _mend(self, mapping: Tensor, alone: bool, full: Pages, swa: Pages) -> None:
         """Let SGLang's mapping say that ``swa[i]`` is the SWA page of the full page ``full[i]``."""
         size = self.ledger.pools["full"].page_size
         for page, partner in zip(full.tolist(), swa.tolist(), strict=True):
@@ -320,7 +287,7 @@ class FreeHooks:
             if partner:
                 self._unmapped[partner] = (page, alone)
 
-    def after_clear_mapping(self, result: Any, allocator: Any, full: torch.Tensor) -> None:
+    def after_clear_mapping(self, result: Any, allocator: Any, full: Tensor) -> None:
         """The SWA pages of these full pages were given to others, or there are none."""
         if self._unmapping or full.numel() == 0:
             return
@@ -334,7 +301,7 @@ class FreeHooks:
             swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
             pool.partner[pages] = 0
 
-        self._post_unmapped(pool, full, enter)
+        self.ledger.post(full, self.registry.once(enter), **self._loses())
 
     # --- everything at once -------------------------------------------------------------------
 

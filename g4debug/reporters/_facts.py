@@ -11,7 +11,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
+from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
 from g4debug.findings.record import (
     Location,
     OtherHook,
@@ -115,7 +116,7 @@ def report(
     top: list[Block] = [
         *before,
         Entry("WHERE", tuple(where(f.location, _step_mode(record)))),
-        Entry("CHECK", _text(f"{f.check}: {f.kind}, at {f.site}")),
+        Entry("CHECK", _text(f"{f.check}: {f.kind}, at {f.site or 'a site that is not known'}")),
     ]
     if record.faults:
         n = len(record.faults)
@@ -356,15 +357,6 @@ def _some(values: Mapping[str, Plain]) -> list[tuple[str, str]]:
 
 
 CONTAIN = "G4DEBUG_MODE=contain"
-# What contain mode mends. Of any other kind, what is wrong has happened already, or the right page
-# is gone: served on, the answers would be wrong. TRIAGE.md says so in the entries of these kinds.
-MENDED = {
-    "page-table": (
-        *("full-index-in-swa-table", "out-of-range", "negative", "other-request", "stale"),
-        *("mismatch", "page-zero", "list-bounds", "kv-splits", "window-offset"),
-    ),
-    "kv-allocator": ("double-free", "free-unallocated", "mapping-mismatch"),
-}
 
 
 def _next(record: TrapRecord, source: str) -> Next:
@@ -378,7 +370,8 @@ def _next(record: TrapRecord, source: str) -> Next:
         return Next("NEXT", f"unset G4DEBUG_FAULTS; {command}", note)
     if CONTAIN not in command:
         return Next("NEXT", command)
-    if f.kind not in MENDED.get(f.check, ()):
+    kind = KINDS.get(FORMER_CHECKS.get(f.check, f.check), {}).get(f.kind)
+    if kind is None or kind.contain is not Contain.MENDS:
         command = command.replace(f"{CONTAIN} ", "")
         note = f"Do not serve on with {CONTAIN}: it does not mend this kind (see FIX)."
         return Next("NEXT", command, note)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import (
     DeviceAssert,
     Holding,
@@ -31,7 +32,6 @@ ASSERTS = 4
 LOOKUPS = 16
 
 STOPPED = "stopped by g4debug: the allocator did not get the page back"
-WRONG = ("leaked", "double")  # states of a Holding that are the finding, not its context
 
 VERDICTS = {"could": "could have been", "cannot": "cannot have been"}
 
@@ -248,7 +248,7 @@ def holdings(record: TrapRecord, most: int | None) -> Grid:
             str(h.step) if h.step >= 0 else "",
         )
         below = _notes(("last", h.last), ("due", h.due))
-        return Row(cells, mark=h.state in WRONG, below=below)
+        return Row(cells, mark=h.state in KINDS["pool-leak"], below=below)
 
     columns = (
         Column("pool", gives=4),

@@ -90,6 +90,12 @@ def elsewhere(view: TableView, pools: Sequence[Pool]) -> list[str]:
 
 
 def rid(view: TableView, row: int) -> str:
-    """The request of a row of the saved part; '' if not known."""
-    rids = view.table.rids
-    return (rids[row] or "(pad)") if rids else ""
+    """The request of a row of the saved part; '' if not known.
+
+    A row without a request is padding if all that it reads is the reserved page 0.
+    """
+    if not view.table.rids:
+        return ""
+    read = view.values[row][view.live[row]]
+    pads = not view.bad[row].any() and not read.any()
+    return view.table.rids[row] or ("(pad)" if pads else "")

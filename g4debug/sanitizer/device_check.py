@@ -215,7 +215,8 @@ class DeviceCheck(ABC, Generic[C, S]):
                 # A bug of ours must not hide the finding.
                 name = self.context.tracer_id
                 logger.exception("g4debug: %s: a finding cannot be described in full", name)
-                found.append(self.describe(None, self.seen(None, left.record), left))
+                seen = self.seen(None, left.record)
+                found.append((self.bare(checked, seen, left), Evidence()))
         self._give_account(trap)
         for finding, evidence in found:  # in raise mode the first one raises
             self.context.trap.report(finding, evidence)
@@ -291,3 +292,7 @@ class DeviceCheck(ABC, Generic[C, S]):
     @abstractmethod
     def describe(self, checked: C | None, seen: S, left: Left) -> tuple[Finding, Evidence]:
         """The finding. With no check at all, of the record alone."""
+
+    @abstractmethod
+    def bare(self, checked: C | None, seen: S, left: Left) -> Finding:
+        """The finding of the record alone. checked: for its place, if that can be told."""

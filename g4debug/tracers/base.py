@@ -29,8 +29,8 @@ class Tracer:
 
     title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
     page ledger (``context.ledger``). without_ledger: the rest of its checks when the ledger was
-    given up, '' for nothing. sure: kinds of findings that hold whatever was missed before. opt_in:
-    it is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    given up, '' for nothing. opt_in: it is armed only by its name in ``G4DEBUG_TRACE``, not by
+    ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
 
     id: str
@@ -39,7 +39,6 @@ class Tracer:
     sites: tuple[str, ...] = ()
     ledger: bool = False
     without_ledger: str = ""
-    sure: tuple[str, ...] = ()
     opt_in: bool = False
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
 from g4debug.backends import adapters
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, OtherHook
 from g4debug.findings.status import LEDGER, STEPS
 from g4debug.findings.steps import Recorder
@@ -68,7 +69,6 @@ class HookWatch:
         self.plugins: tuple[Plugin, ...] = ()
         self.lost: dict[str, tuple[str, ...]] = {}
         self._needs_ledger = {t.id for t in tracers if t.ledger}
-        self._sure = {t.id: t.sure for t in tracers}
         self._gone: dict[str, Gone] = {}  # by site, as they were last seen
         self._neighbours: dict[str, tuple[Neighbour, ...]] = {}  # by site, as they were last seen
         self._outside: set[Neighbour] = set()
@@ -152,7 +152,8 @@ class HookWatch:
         """
         if self.trap.settings.mode == "raise" or self._age() >= AGAIN_SECONDS:
             self.look()
-        if finding.kind in self._sure.get(finding.check, ()):
+        kind = KINDS.get(finding.check, {}).get(finding.kind)
+        if kind is not None and kind.sure:
             return ""
         owners = {finding.check, STEPS}
         if finding.check in self._needs_ledger:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from g4debug.dumps import file, reading
+from g4debug.dumps import errors, reading
 from g4debug.findings.record import TrapRecord
 from g4debug.hooking import targets
 from harness.processes import Outcome
@@ -135,7 +135,7 @@ def dump_of(run: Outcome) -> TrapRecord | None:
         return None
     try:
         return reading.read(path)
-    except file.DumpError:
+    except errors.DumpError:
         return None
 
 

@@ -1,8 +1,6 @@
 """TRIAGE.md: whoever has a log line, or a dump, is led to an entry that exists.
 
-The kinds of findings are read off the code. A report looks its reference up by the kind of its
-finding (``REFERENCES[kind]``), the kinds are a ``Literal`` type, and mypy holds every place that
-makes a violation to it. So a kind that is in no table is found here or by ``make lint``.
+That every kind of finding is in its tables is proven in ``test_kinds.py``.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from g4debug import cli, discovery
+from g4debug.findings.kinds import KINDS
 from g4debug.settings import FIX_PREFIX, Settings
 from g4debug.tracers.kv_integrity import report
 
@@ -186,86 +184,24 @@ def check_of(module: str, call: ast.Call) -> str:
     return getattr(importlib.import_module(module), value.id)
 
 
-def references() -> dict[str, dict[str, str]]:
-    """Check -> kind -> reference, from the tables that the reports use."""
-    found: dict[str, dict[str, str]] = {}
-    for module, call in findings():
-        table = importlib.import_module(module).REFERENCES
-        assert found.setdefault(check_of(module, call), table) is table
-    return found
-
-
-def test_every_tracer_says_where_its_findings_are_explained() -> None:
-    assert set(references()) == set(discovery.names("tracer"))
+def test_every_tracer_makes_findings_and_nobody_else() -> None:
+    assert {check_of(module, call) for module, call in findings()} == set(KINDS)
 
 
 @pytest.mark.parametrize(
     ("module", "call"), findings(), ids=[f"{m}:{c.lineno}" for m, c in findings()]
 )
 def test_a_finding_names_the_entry_of_its_own_kind(module: str, call: ast.Call) -> None:
-    """``kind=k, reference=… REFERENCES[k]``, and no kind is put together out of parts."""
+    """``kind=x.name, reference=… x.reference``: both are of one record."""
     kind = argument(call, "kind")
-    assert isinstance(kind, ast.Constant | ast.Name | ast.Attribute), ast.unparse(kind)
-    looked_up = [
-        node.slice
+    assert isinstance(kind, ast.Attribute), ast.unparse(kind)
+    assert kind.attr == "name"
+    named = [
+        ast.unparse(node.value)
         for node in ast.walk(argument(call, "reference"))
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "REFERENCES"
+        if isinstance(node, ast.Attribute) and node.attr == "reference"
     ]
-    assert [ast.unparse(x) for x in looked_up] == [ast.unparse(kind)]
-
-
-def kind_types() -> list[tuple[str, tuple[str, ...], dict[str, str]]]:
-    """(module, kinds of its Literal type, its table) of each table."""
-    found = []
-    for module, tree in sources().items():
-        for node in tree.body:
-            if not isinstance(node, ast.AnnAssign) or ast.unparse(node.target) != "REFERENCES":
-                continue
-            space = vars(importlib.import_module(module))
-            kinds, value = get_args(eval(ast.unparse(node.annotation), space))
-            assert value is str
-            found.append((module, get_args(kinds), space["REFERENCES"]))
-    return found
-
-
-def test_the_tables_have_every_kind_of_the_type() -> None:
-    found = kind_types()
-    assert len(found) == len(references())
-    for module, kinds, table in found:
-        assert kinds, f"{module}: the keys of REFERENCES are not a Literal"
-        assert set(kinds) == set(table), module
-
-
-def test_every_kind_of_the_page_table_check_has_a_name() -> None:
-    report = next(
-        importlib.import_module(m) for m, c in findings() if check_of(m, c) == "page-table"
-    )
-    assert set(report.NAMES) == set(report.Kind)
-    assert set(report.NAMES.values()) <= set(report.REFERENCES)
-
-
-def test_every_reference_is_an_entry() -> None:
-    known = set(entries().values())
-    for check, table in references().items():
-        for kind, reference in table.items():
-            found = REFERENCE.fullmatch(reference)
-            assert found, f"{check}: {kind}: {reference}"
-            assert found[1] in known, f"{check}: {kind}: {reference}"
-
-
-def test_the_index_has_every_kind_of_every_tracer_and_no_other() -> None:
-    indexed = {}
-    for _, name, entry in rows("findings"):
-        check, kind = re.fullmatch(r"`([a-z-]+): ([a-z-]+)`", name).groups()
-        assert (check, kind) not in indexed, name
-        indexed[check, kind] = re.findall(r"\]\(#([^)]+)\)", entry)[0]
-    assert indexed == {
-        (check, kind): anchors()[REFERENCE.findall(reference)[0]]
-        for check, table in references().items()
-        for kind, reference in table.items()
-    }
+    assert named in ([ast.unparse(kind.value)], [ast.unparse(kind.value) + ".record"])
 
 
 def test_a_fix_in_front_of_the_entry_exists() -> None:
@@ -295,7 +231,10 @@ def test_whoever_names_an_entry_names_it_by_a_heading_that_is_there() -> None:
             named += len(found)
             assert [h for h in found if h not in known] == [], path
             assert not re.search(r"TRIAGE(?:\.md)?,?(?: entry)? \d", text), path
-    assert named > 10
+    references = [kind.reference for of_check in KINDS.values() for kind in of_check.values()]
+    found = [REFERENCE.fullmatch(reference)[1] for reference in references]
+    assert [h for h in found if h not in entries().values()] == []
+    assert named + len(found) > 60
 
 
 # --- next commands ------------------------------------------------------------------------------
@@ -311,7 +250,7 @@ def next_commands() -> list[str]:
             for text in strings(module)
             if LAUNCH in text or re.match(r"(?:g4debug|python) [^(]", text)
         }
-        - {LAUNCH}
+        | {kind.command for of_check in KINDS.values() for kind in of_check.values()} - {LAUNCH, ""}
     )
 
 
@@ -338,13 +277,14 @@ def test_a_next_command_can_be_typed(text: str) -> None:
 
 
 def test_sglangs_own_check_for_nan_is_named_where_there_is_one(sglang, monkeypatch) -> None:
-    text = report.sglangs_check() + report.ALL
+    command = KINDS["kv-integrity"]["nan"].command
+    text = report.sglangs_check() + command
     name, _, rest = text.partition("=1 ")
     if name == report.NAN_CHECK:
-        assert rest == report.ALL
+        assert rest == command
         assert f"\n    {name} =" in in_sglang("environ.py")
     else:
-        assert text == report.ALL
+        assert text == command
         assert report.NAN_CHECK not in in_sglang("environ.py")
     monkeypatch.delitem(sys.modules, "sglang.srt.environ")
     assert report.sglangs_check() == ""

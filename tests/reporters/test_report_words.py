@@ -12,11 +12,17 @@ from sample_kinds import evicted
 from sample_trap import sample_record
 
 from g4debug.cli._common import make_console
+from g4debug.findings.kinds import KINDS, Contain
 from g4debug.findings.record import Pool, Step, TrapRecord
 from g4debug.reporters import _facts, html, terminal
 from g4debug.reporters._histories import percent
 
 TRIAGE = (Path(__file__).parents[2] / "TRIAGE.md").read_text()
+MENDED = {
+    check: {k.name for k in of_check.values() if k.contain is Contain.MENDS}
+    for check, of_check in KINDS.items()
+    if any(k.contain is Contain.MENDS for k in of_check.values())
+}
 CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 
 
@@ -145,7 +151,8 @@ def test_after_a_drill_the_next_command_unsets_the_faults():
 
 
 def test_contain_is_suggested_only_for_what_it_mends():
-    for check, kinds in _facts.MENDED.items():
+    assert set(MENDED) == {"page-table", "kv-allocator", "kv-writes"}
+    for check, kinds in MENDED.items():
         for kind in kinds:
             found = next_of(with_finding(check=check, kind=kind, next_command=CONTAIN))
             assert found.command == CONTAIN
@@ -153,6 +160,7 @@ def test_contain_is_suggested_only_for_what_it_mends():
     for check, kind in (
         *(("page-table", k) for k in ("use-after-free", "evicted-in-window", "row-too-short")),
         *(("kv-allocator", k) for k in ("double-alloc", "maps-freed", "evicted-in-window")),
+        *(("kv-writes", k) for k in ("use-after-free", "foreign-page", "cached-page")),
         ("another", "double-free"),
     ):
         found = next_of(with_finding(check=check, kind=kind, next_command=CONTAIN))
@@ -161,14 +169,41 @@ def test_contain_is_suggested_only_for_what_it_mends():
         assert "Do not serve on with G4DEBUG_MODE=contain" in found.note
 
 
+@pytest.mark.parametrize("check", ["kv-writes", "kv-allocator", "swa-allocator"])
+def test_the_advice_to_contain_is_kept_of_a_finding_that_it_mends(check):
+    """Also of dumps from before the tracer was called kv-allocator."""
+    kind = "mismatch" if check == "kv-writes" else "double-free"
+    found = next_of(with_finding(check=check, kind=kind, next_command=CONTAIN))
+    assert found.command == CONTAIN
+    assert "answers are wrong" in found.note
+
+
 def test_triage_says_the_same_of_contain():
-    kinds = set(re.findall(r"`(page-table|kv-allocator): ([a-z-]+)`", TRIAGE))
+    kinds = set(re.findall(r"`(page-table|kv-allocator|kv-writes): ([a-z-]+)`", TRIAGE))
     of_tables = {k for c, k in kinds if c == "page-table"}
     # Of tables: all but those that are named. Of allocators: only those that are named.
     said = TRIAGE.partition("Do not use it for `use-after-free`,")[2].partition("there the right")[
         0
     ]
     never = {"use-after-free", *re.findall(r"`([a-z-]+)`", said)}
-    assert set(_facts.MENDED["page-table"]) == of_tables - never
+    assert MENDED["page-table"] == of_tables - never
     said = TRIAGE.partition("contain` for what is found at a free:")[2].partition("there.")[0]
-    assert set(_facts.MENDED["kv-allocator"]) == set(re.findall(r"`([a-z-]+)`", said))
+    assert MENDED["kv-allocator"] == set(re.findall(r"`([a-z-]+)`", said))
+    said = TRIAGE.partition("is replaced by the token's own place. Not so for")[2].partition(":")[0]
+    never = set(re.findall(r"`([a-z-]+)`", said))
+    assert MENDED["kv-writes"] == {k for c, k in kinds if c == "kv-writes"} - never
+
+
+# --- rows without a request ------------------------------------------------------------------
+
+
+def test_a_row_whose_request_is_not_known_is_not_called_padding():
+    record = sample_record()
+    table = record.table
+    assert table is not None
+    rids = (*table.rids[:5], "", *table.rids[6:])
+    record = dataclasses.replace(record, table=dataclasses.replace(table, rids=rids))
+    rows = dict(re.findall(r"^ +(\d) +(\S+) +\d+ ", shown(record), re.M))
+    assert (rows["5"], rows["7"]) == ("–", "(pad)")  # row 7 reads nothing but the reserved page
+    page = html.render(record)
+    assert page.count('title="(pad)"') == 1

@@ -131,7 +131,9 @@ def test_the_fallback_survives_any_words(kind, other):
     assert finding.headline.startswith("g4debug: page-table")
     readable = kind in {int(k) for k in Kind if k is not Kind.UNREADABLE}
     assert (finding.kind == "unreadable") is not readable
+    assert finding.site == ""  # whose table it was is not known
     if not readable:
+        assert finding.expected.endswith("one of 1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13")
         assert str(kind) in finding.headline
         assert "not known" in finding.cause
 

@@ -116,7 +116,7 @@ def late(it, monkeypatch):
         return copies[-1]
 
     monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
-    monkeypatch.setattr(it.ledger, "_sent", sent)
+    monkeypatch.setattr(it.ledger.transport, "_event", sent)
     return copies
 
 

@@ -24,8 +24,9 @@ from served_rows import TOKENS, Serving, it_row, release, row_of, running
 from triton_forward import prepared, run
 from writing import ARMED, Writing, put, scheduled, swa_loc
 
-from g4debug import discovery, plugin
+from g4debug import plugin
 from g4debug.dumps import reading
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
@@ -76,12 +77,7 @@ def scenario(kind: str, tells: str) -> Callable[[Scenario], Scenario]:
 
 def kinds() -> list[str]:
     """Every kind of every tracer, as its report declares it."""
-    found = []
-    for name in discovery.names("tracer"):
-        package = discovery.module_name("tracer", name).rpartition(".")[0]
-        report = importlib.import_module(f"{package}.report")
-        found += [f"{name}: {kind}" for kind in report.REFERENCES]
-    return found
+    return [f"{check}: {kind}" for check, kinds in KINDS.items() for kind in kinds]
 
 
 # --- page-table, on SGLang's real pools and backend ---------------------------------------------

@@ -1,6 +1,6 @@
 """SGLang's way to free until 0.5.17: ``free`` of a pool puts pages into the free list itself.
 
-It is ``free`` outside of a free group; a deferred one is called again at the end of the group. The
+It does so outside of a free group; a deferred one is called again at the end of the group. The
 allocators can also go back to a state that they saved, as the draft workers of that time let them.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from g4debug.findings.record import PageEvent
 from g4debug.hooking import targets
@@ -29,12 +30,12 @@ class FreeHooks(newer.FreeHooks):
     @staticmethod
     def fits() -> bool:
         """True if this SGLang frees so."""
-        return targets.path("pool.release") is None and targets.path("pool.free") is not None
+        return targets.path("pool.release") is None is not targets.path("pool.free")
 
     def __init__(self, registry: PoolRegistry) -> None:
         super().__init__(registry)
         # Full indices that are freed just now with their SWA pages, and their pages.
-        self._freed: tuple[torch.Tensor, Pages] | None = None
+        self._freed: tuple[Tensor, Pages] | None = None
         # Pool -> what changed since its state was saved: whether these pages were held before.
         self._since: dict[str, list[tuple[bool, Pages]]] = {}
         self._listens = False
@@ -54,14 +55,14 @@ class FreeHooks(newer.FreeHooks):
             "pool.restore_state": self.after_restore,
         }
 
-    def around_free(self, call_next: Call, allocator: Any, free_index: torch.Tensor) -> Any:
+    def around_free(self, free: Call, allocator: Any, free_index: Tensor) -> Any:
         """``free`` puts pages into the free list itself, outside of a free group."""
         if allocator.page_size == 1:
-            return super().around_free(call_next, allocator, free_index)
+            return super().around_free(free, allocator, free_index)
         corrected = self._entered_free(allocator, free_index)
-        return call_next(allocator, free_index if corrected is None else corrected)
+        return free(allocator, free_index if corrected is None else corrected)
 
-    def _enter_free(self, allocator: Any, free_index: torch.Tensor) -> torch.Tensor | None:
+    def _enter_free(self, allocator: Any, free_index: Tensor) -> Tensor | None:
         """Enter a free. Returns the indices to free instead, or None to free those given."""
         pool = self.registry.pools.get(id(allocator))
         if pool is None or in_free_group(allocator) or self._is_nothing(free_index):
@@ -70,8 +71,7 @@ class FreeHooks(newer.FreeHooks):
         freed = self._enter(pool, pages, caller())
         corrected = None
         if freed is not pages:
-            begins = torch.from_numpy(freed * pool.page_size)
-            corrected = begins.to(device=free_index.device, dtype=free_index.dtype)
+            corrected = torch.from_numpy(freed * pool.page_size).to(free_index)
         if pool.name == "full":
             given = free_index if corrected is None else corrected
             shadows.mark(self.ledger.shadow, given, pool.page_size, FREE)
@@ -79,18 +79,15 @@ class FreeHooks(newer.FreeHooks):
                 self._freed = free_index, pages
         return corrected
 
-    def around_swa_free(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_swa_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         try:
-            return super().around_swa_free(call_next, allocator, free_index, **kwargs)
+            return super().around_swa_free(free, allocator, free_index, **kw)
         finally:
             self._freed = None
 
-    def _enter_free_swa(self, free_index: torch.Tensor) -> None:
+    def _enter_free_swa(self, free_index: Tensor) -> None:
         if self._freed is not None and self._freed[0] is free_index:
-            # It was read a moment ago, and its pages are marked as free.
-            self._lose(self.ledger.pools["full"], self._freed[1])
+            self._lose(self._freed[1])  # it was read a moment ago, and its pages marked as free
         else:
             super()._enter_free_swa(free_index)
 
@@ -99,12 +96,13 @@ class FreeHooks(newer.FreeHooks):
     def after_backup(self, result: Any, allocator: Any) -> None:
         """The allocator saved its state, so note from now on what changes."""
         pool = self.registry.pools.get(id(allocator))
-        if pool is not None:
-            self.ledger.settle(wait=True)
-            if not self._listens:  # not before: it must hear what the tracers let through
-                self._listens = True
-                self.ledger.listen(self._changes, *GIVES, *TAKES)
-            self._since[pool.name] = []
+        if pool is None:
+            return
+        self.ledger.settle(wait=True)
+        if not self._listens:  # not before: it must hear what the tracers let through
+            self._listens = True
+            self.ledger.listen(self._changes, *GIVES, *TAKES)
+        self._since[pool.name] = []
 
     def _changes(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
         if pool.name in self._since:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from g4debug.hooking import targets
 from g4debug.hooking.free_group import in_free_group
@@ -18,7 +19,6 @@ from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import Pages, Pairs, PoolLedger, distinct, on_host
 from g4debug.ledger.free_hooks import Call
 from g4debug.ledger.pool_registry import PoolRegistry
-from g4debug.ledger.shadow import HELD
 
 
 class FreeHooks(newer.FreeHooks):
@@ -27,8 +27,7 @@ class FreeHooks(newer.FreeHooks):
     @staticmethod
     def fits() -> bool:
         """True if this SGLang frees so."""
-        newer_site, site = targets.path("swa.free_swa_segment"), targets.path("swa.free_swa")
-        return newer_site is None and site is not None
+        return targets.path("swa.free_swa_segment") is None is not targets.path("swa.free_swa")
 
     def __init__(self, registry: PoolRegistry) -> None:
         super().__init__(registry)
@@ -39,11 +38,11 @@ class FreeHooks(newer.FreeHooks):
     def after(self) -> dict[str, Call]:
         return {"pool.clear": self.after_clear}
 
-    def _is_nothing(self, given: torch.Tensor) -> bool:
+    def _is_nothing(self, given: Tensor) -> bool:
         pairs = self.ledger.pairs
-        return super()._is_nothing(given) and (pairs is None or not pairs.given.any())
+        return given.numel() == 0 and (pairs is None or not pairs.given.any())
 
-    def _may_wait(self, given: torch.Tensor) -> bool:
+    def _may_wait(self, given: Tensor) -> bool:
         return self.ledger.pairs is None and super()._may_wait(given)
 
     def _is_deferred(self) -> bool:
@@ -56,39 +55,34 @@ class FreeHooks(newer.FreeHooks):
             self._kept = found if found is not pages else None
         return found
 
-    def around_swa_free(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_swa_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         try:
-            return super().around_swa_free(call_next, allocator, free_index, **kwargs)
+            return super().around_swa_free(free, allocator, free_index, **kw)
         finally:
             self._kept = None
 
-    def around_free_swa(
-        self, call_next: Call, allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_free_swa(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free the SWA pages of these full pages. If this is an eviction, the full pages stay."""
         if hasattr(allocator, "swa_free_group") and in_free_group(allocator):
-            return call_next(allocator, free_index, **kwargs)  # it is called again for all of them
+            return free(allocator, free_index, **kw)  # it is called again for all of them
         if self._freeing and self._kept is not None:
             size = self.ledger.pools["full"].page_size
             keep = torch.from_numpy(np.isin(on_host(free_index) // size, self._kept))
             free_index = free_index[keep.to(free_index.device)]
         self._entered_swa(free_index)
         try:
-            return call_next(allocator, free_index, **kwargs)
+            return free(allocator, free_index, **kw)
         finally:
             self._left_swa()
 
-    def _enter_free_swa(self, free_index: torch.Tensor) -> None:
-        if free_index.numel() == 0:
-            return
-        pool = self.ledger.pools["full"]
-        self._lose(pool, distinct(self._read(free_index) // pool.page_size))
-        shadows.mark(self.ledger.shadow, free_index, pool.page_size, HELD, unless_free=True)
+    def _enter_free_swa(self, free_index: Tensor) -> None:
+        if free_index.numel():
+            self._lose(distinct(self._read(free_index) // self.ledger.pools["full"].page_size))
+            shadows.mark(indices=free_index, **self._loses())
 
-    def _lose(self, pool: PoolLedger, pages: Pages) -> None:
+    def _lose(self, pages: Pages) -> None:
         """These full pages lose their SWA pages."""
+        pool = self.ledger.pools["full"]
         losing = pool.inside(pages)
         self.ledger.pairs = Pairs(losing, pool.partner[losing])
 

@@ -11,10 +11,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePath
 from types import FrameType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from g4debug import discovery
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
+from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location
 from g4debug.settings import Settings
 
@@ -25,15 +26,7 @@ if TYPE_CHECKING:
     from g4debug.tracers.flight_recorder.progress import Hang
 
 CHECK = "flight-recorder"
-Kind = Literal["cuda-error", "device-assert", "exception", "hang", "other-rank"]
-_DIED = "TRIAGE.md, 'The server died and only the flight recorder left a dump'"
-REFERENCES: dict[Kind, str] = {
-    "cuda-error": _DIED,
-    "device-assert": "TRIAGE.md, 'Device-side assert triggered'",
-    "exception": _DIED,
-    "hang": "TRIAGE.md, 'The scheduler hangs'",
-    "other-rank": "TRIAGE.md, 'One rank stops, or the ranks differ'",
-}
+KINDS = kinds.KINDS[CHECK]
 WRAPPERS = (
     "g4debug/hooking/hooks.py",
     "g4debug/tracers/base.py",
@@ -43,7 +36,6 @@ WRAPPERS = (
 SIGTERM = "g4debug.tracers.flight_recorder.sigterm"  # the module of our own signal handler
 FRAMES = 12  # innermost frames that are kept
 TEXT = 200  # characters that are kept of an exception's first line
-ARM_ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
 # PyTorch, the driver API, Triton, cuBLAS and NCCL each say it in other words. Running out of memory
 # is not among them, because the CUDA context survives that.
@@ -118,7 +110,9 @@ def of_exception(
         )
     if printed is not None:
         got += f"\n{printed.words()}"
-    kind: Kind = "exception" if not cuda else "cuda-error" if printed is None else "device-assert"
+    record = KINDS["exception"]
+    if cuda:
+        record = KINDS["cuda-error" if printed is None else "device-assert"]
     again = BLOCKING if cuda else ""
     what = _name_and_line(error) if printed is None else printed.headline()
     cause = [_earlier(context), printed.cause() if printed is not None else ""]
@@ -126,7 +120,7 @@ def of_exception(
         cause += [line for line in innocence(cuda) if line != NOT_KNOWN]
     return Finding(
         check=CHECK,
-        kind=kind,
+        kind=record.name,
         site=site,
         headline=f"g4debug: {CHECK} in {_phase(site, context)}: {what}",
         location=_location(context),
@@ -134,19 +128,19 @@ def of_exception(
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause="\n".join(filter(None, cause)) or NOT_KNOWN,
-        reference=REFERENCES[kind],
-        next_command=again if complete else ARM_ALL,
+        reference=record.reference,
+        next_command=again if complete else record.command,
     )
 
 
 def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Finding:
     """The finding about a hang. ``why_now``: why it is dumped now (SIGTERM, SGLang's watchdog)."""
-    frames = main_thread()
+    frames, record = main_thread(), KINDS["hang"]
     limit = context.settings.hang_seconds
     place = _innermost(frames)
     return Finding(
         check=CHECK,
-        kind="hang",
+        kind=record.name,
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: the scheduler hangs: {hang.what}",
         location=_location(context),
@@ -154,8 +148,8 @@ def of_hang(hang: Hang, why_now: str, context: Context, complete: bool) -> Findi
         got=f"no progress for {hang.seconds:.0f} s; the main thread is in {place} ({why_now})",
         history=tuple(frames[-FRAMES:]),
         cause=_earlier(context) or NOT_KNOWN,
-        reference=REFERENCES["hang"],
-        next_command="" if complete else ARM_ALL,
+        reference=record.reference,
+        next_command="" if complete else record.command,
     )
 
 
@@ -173,12 +167,12 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
             f"this rank found nothing, and then died of {_name_and_line(error)} in "
             f"{_innermost(frames)}, because the other one was gone"
         )
-    stop = first.stop
+    stop, record = first.stop, KINDS["other-rank"]
     what = stop.headline.removeprefix("g4debug: ")
     dump = f"\nits dump: {quoted(stop.dump)}" if stop.dump else "\nit has left no dump"
     return Finding(
         check=CHECK,
-        kind="other-rank",
+        kind=record.name,
         site="scheduler.run_event_loop",
         headline=f"g4debug: {CHECK}: rank {first.name} stopped the server: {what}",
         location=_location(context),
@@ -186,8 +180,8 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         got=got,
         history=tuple(frames[-FRAMES:]),
         cause=f"the finding of rank {first.name} (pid {first.pid}){dump}",
-        reference=REFERENCES["other-rank"],
-        next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else "g4debug list",
+        reference=record.reference,
+        next_command=f"g4debug show {quoted(stop.dump)}" if stop.dump else record.command,
     )
 
 

@@ -12,7 +12,7 @@ from g4debug.findings.record import PageEvent
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
-from g4debug.tracers.kv_allocator.check import Kind, Violation
+from g4debug.tracers.kv_allocator.check import Violation
 
 SWA_ALLOCATOR = "SWATokenToKVPoolAllocator"
 
@@ -220,7 +220,7 @@ def _read(case: Case) -> str:
     )
 
 
-_CAUSES: dict[Kind, Callable[[Case], str]] = {
+_CAUSES: dict[str, Callable[[Case], str]] = {
     "out-of-range": _no_page,
     "page-zero": _no_page,
     "double-alloc": _double_alloc,

@@ -27,23 +27,25 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
     Waits for the device.
     """
     holders, pages = ledger.holders, violation.pages
-    sure = ("out-of-range", "page-zero", "evicted-in-window", "foreign-free", "freed-while-read")
-    if holders is None or violation.kind in sure:
-        return True  # needs no ledger, or was confirmed where it was found
-    if violation.kind == "use-after-free" and len(pool.inside(pages)) < len(pages):
-        return True  # a sequence goes on in page 0: the mapping has no SWA page for it
-    if violation.kind in ("double-free", "free-unallocated", "use-after-free"):
-        twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
-        if ledger.late and event.kind in ("free", "evict"):
-            return _is_given_back_twice(ledger, holders, pool, pages)
-        return twice_at_once or _is_given_back(holders, pool, pages)
-    if violation.kind == "double-alloc":
-        return _is_held_by_another(ledger, holders, pool, event, pages)
-    if violation.kind == "mapping-mismatch":
-        return _is_mapping_wrong(ledger, holders, pool, pages)
-    if event.kind == "map":
-        return _is_given_back(holders, pool, pages)
-    return _is_mapped(ledger, holders, pages)
+    if holders is None:
+        return True
+    match violation.kind:
+        case "use-after-free" if len(pool.inside(pages)) < len(pages):
+            return True  # a sequence goes on in page 0: the mapping has no SWA page for it
+        case "double-free" | "free-unallocated" | "use-after-free":
+            twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
+            if ledger.late and event.kind in ("free", "evict"):
+                return _is_given_back_twice(ledger, holders, pool, pages)
+            return twice_at_once or _is_given_back(holders, pool, pages)
+        case "double-alloc":
+            return _is_held_by_another(ledger, holders, pool, event, pages)
+        case "mapping-mismatch":
+            return _is_mapping_wrong(ledger, holders, pool, pages)
+        case "maps-freed" if event.kind == "map":
+            return _is_given_back(holders, pool, pages)
+        case "maps-freed":
+            return _is_mapped(ledger, holders, pages)
+    return True  # needs no ledger, or was confirmed where it was found
 
 
 def _is_given_back(holders: Holders, pool: PoolLedger, pages: Pages) -> bool:

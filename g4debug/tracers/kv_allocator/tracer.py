@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from g4debug.findings.kinds import KINDS, Contain
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
@@ -52,11 +53,6 @@ from g4debug.tracers.kv_allocator.check import (
 from g4debug.tracers.kv_allocator.confirm import is_real
 from g4debug.tracers.kv_allocator.readers import Readers, columns_of
 
-# What contain mode corrects before an allocator gets it.
-CORRECTED = (
-    *("out-of-range", "page-zero", "double-free", "free-unallocated", "mapping-mismatch"),
-    "foreign-free",
-)
 # What an event of the page ledger is counted as.
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
@@ -355,7 +351,8 @@ class KvAllocatorTracer:
             return False
         # Of a page that is held and given twice in one call, contain mode frees one.
         once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])
-        return mode == "raise" or (violation.kind in CORRECTED and not once)
+        corrected = KINDS["kv-allocator"][violation.kind].contain is not Contain.REPORTS
+        return mode == "raise" or (corrected and not once)
 
     def _report(
         self,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Literal
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
@@ -17,15 +17,7 @@ from g4debug.tracers.kv_integrity.watched import Look, Watched
 logger = logging.getLogger("g4debug")
 NAMED = 4  # how many requests are named
 Found = tuple[Finding, tuple[PageEvent, ...]]
-ALL = "G4DEBUG_TRACE=kv-integrity,page-table,kv-allocator,spec-lifecycle <your launch command>"
 NAN_CHECK = "SGLANG_SPEC_NAN_DETECTION"  # up to 0.5.13
-Kind = Literal["write-after-free", "kv-changed", "nan"]
-_CORRUPTED = "TRIAGE.md, 'Wrong answers, no crash: KV is corrupted'"
-REFERENCES: dict[Kind, str] = {
-    "write-after-free": _CORRUPTED,
-    "kv-changed": _CORRUPTED,
-    "nan": _CORRUPTED,
-}
 
 
 def describe_written(
@@ -47,9 +39,10 @@ def describe_written(
     found = "when the server was idle" if idle else "when it was handed out again"
     still = pointing_to(watched, ledger, page, heir)
     where = f"KV slot {row}, {half} of layer {layer}"
+    record = KINDS["kv-integrity"]["write-after-free"]
     finding = Finding(
         check="kv-integrity",
-        kind="write-after-free",
+        kind=record.name,
         site="scheduler.on_idle" if idle else "pool.alloc",
         headline=(
             f"g4debug: kv-integrity: {pool.name.upper()} page {page} was written after it was "
@@ -65,8 +58,8 @@ def describe_written(
         ),
         history=short(events),
         cause=cause_of_write(freed, still),
-        reference=REFERENCES["write-after-free"],
-        next_command=ALL,
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, events
 
@@ -86,9 +79,10 @@ def describe_changed(
     others = f", and {count - 1} more of its {len(watched.kv.buffers)} buffers" * (count > 1)
     still = pointing_to(watched, ledger, page, owner)
     tokens = _tokens(watched, int(look.positions[i]), owner)
+    record = KINDS["kv-integrity"]["kv-changed"]
     finding = Finding(
         check="kv-integrity",
-        kind="kv-changed",
+        kind=record.name,
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: KV that was committed has changed: {pool.name.upper()} page "
@@ -106,8 +100,8 @@ def describe_changed(
         ),
         history=short(events),
         cause=cause_of_change(count, still),
-        reference=REFERENCES["kv-changed"],
-        next_command=ALL,
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, events
 
@@ -124,9 +118,10 @@ def describe_not_finite(
     layer, half, row = watched.place(code)
     events = ledger.history(pool.name, page)
     position = int(look.positions[i]) + row
+    record = KINDS["kv-integrity"]["nan"]
     finding = Finding(
         check="kv-integrity",
-        kind="nan",
+        kind=record.name,
         site="scheduler.run_batch",
         headline=(
             f"g4debug: kv-integrity: NaN or Inf in {half} of layer {layer}, {pool.name.upper()} "
@@ -138,8 +133,8 @@ def describe_not_finite(
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
         history=short(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
-        reference=REFERENCES["nan"],
-        next_command=sglangs_check() + ALL,
+        reference=record.reference,
+        next_command=sglangs_check() + record.command,
     )
     return finding, events
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Literal
 
+from g4debug.findings import kinds
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.books import PoolLedger
@@ -19,52 +19,6 @@ from g4debug.sanitizer.page_facts import rid_of
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 
-KindName = Literal[
-    "negative",
-    "out-of-range",
-    "written-twice",
-    "page-zero",
-    "other-request",
-    "stale",
-    "mismatch",
-    "use-after-free",
-    "padding-row",
-    "foreign-page",
-    "cached-page",
-    "unreadable",
-]
-NAMES: dict[Kind, KindName] = {
-    Kind.NEGATIVE: "negative",
-    Kind.RANGE: "out-of-range",
-    Kind.TWICE: "written-twice",
-    Kind.ZERO: "page-zero",
-    Kind.MISMATCH: "mismatch",
-    Kind.FREED: "use-after-free",
-    Kind.PADDING: "padding-row",
-    Kind.FOREIGN: "foreign-page",
-    Kind.CACHED: "cached-page",
-    Kind.UNREADABLE: "unreadable",
-}
-_WRONG = "TRIAGE.md, 'KV is written to a wrong place'"
-REFERENCES: dict[KindName, str] = {
-    "negative": _WRONG,
-    "out-of-range": _WRONG,
-    "written-twice": _WRONG,
-    "page-zero": _WRONG,
-    "other-request": _WRONG,
-    "stale": _WRONG,
-    "mismatch": _WRONG,
-    "use-after-free": _WRONG,
-    "padding-row": _WRONG,
-    "foreign-page": _WRONG,
-    "cached-page": _WRONG,
-    "unreadable": _WRONG,
-}
-ALL = (
-    "G4DEBUG_TRACE=kv-writes,page-table,kv-allocator,spec-lifecycle,flight-recorder "
-    "<your launch command>"
-)
-CONTAIN = f"G4DEBUG_MODE=contain {ALL}"
 Found = tuple[Finding, tuple[PageEvent, ...]]
 
 
@@ -82,7 +36,7 @@ def describe(
     events = words.events()
     finding = Finding(
         check="kv-writes",
-        kind=words.kind,
+        kind=words.record.name,
         site="kv.set",
         headline=(
             f"g4debug: kv-writes in target {mode.lower().replace('_', '-')}: {layer_kind} layer "
@@ -107,8 +61,8 @@ def describe(
         owner=words.owner(),
         history=tuple(event_line(e) for e in events),
         cause=words.cause(),
-        reference=REFERENCES[words.kind],
-        next_command=CONTAIN if words.kind in ("negative", "out-of-range", "mismatch") else ALL,
+        reference=words.record.reference,
+        next_command=words.command(),
     )
     return finding, events
 
@@ -128,18 +82,26 @@ class Words:
             row = self._row_of(write.twin)
             rid = self.rid if row == write.row else _rid_in_row(recorder, write, row)
             self.twin = f"of request {rid}" if rid else f"of row {row}"
-        self.kind = self._kind()
+        self.record = self._record()
+        self.kind = self.record.name
 
-    def _kind(self) -> KindName:
+    def _record(self) -> kinds.FindingKind:
         if self.write.kind is not Kind.MISMATCH:
-            return NAMES[self.write.kind]
+            return self.write.kind.record
         pool = self._pool(self.launch.pool_name)
         if pool is None or not 0 < self.page < pool.pages:
-            return "mismatch"
+            return Kind.MISMATCH.record
         if not pool.held[self.page]:
-            return "stale"
+            return kinds.WRITTEN_TO_FREE
         owner = str(pool.owner[self.page])
-        return "other-request" if owner and self.rid and owner != self.rid else "mismatch"
+        another = owner and self.rid and owner != self.rid
+        return kinds.WRITTEN_TO_OTHER if another else Kind.MISMATCH.record
+
+    def command(self) -> str:
+        """What to type next."""
+        if self.write.expected == self.write.value:  # nothing would be written elsewhere
+            return kinds.WRITES
+        return self.record.command
 
     def _pool(self, name: str) -> PoolLedger | None:
         if self.ledger is None or self.ledger.broken:
@@ -171,7 +133,7 @@ class Words:
         right = f", but its place is slot {w.expected} (page {w.expected // self.size})"
         if w.expected < 0:
             right = ""
-        if kind in ("negative", "out-of-range"):
+        if self.record.outside:
             slots = f"its {name} pool has {self.launch.slots} slots"
             return f"writes {who} to slot {w.value}, but {slots}{right.replace(', but', ';')}"
         if kind == "written-twice":
@@ -228,9 +190,9 @@ class Words:
 
     def _subject(self) -> tuple[str, int]:
         """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
-        if self.kind in ("use-after-free", "foreign-page", "cached-page"):
+        if self.record.right_place:
             return "full", self.write.full // self.size
-        if self.kind in ("negative", "out-of-range", "page-zero"):
+        if self.record.outside or self.kind == "page-zero":
             right = self.write.expected
             return self.launch.pool_name, right // self.size if right >= 0 else -1
         return self.launch.pool_name, self.page
@@ -268,7 +230,7 @@ class Words:
                 "a CUDA graph was replayed for fewer requests than it has rows, and the locations "
                 "of its other rows were not set to 0. Who wrote them is not known"
             )
-        if self.kind in ("use-after-free", "foreign-page", "cached-page"):
+        if self.record.right_place:
             return self._cause_of_right_place(row)
         if w.expected < 0:
             return (
@@ -350,13 +312,14 @@ def _rid_in_row(recorder: Recorder, write: Write, row: int) -> str:
 
 def _bare(write: Write, recorder: Recorder) -> Finding:
     """A finding from what the kernel left, and nothing else."""
-    kind = NAMES[write.kind]
-    what = f"the KV of token {write.position} goes to slot {write.value}, which is wrong ({kind})"
+    kind = write.kind.record
+    what = f"the KV of token {write.position} goes to slot {write.value}, which is wrong "
+    what += f"({kind.name})"
     if write.kind is Kind.UNREADABLE:
         what = "a bad location was seen, but what was left of it cannot be read"
     return Finding(
         check="kv-writes",
-        kind=kind,
+        kind=kind.name,
         site="kv.set",
         headline=f"g4debug: kv-writes: {what} (row {write.row})",
         location=Location(
@@ -369,6 +332,6 @@ def _bare(write: Write, recorder: Recorder) -> Finding:
         expected=f"slot {write.expected}" if write.expected >= 0 else "a place of its own",
         got=f"slot {write.value}",
         cause="not known: nothing but this record is left",
-        reference=REFERENCES[kind],
-        next_command=ALL,
+        reference=kind.reference,
+        next_command=kind.command,
     )

@@ -290,6 +290,9 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         finding, events = describe(checked, seen, self.context.recorder, self.context.ledger)
         return finding, Evidence(events=events)
 
+    def bare(self, checked: CheckedWrites | None, seen: Write, left: Left) -> Finding:
+        return describe(None, seen, self.context.recorder, None)[0]
+
 
 def install(context: Context) -> None:
     KvWritesTracer(context).install()
@@ -311,7 +314,6 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
-    sure=("out-of-range", "negative", "written-twice"),
     without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",
     opt_in=True,
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
-    if facts.launch.lists is not None and facts.cell.kind.record.beside:
+    if facts.launch.lists is not None and facts.record.beside:
         return _list_word(facts)
     special = {
         "row-too-short": _too_short,
@@ -32,16 +32,9 @@ def cause(facts: Facts) -> str:
 
 
 def _list_word(facts: Facts) -> str:
-    names = {
-        "list-bounds": "kv_indptr",
-        "row-too-short": "kv_indices",
-        "kv-splits": "num_kv_splits",
-        "window-offset": "window_kv_offsets",
-        "mask-bounds": "mask_indptr or custom_mask",
-    }
     return (
-        f"{names[facts.kind]} and the lengths of the batch do not agree: it was built for another "
-        "batch, or overwritten after it was built; which of the two is not known"
+        f"{facts.record.beside} and the lengths of the batch do not agree: it was built for "
+        "another batch, or overwritten after it was built; which of the two is not known"
     )
 
 

@@ -5,48 +5,13 @@ Everything is read as far as possible. After an error of the device, less is kno
 
 from __future__ import annotations
 
-from typing import Literal
-
+from g4debug.findings.kinds import FULL_INDEX, OTHER_REQUEST, STALE, FindingKind
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
-
-KindName = Literal[
-    "negative",
-    "out-of-range",
-    "row-too-short",
-    "page-zero",
-    "mismatch",
-    "use-after-free",
-    "evicted-in-window",
-    "full-index-in-swa-table",
-    "other-request",
-    "stale",
-    "foreign-page",
-    "unreadable",
-    "list-bounds",
-    "kv-splits",
-    "window-offset",
-    "mask-bounds",
-]
-NAMES: dict[Kind, KindName] = {
-    Kind.NEGATIVE: "negative",
-    Kind.RANGE: "out-of-range",
-    Kind.SHORT: "row-too-short",
-    Kind.ZERO: "page-zero",
-    Kind.MISMATCH: "mismatch",
-    Kind.FREED: "use-after-free",
-    Kind.EVICTED: "evicted-in-window",
-    Kind.FOREIGN: "foreign-page",
-    Kind.UNREADABLE: "unreadable",
-    Kind.INDPTR: "list-bounds",
-    Kind.SPLITS: "kv-splits",
-    Kind.OFFSET: "window-offset",
-    Kind.MASK: "mask-bounds",
-}
 
 
 class Facts:
@@ -86,16 +51,18 @@ class Facts:
         self.right = cell.expected
         if self.right < 0:
             self.right = self.swa_page if self.pool_name == "swa" else self.full_page
-        self.kind = self._kind()
+        self.record = self._record()
+        self.kind = self.record.name
 
     # --- what it is ------------------------------------------------------------------------
 
     @property
     def untranslated(self) -> bool:
         """True if the cell holds the request's own full-pool page where a SWA page belongs."""
+        kind = self.cell.kind.record
         return (
             self.pool_name == "swa"
-            and self.cell.kind in (Kind.RANGE, Kind.MISMATCH, Kind.EVICTED)
+            and (kind.outside or kind.in_swa)
             and self.value > 0
             and self.value == self.full_page != self.right
         )
@@ -105,18 +72,19 @@ class Facts:
         """True if the backend does not know that its pool is a SWA pool (upstream regression)."""
         return self.untranslated and self.launch.adapter.forgot_swa(self.launch.backend)
 
-    def _kind(self) -> KindName:
+    def _record(self) -> FindingKind:
         if self.untranslated:
-            return "full-index-in-swa-table"
+            return FULL_INDEX
         if self.cell.kind is not Kind.MISMATCH:
-            return NAMES[self.cell.kind]
+            return self.cell.kind.record
         pool = self._pool()
         if pool is None or not 0 < self.value < pool.pages:
-            return "mismatch"
+            return Kind.MISMATCH.record
         if not pool.held[self.value]:
-            return "stale"
+            return STALE
         owner = str(pool.owner[self.value])
-        return "other-request" if owner and self.rid and owner != self.rid else "mismatch"
+        another = owner and self.rid and owner != self.rid
+        return OTHER_REQUEST if another else Kind.MISMATCH.record
 
     def _pool(self, name: str = "") -> PoolLedger | None:
         if self.ledger is None or self.ledger.broken:
@@ -125,11 +93,11 @@ class Facts:
 
     def _subject(self) -> tuple[str, int]:
         """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
-        if self.kind in ("full-index-in-swa-table", "use-after-free", "foreign-page"):
-            return "full", self.full_page
         if self.kind == "evicted-in-window":
             return "swa", self.evicted_page()
-        if self.kind in ("other-request", "stale", "mismatch"):
+        if self.untranslated or self.record.right_place:
+            return "full", self.full_page
+        if self.cell.kind is Kind.MISMATCH:
             return self.pool_name, self.value
         return self.pool_name, -1 if self.kind == "row-too-short" else self.right
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
+from g4debug.findings import kinds
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import event_line, settle
 from g4debug.sanitizer.page_facts import rid_of
 from g4debug.sanitizer.trap_buffer import Left, Record
-from g4debug.tracers.page_table.causes import cause
+from g4debug.tracers.page_table import causes
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import (
     Cell,
@@ -25,31 +27,7 @@ from g4debug.tracers.page_table.checked_table import (
     kept_table,
     read_table,
 )
-from g4debug.tracers.page_table.facts import NAMES, Facts, KindName
-
-CONTAIN = "G4DEBUG_MODE=contain SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-ALL = "SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-_CRASH = "TRIAGE.md, 'Illegal memory access in decode'"
-_WRONG = "TRIAGE.md, 'The page table names a wrong page'"
-_EVICTED = "TRIAGE.md, 'A SWA page is evicted inside the window'"
-REFERENCES: dict[KindName, str] = {
-    "negative": _WRONG,
-    "out-of-range": _WRONG,
-    "row-too-short": _WRONG,
-    "page-zero": _WRONG,
-    "mismatch": _WRONG,
-    "use-after-free": _WRONG,
-    "evicted-in-window": _EVICTED,
-    "full-index-in-swa-table": _CRASH,
-    "other-request": _WRONG,
-    "stale": _WRONG,
-    "foreign-page": _WRONG,
-    "unreadable": _WRONG,
-    "list-bounds": _WRONG,
-    "kv-splits": _WRONG,
-    "window-offset": _WRONG,
-    "mask-bounds": _WRONG,
-}
+from g4debug.tracers.page_table.facts import Facts
 
 
 def describe(
@@ -62,7 +40,7 @@ def describe(
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
     """The finding, the table (if the device can still be read), and the events of the page."""
     if launch is None or cell.kind is Kind.UNREADABLE:
-        return _bare(left.record, recorder), None, ()
+        return bare(launch, left.record, recorder), None, ()
     page_size = launch.page_size
     pool = Pool(
         launch.pool_name,
@@ -96,7 +74,7 @@ def describe(
     column = cell.column if cell.position < 0 else cell.position
     finding = Finding(
         check="page-table",
-        kind=facts.kind,
+        kind=facts.record.name,
         site=launch.adapter.handed_at(launch.batch),
         headline=(
             f"g4debug: page-table in {who} {mode.lower().replace('_', '-')}: {kind} layer "
@@ -121,8 +99,8 @@ def describe(
         got=facts.got(count),
         owner=facts.owner(),
         history=tuple(event_line(e) for e in events),
-        cause=cause(facts),
-        reference=facts.fix() + REFERENCES[facts.kind],
+        cause=causes.cause(facts),
+        reference=facts.fix() + facts.record.reference,
         next_command=facts.next_command(),
     )
     return finding, table, events
@@ -201,7 +179,7 @@ class Words(Facts):
             return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
         if self.kind == "row-too-short":
             return ""
-        if self.kind in ("negative", "out-of-range"):
+        if self.record.outside:
             return f"no pool has a page {self.value}" + self._held(*self._subject(), "; ")
         return self._held(*self._subject())
 
@@ -235,10 +213,8 @@ class Words(Facts):
     def next_command(self) -> str:
         """What to run next."""
         if self.stale_state:
-            return "G4DEBUG_FIX_SWA_STATE_SWAP=1 <your launch command>"
-        if self.kind in ("use-after-free", "evicted-in-window", "row-too-short", "foreign-page"):
-            return ALL  # not contain: with page 0 in place of what is gone, answers would be wrong
-        return CONTAIN
+            return f"G4DEBUG_FIX_SWA_STATE_SWAP=1 {kinds.LAUNCH}"
+        return self.record.command
 
 
 class ListWords(Words):
@@ -264,7 +240,7 @@ class ListWords(Words):
                 f"gets mask_indptr = {value}, but the row's part of the mask begins at {expected}, "
                 f"and the mask has {self._mask_size} cells"
             )
-        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+        if self.record.right_place:
             return super().what()
         right = f"the right {name} token is {cell.right}"
         but = f"but {right if cell.right > 0 else 'no token belongs there'}"
@@ -291,7 +267,7 @@ class ListWords(Words):
             if self.kind == "row-too-short":
                 return f"a list of at least {cell.value} entries"
             return f"at most {cell.expected}" if self.kind == "kv-splits" else str(cell.expected)
-        if self.kind in ("use-after-free", "evicted-in-window", "foreign-page"):
+        if self.record.right_place:
             return super().expected()
         last = self.launch.pages * self.page_size - 1
         belongs = f"; for this entry, token {cell.right}" if cell.right > 0 else ""
@@ -311,51 +287,36 @@ def _used(recorder: Recorder, name: str) -> int:
     return next((p.used_tokens for p in recorder.pools() if p.name == name), -1)
 
 
-def _bare(record: Record, recorder: Recorder) -> Finding:
-    """A finding from what the guard wrote, and nothing else."""
+def bare(launch: CheckedTable | None, record: Record, recorder: Recorder) -> Finding:
+    """A finding from the guard's record, and nothing else. launch: None if it is not known."""
     cell = cell_of(record)
-    kind = NAMES[cell.kind]
+    kind, at, site = cell.kind.record, f"row {cell.row}, column {cell.column}", ""
+    if launch is not None:
+        with suppress(Exception):  # this is called when something else has failed already
+            site = launch.adapter.handed_at(launch.batch)
+    where = Location(process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step)
     if cell.kind is Kind.UNREADABLE:
-        return _unreadable(record, recorder)
-    outside = cell.kind in (Kind.NEGATIVE, Kind.RANGE)
-    what = "is out of range" if outside else f"is wrong ({kind})"
+        what = "the guard saw a bad cell, but what it left cannot be read "
+        what += f"(kind {record.kind}, {at})"
+        written = ", ".join(str(int(k)) for k in sorted(Kind) if k is not Kind.UNREADABLE)
+        expected = f"a record of the guard, whose kind is one of {written}"
+        got = ", ".join(f"{name} {value}" for name, value in record._asdict().items())
+        cause = "not known: somebody overwrote the host memory of the trap buffer"
+    else:
+        where = replace(where, row=cell.row, column=cell.column)
+        wrong = "is out of range" if kind.outside else f"is wrong ({kind.name})"
+        what = f"page {cell.value} {wrong} ({at})"
+        expected = f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool"
+        got, cause = str(cell.value), ""
     return Finding(
         check="page-table",
-        kind=kind,
-        site="attn.trtllm_mha.layer_page_table",
-        headline=(
-            f"g4debug: page-table: page {cell.value} {what} (row {cell.row}, column {cell.column})"
-        ),
-        location=Location(
-            process="scheduler",
-            pid=os.getpid(),
-            rank=recorder.rank,
-            step=recorder.step,
-            row=cell.row,
-            column=cell.column,
-        ),
-        expected=f"page {cell.expected}" if cell.expected > 0 else "a page of the layer's pool",
-        got=str(cell.value),
-        reference=REFERENCES[kind],
-    )
-
-
-def _unreadable(record: Record, recorder: Recorder) -> Finding:
-    """The finding that the guard saw something, and that what it left makes no sense."""
-    return Finding(
-        check="page-table",
-        kind="unreadable",
-        site="attn.trtllm_mha.layer_page_table",
-        headline=(
-            "g4debug: page-table: the guard saw a bad cell, but what it left cannot be read "
-            f"(kind {record.kind}, row {record.row}, column {record.at})"
-        ),
-        location=Location(
-            process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step
-        ),
-        expected=f"a record of the guard, whose kind is one of 1..{int(Kind.FOREIGN)}",
-        got=", ".join(f"{name} {value}" for name, value in record._asdict().items()),
-        cause="not known: somebody overwrote the host memory of the trap buffer",
-        reference=REFERENCES["unreadable"],
-        next_command=ALL,
+        kind=kind.name,
+        site=site,
+        headline=f"g4debug: page-table: {what}",
+        location=where,
+        expected=expected,
+        got=got,
+        cause=cause,
+        reference=kind.reference,
+        next_command=kind.command,
     )

@@ -39,7 +39,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.page_table import check, guard, token_check, token_guard
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, cell_of
 from g4debug.tracers.page_table.confirm import confirm
-from g4debug.tracers.page_table.report import describe
+from g4debug.tracers.page_table.report import bare, describe
 from g4debug.tracers.page_table.token_check import Repair
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
@@ -317,6 +317,9 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         finding, table, events = describe(checked, seen, left, recorder, draft, ledger)
         return finding, Evidence(table=table, events=events)
 
+    def bare(self, checked: CheckedTable | None, seen: Cell, left: Left) -> Finding:
+        return bare(checked, left.record, self.context.recorder)
+
 
 def install(context: Context) -> None:
     PageTableTracer(context).install()
@@ -336,6 +339,5 @@ TRACER = Tracer(
     ),
     install=install,
     ledger=True,
-    sure=("out-of-range", "negative"),
     without_ledger="ranges, and in full layers req_to_token",
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from g4debug.findings.kinds import KINDS, FindingKind
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
@@ -15,15 +16,6 @@ from g4debug.tracers.pool_leak.check import Census, Pages
 
 NAMED = 8  # pages and holdings that are named one by one
 Released = Mapping[str, tuple[int, bool]]
-Kind = Literal["leaked", "double", "repeated", "outside", "row"]
-_LEAK = "TRIAGE.md, 'Pool memory leak detected'"
-REFERENCES: dict[Kind, str] = {
-    "leaked": _LEAK,
-    "double": _LEAK,
-    "repeated": _LEAK,
-    "outside": _LEAK,
-    "row": _LEAK,
-}
 
 
 def describe(
@@ -37,7 +29,8 @@ def describe(
         *_by_owner(pool, census.repeated, "repeated", rids, released, ledger),
         *_by_owner(pool, census.outside, "outside", rids, released, ledger),
     ]
-    kind, pages, words = _worst(census)
+    record, pages = _worst(census)
+    kind, words = record.name, record.what
     first = int(pages[0])
     events = () if ledger.broken else ledger.history(pool, first)
     worst = next(h for h in holdings if h.state == kind)
@@ -46,7 +39,7 @@ def describe(
     owner = worst.owner or "a request that is not known"
     finding = Finding(
         check="pool-leak",
-        kind=kind,
+        kind=record.name,
         site="scheduler.on_idle" if idle else "scheduler.process_result",
         headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what} {words} "
         f"(page {first}, last owner {owner})",
@@ -62,10 +55,8 @@ def describe(
         owner=f"page {first}: {worst.last or 'nothing is known about it'}",
         history=short(events),
         cause=cause(kind, worst, events, first, ledger),
-        reference=REFERENCES[kind],
-        next_command="G4DEBUG_LEAK_STEPS=1 SGLANG_TRTLLM_MHA_DEBUG=1 <your launch command>"
-        if kind == "leaked"
-        else "G4DEBUG_TRACE=kv-allocator <your launch command>",
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, tuple(holdings[:NAMED]), events
 
@@ -86,12 +77,13 @@ def describe_rows(
         )
         for r in live
     )
+    record = KINDS["pool-leak"]["row"]
     rids = ", ".join(str(r.rid) for r in live[:NAMED])
     count = len(live)
     who = "1 request still holds" if count == 1 else f"{count} requests still hold"
     finding = Finding(
         check="pool-leak",
-        kind="row",
+        kind=record.name,
         site="scheduler.on_idle",
         headline=f"g4debug: pool-leak at idle: {who} a row of req_to_token, with its pages "
         f"(request {live[0].rid})",
@@ -105,21 +97,22 @@ def describe_rows(
         expected="all rows are given back when the server is idle",
         got=f"rows of these requests: {rids}",
         cause=cause_of_row(str(live[0].rid), released),
-        reference=REFERENCES["row"],
-        next_command="g4debug show --all <this dump>",
+        reference=record.reference,
+        next_command=record.command,
     )
     return finding, holdings
 
 
-def _worst(census: Census) -> tuple[Kind, Pages, str]:
-    """Kind, pages and words of the worst part. What corrupts KV is worse than what is lost."""
+def _worst(census: Census) -> tuple[FindingKind, Pages]:
+    """Kind and pages of the worst part. What corrupts KV is worse than what is lost."""
+    kinds = KINDS["pool-leak"]
     if len(census.double):
-        return "double", census.double, "free and in use at once"
+        return kinds["double"], census.double
     if len(census.repeated):
-        return "repeated", census.repeated, "in the free list more than once"
+        return kinds["repeated"], census.repeated
     if len(census.outside):
-        return "outside", census.outside, "in the free list, although the pool has no such page"
-    return "leaked", census.leaked, "neither free, cached nor owned"
+        return kinds["outside"], census.outside
+    return kinds["leaked"], census.leaked
 
 
 def _by_owner(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from g4debug.tracers.rank_divergence import digest
-
-Kind = Literal["ranks-differ"]
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from g4debug.findings.kinds import RANKS_DIFFER
 from g4debug.findings.record import Finding, Location
-from g4debug.tracers.rank_divergence.check import Difference, Kind
+from g4debug.tracers.rank_divergence.check import Difference
 
 if TYPE_CHECKING:
     from g4debug.findings.launch_memory import Seat
 
 CHECK = "rank-divergence"
-REFERENCES: dict[Kind, str] = {
-    "ranks-differ": "TRIAGE.md, 'One rank stops, or the ranks differ'",
-}
 SHOWN = 200  # characters of a value in the headline's line
 NOT_KNOWN = "not known: something on one of the ranks decides by itself"
 
@@ -33,7 +31,7 @@ def describe(
         got += f"\nalso different: {', '.join(d.name for d in found[1:])}"
     return Finding(
         check=CHECK,
-        kind="ranks-differ",
+        kind=RANKS_DIFFER.name,
         site="scheduler.run_batch",
         headline=f"g4debug: {CHECK} in step {step}: {me} and {other.name} differ in "
         f"{first.name}: {_short(mine, 60)} and {_short(others, 60)}",
@@ -41,7 +39,7 @@ def describe(
         expected="the same on all ranks that serve this batch",
         got=got,
         cause=cause_of(me, other.name, found),
-        reference=REFERENCES["ranks-differ"],
+        reference=RANKS_DIFFER.reference,
     )
 
 

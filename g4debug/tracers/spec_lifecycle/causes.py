@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from g4debug.tracers.spec_lifecycle.check import Kind, Violation
+from g4debug.tracers.spec_lifecycle.check import Violation
 
 if TYPE_CHECKING:
     from g4debug.tracers.spec_lifecycle.hand_over import HandOver
@@ -283,7 +283,7 @@ def _places(violation: Violation, at: HandOver) -> str:
     )
 
 
-_CAUSES: dict[Kind, Callable[[Violation, HandOver], str]] = {
+_CAUSES: dict[str, Callable[[Violation, HandOver], str]] = {
     "verify-input-left": _left,
     "spec-info-dropped": _dropped,
     "wrong-type": _type,

@@ -15,6 +15,7 @@ from harness.processes import UP, Outcome, run_child
 from packaging.version import Version
 
 from g4debug.dumps import reading
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import TrapRecord
 from g4debug.settings import fix_switch
 from suites.history import counter, gpu, grades
@@ -31,7 +32,8 @@ ROOT = REPRO.parent
 # The suite's module had another name when the first cells were kept.
 TRUTH_FAILED = re.compile(r"\A[\w.]*GroundTruthError: ")
 # What the flight recorder keeps when SGLang dies by itself. It accuses nobody.
-NO_ALARM = ("cuda-error", "device-assert", "exception", "sigterm", "crash")
+NO_ALARM = {name for name, kind in KINDS["flight-recorder"].items() if kind.died}
+NO_ALARM |= {"sigterm", "crash"}  # what older dumps call them
 _REFUSED = re.compile(
     r"g4debug: could not be armed: (.*)|g4debug: (SGLang \S+ was never run with .*)"
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from g4debug.dumps import reading
+from g4debug.findings.kinds import ARMED
 from g4debug.findings.launch_memory import ALIVE, LaunchMemory, Stop
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Finding, Location
@@ -101,8 +102,8 @@ def test_an_exception_goes_on_as_it_was_and_leaves_a_dump(make, caplog):
     ("settings", "command"),
     [
         ({}, finding.BLOCKING),
-        ({"debug": False, "trace": ("flight-recorder",)}, finding.ARM_ALL),
-        ({"trace": ("flight-recorder",)}, finding.ARM_ALL),
+        ({"debug": False, "trace": ("flight-recorder",)}, ARMED),
+        ({"trace": ("flight-recorder",)}, ARMED),
     ],
 )
 def test_a_cuda_error_says_that_the_place_is_not_the_cause(make, settings, command):

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,7 +20,8 @@ from g4debug import plugin
 from g4debug.backends import adapter
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
-from g4debug.tracers.page_table import token_check
+from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table import report, token_check
 from g4debug.tracers.page_table.checked_table import CheckedTable
 from g4debug.trapping.trap import TrapError
 
@@ -322,3 +324,29 @@ def test_the_report_speaks_of_tokens_and_not_of_pages(arm):
     assert re.search(r"rows x \d+ tokens", shown)
     assert "full pool: tokens 0..655" in shown
     assert "PAGE TABLE" not in shown
+
+
+@pytest.mark.parametrize("mode", ["decode", "target_verify"])
+@pytest.mark.parametrize("broken", ["report", "record"])
+def test_a_finding_that_says_little_names_the_site_of_the_lists_all_the_same(
+    arm, monkeypatch, mode, broken
+):
+    """Either the report fails, or what the guard has left cannot be read."""
+    arm(**DEBUG)
+    rig = TritonRig()
+    backend, batch = prepared(rig, mode)
+    backend.forward_metadata.kv_indices[3] = FAR
+    if broken == "report":
+        monkeypatch.delattr(report.Words, "_held")
+    else:
+        take = TrapBuffer.take
+
+        def spoilt(self):
+            return [replace(left, fields={**left.fields, "kind": 99}) for left in take(self)]
+
+        monkeypatch.setattr(TrapBuffer, "take", spoilt)
+    with pytest.raises(TrapError) as error:
+        run(rig, backend, batch)
+    finding = error.value.finding
+    assert finding.kind == ("out-of-range" if broken == "report" else "unreadable")
+    assert finding.site == f"attn.triton.{'decode' if mode == 'decode' else 'extend'}"

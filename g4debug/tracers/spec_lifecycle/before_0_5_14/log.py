@@ -6,13 +6,14 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
+from g4debug.findings.kinds import ARMED, EAGER, KINDS, LAUNCH
 from g4debug.findings.record import Finding
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import causes
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-from g4debug.tracers.spec_lifecycle.report import DOUBLE, EAGER, LAUNCH, REFERENCES
+from g4debug.tracers.spec_lifecycle.report import DOUBLE
 
 _MOST_LEFT = 64
 
@@ -54,7 +55,7 @@ class V1Log(SpecLog):
         if violation.kind in ("draft-embedding", "draft-pool"):
             return finding
         fix, command = explain(violation, left, self.repairing)
-        reference = fix + REFERENCES[violation.kind]
+        reference = fix + KINDS["spec-lifecycle"][violation.kind].reference
         why = cause(violation, at, left)
         return replace(finding, cause=why, reference=reference, next_command=command)
 
@@ -70,11 +71,10 @@ def explain(violation: Violation, left: Left | None, repairing: bool) -> tuple[s
     if kind == "spec-info-dropped":
         # The fix repairs this at a merge only, because a batch without it may not have run yet.
         return "", "g4debug doctor"
-    if kind in ("verify-input-left", "wrong-type", "wrong-shape"):
+    if KINDS["spec-lifecycle"][kind].fix == "spec-batch-guards":
         # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
         switch = "G4DEBUG_MODE=log" if repairing else "G4DEBUG_FIX_SPEC_BATCH_GUARDS=1"
-        command = f"{switch} SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
-        return "fix spec-batch-guards (seed PR #22); ", command
+        return "fix spec-batch-guards (seed PR #22); ", f"{switch} {ARMED}"
     if kind == "bookkeeping":
         return DOUBLE, f"{LAUNCH} --disable-overlap-schedule"
     return "", EAGER
