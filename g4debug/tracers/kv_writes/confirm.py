@@ -13,7 +13,7 @@ import numpy as np
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer.confirm import GIVEN_UP, Question, Unconfirmed, rests_on_ledger
-from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 

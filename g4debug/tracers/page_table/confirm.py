@@ -18,7 +18,7 @@ from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import cached_tokens
 from g4debug.sanitizer.confirm import GIVEN_UP, Question, Unconfirmed, rests_on_ledger
-from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, Foreign
 
