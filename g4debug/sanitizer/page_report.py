@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from g4debug.findings.kinds import FindingKind
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.ledger import Ledger
-from g4debug.ledger.page_history import event_line, settle
+from g4debug.ledger.page_history import event_line
 
 if TYPE_CHECKING:
     from g4debug.sanitizer.device_check import Checked
@@ -34,15 +34,12 @@ def rid_of(recorder: Recorder, step: int, row: int) -> str:
 class PageReport(ABC):
     """The lines of one finding. Each method gives one of them.
 
-    check: the tracer. rid: the request, '' if it is not known. record: the kind, which depends on
-    what is known.
+    rid: the request, '' if it is not known. record: the kind, which depends on what is known.
     """
 
-    check: ClassVar[str]
     record: FindingKind
 
     def __init__(self, checked: Checked, rid: str, ledger: Ledger | None) -> None:
-        settle(ledger, self.check)
         self.rid, self.ledger = rid, ledger
         self.pool_name, self.page_size = checked.pool_name, checked.page_size
 
@@ -60,9 +57,9 @@ class PageReport(ABC):
         layer = int(checked.layer.layer_id)
         kind: LayerKind = "sliding" if self.pool_name == "swa" else "full"
         mode = checked.batch.forward_mode.name
-        where = f"{self.check} in {runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
+        where = f"{self.record.check} in {runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
         return Finding(
-            check=self.check,
+            check=self.record.check,
             kind=self.record.name,
             site=site,
             headline=f"g4debug: {where} {self.headline()}",

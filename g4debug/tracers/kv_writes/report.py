@@ -13,7 +13,7 @@ from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
-from g4debug.ledger.page_history import GIVES, last_of, said
+from g4debug.ledger.page_history import GIVES, last_of, said, settle
 from g4debug.sanitizer.page_report import PageReport, rid_of
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
@@ -27,6 +27,7 @@ def describe(
     """The finding, and the events of the page that it is about."""
     if checked is None or write.kind is Kind.UNREADABLE:
         return _bare(write, recorder), ()
+    settle(ledger, "kv-writes")
     words = Words(checked, write, recorder, ledger)
     column = write.position // words.page_size if write.position >= 0 else -1
     found = words.finding(checked, recorder, "kv.set", write.row, column, write.step)
@@ -35,8 +36,6 @@ def describe(
 
 class Words(PageReport):
     """How the report says what is known about one bad location."""
-
-    check = "kv-writes"
 
     def __init__(
         self, checked: CheckedWrites, write: Write, recorder: Recorder, ledger: Ledger | None

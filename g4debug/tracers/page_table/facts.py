@@ -16,8 +16,6 @@ from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
 class Facts(PageReport):
     """What this process knows about one bad cell."""
 
-    check = "page-table"
-
     def __init__(self, checked: CheckedTable, cell: Cell, rid: str, ledger: Ledger | None) -> None:
         super().__init__(checked, rid, ledger)
         self.checked, self.cell, self.foreign = checked, cell, cell.foreign

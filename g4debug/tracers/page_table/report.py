@@ -14,6 +14,7 @@ from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import settle
 from g4debug.sanitizer.page_report import rid_of
 from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.page_table import causes
@@ -54,6 +55,7 @@ def describe(
         else:
             table, cell = read_table(checked, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
+    settle(ledger, "page-table")
     words = (Words if checked.lists is None else ListWords)(checked, cell, rid, ledger)
     words.bad = left.record.bad
     if checked.lists is None and table is not None and len(table.bad) > 0:
