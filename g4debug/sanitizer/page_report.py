@@ -57,12 +57,12 @@ class PageReport(ABC):
         layer = int(checked.layer.layer_id)
         kind: LayerKind = "sliding" if self.pool_name == "swa" else "full"
         mode = checked.batch.forward_mode.name
-        where = f"{self.record.check} in {runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
+        where = f"{runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
         return Finding(
             check=self.record.check,
             kind=self.record.name,
             site=site,
-            headline=f"g4debug: {where} {self.headline()}",
+            headline=f"g4debug: {self.record.check} in {where} {self.headline()}",
             location=Location(
                 process="scheduler",
                 pid=os.getpid(),

@@ -23,8 +23,7 @@ from g4debug.tracers.page_table.checked_table import (
     Cell,
     CheckedTable,
     cell_of,
-    kept_list,
-    kept_table,
+    kept,
     read_table,
 )
 from g4debug.tracers.page_table.facts import Facts
@@ -45,13 +44,10 @@ def describe(
     pool = Pool(name, pages, size, (pages - 1) * size, _used(recorder, name))
     table, rid = None, ""
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
-        if checked.lists is not None:
+        if checked.lists is not None or cell.step >= 0:
             row = cell.request if cell.step >= 0 else int(checked.req_pool_indices[cell.row])
             rid = rid_of(recorder, cell.step, row)
-            table = kept_list(checked, pool, cell, left, rid)
-        elif cell.step >= 0:
-            rid = rid_of(recorder, cell.step, cell.request)
-            table = kept_table(checked, pool, cell, left, rid)
+            table = kept(checked, pool, cell, left, rid)
         else:
             table, cell = read_table(checked, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
