@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from g4debug.findings.kinds import DeviceKind
 from g4debug.ledger.holders import Holders
@@ -37,6 +38,25 @@ def rests_on_ledger(kind: DeviceKind, truth: Truth | None) -> bool:
     if truth is None or truth.shadow is None:
         return False
     return bool(kind.record.confirmed_by) and (truth.swa or not kind.record.in_swa)
+
+
+def other_row(
+    ledger: Ledger, page: int, rid: str, rows: torch.Tensor, page_size: int
+) -> tuple[str, int, int]:
+    """Which other request's row of ``req_to_token`` names the page: (request, row, its token).
+
+    Two rows that name one page which the prefix cache lent to neither are wrong, whoever wrote
+    them. Raises Unconfirmed if only one does. May wait.
+    """
+    pool = ledger.pools.get("full")
+    if pool is None or ledger.owners is None:
+        raise Unconfirmed("the page ledger does not know it", page)
+    owner, row, token = str(pool.owner[page]), int(ledger.owners.pages[page]), pool.position[page]
+    if not owner or owner == rid or token < 0 or not 0 < row < len(rows):
+        raise Unconfirmed(f"page {page} is not known to be another request's", page)
+    if int(rows[row, int(token)]) // page_size != page:
+        raise Unconfirmed(f"row {row} of request {owner} does not name page {page}", page)
+    return owner, row, int(token)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The rules of the hand-over are in :mod:`g4debug.sanitizer.trap_buffer`. A program picks the one bad
 thing of its block that it tells, claims the mailbox, keeps the cells around it if the check has
 such, and leaves the record. What a program compares with is read by
-:mod:`g4debug.sanitizer.lookup`.
+:mod:`g4debug.sanitizer.resolve`.
 """
 
 from __future__ import annotations

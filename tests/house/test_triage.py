@@ -177,15 +177,20 @@ def argument(call: ast.Call, name: str) -> ast.expr:
 
 
 def check_of(module: str, call: ast.Call) -> str:
-    """The tracer's name, as the finding says it."""
+    """The tracer's name, as the finding says it. '' if it is that of the finding's own record."""
     value = argument(call, "check")
     if isinstance(value, ast.Constant):
         return value.value
+    if isinstance(value, ast.Attribute):
+        kind = argument(call, "kind")
+        assert isinstance(kind, ast.Attribute)
+        assert (ast.unparse(value.value), value.attr) == (ast.unparse(kind.value), "check")
+        return ""
     return getattr(importlib.import_module(module), value.id)
 
 
 def test_every_tracer_makes_findings_and_nobody_else() -> None:
-    assert {check_of(module, call) for module, call in findings()} == set(KINDS)
+    assert {check_of(module, call) for module, call in findings()} - {""} == set(KINDS)
 
 
 @pytest.mark.parametrize(

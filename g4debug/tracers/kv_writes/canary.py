@@ -14,17 +14,11 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import reading
 from g4debug.faults import locations, write_foreign, write_out_of_range, write_twice
 from g4debug.faults.base import Injection
-from g4debug.faults.grammar import Chain, parse
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
-from g4debug.settings import Settings
-from g4debug.tracers.base import CanaryError, Context
+from g4debug.sanitizer.canary import caught, context
+from g4debug.tracers.base import CanaryError
 from g4debug.tracers.kv_writes.tracer import POOL_CLASS, KvWritesTracer
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
 
 FAULTS = (
     (write_out_of_range, "out-of-range"),
@@ -38,27 +32,21 @@ SLOTS = (len(LENGTHS) * COLUMNS + 1) * PAGE_SIZE
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = KvWritesTracer(Context("kv-writes", Hooks(), settings, recorder, trap))
+    tracer = KvWritesTracer(context("kv-writes", folder))
     seen = []
     for fault, kind in FAULTS:
-        it = _Server(tracer, device)
-        if it.write() is not None:
-            raise CanaryError("sound locations were reported as wrong")
-        name = fault.FAULT.id
-        injection = Injection(fault.FAULT, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
-        injection.fire(mode="target_verify")
-        chosen = fault.spoil(it.forward(), injection)
-        index, wrong, _ = chosen
-        it.batch.out_cache_loc[index] = wrong
-        error = it.write()
-        if error is None:
-            raise CanaryError(f"the fault {name} was not found")
-        if error.finding.kind != kind:
-            raise CanaryError(f"the fault {name} was found as {error.finding.kind}, not {kind}")
-        seen.append(_read_back(error, wrong))
+        it, wrong = _Server(tracer, device), -1
+
+        def spoil(injection: Injection, it: _Server = it, fault: Any = fault) -> None:
+            nonlocal wrong
+            injection.fire(mode="target_verify")
+            index, wrong, _ = fault.spoil(it.forward(), injection)
+            it.batch.out_cache_loc[index] = wrong
+
+        finding = caught(tracer, it.write, spoil, fault.FAULT, kind).finding
+        if f"slot {wrong}" not in finding.headline:
+            raise CanaryError(f"another location than the bad one was found: {finding.headline}")
+        seen.append(f"{finding.kind} at slot {wrong}")
     return f"found {', '.join(seen)}; dumps read back"
 
 
@@ -97,35 +85,20 @@ class _Server:
         ]
         return locations.Forward(tokens, self.batch.out_cache_loc, self.table, PAGE_SIZE, SLOTS)
 
-    def write(self) -> TrapError | None:
-        """One layer writes. Returns the trap's exception, or None."""
+    def write(self) -> None:
+        """One layer writes."""
 
         def attention(backend: Any, *args: Any) -> None:
             safe = self.tracer.checked(self.batch.out_cache_loc, self.pool)
             inside = (safe >= 0) & (safe < SLOTS)
             if not bool(inside.all()):
                 raise CanaryError("a location that the pool does not have was let through")
-            self.tracer.poll()
 
-        try:
-            given = (None, "K", "V", self.layer, self.batch)  # a layer that has KV of its own
-            self.tracer.around_attention(attention, self.backend, *given)
-        except TrapError as e:
-            return e
-        return None
+        given = (None, "K", "V", self.layer, self.batch)  # a layer that has KV of its own
+        self.tracer.around_attention(attention, self.backend, *given)
 
 
 # What the tracer reads of a ModelRunner.
 _RUNNER = SimpleNamespace(
     server_args=SimpleNamespace(disable_overlap_schedule=True), page_size=PAGE_SIZE
 )
-
-
-def _read_back(error: TrapError, wrong: int) -> str:
-    """Compare the finding and its dump with what was written."""
-    if error.path is None:
-        raise CanaryError(f"it was found, but not dumped: {error.problem}")
-    finding = reading.read(error.path).finding
-    if f"slot {wrong}" not in finding.headline:
-        raise CanaryError(f"another location than the bad one was found: {finding.headline}")
-    return f"{finding.kind} at slot {wrong}"

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 import torch
 
 from g4debug.findings import kinds
-from g4debug.sanitizer.lookup import UNKNOWN, look_up
 from g4debug.sanitizer.reference_state import Truth
+from g4debug.sanitizer.resolve import UNKNOWN, resolve_tokens
 from g4debug.sanitizer.trap_buffer import NO_CELLS, Cells, Record, TrapBuffer
 
 Kind = kinds.KvWritesKind
@@ -167,7 +167,7 @@ def _verdict(
     by_page = truth.apart == 1 and size > 1
     cell = position // size if by_page else position * (truth.apart or 1)
     within = position % size if by_page else 0
-    found = look_up(truth, row, cell, within, position, position >= 0, size)
+    found = resolve_tokens(truth, row, cell, within, position, position >= 0, size)
     named = found.place >= 0
     theirs = named & ((first > truth.padding) | (truth.padding == 0))
     judged = found.judged & named & ~(found.freed & truth.swa)

@@ -12,8 +12,14 @@ import numpy as np
 
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
-from g4debug.sanitizer.confirm import GIVEN_UP, Question, Unconfirmed, rests_on_ledger
-from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.confirm import (
+    GIVEN_UP,
+    Question,
+    Unconfirmed,
+    other_row,
+    rests_on_ledger,
+)
+from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 
@@ -46,9 +52,7 @@ def _ask(size: int, write: Write, ask: Question, recorder: Recorder) -> None:
         if holders.scheduler is not None and not np.isin(ask.full, holders.cached()).any():
             raise Unconfirmed(f"the prefix cache does not hold page {ask.page}", ask.page)
     elif write.kind is Kind.FOREIGN:
-        why = _not_anothers(size, write, ask, recorder)
-        if why:
-            raise Unconfirmed(why, ask.page)
+        _ask_of_rows(size, write, ask, recorder)
     else:
         mapped = int(holders.allocator.full_to_swa_index_mapping[write.full])
         if mapped == write.value and mapped // size == write.expected // size:
@@ -57,19 +61,16 @@ def _ask(size: int, write: Write, ask: Question, recorder: Recorder) -> None:
         ask.is_mapped_elsewhere(write.value, mapped, write.expected // size)
 
 
-def _not_anothers(size: int, write: Write, ask: Question, recorder: Recorder) -> str:
-    """Why the page is not another request's. '' if two rows name it, which is wrong anyway."""
-    page, ledger, pool = ask.page, ask.ledger, ask.ledger.pools.get("full")
-    if pool is None or ledger.owners is None or ask.holders.scheduler is None:
-        return "the page ledger does not know it"
+def _ask_of_rows(size: int, write: Write, ask: Question, recorder: Recorder) -> None:
+    """Is it true that another request's row names the page, too?"""
+    if ask.holders.scheduler is None:
+        raise Unconfirmed("the page ledger does not know it", ask.page)
     rows = ask.holders.scheduler.req_to_token_pool.req_to_token
     if int(rows[write.request, write.position]) != write.full:
-        return f"row {write.request} of req_to_token does not name it any more"
-    ledger.settle(wait=True)
-    owner, row = str(pool.owner[page]), int(ledger.owners.pages[page])
-    begin, rid = int(pool.position[page]), rid_of(recorder, write.step, write.request)
-    if not owner or owner == rid or begin < 0 or not 0 < row < len(rows) or row == write.request:
-        return f"page {page} is not known to be another request's"
-    if int(rows[row, begin]) // size != page:
-        return f"row {row} of request {owner} does not name page {page}"
-    return ""
+        why = f"row {write.request} of req_to_token does not name it any more"
+        raise Unconfirmed(why, ask.page)
+    ask.ledger.settle(wait=True)
+    rid = rid_of(recorder, write.step, write.request)
+    _, row, _ = other_row(ask.ledger, ask.page, rid, rows, size)
+    if row == write.request:
+        raise Unconfirmed(f"page {ask.page} is not known to be another request's", ask.page)

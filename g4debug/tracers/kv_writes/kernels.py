@@ -16,8 +16,8 @@ import triton.language as tl
 
 from g4debug import launching
 from g4debug.sanitizer.device_library import claim, leave, pick
-from g4debug.sanitizer.lookup import lookup
 from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.resolve import resolve
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes.check import Kind, Rows, Stamps
 
@@ -144,7 +144,7 @@ def _write_kernel(
                     cell = position // page_size
                     within = position % page_size
                 begins = position // page_size * page_size
-                judged, full, _, right, _, freed, foreign, cached = lookup(
+                judged, full, _, right, _, freed, foreign, cached = resolve(
                     req_to_token, book, owners, protected, request, of_row, cell, within,
                     position, begins, live & (position >= 0), words, known, stride_request,
                     page_size, HAS_SHADOW, HAS_OWNERS, SWA,

@@ -8,7 +8,6 @@ pool and the batch are stand-ins. No SGLang is needed, and no server is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +17,11 @@ import torch
 from g4debug.backends import adapters
 from g4debug.backends.base import Adapter, TableAdapter
 from g4debug.backends.handed_over import PageTable, TokenLists
-from g4debug.dumps import reading
 from g4debug.faults import lists, page_alias, page_oob, tables, token_oob
-from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import Chain, parse
-from g4debug.findings.record import TrapRecord
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
-from g4debug.settings import Settings
-from g4debug.tracers.base import CanaryError, Context
+from g4debug.faults.base import Fault
+from g4debug.sanitizer.canary import caught, context
+from g4debug.tracers.base import CanaryError
 from g4debug.tracers.page_table.tracer import PageTableTracer
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
 
 FAULTS = (
     (page_oob.FAULT, page_oob.out_of_range, "out-of-range"),
@@ -47,10 +39,7 @@ _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=T
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = PageTableTracer(Context("page-table", Hooks(), settings, recorder, trap))
+    tracer = PageTableTracer(context("page-table", folder))
     seen = []
     for adapter in adapters():
         if isinstance(adapter, TableAdapter):
@@ -72,9 +61,8 @@ def _fire_page(
     cu_q = torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device=device)
     handed = PageTable(table, batch.seq_lens, cu_q, -1)
     of = tables.Tables(backend, {"full": table}, ROWS, [-(-n // PAGE_SIZE) for n in LENGTHS])
-    record = _caught(
+    record = caught(
         tracer,
-        device,
         lambda: tracer.page_table(adapter, handed, backend, _LAYER, batch),
         lambda injection: tables.corrupt(of, injection, "decode", "target", corruption),
         fault,
@@ -101,9 +89,8 @@ def _fire_token(tracer: PageTableTracer, adapter: Adapter, device: torch.device)
         batch.seq_lens,
     )
     of = lists.lists_of(backend, {"full": (handed.indices, handed.indptr)}, ROWS)
-    record = _caught(
+    record = caught(
         tracer,
-        device,
         lambda: tracer.token_lists(adapter, handed, backend, _LAYER, batch),
         lambda injection: lists.corrupt(of, injection, "decode", "target", token_oob.out_of_range),
         token_oob.FAULT,
@@ -113,43 +100,6 @@ def _fire_token(tracer: PageTableTracer, adapter: Adapter, device: torch.device)
         raise CanaryError("it was found, but the list is not in the dump")
     where = record.finding.location
     return f"a token out of range at row {where.row}, token {where.column}"
-
-
-def _caught(
-    tracer: PageTableTracer,
-    device: torch.device,
-    check: Callable[[], object],
-    corrupt: Callable[[Injection], None],
-    fault: Fault,
-    kind: str,
-) -> TrapRecord:
-    """Check a forward before and after the fault. Returns the dump of its finding."""
-
-    def error() -> TrapError | None:
-        try:
-            check()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            tracer.poll()
-        except TrapError as e:
-            return e
-        return None
-
-    if error() is not None:
-        raise CanaryError("what is sound was reported as broken")
-    name = fault.id
-    injection = Injection(fault, Chain(parse(f"{name}=1*on").chains[name], 0, name), 0)
-    corrupt(injection)
-    if not injection.schedule:
-        raise CanaryError(f"the fault {name} did not fire")
-    found = error()
-    if found is None:
-        raise CanaryError(f"the fault {name} was not found")
-    if found.finding.kind != kind:
-        raise CanaryError(f"the fault {name} was found as {found.finding.kind}, not {kind}")
-    if found.path is None:
-        raise CanaryError(f"the fault {name} was found, but not dumped: {found.problem}")
-    return reading.read(found.path)
 
 
 def _serving(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
-    if facts.launch.lists is not None and facts.record.beside:
+    if facts.checked.lists is not None and facts.record.beside:
         return _list_word(facts)
     special = {
         "row-too-short": _too_short,
@@ -40,7 +40,7 @@ def _list_word(facts: Facts) -> str:
 
 def _wrong_cell(facts: Facts) -> str:
     token, size = facts.token, facts.page_size
-    it = "table" if facts.launch.lists is None else "list"
+    it = "table" if facts.checked.lists is None else "list"
     if token is None:
         return "not known: req_to_token cannot be read any more"
     where = f"row {facts.request_row} of req_to_token"
@@ -92,7 +92,7 @@ def _untranslated(facts: Facts) -> str:
     if facts.stale_state:
         return (
             "full-pool indices reached a sliding layer: the attention backend has "
-            f"{facts.launch.adapter.swa_state(facts.launch.backend)}, "
+            f"{facts.checked.adapter.swa_state(facts.checked.backend)}, "
             "while the pool it reads is a SWAKVPool, so the table was not translated"
         )
     return (

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from g4debug.findings import kinds
-from g4debug.sanitizer.lookup import UNKNOWN, Found, look_up
 from g4debug.sanitizer.reference_state import Truth as Truth
+from g4debug.sanitizer.resolve import UNKNOWN, Resolved, resolve_tokens
 from g4debug.sanitizer.trap_buffer import CELLS, NO_CELLS, Cells, Record, TrapBuffer
 
 Kind = kinds.PageTableKind
@@ -110,7 +110,7 @@ def check_page_table(
 
 
 def verdict(
-    values: torch.Tensor, right: torch.Tensor, found: Found, reserved: int, swa: bool
+    values: torch.Tensor, right: torch.Tensor, found: Resolved, reserved: int, swa: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For each cell or entry: its Kind or 0, what belongs there, and whether that is held.
 
@@ -130,10 +130,10 @@ def verdict(
 
 def at_pages(
     truth: Truth, row: torch.Tensor, column: torch.Tensor, inside: torch.Tensor, page_size: int
-) -> Found:
-    """Look up the first token of each page: the cells (row, column)."""
+) -> Resolved:
+    """Resolve the first token of each page: the cells (row, column)."""
     cell = column * (truth.apart or page_size)
-    return look_up(truth, row, cell, 0, column * page_size, inside, page_size)
+    return resolve_tokens(truth, row, cell, 0, column * page_size, inside, page_size)
 
 
 def reference(

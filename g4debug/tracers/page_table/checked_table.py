@@ -164,16 +164,7 @@ def _cells(again: TableCheck) -> list[Cell]:
 def cell_of(record: Record, checked: CheckedTable | None = None) -> Cell:
     """The cell that the guard left a record of, whatever is in there."""
     kind = Kind(record.kind) if record.kind in set(Kind) else Kind.UNREADABLE
-    cell = Cell(
-        record.row,
-        record.at,
-        record.value,
-        kind,
-        record.expected,
-        record.step,
-        record.request,
-        record.full,
-    )
+    cell = Cell(*record[:3], kind, *record[6:10])
     if checked is None or checked.lists is None or kind is Kind.UNREADABLE or kind.record.beside:
         return cell
     right, size = record.expected, checked.page_size
@@ -194,19 +185,30 @@ def first_listed(tokens: int, window: int) -> int:
     return max(tokens - window, 0) if window >= 0 else 0
 
 
-def kept_table(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) -> Table:
-    """The part of the bad row that the guard kept. The table itself may be overwritten by now."""
-    origin = 0 if seen.kind is Kind.SHORT else seen.column // CELLS * CELLS
-    length = left.record.length
-    used = min(-(-length // pool.page_size), checked.table.shape[1])
-    values = torch.from_numpy(left.cells[:1, : max(used - origin, 0)].astype("int64"))
-    queries = 1
-    if checked.cu_q is not None and checked.captured:
-        queries = int(checked.cu_q[1])  # the same in each row of a captured graph
-    first = first_listed(length - queries, checked.window) // pool.page_size
-    bad = [] if seen.kind is Kind.SHORT else [[seen.row, seen.column, seen.value]]
+def kept(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) -> Table | None:
+    """The part of the bad row that the guard kept. The row itself may be overwritten by now.
+
+    A list becomes a table with pages of one token: its columns are the positions of the tokens in
+    their request. None for other words than its entries.
+    """
+    length, lists, queries = left.record.length, checked.lists, 1
+    origin = 0 if seen.kind is Kind.SHORT else left.record.at // CELLS * CELLS
+    if lists is None:
+        if checked.cu_q is not None and checked.captured:
+            queries = int(checked.cu_q[1])  # the same in each row of a captured graph
+        begin, (rows, columns) = 0, checked.table.shape
+        first = first_listed(length - queries, checked.window) // pool.page_size
+        used = min(-(-length // pool.page_size), columns)
+        bad = [] if seen.kind is Kind.SHORT else [[seen.row, seen.column, seen.value]]
+    elif seen.position < 0:
+        return None
+    else:
+        begin = first = first_listed(length, checked.window)
+        rows, columns, used = lists.rows, length, length - first
+        pool = replace(pool, pages=pool.pages * pool.page_size, page_size=1)
+        bad = [[seen.row, seen.position, seen.token]]
     return Table(
-        values=values,
+        values=torch.from_numpy(left.cells[:1, : max(used - origin, 0)].astype("int64")),
         seq_lens=torch.tensor([length]),
         first_live=torch.tensor([first]),
         bad=torch.tensor(bad, dtype=torch.int64).reshape(-1, 3),
@@ -214,42 +216,15 @@ def kept_table(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: s
         window=checked.window,
         q_len=queries,
         row0=seen.row,
-        column0=origin,
-        rows_total=checked.table.shape[0],
-        columns_total=checked.table.shape[1],
-        rids=(rid,),
-    )
-
-
-def kept_list(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) -> Table | None:
-    """The part of the bad row's list that the guard kept: as a table with pages of one token.
-
-    Its columns are the positions of the tokens in their request. None for other words than entries.
-    """
-    assert checked.lists is not None
-    if seen.position < 0:
-        return None
-    length = left.record.length
-    first = first_listed(length, checked.window)
-    origin = left.record.at // CELLS * CELLS
-    values = torch.from_numpy(left.cells[:1, : max(length - first - origin, 0)].astype("int64"))
-    return Table(
-        values=values,
-        seq_lens=torch.tensor([length]),
-        first_live=torch.tensor([first]),
-        bad=torch.tensor([[seen.row, seen.position, seen.token]]),
-        pool=replace(pool, pages=pool.pages * pool.page_size, page_size=1),
-        window=checked.window,
-        row0=seen.row,
-        column0=first + origin,
-        rows_total=checked.lists.rows,
-        columns_total=length,
+        column0=begin + origin,
+        rows_total=rows,
+        columns_total=columns,
         rids=(rid,),
     )
 
 
 def _on_host(checked: CheckedTable) -> Truth | None:
-    """The truth of this checked, on the host, with the requests of its rows only."""
+    """What it was compared with, on the host, with the requests of its rows only."""
     truth = checked.truth
     if truth is None:
         return None

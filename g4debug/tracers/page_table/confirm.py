@@ -4,8 +4,7 @@ The guard compares a table with ``req_to_token``, which is SGLang's own, and wit
 (:mod:`g4debug.sanitizer.confirm`). Where a row of ``req_to_token`` itself names another request's
 page, the guard suspects that from what the ledger knows (:mod:`g4debug.ledger.owners`). Here it is
 held against SGLang: how much of the request lies in the prefix cache, and whether the other
-request's own row names the page, too. Two rows that name one page which the prefix cache lent to
-neither are wrong, whoever wrote them.
+request's own row names the page, too.
 """
 
 from __future__ import annotations
@@ -17,8 +16,14 @@ from g4debug.findings.steps import Recorder
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import cached_tokens
-from g4debug.sanitizer.confirm import GIVEN_UP, Question, Unconfirmed, rests_on_ledger
-from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.confirm import (
+    GIVEN_UP,
+    Question,
+    Unconfirmed,
+    other_row,
+    rests_on_ledger,
+)
+from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, Foreign
 
@@ -103,17 +108,12 @@ def _owned_by_another(
         return f"the request of row {row} is not known"
     if cached_tokens(request) > at:
         return f"token {at} of request {rid} lies in the prefix cache"
-    owner, owner_row = str(pool.owner[page]), int(ledger.owners.pages[page])
-    column = int(pool.position[page]) // size
-    if not owner or owner == rid or column < 0 or not 0 < owner_row < len(rows):
-        return f"page {page} is not known to be another request's"
+    owner, owner_row, token = other_row(ledger, page, rid, rows, size)
     holder = ledger.requests.get(owner)
     if holder is None or req_kv.row(holder) != owner_row:
         return f"request {owner} does not hold row {owner_row} any more"
-    if column * size >= req_kv.allocated(holder):
-        return f"request {owner} has no room for token {column * size} any more"
-    if int(rows[owner_row, column * size]) // size != page:
-        return f"row {owner_row} of request {owner} does not name page {page}"
+    if token >= req_kv.allocated(holder):
+        return f"request {owner} has no room for token {token} any more"
     own = ((pool.owner == rid) & (pool.position == at) & pool.held).nonzero()[0]
     found = int(own[-1]) if len(own) else -1
-    return Foreign(row, rid, page, owner, owner_row, column, found)
+    return Foreign(row, rid, page, owner, owner_row, token // size, found)

@@ -32,8 +32,8 @@ import triton.language as tl
 
 from g4debug import launching
 from g4debug.sanitizer.device_library import claim, keep, leave, pick
-from g4debug.sanitizer.lookup import lookup
 from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.resolve import resolve
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.check import Kind
 
@@ -145,7 +145,7 @@ def _page_guard_kernel(
             theirs = (request > 0) & (request < requests) & (n > padding)  # some request's row
             cell = column.to(tl.int64) * apart
             at = column.to(tl.int64) * page_size
-            judged, _, full, _, right, freed, foreign, _ = lookup(
+            judged, _, full, _, right, freed, foreign, _ = resolve(
                 req_to_token, book, owners, protected, request, theirs, cell, 0, at, at, live,
                 words, known, stride_request, page_size, HAS_SHADOW, HAS_OWNERS, SWA,
             )  # fmt: skip

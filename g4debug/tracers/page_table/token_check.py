@@ -29,7 +29,7 @@ from enum import IntEnum
 import torch
 
 from g4debug.backends.handed_over import TokenLists
-from g4debug.sanitizer.lookup import UNKNOWN, Found
+from g4debug.sanitizer.resolve import UNKNOWN, Resolved
 from g4debug.sanitizer.trap_buffer import CELLS, Cells, Record, TrapBuffer
 from g4debug.tracers.page_table.check import Kind, Truth, at_pages, verdict
 
@@ -152,8 +152,8 @@ def _wrong(
 
 def at_tokens(
     truth: Truth, row: torch.Tensor, position: torch.Tensor, judged: torch.Tensor, page_size: int
-) -> tuple[Found, torch.Tensor]:
-    """Look up the tokens at these positions of the rows: (their pages, what has to be listed)."""
+) -> tuple[Resolved, torch.Tensor]:
+    """Resolve the tokens at these positions of the rows: (they, what has to be listed)."""
     found = at_pages(truth, row, position // page_size, judged, page_size)
     token = found.own_page * page_size + position % page_size
     return found, torch.where(found.own_page == UNKNOWN, UNKNOWN, token)

@@ -23,8 +23,8 @@ import triton.language as tl
 from g4debug import launching
 from g4debug.backends.handed_over import TokenLists
 from g4debug.sanitizer.device_library import claim, keep, leave, pick
-from g4debug.sanitizer.lookup import lookup
 from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.resolve import resolve
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import verdict
@@ -191,7 +191,7 @@ def _token_guard_kernel(
                 column = position // page_size
                 inner = position - column * page_size
                 begins = column * page_size
-                judged, _, full, _, page, freed, foreign, _ = lookup(
+                judged, _, full, _, page, freed, foreign, _ = resolve(
                     req_to_token, book, owners, protected, request, theirs, column * apart, 0,
                     begins, begins, live, words, known, stride_request, page_size,
                     HAS_SHADOW, HAS_OWNERS, SWA,

@@ -20,8 +20,9 @@ from g4debug import plugin
 from g4debug.backends import adapter
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
+from g4debug.sanitizer.page_report import PageReport
 from g4debug.sanitizer.trap_buffer import TrapBuffer
-from g4debug.tracers.page_table import report, token_check
+from g4debug.tracers.page_table import token_check
 from g4debug.tracers.page_table.checked_table import CheckedTable
 from g4debug.trapping.trap import TrapError
 
@@ -337,12 +338,12 @@ def test_a_finding_that_says_little_names_the_site_of_the_lists_all_the_same(
     backend, batch = prepared(rig, mode)
     backend.forward_metadata.kv_indices[3] = FAR
     if broken == "report":
-        monkeypatch.delattr(report.Words, "_held")
+        monkeypatch.delattr(PageReport, "holder")
     else:
         take = TrapBuffer.take
 
         def spoilt(self):
-            return [replace(left, fields={**left.fields, "kind": 99}) for left in take(self)]
+            return [replace(left, record=left.record._replace(kind=99)) for left in take(self)]
 
         monkeypatch.setattr(TrapBuffer, "take", spoilt)
     with pytest.raises(TrapError) as error:

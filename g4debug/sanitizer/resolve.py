@@ -1,7 +1,7 @@
-"""What SGLang's rows, and the books of the ledger, say of the tokens of a forward.
+"""Where the KV of a token lies, by SGLang's rows, and what the books of the ledger say of its page.
 
-:func:`lookup` is for Triton kernels and :func:`look_up` the same in torch. For a token of the
-request in row ``request`` of ``req_to_token``::
+:func:`resolve` is for Triton kernels, and :func:`resolve_tokens` is the same in torch. For a token
+of the request in row ``request`` of ``req_to_token``::
 
     place = req_to_token[request, cell] + within     in the full pool; none if that is negative
     page  = place // page_size                       it exists if 0 < page < pages
@@ -11,7 +11,8 @@ request in row ``request`` of ``req_to_token``::
               begins behind what the prefix cache lent to this one
     cached  = the token itself lies before the end of what the prefix cache has of the request
 
-    swa_page = the shadow's word of the page; where there is no shadow, the mapping's of the place
+    own_page = of the SWA pool: the shadow's word of the page, or where there is no shadow, the
+               mapping's of the place; of the full pool it is the page itself
 
 A book that is void says nothing: in it no page exists.
 """
@@ -32,7 +33,7 @@ UNKNOWN = -1
 
 
 @triton.jit
-def lookup(
+def resolve(
     req_to_token,
     book,  # the shadow, or where there is none the full-to-SWA mapping
     owners,
@@ -54,10 +55,10 @@ def lookup(
     FREE: tl.constexpr = FREE,
     EVERYTHING: tl.constexpr = EVERYTHING,
 ):
-    """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Found`.
+    """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Resolved`.
 
     request, theirs: a row of ``req_to_token``, and whether it is some request's. cell .. inside:
-    blocks, as for ``look_up``.
+    blocks, as for ``resolve_tokens``.
     """
     judged = inside & (cell < tl.where(theirs, words, 0))
     token = tl.load(req_to_token + request * stride + cell, mask=judged, other=-1).to(tl.int64)
@@ -90,8 +91,8 @@ def lookup(
 
 
 @dataclass(frozen=True)
-class Found:
-    """What :func:`look_up` found of each token. All are of one shape.
+class Resolved:
+    """What :func:`resolve_tokens` found of each token. All are of one shape.
 
     judged: it is known what belongs there. place, page: int64, of the full pool, UNKNOWN if
     ``req_to_token`` names none. own_place, own_page: of the layer's own pool; those of the full
@@ -109,7 +110,7 @@ class Found:
     cached: torch.Tensor
 
 
-def look_up(
+def resolve_tokens(
     truth: Truth,
     row: torch.Tensor,
     cell: torch.Tensor,
@@ -117,12 +118,12 @@ def look_up(
     position: torch.Tensor,
     inside: torch.Tensor,
     page_size: int,
-) -> Found:
-    """Look up tokens of the rows ``row`` of a batch.
+) -> Resolved:
+    """Resolve tokens of the rows ``row`` of a batch.
 
     cell: of the request's row of ``req_to_token``, >= 0. within: what is added to that. position:
-    of the token in its request. inside: bool, for which tokens there is something to look up. They
-    are int64 and of shapes that broadcast.
+    of the token in its request. inside: bool, which of them are resolved at all. They are
+    int64 and of shapes that broadcast.
     """
     requests, words = truth.req_to_token.shape
     request = truth.req_pool_indices.to(torch.int64)[row]
@@ -157,4 +158,4 @@ def look_up(
         own_place = truth.mapping[torch.where(judged, place, 0)].to(torch.int64)
         judged = judged & (own_place >= 0)
         own_page = own_place // page_size
-    return Found(judged, place, page, own_place, own_page, freed, foreign, cached)
+    return Resolved(judged, place, page, own_place, own_page, freed, foreign, cached)

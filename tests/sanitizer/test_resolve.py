@@ -1,4 +1,4 @@
-"""The look-up of a kernel, in Triton's interpreter, against the one in torch.
+"""How a kernel resolves tokens, in Triton's interpreter, against the same in torch.
 
 That what they find is right is counted by the tests of the checks, tests/tracers/page_table and
 tests/tracers/kv_writes; on a GPU by tests/gpu.
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from g4debug import launching
 from g4debug.sanitizer import device_library
-from g4debug.sanitizer import lookup as lookups
-from g4debug.sanitizer.lookup import Found, look_up, lookup
+from g4debug.sanitizer import resolve as resolving
 from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.resolve import Resolved, resolve, resolve_tokens
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
@@ -28,11 +28,11 @@ pytestmark = [
     ),
 ]
 TOKENS = 128
-NAMES = tuple(Found.__dataclass_fields__)
+NAMES = tuple(Resolved.__dataclass_fields__)
 
 
 @launching.kernel(tensors=8, numbers=7)
-def _lookup_kernel(
+def _resolve_kernel(
     out, positions, req_to_token, req_pool_indices, book, owners, protected, step,
     page_size, requests, words, apart, known, padding, stride,
     HAS_SHADOW: tl.constexpr, HAS_OWNERS: tl.constexpr, HAS_STEP: tl.constexpr, SWA: tl.constexpr,
@@ -49,7 +49,7 @@ def _lookup_kernel(
         cell = position // page_size
         within = position % page_size
     begins = position // page_size * page_size
-    judged, place, page, own_place, own_page, freed, foreign, cached = lookup(
+    judged, place, page, own_place, own_page, freed, foreign, cached = resolve(
         req_to_token, book, owners, protected, request, theirs, cell, within, position, begins,
         lane < TOKENS - 3, words, known, stride, page_size, HAS_SHADOW, HAS_OWNERS, SWA,
     )  # fmt: skip
@@ -72,7 +72,7 @@ def agrees(truth: Truth, page_size: int, rng: random.Random) -> set[str]:
     by_page = truth.apart == 1 and page_size > 1
     out = torch.zeros(rows, 8, TOKENS, dtype=torch.int64)
     sent = arguments(truth, truth.req_to_token, 1)
-    launching.Launcher(_lookup_kernel)(
+    launching.Launcher(_resolve_kernel)(
         (rows, 1, 1),
         (out, position, *sent.tensors),
         (page_size, *sent.numbers, sent.stride),
@@ -81,7 +81,7 @@ def agrees(truth: Truth, page_size: int, rng: random.Random) -> set[str]:
     inside = torch.arange(TOKENS) < TOKENS - 3
     row = torch.arange(rows)[:, None]
     cell, within = (position // page_size, position % page_size) if by_page else (position, 0)
-    found = look_up(truth, row, cell, within, position, inside, page_size)
+    found = resolve_tokens(truth, row, cell, within, position, inside, page_size)
     for number, name in enumerate(NAMES):
         want, got = getattr(found, name).to(torch.int64), out[:, number]
         # What lies in the layer's own pool is said only where it is known.
@@ -111,7 +111,7 @@ def test_the_random_cases_have_everything_in_them():
 
 def test_the_library_reads_no_global_constants():
     """Triton compares each of them at every launch, which was a quarter of the host's time."""
-    names = [(m, n) for m in (device_library, lookups) for n in vars(m)]
+    names = [(m, n) for m in (device_library, resolving) for n in vars(m)]
     jitted = [f for m, n in names if hasattr(f := getattr(m, n), "fn")]
     assert len(jitted) >= 6
     for function in (f.fn for f in jitted):

@@ -1,0 +1,168 @@
+"""What is known of something that a kernel saw, and its finding. Runs only if there is one.
+
+It is read from the page ledger and the recorder of the steps, which are host memory. Where these do
+not know, less is said.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from g4debug.findings.kinds import FindingKind
+from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
+from g4debug.findings.steps import Recorder
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import event_line
+
+if TYPE_CHECKING:
+    from g4debug.sanitizer.device_check import Checked
+
+
+def rid_of(recorder: Recorder, step: int, row: int) -> str:
+    """The request that had a row of ``req_to_token`` in a step, -1 for now. '' if not known."""
+    if step < 0:
+        return recorder.requests_by_pool_index().get(row, "")
+    for known in reversed(recorder.steps):
+        if known.step == step and row in known.rows:
+            return known.rids[known.rows.index(row)]
+    return ""
+
+
+class PageReport(ABC):
+    """The lines of one finding. Each method gives one of them.
+
+    rid: the request, '' if it is not known. record: the kind, which depends on what is known.
+    """
+
+    record: FindingKind
+
+    def __init__(self, checked: Checked, rid: str, ledger: Ledger | None) -> None:
+        self.rid, self.ledger = rid, ledger
+        self.pool_name, self.page_size = checked.pool_name, checked.page_size
+
+    def finding(
+        self,
+        checked: Checked,
+        recorder: Recorder,
+        site: str,
+        row: int,
+        column: int,
+        step: int = -1,
+        runner: str = "target",
+    ) -> Finding:
+        """The finding. step: as in ``trap_buffer.Record``."""
+        layer = int(checked.layer.layer_id)
+        kind: LayerKind = "sliding" if self.pool_name == "swa" else "full"
+        mode = checked.batch.forward_mode.name
+        where = f"{runner} {mode.lower().replace('_', '-')}: {kind} layer {layer}"
+        return Finding(
+            check=self.record.check,
+            kind=self.record.name,
+            site=site,
+            headline=f"g4debug: {self.record.check} in {where} {self.headline()}",
+            location=Location(
+                process="scheduler",
+                pid=os.getpid(),
+                rank=recorder.rank,
+                step=step if step >= 0 else recorder.step,
+                forward_mode=mode,
+                runner=runner,
+                layer=layer,
+                layer_kind=kind,
+                request=self.rid,
+                row=row,
+                column=column,
+                replay=checked.captured,
+            ),
+            expected=self.expected(),
+            got=self.got(),
+            owner=self.owner(),
+            history=tuple(event_line(event) for event in self.events()),
+            cause=self.cause(),
+            reference=self.fix() + self.record.reference,
+            next_command=self.command(),
+        )
+
+    @abstractmethod
+    def headline(self) -> str:
+        """Its end: what happens in the layer."""
+
+    @abstractmethod
+    def expected(self) -> str: ...
+
+    @abstractmethod
+    def got(self) -> str: ...
+
+    @abstractmethod
+    def cause(self) -> str: ...
+
+    @abstractmethod
+    def subject(self) -> tuple[str, int]:
+        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
+
+    def owner(self) -> str:
+        """Who has that page, in words."""
+        return self.holder(*self.subject())
+
+    def events(self) -> tuple[PageEvent, ...]:
+        """The last events of that page, oldest first."""
+        return self.history_of(*self.subject())
+
+    def fix(self) -> str:
+        """The fix that matches, in front of the entry of TRIAGE.md; '' for none."""
+        return ""
+
+    def command(self) -> str:
+        """What to type next."""
+        return self.record.command
+
+    # --- what the ledger knows -----------------------------------------------------------------
+
+    def pool(self, name: str, page: int) -> PoolLedger | None:
+        """The ledger of a pool. None if nothing is known of it, or it has no such page."""
+        pool = None
+        if self.ledger is not None and not self.ledger.broken:
+            pool = self.ledger.pools.get(name)
+        return pool if pool is not None and 0 < page < pool.pages else None
+
+    def of_mismatch(
+        self, page: int, kind: FindingKind, free: FindingKind, other: FindingKind
+    ) -> FindingKind:
+        """The kind if a page of the layer's pool is where it does not belong."""
+        pool = self.pool(self.pool_name, page)
+        if pool is None:
+            return kind
+        if not pool.held[page]:
+            return free
+        return other if self.is_of_another(self.pool_name, page) else kind
+
+    def is_of_another(self, name: str, page: int) -> bool:
+        """True if the ledger knows that another request holds the page."""
+        pool = self.pool(name, page)
+        if pool is None or not self.rid or not pool.held[page]:
+            return False
+        return str(pool.owner[page]) not in ("", self.rid)
+
+    def holder(self, name: str, page: int) -> str:
+        """Who holds a page, in words. '' if the ledger does not know it."""
+        pool = self.pool(name, page)
+        if pool is None:
+            return ""
+        owner, position = str(pool.owner[page]) or "?", int(pool.position[page])
+        at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
+        if pool.held[page]:
+            return f"{name} page {page} was handed out to request {owner}{at}, and is still held"
+        if not pool.ever[page]:
+            return f"{name} page {page} was never handed out"
+        return f"{name} page {page} is free; request {owner} had it last{at}"
+
+    def owner_of(self, name: str, page: int) -> str:
+        """The request that a page was handed out to last, '?' if not known."""
+        return (self.ledger.owner(name, page) if self.ledger is not None else "") or "?"
+
+    def history_of(self, name: str, page: int) -> tuple[PageEvent, ...]:
+        """The last events of a page, oldest first. () if there is no such page or no ledger."""
+        return () if self.ledger is None or page <= 0 else self.ledger.history(name, page)
