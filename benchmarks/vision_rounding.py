@@ -43,7 +43,7 @@ class Attention(torch.nn.Module):
 
 
 def tower(layers: int, logits: float) -> Any:
-    """A seeded Gemma4VisionEncoder in float32, whose weights are bfloat16 numbers."""
+    """A seeded Gemma4VisionEncoder in float32, with weights that are bfloat16 numbers."""
     import real_tower
 
     made = real_tower.tower({"num_hidden_layers": layers, **SIZES})

@@ -57,7 +57,7 @@ def serve_or_kept(minutes: float, folder: Path) -> Served:
 
 
 def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str]:
-    """The ids of what runs: what is asked for, or all but the short subset."""
+    """The ids of the groups that run: those on the command line, or all but the short subset."""
     if wanted:
         return [name for name in (*known, SERVER) if name in wanted]
     return [*(name for name, group in known.items() if not group.short), SERVER]

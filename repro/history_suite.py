@@ -10,7 +10,7 @@ seed. A cell that has a result in FOLDER is not run again, and with ``--publishe
 docs/history/cells.jsonl.
 
 Each natural case also runs on every release that there is an environment for, without a tool, which
-says what release has what bug.
+says which release has which bug.
 
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
@@ -81,14 +81,14 @@ class Task:
 
 
 def reference(case: Case) -> str:
-    """The arm whose answers, without a tool, are the right ones."""
+    """The arm that gives the right answers if it runs without a tool."""
     return FIXED if case.right is None else RIGHT
 
 
 def tasks(
     chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, device: str = CPU
 ) -> tuple[list[Task], list[Task]]:
-    """What gives the right answers, and what is compared with them, without a tool first."""
+    """The runs that give the right answers, and the runs that are compared with them."""
     first, rest = [], []
     for name, case in chosen.items():
         mine = [t for t in tools if t != NOTHING and device_of(case, t) == device]
@@ -214,12 +214,12 @@ def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
 
 
 def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
-    """The ids of the cells whose answers are the right ones."""
+    """The ids of the cells that have the right answers."""
     return {c.id for c in cells if c.tool == NOTHING and c.arm == reference(known[c.case])}
 
 
 def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> dict[str, Cell]:
-    """Compares cells that ran when the run with the right answers had not, and whose answers are
+    """Compares cells that ran before the run with the right answers did, if their answers are
     kept."""
     every = dict(cells)
     for name, cell in cells.items():

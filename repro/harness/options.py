@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def requests(self, who: str, default: int, shown: str = "") -> None:
-        """who: serves so many. shown: what is told of the default."""
+        """who: serves so many. shown: how the help calls the default."""
         what = f"how many {who} (default: {shown or default})"
         self.add_argument("--requests", type=int, default=default, metavar="N", help=what)
 

@@ -28,8 +28,8 @@ REPAIRED = "seed=5;page-oob=5*on@rank=1"
 class Mode:
     """title: in a few words. engine: arguments of ``sgl.Engine`` besides the usual ones.
 
-    faults: injected. repaired: in ``contain`` mode, the tracer whose findings are the only ones
-    that there may be, and must be. not_on_cpu: why the CPU engine cannot run it. not_here: why
+    faults: injected. repaired: in ``contain`` mode, the one tracer that must have findings; no
+    other one may have any. not_on_cpu: why the CPU engine cannot run it. not_here: why
     the installed SGLang cannot.
     """
 

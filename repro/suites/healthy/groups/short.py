@@ -1,4 +1,4 @@
-"""The short subset, which is a test: what is most likely to break, on one engine."""
+"""The short subset, which is a test: the workloads that are most likely to break."""
 
 from __future__ import annotations
 
