@@ -42,6 +42,13 @@ class Workload:
         return self.drive.__name__
 
 
+def workload(
+    what: str, how: str, compare: bool = True
+) -> Callable[[Callable[[Client], Awaitable[None]]], Workload]:
+    """A decorator that makes a Workload of the function that drives it."""
+    return lambda drive: Workload(what, how, drive, compare)
+
+
 @dataclass(frozen=True)
 class Group:
     """Workloads that share an engine.
