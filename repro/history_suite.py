@@ -249,14 +249,11 @@ def main() -> int:
                         help="only these cases (see --list)")  # fmt: skip
     parser.add_argument("--tool", nargs="+", choices=list(TOOLS), metavar="NAME",
                         help=f"only these tools: {', '.join(TOOLS)}")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="K",
-                        help=f"how many seeds each cell has (default: {SEEDS})")  # fmt: skip
-    parser.add_argument("--results", type=Path, metavar="FOLDER",
-                        help="keep logs, dumps and results here, and go on from them")  # fmt: skip
+    parser.number("--seeds", "how many seeds each cell has", SEEDS, "K")
+    parser.results("keep logs, dumps and results here, and go on from them")
     parser.add_argument("--device", choices=(CPU, CUDA), default=CPU,
                         help="where the engines run (default: cpu)")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N",
-                        help=f"how many cells run at a time (default: {JOBS})")  # fmt: skip
+    parser.number("--jobs", "how many cells run at a time", JOBS)
     parser.add_argument("--python", type=named, nargs="+", default=[], metavar="RELEASE=PATH",
                         help="the Python that has a release of SGLang, if it is not in "
                         ".venv-RELEASE")  # fmt: skip

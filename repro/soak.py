@@ -107,7 +107,7 @@ def stayed_on_v1(text: str) -> str:
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.requests("requests each run serves", 2000)
+    parser.number("--requests", "how many requests each run serves", 2000)
     parser.add_argument(
         "--backend",
         default="",

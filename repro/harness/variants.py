@@ -206,7 +206,7 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
         help="run only this variant; may be given several times. If it is compared with clean, "
         "clean runs, too",
     )
-    parser.requests("requests each variant serves", 0, requests)
+    parser.requests("requests each variant serves", requests)
     parser.json()
     parser.keep("variants' logs")
     return parser.parse_args()
