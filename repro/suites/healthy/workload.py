@@ -164,6 +164,10 @@ class Client:
         self.outputs[name] = [o.get("output_ids") for o in several]
         return found
 
+    def start(self, *given: Any, **request: Any) -> asyncio.Future[Any]:
+        """``generate``, which begins now and is awaited later."""
+        return asyncio.ensure_future(self.generate(*given, **request))
+
     async def stream(self, prompt: list[int], tokens: int, name: str = "", **request: Any) -> Any:
         """The pieces of a streamed request, as an asynchronous iterator."""
         self.requests += 1

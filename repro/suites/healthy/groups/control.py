@@ -22,10 +22,7 @@ async def _go_on(client: Client) -> None:
 
 async def _started(client: Client, count: int = 5) -> list[Any]:
     """Requests that run now."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(client.between(50, 300)), 150))
-        for _ in range(count)
-    ]
+    tasks = [client.start(client.prompt(client.between(50, 300)), 150) for _ in range(count)]
     await client.decoding(count)
     require(not any(t.done() for t in tasks), "the requests ended before the server was paused")
     return tasks

@@ -166,10 +166,7 @@ async def aborted(client: Client) -> None:
 @workload("aborts while waiting", "six requests of 16 are aborted before their turn", compare=False)
 async def aborted_while_waiting(client: Client) -> None:
     """More requests than may run; those that wait are aborted."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(100), 60, name=f"wait-{i}"))
-        for i in range(16)
-    ]
+    tasks = [client.start(client.prompt(100), 60, name=f"wait-{i}") for i in range(16)]
     await client.decoding(8)
     for number in range(10, 16):
         client.manager.abort_request(rid=f"wait-{number}")
@@ -182,10 +179,7 @@ async def aborted_while_waiting(client: Client) -> None:
 @workload("abort of everything", "in the middle of a batch", compare=False)
 async def all_aborted(client: Client) -> None:
     """Abort everything at once, in the middle of a batch; and then serve again."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(client.between(20, 300)), 300))
-        for _ in range(6)
-    ]
+    tasks = [client.start(client.prompt(client.between(20, 300)), 300) for _ in range(6)]
     await client.decoding(6)
     client.manager.abort_request(abort_all=True)
     found = await asyncio.gather(*tasks)

@@ -53,10 +53,7 @@ async def tested_retraction(client: Client) -> None:
 )
 async def preempted(client: Client) -> None:
     """Requests of a high priority come while the server is full with others."""
-    low = [
-        asyncio.ensure_future(client.generate(client.prompt(150), 120, priority=0))
-        for _ in range(8)
-    ]
+    low = [client.start(client.prompt(150), 120, priority=0) for _ in range(8)]
     await client.decoding(4)
     high = await client.together(
         *(client.generate(client.prompt(100), 20, priority=100) for _ in range(4))
@@ -69,7 +66,7 @@ async def preempted(client: Client) -> None:
 @workload("mixed chunks", "three prompts of 900 tokens beside others", compare=False)
 async def mixed_chunks(client: Client) -> None:
     """Long prompts are computed in chunks together with the next tokens of others."""
-    running = [asyncio.ensure_future(client.generate(client.prompt(50), 120)) for _ in range(3)]
+    running = [client.start(client.prompt(50), 120) for _ in range(3)]
     await client.decoding(3)
     await client.together(*(client.generate(client.prompt(900), 10) for _ in range(3)))
     await asyncio.gather(*running)

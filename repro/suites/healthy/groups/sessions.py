@@ -97,24 +97,16 @@ async def session_aborts(client: Client) -> None:
     first = await client.generate(
         client.prompt(300), 20, session_params={"id": session, "rid": None}
     )
-    rid = first["meta_info"]["id"]
+    here = {"id": session, "rid": first["meta_info"]["id"]}
     for number in range(3):
         name = f"turn-{number}"
-        task = asyncio.ensure_future(
-            client.generate(
-                client.tokens(70), 400, name=name, session_params={"id": session, "rid": rid}
-            )
-        )
+        task = client.start(client.tokens(70), 400, name=name, session_params=here)
         await client.decoding(1, 4)
         client.manager.abort_request(rid=name)
         client.note("turns aborted", finish(await task) == "abort", 0)
-        again = await client.generate(
-            client.tokens(30), 20, session_params={"id": session, "rid": rid}
-        )
+        again = await client.generate(client.tokens(30), 20, session_params=here)
         require(finish(again) == "length", f"the turn after an abort ended by {finish(again)}")
-    task = asyncio.ensure_future(
-        client.generate(client.tokens(20), 60, session_params={"id": session, "rid": rid})
-    )
+    task = client.start(client.tokens(20), 60, session_params=here)
     await asyncio.sleep(0.2)
     await _close(client, session)
     await task
@@ -132,9 +124,7 @@ async def streaming_sessions(client: Client) -> None:
 async def streaming_session_aborts(client: Client) -> None:
     session = await _open(client, True)
     await client.generate(client.prompt(200), 20, session_params={"id": session})
-    task = asyncio.ensure_future(
-        client.generate(client.tokens(60), 400, name="stream-turn", session_params={"id": session})
-    )
+    task = client.start(client.tokens(60), 400, name="stream-turn", session_params={"id": session})
     await client.decoding(1, 4)
     client.manager.abort_request(rid="stream-turn")
     client.note("turns aborted", finish(await task) == "abort")
