@@ -8,7 +8,7 @@
 One server for each variant: ``v1``, ``ours`` (``SGLANG_FROZEN_KV_MTP_V2=1``), ``ours-armed`` (the
 same with the default tracers), ``v1-blocks`` and ``ours-blocks`` (with hopper-extend-blocks, too).
 ``upstream`` is SGLang's own v2, from 0.5.14 on: on such a release it is the only variant; beside
-the others it runs in another environment, whose Python --upstream-python names. All are up
+the others it runs in another environment, with the Python of --upstream-python. All are up
 together, on one device, and are asked in turns, in an order of its own for each round. E4B's
 geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
 trtllm_mha, pages of 64.

@@ -4,9 +4,9 @@
         [--variants armed,kv-integrity] [--rate 400]
 
 The load is the same as in tracer_overhead.py. While it runs, py-spy looks at the scheduler's stack
-some hundred times a second, and measuring/stacks.py tells whose time each sample is. Where servers
+some hundred times a second, and measuring/stacks.py tells who has each sample. Where servers
 alike differ by more than the tracers cost, this still gives a figure. It is the host's time only,
-and an upper bound of what it adds to a step: while the device still works on earlier launches, the
+and an upper bound for a step: while the device still works on earlier launches, the
 host's time costs nothing. py-spy is not among the requirements: python -m pip install py-spy.
 """
 

@@ -6,11 +6,10 @@
 
 One server of each variant, one after the other. ``served/clock.py`` tells for each place that
 g4debug hooks how long our code there took; SGLang's own function, which runs in between, does not
-count.
-Requests of one token each are prefills only; requests of 150 tokens with short prompts are nearly
-only decodes. Two servers are never compared, so it does not matter that one is faster than the
-other. What a hook waits for is in its time, even if SGLang would have waited for it a moment later:
-so the figures are an upper bound of what the tracers add on the host.
+count. Requests of one token each are prefills only; requests of 150 tokens with short prompts are
+nearly only decodes. Two servers are never compared, so it does not matter that one is faster than
+the other. A hook's waiting is in its time, even if SGLang would have waited a moment later: so the
+figures are an upper bound for the tracers' time on the host.
 """
 
 from __future__ import annotations

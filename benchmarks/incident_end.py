@@ -6,7 +6,7 @@ One rank gets a bad page, finds it and stops; the others are inside a collective
 The time is from the finding, as its dump says, until the last process of the server is gone. Two
 arms take turns: ``g4debug`` is as it is delivered, ``sglang`` has SGLang's own dumps before a crash
 asked for by its switches, which g4debug then leaves on. Up to 0.5.12.post1 SGLang has no such
-dumps, so the arms are alike. Each row also has what was left: dumps, processes, zombies, files
+dumps, so the arms are alike. Each row also counts the remains: dumps, processes, zombies, files
 in /dev/shm.
 """
 

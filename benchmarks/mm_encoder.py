@@ -14,7 +14,7 @@ the layers that it says, and calls the tower as often as it says.
 encoder is the time of get_image_feature for the 6 images. end to end is the time of the whole
 prefill of a prompt of 1670 tokens with them, up to the logits. Pictures are not decoded or cut into
 patches here, because the tokenizer process does that, in the same way for all. peak is how many
-bytes of device memory the encoder takes in addition to what was allocated before. The relative
+bytes of device memory the encoder allocates. The relative
 error compares the embeddings with those of alone. --profile writes a table for each way with
 the 30 most costly kernels of the encoder (on a CPU: operators).
 """

@@ -6,8 +6,8 @@
 The servers of a group run on one device at the same time, each in a process of its own. They take
 turns in changing order, so that a drift of the device is the same for all. The time per output
 token is (time of N tokens - time of 1 token) / (N - 1), with both calls in the same turn. The
-overhead of a variant is the median over the rounds of its time over that of the group's first
-variant. FROZEN_KV_MTP is on. The groups are:
+overhead of a variant is the median over the rounds of the ratio of its time to the first variant's
+in its group. FROZEN_KV_MTP is on. The groups are:
 
 graphs, with CUDA graphs: nothing, and CUDA_LAUNCH_BLOCKING=1. eager, without CUDA graphs: nothing,
 and the check of seed PR #3, which cannot be in a graph. sanitizer: eager, and compute-sanitizer.

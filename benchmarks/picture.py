@@ -2,7 +2,7 @@
 
     python benchmarks/picture.py
 
-Above are the measurements of whole requests and of output tokens, below those of kernels alone.
+Above are the measurements of whole requests and of output tokens, below of kernels alone.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/ple_tail.py [--part kernels|tail] [--rows 1,4096] [--tune] [--out FILE.csv]
 
-The widths are those of E2B (1536), E4B (2560) and 26B-A4B (2816), in bfloat16. The per-layer inputs
-are 256 wide and a slice of those of all 35, 42 or 30 layers.
+E2B is 1536 wide, E4B 2560 and 26B-A4B 2816, in bfloat16. The per-layer inputs are 256 wide, and a
+slice of the inputs of all 35, 42 or 30 layers.
 
 The part kernels is the pointwise work alone, on given results of the GEMMs. The part tail is all of
 it with both GEMMs (torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse

@@ -2,7 +2,7 @@
 
     python benchmarks/rank_digest.py [--steps 1000]
 
-Two ranks in this process share the real memory, write what they are about to do, and compare it.
+Two ranks in this process share the real memory, write down their next step, and compare it.
 Their batches are stand-ins. What lies in device memory is not read, as on a GPU. For batch 1, 8 and
 64 it prints the median time of a step, in microseconds, and below which time a tenth of them is.
 """

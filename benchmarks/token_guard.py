@@ -27,7 +27,7 @@ LAUNCHES = 20
 
 
 def served(rows: int, tokens: int, page_size: int) -> tuple[TokenLists, Truth, int]:
-    """Lists of ``rows`` requests of ``tokens`` tokens, what is true of them, tokens of the pool."""
+    """Lists of ``rows`` requests of ``tokens`` tokens, the truth about them, tokens of the pool."""
     columns = -(-tokens // page_size)
     pages = rows * columns + 1
     own = (torch.randperm(pages - 1) + 1).view(rows, columns, 1) * page_size

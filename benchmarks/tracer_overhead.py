@@ -28,7 +28,7 @@ measuring/together.py. A round is then a short turn of each, in an order of its 
 or more there is a line in the table that compares two servers with debugging off: it says how far
 the other figures can be trusted.
 
---switch measures in one server: a variant with tracers, whose hooks are in the way in one turn and
+--switch measures in one server: a variant with tracers. Their hooks are in the way in one turn and
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
 live; here there is only one. Each turn begins with an empty prefix cache. The guards that are part
 of a CUDA graph run in every turn, so what they take of the GPU's time is not in these figures. With
@@ -38,8 +38,8 @@ overlap scheduling it refuses: there those guards compare with a copy that a hoo
 (500,8000,32000), and the table has a line for each: on triton, the lists that page-table checks are
 as long as the context.
 
---variants names others than the four: single tracers (page-table-alone ...), which tells whose cost
-it is; one more tracer over the five (kv-writes, ranks); SGLang's own checks, from 0.5.23 on
+--variants names others than the four: single tracers (page-table-alone ...), which tells them
+apart; one more tracer over the five (kv-writes, ranks); SGLang's own checks, from 0.5.23 on
 (page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because
 SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
 armed-triton).
@@ -272,7 +272,7 @@ AGAIN = "again"  # the variant of a second server of a base
 
 
 def twins(rows: Sequence[Mapping[str, Any]], base: str) -> list[Mapping[str, Any]]:
-    """The rows of the first server of a base, and those of its second one as a variant."""
+    """The rows of a base's first server, and the rows of its second one as a variant."""
     mine = [r for r in rows if r["variant"] == base]
     first = [r for r in mine if str(r.get("copy")) == "0"]
     second = [r for r in mine if str(r.get("copy")) == "1"]

@@ -2,7 +2,7 @@
 
     python benchmarks/triple_rmsnorm.py [--rows 1,4096] [--tune] [--out FILE.csv]
 
-The widths are those of E2B (1536), E4B (2560) and 26B-A4B (2816), in bfloat16. "sglang" are the
+E2B is 1536 wide, E4B 2560 and 26B-A4B 2816, in bfloat16. "sglang" are the
 five kernels of 0.5.12.post1's layer. "sglang fused" is its fused norm + add and one norm kernel for
 each output, where the router's scale is the weight of its norm.
 """

@@ -2,8 +2,8 @@
 
     python benchmarks/vision_layer.py [--rows 2520,15120] [--tune] [--out FILE.csv]
 
-The towers are those of E2B and E4B (768 wide, 12 heads of 64) and of 26B-A4B (1152 wide, 16 heads
-of 72), in bfloat16. A row is a patch: one picture has 2520, six have 15,120. The stage "qkv" is the
+E2B and E4B have a tower 768 wide, with 12 heads of 64, and 26B-A4B one 1152 wide, with 16 heads of
+72, in bfloat16. A row is a patch: one picture has 2520, six have 15,120. The stage "qkv" is the
 work between the QKV GEMM and attention, "gelu" that between the GEMMs of the MLP, and "norm+add"
 that after attention's last GEMM. Bounds are finite, as in E2B's checkpoints. "sglang" are the
 operations of 0.5.12.post1's layer, with its norm kernel.

@@ -11,13 +11,13 @@ norms have the weight 1, it would be 8.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import options
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {
@@ -43,7 +43,7 @@ class Attention(torch.nn.Module):
 
 
 def tower(layers: int, logits: float) -> Any:
-    """A seeded Gemma4VisionEncoder in float32, whose weights are bfloat16 numbers."""
+    """A seeded Gemma4VisionEncoder in float32, with weights that are bfloat16 numbers."""
     import real_tower
 
     made = real_tower.tower({"num_hidden_layers": layers, **SIZES})
@@ -74,9 +74,7 @@ def run(made: Any, side: int, ours: bool) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, out="")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--side", type=int, default=24)
     parser.add_argument("--logits", type=float, default=1.0)

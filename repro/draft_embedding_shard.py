@@ -104,7 +104,7 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
 
 @judge
 def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    """On the CPU the tokens are those of one rank. On GPUs sums over two ranks are rounded in
+    """On the CPU the tokens are the same as on one rank. On GPUs sums over two ranks are rounded in
     another way, so that a token may differ, and all that follow it; the accept length tells."""
     right = comparable(run, clean)
     here, there = (r.result["accept_length"] for r in (run, right))

@@ -43,12 +43,9 @@ GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--first", type=int, default=1, metavar="SEED",
-                        help="the seed of the first server (default: 1)")  # fmt: skip
-    parser.add_argument("--servers", type=at_least(1), default=SERVERS, metavar="N",
-                        help=f"how many servers (default: {SERVERS})")  # fmt: skip
-    parser.add_argument("--results", type=Path, metavar="FOLDER",
-                        help="keep logs and dumps here")  # fmt: skip
+    parser.number("--first", "the seed of the first server", 1, "SEED")
+    parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
+    parser.results("keep logs and dumps here")
     args = parser.parse_args()
     console = Console(highlight=False)
     found = {GOOD: 0, BAD: 0, NOTHING: 0}

@@ -57,7 +57,7 @@ def serve_or_kept(minutes: float, folder: Path) -> Served:
 
 
 def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str]:
-    """The ids of what runs: what is asked for, or all but the short subset."""
+    """The ids of the groups that run: those on the command line, or all but the short subset."""
     if wanted:
         return [name for name in (*known, SERVER) if name in wanted]
     return [*(name for name, group in known.items() if not group.short), SERVER]
@@ -74,25 +74,10 @@ def main() -> int:
         metavar="GROUP",
         help="only these groups (see --list). No page is written then, unless --out is given",
     )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10,
-        metavar="M",
-        help="how long the server is under load (default: 10)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where the page is written (default: docs/healthy-RELEASE.md)",
-    )
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="FOLDER",
-        help="keep logs, dumps and results here. A group that has a good result there is not "
-        "run again",
+    parser.number("--minutes", "how long the server is under load", 10, "M", float)
+    parser.out("where the page is written (default: docs/healthy-RELEASE.md)")
+    parser.results(
+        "keep logs, dumps and results here. A group that has a good result there is not run again"
     )
     parser.add_argument("--list", action="store_true", help="list the groups and do nothing")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ seed. A cell that has a result in FOLDER is not run again, and with ``--publishe
 docs/history/cells.jsonl.
 
 Each natural case also runs on every release that there is an environment for, without a tool, which
-says what release has what bug.
+says which release has which bug.
 
 With ``--device cuda`` it runs what no CPU can: the cases that need a GPU, and for all others the
 tools that do, beside a run without any tool.
@@ -81,14 +81,14 @@ class Task:
 
 
 def reference(case: Case) -> str:
-    """The arm whose answers, without a tool, are the right ones."""
+    """The arm that gives the right answers if it runs without a tool."""
     return FIXED if case.right is None else RIGHT
 
 
 def tasks(
     chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, device: str = CPU
 ) -> tuple[list[Task], list[Task]]:
-    """What gives the right answers, and what is compared with them, without a tool first."""
+    """The runs that give the right answers, and the runs that are compared with them."""
     first, rest = [], []
     for name, case in chosen.items():
         mine = [t for t in tools if t != NOTHING and device_of(case, t) == device]
@@ -214,12 +214,12 @@ def elsewhere(folder: Path, device: str) -> dict[str, Cell]:
 
 
 def answers(cells: Iterable[Cell], known: Mapping[str, Case]) -> set[str]:
-    """The ids of the cells whose answers are the right ones."""
+    """The ids of the cells that have the right answers."""
     return {c.id for c in cells if c.tool == NOTHING and c.arm == reference(known[c.case])}
 
 
 def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> dict[str, Cell]:
-    """Compares cells that ran when the run with the right answers had not, and whose answers are
+    """Compares cells that ran before the run with the right answers did, if their answers are
     kept."""
     every = dict(cells)
     for name, cell in cells.items():
@@ -249,14 +249,11 @@ def main() -> int:
                         help="only these cases (see --list)")  # fmt: skip
     parser.add_argument("--tool", nargs="+", choices=list(TOOLS), metavar="NAME",
                         help=f"only these tools: {', '.join(TOOLS)}")  # fmt: skip
-    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="K",
-                        help=f"how many seeds each cell has (default: {SEEDS})")  # fmt: skip
-    parser.add_argument("--results", type=Path, metavar="FOLDER",
-                        help="keep logs, dumps and results here, and go on from them")  # fmt: skip
+    parser.number("--seeds", "how many seeds each cell has", SEEDS, "K")
+    parser.results("keep logs, dumps and results here, and go on from them")
     parser.add_argument("--device", choices=(CPU, CUDA), default=CPU,
                         help="where the engines run (default: cpu)")  # fmt: skip
-    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N",
-                        help=f"how many cells run at a time (default: {JOBS})")  # fmt: skip
+    parser.number("--jobs", "how many cells run at a time", JOBS)
     parser.add_argument("--python", type=named, nargs="+", default=[], metavar="RELEASE=PATH",
                         help="the Python that has a release of SGLang, if it is not in "
                         ".venv-RELEASE")  # fmt: skip

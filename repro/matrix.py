@@ -39,19 +39,8 @@ def main() -> int:
         help="run only this fault; may be given several times. No table is written then, unless "
         "--out is given",
     )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=2,
-        metavar="N",
-        help="how many faults run at the same time (default: 2)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="where the table is written (default: docs/matrix-<SGLang's version>.md)",
-    )
+    parser.number("--jobs", "how many faults run at the same time", 2)
+    parser.out("where the table is written (default: docs/matrix-<SGLang's version>.md)")
     parser.keep("logs and dumps")
     args = parser.parse_args()
     names = discovery.names("fault")

@@ -85,7 +85,7 @@ def measure(requests: int, folder: Path, console: Console) -> list[render.Block]
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.requests("requests each run serves", 0, "20")
+    parser.requests("requests each run serves", "20")
     parser.keep("logs")
     args = parser.parse_args()
     console = Console(highlight=False)

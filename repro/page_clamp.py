@@ -28,7 +28,7 @@ FEWER = 0.1
 
 
 def lost(run: Outcome, clean: Outcome) -> str:
-    """What is worse than in the clean run; empty if nothing is."""
+    """The losses against the clean run; empty if there are none."""
     same, of = alike(run, clean)
     accepted, before = (r.result["accept_length"] for r in (run, clean))
     found = [f"{of - same} of {of} outputs are wrong"] if same < of else []

@@ -95,10 +95,8 @@ def main() -> int:
     parser.add_argument(
         "--requests", type=int, metavar="N", help="how many each mode serves (cpu: 40, cuda: 2000)"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write a Markdown table there")
-    parser.add_argument(
-        "--results", type=Path, metavar="FOLDER", help="keep logs, dumps and results here"
-    )
+    parser.out("write a Markdown table there")
+    parser.results("keep logs, dumps and results here")
     parser.add_argument("--list", action="store_true", help="list the modes and do nothing")
     args = parser.parse_args()
     console = Console(highlight=False)

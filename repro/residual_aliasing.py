@@ -27,20 +27,19 @@ from g4debug.fixes.residual_aliasing import FIX
 from g4debug.hooking import targets
 
 SWITCH = "G4DEBUG_FIX_RESIDUAL_ALIASING"
-BUG = targets.matches(FIX.needs)
-VARIANTS = {"broken": "0", "fixed": "1"} if BUG else {"clean": "0"}
-TITLES = {
-    "clean": f"SGLang {targets.sglang_version()}, which does not have this bug",
-    "broken": "the fix residual-aliasing is off",
-    "fixed": "the fix residual-aliasing is on",
+VARIANTS = {  # name -> the fix's switch, title
+    "broken": ("0", "the fix residual-aliasing is off"),
+    "fixed": ("1", "the fix residual-aliasing is on"),
 }
-TITLES = {variant: TITLES[variant] for variant in VARIANTS}
+if not targets.matches(FIX.needs):
+    title = f"SGLang {targets.sglang_version()}, which does not have this bug"
+    VARIANTS = {"clean": ("0", title)}
 SECONDS = 300
 
 
 def run(variant: str, device: str, folder: Path) -> dict[str, Any]:
     """What the variant measured, or {"error": ...} with where its log is."""
-    environment = {SWITCH: VARIANTS[variant]}
+    environment = {SWITCH: VARIANTS[variant][0]}
     done = run_child(
         variant, "workloads.residual_aliasing", {}, environment, folder, SECONDS, device=device
     )
@@ -74,7 +73,7 @@ def what(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = Parser(__doc__, TITLES)
+    parser = Parser(__doc__, {name: title for name, (_, title) in VARIANTS.items()})
     parser.device()
     parser.json()
     args = parser.parse_args()
@@ -86,8 +85,8 @@ def main() -> int:
             variant,
             as_it_should(variant, it),
             what(it),
-            TITLES[variant],
-            switches={SWITCH: VARIANTS[variant]},
+            VARIANTS[variant][1],
+            switches={SWITCH: VARIANTS[variant][0]},
         )
         for variant, it in found.items()
     ]

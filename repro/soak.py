@@ -5,8 +5,8 @@
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
 seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which
-stops at the first finding. On a GPU the tokens of a request depend on what else is in its batch, so
-there it is only said how many requests got the same ones.
+stops at the first finding. On a GPU the tokens of a request depend on the others in its batch,
+so there it is only said how many requests got the same ones.
 
 On a GPU prefill runs on ``triton`` and decode on ``trtllm_mha``, on the CPU engine both run on
 ``trtllm_mha``; --backend triton puts everything on ``triton``.
@@ -97,7 +97,7 @@ def unstressed(text: str) -> str:
 
 
 def stayed_on_v1(text: str) -> str:
-    """What is said of an armed run with ``--v2`` whose server did not run on v2; else empty."""
+    """The sentence on an armed run with ``--v2`` if its server did not run on v2; else empty."""
     if ON_V2 in text:
         return ""
     why = STAYS.search(text)
@@ -107,7 +107,7 @@ def stayed_on_v1(text: str) -> str:
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.requests("requests each run serves", 2000)
+    parser.number("--requests", "how many requests each run serves", 2000)
     parser.add_argument(
         "--backend",
         default="",

@@ -57,8 +57,8 @@ def judge_clean(run: Outcome, clean: Outcome | None) -> str:
 
 
 def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool) -> str:
-    """Good if the outputs are those of clean, the pools are those of ``ratio`` in the same memory,
-    and all requests ran at the same time (``together``), or not all of them did.
+    """Good if the outputs equal those of clean, the pools have the sizes of ``ratio`` in the same
+    memory, and all requests ran at the same time (``together``), or not all of them did.
     """
     equal_outputs(run, clean)
     wanted = load.plan(ratio, chunk)

@@ -95,7 +95,7 @@ def judge(variant: str, run: Outcome, broken: Outcome | None) -> Verdict:
 def main() -> int:
     titles = {name: title for name, (_, _, title) in VARIANTS.items()}
     parser = Parser(__doc__, titles)
-    parser.requests("prompts each variant answers", REQUESTS)
+    parser.number("--requests", "how many prompts each variant answers", REQUESTS)
     parser.json()
     args = parser.parse_args()
     console = Console(stderr=args.json, highlight=False)

@@ -231,7 +231,7 @@ def table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
 def tuned(
     at: str, candidates: Mapping[str, Variant], count: int, rounds: int, shown: int = 4
 ) -> None:
-    """Print the fastest candidates at one size. The first of them is what is used today."""
+    """Print the fastest candidates at one size. The first of them is in use today."""
     timed = measure(candidates, count, rounds)
     first, *_ = candidates
     order = sorted(timed, key=lambda n: timed[n].median)

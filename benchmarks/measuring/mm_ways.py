@@ -41,7 +41,7 @@ class Ways:
         return -(-len(items) // each)
 
     def check(self, way: str, items: list[Any]) -> None:
-        """Raise RuntimeError if the calls are not those of this way."""
+        """Raise RuntimeError if the model makes other calls than this way should."""
         from g4debug.fixes.paths.kernels import vision_qkv
 
         calls = {"tower": 0, "sglang's layer": 0, "kernel": 0}

@@ -1,4 +1,4 @@
-"""The arithmetic of what a variant costs: plain numbers in, figures out.
+"""The arithmetic of a variant's cost: plain numbers in, figures out.
 
 A *figure* compares a variant with a base in the same rounds. Every request of the variant is
 compared with the same request (same prompt, same number) of the base in the same round, so that
@@ -56,7 +56,7 @@ def median_of_pairs(rounds: Sequence[Pair]) -> float:
 
 
 def pooled_p99(rounds: Sequence[Pair]) -> float:
-    """The 99th percentile of the variant's times of all rounds over that of the base, minus 1.
+    """The 99th percentile of the variant's times of all rounds over the base's, minus 1.
 
     One round has too few requests for a 99th percentile of its own.
     """
@@ -85,8 +85,8 @@ def compare(
 ) -> dict[str, Figure]:
     """The figure of each of METRICS, of a variant over a base, in the rounds that have both.
 
-    rows: those of the CSV: round, variant, batch, number, sent_ms, ttft_ms, tpot_ms, step_ms,
-    end_ms, tokens. The figure of the throughput is what is lost: positive is slower, as everywhere.
+    rows: of the CSV: round, variant, batch, number, sent_ms, ttft_ms, tpot_ms, step_ms,
+    end_ms, tokens. The figure of the throughput is the loss: positive is slower, as everywhere.
     """
     mine: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Writes and reads a benchmark's CSV, whose first line, a comment of JSON, says how it was made."""
+"""Writes and reads a benchmark's CSV. Its first line, a comment of JSON, says how it was made."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def default(stem: str, device: str) -> Path:
 class Growing:
     """A CSV to which rows are appended as they come, so that a run that is cut short leaves them.
 
-    Its first line has the device, the versions, the command and ``facts``. The fields are those of
-    the first rows.
+    Its first line has the device, the versions, the command and ``facts``. The first rows
+    decide the fields.
     """
 
     def __init__(self, path: Path, **facts: Any) -> None:

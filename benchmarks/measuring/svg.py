@@ -8,7 +8,7 @@ from g4debug.reporters.pools_svg import STYLE
 
 
 def page(width: int, height: float, title: str, style: str, body: Iterable[str]) -> str:
-    """The SVG. style: CSS rules beside those of the reporter for pools."""
+    """The SVG. style: CSS rules, besides those that g4debug's pictures have."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img"><title>{title}</title><style>{STYLE} {style}</style>\n'

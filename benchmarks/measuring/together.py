@@ -1,6 +1,6 @@
 """Servers that are all on the device from the beginning, of which one at a time is awake.
 
-Starting a server takes a minute, and two servers alike can differ by more than what is measured.
+Starting a server takes a minute, and two servers alike can differ by more than a tracer's cost.
 So here each is started once and asked in many short turns. Between its turns all its processes
 are stopped by SIGSTOP: it then uses neither the host nor the device, but for its memory.
 """

@@ -2,7 +2,7 @@
 
 It wraps what g4debug puts around each of SGLang's functions. From the moment a hook is entered the
 time is its site's, while SGLang's own function runs it is SGLang's again, and so on inward. So a
-site's time is that of our code alone, whatever it waits for included. Starting and stopping the
+site's time belongs to our code alone, its waiting included. Starting and stopping the
 clock takes about a microsecond for each call, which counts as ours.
 
 An idle scheduler goes round its loop as fast as it can, and our hooks with it. That costs nobody

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -40,10 +41,22 @@ class Parser(argparse.ArgumentParser):
             help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
         )
 
-    def requests(self, who: str, default: int, shown: str = "") -> None:
-        """who: serves so many. shown: what is told of the default."""
-        what = f"how many {who} (default: {shown or default})"
-        self.add_argument("--requests", type=int, default=default, metavar="N", help=what)
+    def number(
+        self, flag: str, what: str, default: float, metavar: str = "N", type: Any = int
+    ) -> None:
+        help = f"{what} (default: {default})"
+        self.add_argument(flag, type=type, default=default, metavar=metavar, help=help)
+
+    def requests(self, who: str, shown: str) -> None:
+        """who: serves so many. shown: how the help calls the default, which is 0 here."""
+        help = f"how many {who} (default: {shown})"
+        self.add_argument("--requests", type=int, default=0, metavar="N", help=help)
+
+    def out(self, what: str) -> None:
+        self.add_argument("--out", type=Path, metavar="FILE", help=what)
+
+    def results(self, what: str) -> None:
+        self.add_argument("--results", type=Path, metavar="FOLDER", help=what)
 
     def json(self) -> None:
         what = "print the result as JSON on stdout, and everything else on stderr"

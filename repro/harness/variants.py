@@ -42,8 +42,8 @@ DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 class Variant:
     """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
 
-    workload: a dict of the script's module in ``repro/workloads``. explain: what is shown of the
-    run because a user would have seen it: "traceback", "finding" or nothing.
+    workload: a dict of the script's module in ``repro/workloads``. explain: the part
+    of the run that a user would have seen, which is shown: "traceback", "finding" or nothing.
     """
 
     title: str
@@ -58,7 +58,7 @@ class Repro:
     """A script: its name, what it serves, and its variants in the order in which they run.
 
     workload: the module in ``repro/workloads``, if it has not the script's name. compares: the
-    variants whose tokens are compared with those of the variant ``clean``. elsewhere: what to say
+    variants that are compared with ``clean``, token by token. elsewhere: what to say
     on a device that is not in ``devices``; an indented line is a command. releases: the SGLang
     versions that it shows something of, as in ``targets.matches``; on others it says so and names
     ``shown_on``.
@@ -206,7 +206,7 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
         help="run only this variant; may be given several times. If it is compared with clean, "
         "clean runs, too",
     )
-    parser.requests("requests each variant serves", 0, requests)
+    parser.requests("requests each variant serves", requests)
     parser.json()
     parser.keep("variants' logs")
     return parser.parse_args()

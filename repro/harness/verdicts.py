@@ -47,7 +47,7 @@ def not_completed(run: Outcome) -> str:
 
 
 def died_otherwise(run: Outcome, expected: str) -> str:
-    """What is said of a run whose log does not show the error that was expected."""
+    """The sentence on a run if its log does not show the error that was expected."""
     return f"{not_completed(run)} The expected error is not in its log: {expected}."
 
 

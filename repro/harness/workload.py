@@ -47,7 +47,7 @@ def each(devices: Mapping[str, Make], **arguments: Any) -> dict[str, Make]:
 
 
 def without_mtp() -> dict[str, None]:
-    """Arguments of ``sgl.Engine`` that take MTP out of those of a workload."""
+    """Arguments of ``sgl.Engine`` that take MTP out of a workload."""
     from g4debug.cpu.server import MTP
 
     return dict.fromkeys(("speculative_draft_model_path", *MTP))

@@ -28,8 +28,8 @@ REPAIRED = "seed=5;page-oob=5*on@rank=1"
 class Mode:
     """title: in a few words. engine: arguments of ``sgl.Engine`` besides the usual ones.
 
-    faults: injected. repaired: in ``contain`` mode, the tracer whose findings are the only ones
-    that there may be, and must be. not_on_cpu: why the CPU engine cannot run it. not_here: why
+    faults: injected. repaired: in ``contain`` mode, the one tracer that must have findings; no
+    other one may have any. not_on_cpu: why the CPU engine cannot run it. not_here: why
     the installed SGLang cannot.
     """
 
@@ -108,20 +108,28 @@ class Seen:
 def judge(name: str, mode: Mode, run: Outcome, dumps: Path) -> Seen:
     seen = Seen(name, mode.title, False, "")
     findings = [reading.read(p).finding for p in sorted(dumps.glob("*.pt"))]
+    repairs = [f for f in findings if f.check == mode.repaired]
     others = [f for f in findings if f.check not in (mode.repaired, RECORDS)]
-    if others:
-        seen.what = f"A false finding: {others[0].headline}"
-        return seen
-    findings = [f for f in findings if f.check == mode.repaired]
+    seen.what = f"A false finding: {others[0].headline}" if others else _problem(run, seen)
+    if not seen.what and mode.repaired and not repairs:
+        seen.what = "No cell was repaired: nothing is shown."
+    if not seen.what:
+        repaired = f"{len(repairs)} findings of {mode.repaired}, as it must. " if repairs else ""
+        none = "no other finding" if repairs else "no finding"
+        seen.good = True
+        seen.what = f"It completes. {repaired}{seen.requests} requests, {none}."
+    return seen
+
+
+def _problem(run: Outcome, seen: Seen) -> str:
+    """What is wrong with a run without findings, or ''. Notes in ``seen`` what it did."""
     if not run.completed:
-        seen.what = not_completed(run)
-        return seen
+        return not_completed(run)
     seen.requests, seen.seconds = len(run.result["outputs"]), run.result["s"]
     seen.accept_length = run.result["accept_length"]
     ranks: dict[str, dict[str, Any]] = run.result["checked"]
     if len(ranks) != 2:
-        seen.what = f"Expected the status of two schedulers, got that of {len(ranks)}."
-        return seen
+        return f"Expected the status of two schedulers, got that of {len(ranks)}."
     for tracer in sorted({t for rank in ranks.values() for t in rank} - {RECORDS}):
         mine = [rank.get(tracer, {"off": "not armed", "count": 0}) for rank in ranks.values()]
         off = next((r["off"] for r in mine if r["off"]), "")
@@ -130,14 +138,4 @@ def judge(name: str, mode: Mode, run: Outcome, dumps: Path) -> Seen:
         else:
             seen.checked[tracer] = min(int(r["count"]) for r in mine)
     blind = [t for t, count in seen.checked.items() if not count]
-    if blind:
-        seen.what = f"A tracer is armed and checked nothing: {', '.join(blind)}."
-        return seen
-    if mode.repaired and not findings:
-        seen.what = "No cell was repaired: nothing is shown."
-        return seen
-    repaired = f"{len(findings)} findings of {mode.repaired}, as it must. " if findings else ""
-    none = "no other finding" if findings else "no finding"
-    seen.good = True
-    seen.what = f"It completes. {repaired}{seen.requests} requests, {none}."
-    return seen
+    return f"A tracer is armed and checked nothing: {', '.join(blind)}." if blind else ""

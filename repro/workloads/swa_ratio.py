@@ -1,4 +1,4 @@
-"""The workloads of swa_ratio: a toy mixture of experts whose KV memory is short.
+"""The workloads of swa_ratio: a toy mixture of experts that is short of KV memory.
 
 On a CPU, SGLang measures another amount of free memory each time. So each variant is given the same
 number of bytes, as ``max_total_tokens``: the size of the full pool that SGLang would make of these

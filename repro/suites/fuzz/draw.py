@@ -136,7 +136,7 @@ async def _request(
         sampling["ignore_eos"] = False
     if dice.random() < 0.07:
         sampling["n"] = 2
-    asked = asyncio.ensure_future(client.generate(prompt, tokens, sampling=sampling, name=name))
+    asked = client.start(prompt, tokens, sampling=sampling, name=name)
     if "n" not in sampling and dice.random() < 0.12:
         await asyncio.sleep(dice.random() * 1.5)
         client.manager.abort_request(rid=name)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness.processes import UP
+from harness import engine
 
 from suites.healthy import counts
 
@@ -34,9 +34,6 @@ def running(result: Path, mtp: bool, arguments: Mapping[str, Any]) -> Iterator[t
     class Engine(SGLangEngine):  # type: ignore[misc]  # SGLang has no types
         run_scheduler_process_func = staticmethod(counts.run_scheduler_process)
 
-    engine = Engine(**engine_arguments(mtp=mtp, **{"log_level": "info", **arguments}))
-    print(UP, flush=True)
-    try:
-        yield engine, lambda: counts.latest(published) if armed else []
-    finally:
-        engine.shutdown()
+    made = engine_arguments(mtp=mtp, **{"log_level": "info", **arguments})
+    with engine.running(made, Engine) as it:
+        yield it, lambda: counts.latest(published) if armed else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from harness.render import Block
 
@@ -62,7 +62,7 @@ def markdown(runs: Iterable[Ran], served: Served | None) -> str:
             "",
             "`–`: the tracer has nothing to check there:",
             "",
-            *_idle(real),
+            *(f"{line}." for line in _said(real, lambda ran: ran.group.idle)),
             "",
             *_limits(real),
             "## What could not be run",
@@ -151,23 +151,20 @@ def _engine(ran: Ran) -> str:
     return f"| `{ran.group.id}` | {ran.group.title}{why}{wrong} | {' | '.join(cells)} |"
 
 
-def _idle(runs: list[Ran]) -> list[str]:
-    reasons: dict[tuple[str, str], list[str]] = {}
+def _said(runs: list[Ran], of: Callable[[Ran], Mapping[str, str]]) -> list[str]:
+    """A line for each tracer and what is said of it, with the engines on which that is so."""
+    engines: dict[tuple[str, str], list[str]] = {}
     for ran in runs:
-        for tracer, why in ran.group.idle.items():
-            reasons.setdefault((tracer, why), []).append(f"`{ran.group.id}`")
-    return [f"- `{t}` on {', '.join(on)}: {why}." for (t, why), on in reasons.items()]
+        for item in of(ran).items():
+            engines.setdefault(item, []).append(f"`{ran.group.id}`")
+    return [f"- `{t}` on {', '.join(on)}: {what}" for (t, what), on in engines.items()]
 
 
 def _limits(runs: list[Ran]) -> list[str]:
     """What the tracers themselves said that they do not judge."""
-    said: dict[tuple[str, str], list[str]] = {}
-    for ran in runs:
-        for tracer, what in ran.limits.items():
-            said.setdefault((tracer, what), []).append(f"`{ran.group.id}`")
-    if not said:
+    lines = _said(runs, lambda ran: ran.limits)
+    if not lines:
         return []
-    lines = [f"- `{t}` on {', '.join(on)}: {what}" for (t, what), on in said.items()]
     return ["What the tracers said by themselves that they do not judge:", "", *lines, ""]
 
 

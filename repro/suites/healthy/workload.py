@@ -26,9 +26,9 @@ class NotExercised(Exception):
 class Workload:
     """One row of the table.
 
-    what: the feature, in a few words. how: what is done and what must have happened, one sentence.
+    what: the feature, in a few words. how: its actions and their effect, in one sentence.
     drive: does it. It raises NotExercised where the feature did not come into play.
-    compare: the outputs must be those of a server without tracers. False where they depend on
+    compare: the outputs must be the same as on a server without tracers. False where they depend on
     time, for example on the moment at which an abort arrives.
     """
 
@@ -40,6 +40,13 @@ class Workload:
     @property
     def id(self) -> str:
         return self.drive.__name__
+
+
+def workload(
+    what: str, how: str, compare: bool = True
+) -> Callable[[Callable[[Client], Awaitable[None]]], Workload]:
+    """A decorator that makes a Workload of the function that drives it."""
+    return lambda drive: Workload(what, how, drive, compare)
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def with_mtp(
     engine: Mapping[str, Any] = MappingProxyType({}),
     **more: Any,
 ) -> Group:
-    """A group whose engine has FROZEN_KV_MTP. more: of ``Group``."""
+    """A group with FROZEN_KV_MTP. more: of ``Group``."""
     return Group(id, title, workloads, {**CHUNKS, **engine}, **more)
 
 
@@ -93,7 +100,7 @@ def without_mtp(
     idle: Mapping[str, str] = MappingProxyType({}),
     **more: Any,
 ) -> Group:
-    """A group whose engine has neither FROZEN_KV_MTP nor overlap scheduling. more: of ``Group``."""
+    """A group with neither FROZEN_KV_MTP nor overlap scheduling. more: of ``Group``."""
     arguments = {**CHUNKS, "disable_overlap_schedule": True, **engine}
     blind = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info", **idle}
     return Group(id, title, workloads, arguments, mtp=False, idle=blind, **more)
@@ -156,6 +163,10 @@ class Client:
         several = found if isinstance(found, list) else [found]
         self.outputs[name] = [o.get("output_ids") for o in several]
         return found
+
+    def start(self, *given: Any, **request: Any) -> asyncio.Future[Any]:
+        """``generate``, which begins now and is awaited later."""
+        return asyncio.ensure_future(self.generate(*given, **request))
 
     async def stream(self, prompt: list[int], tokens: int, name: str = "", **request: Any) -> Any:
         """The pieces of a streamed request, as an asynchronous iterator."""

@@ -308,7 +308,7 @@ def _names(case: Case, words: str) -> bool:
 
 
 def as_text(cells: Iterable[Cell], answers: Collection[str]) -> str:
-    """Cells as JSON, one in a line. answers: the ids of those whose answers others need."""
+    """Cells as JSON, one in a line. answers: the ids of the cells that keep their answers."""
     blank = asdict(Cell("", "", "", 0))
     lines = []
     for cell in sorted(cells, key=lambda c: c.id):
@@ -320,7 +320,7 @@ def as_text(cells: Iterable[Cell], answers: Collection[str]) -> str:
 
 
 def from_text(text: str) -> dict[str, Cell]:
-    """id -> cell, of what ``as_text`` wrote."""
+    """id -> cell, from the text of ``as_text``."""
     cells = (Cell(**json.loads(line)) for line in text.splitlines())
     return {cell.id: cell for cell in cells}
 

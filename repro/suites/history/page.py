@@ -1,4 +1,4 @@
-"""Writes docs/history.md: the table, what each tool said, and what was predicted."""
+"""Writes docs/history.md: the table, the tools' words, and the predictions."""
 
 from __future__ import annotations
 

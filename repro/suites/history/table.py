@@ -21,8 +21,8 @@ from suites.history.tools import NOTHING, TOOLS, device_of
 class Entry:
     """What one tool said of one case, over the seeds.
 
-    grade: the commonest. alarms: seeds in which it told, of ``seeds`` whose bug was triggered, or
-    would have been, had the tool not stopped it. late: how many of them it told too late. after:
+    grade: the commonest. alarms: seeds in which it told, of the ``seeds`` that triggered the bug,
+    or would have done so, had the tool not stopped it. late: how many it told too late. after:
     median of the steps from the trigger to the alarm, -1 if no alarm came after one. said: of one
     of them. void: seeds in which the bug was not triggered. false: alarms on the healthy arm.
     healthy: runs there that came to where the bug would be.
@@ -100,7 +100,7 @@ class Truth:
 
 @dataclass
 class Row:
-    """A case and what was said of it.
+    """A case and the tools' answers to it.
 
     truth: of the device that the case is for. gpu: of the tools that need a GPU, where the case
     runs on a CPU.

@@ -51,7 +51,7 @@ class Tool:
     """A column of the table.
 
     environ: its switches. engine: arguments of the engine that its documentation asks for, by
-    release and whether FROZEN_KV_MTP runs. ours: it is g4debug, whose alarm is a dump. since: the
+    release and whether FROZEN_KV_MTP runs. ours: it is g4debug; its alarm is a dump. since: the
     first release in which it can tell anything here. what: what begins with that release. within:
     from this release on it is a tool of its own; before, SGLang does it by default. gpu: why no CPU
     can run it. no_mtp: why it cannot run beside FROZEN_KV_MTP. wrapper: the command that starts the

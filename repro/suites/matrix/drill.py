@@ -150,14 +150,14 @@ def run_clean(folder: Path, backend: str = "") -> Clean:
     seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
     dumps = folder / f"{name}-armed-dumps"
     armed = run(f"{name}-armed", environment("", True, dumps), folder, backend=backend)
-    findings = _findings(dumps)
+    bad = ""
     if not armed.completed:
-        return Clean(outputs, accept, seen, "DID NOT COMPLETE", False, backend)
-    if findings:
-        return Clean(outputs, accept, seen, f"FALSE ALARM: {findings}", False, backend)
-    if armed.result["outputs"] != outputs:
-        return Clean(outputs, accept, seen, "OTHER TOKENS", False, backend)
-    return Clean(outputs, accept, seen, "no finding, the same tokens", True, backend)
+        bad = "DID NOT COMPLETE"
+    elif findings := _findings(dumps):
+        bad = f"FALSE ALARM: {findings}"
+    elif armed.result["outputs"] != outputs:
+        bad = "OTHER TOKENS"
+    return Clean(outputs, accept, seen, bad or "no finding, the same tokens", not bad, backend)
 
 
 def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
+from suites.healthy.workload import Client, cached, finish, require, with_mtp, without_mtp, workload
 
 
 async def _pause(client: Client, mode: str) -> None:
@@ -22,15 +22,13 @@ async def _go_on(client: Client) -> None:
 
 async def _started(client: Client, count: int = 5) -> list[Any]:
     """Requests that run now."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(client.between(50, 300)), 150))
-        for _ in range(count)
-    ]
+    tasks = [client.start(client.prompt(client.between(50, 300)), 150) for _ in range(count)]
     await client.decoding(count)
     require(not any(t.done() for t in tasks), "the requests ended before the server was paused")
     return tasks
 
 
+@workload("pause, in place", "three times in the middle of five answers")
 async def paused_in_place(client: Client) -> None:
     tasks = await _started(client)
     for _ in range(3):
@@ -43,6 +41,7 @@ async def paused_in_place(client: Client) -> None:
     require(all(finish(o) == "length" for o in found), "a paused request did not complete")
 
 
+@workload("pause, retract", "twice in the middle of five answers", compare=False)
 async def paused_and_retracted(client: Client) -> None:
     tasks = await _started(client)
     for _ in range(2):
@@ -55,6 +54,7 @@ async def paused_and_retracted(client: Client) -> None:
     require(all(finish(o) == "length" for o in found), "a paused request did not complete")
 
 
+@workload("pause, abort", "in the middle of five answers", compare=False)
 async def paused_and_aborted(client: Client) -> None:
     tasks = await _started(client)
     await _pause(client, "abort")
@@ -73,6 +73,9 @@ async def _load(client: Client, flush: bool) -> None:
     require(bool(done[0]), f"SGLang did not load the weights: {done[1]}")
 
 
+@workload(
+    "weight update", "`update_weights_from_disk`, at idle and while paused (abort)", compare=False
+)
 async def new_weights(client: Client) -> None:
     """The same weights are loaded again, at idle and while the server is paused in three ways."""
 
@@ -94,6 +97,11 @@ async def new_weights(client: Client) -> None:
     await client.batch(4)
 
 
+@workload(
+    "weight update, in place",
+    "while paused (in place), without a flush: answers go on",
+    compare=False,
+)
 async def weights_in_place(client: Client) -> None:
     """New weights in the middle of answers, which go on with the KV that they have."""
     tasks = await _started(client)
@@ -104,6 +112,7 @@ async def weights_in_place(client: Client) -> None:
     client.note("requests that went on", sum(finish(o) == "length" for o in found), 5)
 
 
+@workload("flush_cache", "three times at idle; refused while busy")
 async def flushed(client: Client) -> None:
     prompt = client.prompt(300)
     await client.generate(prompt, 10)
@@ -121,6 +130,10 @@ async def flushed(client: Client) -> None:
     await asyncio.gather(*tasks)
 
 
+@workload(
+    "release and resume memory",
+    "KV, weights and both; without torch_memory_saver only KV is dropped",
+)
 async def memory_released(client: Client) -> None:
     """Memory is given back and asked for again; without torch_memory_saver only KV is dropped."""
     from sglang.srt.managers.io_struct import (
@@ -137,33 +150,8 @@ async def memory_released(client: Client) -> None:
         client.note("releases", 1)
 
 
-CONTROLS = (
-    Workload("pause, in place", "three times in the middle of five answers", paused_in_place),
-    Workload(
-        "pause, retract", "twice in the middle of five answers", paused_and_retracted, compare=False
-    ),
-    Workload("pause, abort", "in the middle of five answers", paused_and_aborted, compare=False),
-    Workload("flush_cache", "three times at idle; refused while busy", flushed),
-    Workload(
-        "release and resume memory",
-        "KV, weights and both; without torch_memory_saver only KV is dropped",
-        memory_released,
-    ),
-)
-WEIGHTS = (
-    Workload(
-        "weight update",
-        "`update_weights_from_disk`, at idle and while paused (abort)",
-        new_weights,
-        compare=False,
-    ),
-    Workload(
-        "weight update, in place",
-        "while paused (in place), without a flush: answers go on",
-        weights_in_place,
-        compare=False,
-    ),
-)
+CONTROLS = (paused_in_place, paused_and_retracted, paused_and_aborted, flushed, memory_released)
+WEIGHTS = (new_weights, weights_in_place)
 
 GROUPS = (
     with_mtp("control", "MTP, prefix cache", CONTROLS),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
+from suites.healthy.workload import Client, cached, finish, require, with_mtp, without_mtp, workload
 
 
+@workload("end of sequence", "requests that end by EOS and by stop token ids")
 async def eos(client: Client) -> None:
     # Whatever the model would say next becomes its end-of-sequence token for a second request.
     prompts = [client.prompt(client.between(20, 200)) for _ in range(6)]
@@ -29,6 +30,7 @@ async def eos(client: Client) -> None:
     client.note("ended by EOS", sum(finish(o) == "stop" for o in own), 6)
 
 
+@workload("stop strings", "six requests, each ended by a word of its own answer")
 async def stop_strings(client: Client) -> None:
     prompts = [client.prompt(client.between(20, 200)) for _ in range(6)]
     first = await client.together(*(client.generate(p, 20) for p in prompts))
@@ -42,6 +44,8 @@ async def stop_strings(client: Client) -> None:
     client.note("ended by a stop string", sum(finish(o) == "stop" for o in found), 6)
 
 
+# Not compared: which random numbers an answer gets depends on which others run beside it.
+@workload("n > 1", "four sampled answers each to two prompts", compare=False)
 async def several_answers(client: Client) -> None:
     """SGLang first computes the prompt once, so that the answers share it in the prefix cache."""
     prompt = client.prompt(200)
@@ -53,6 +57,7 @@ async def several_answers(client: Client) -> None:
     client.note("answers", sum(len(f) for f in found), 8)
 
 
+@workload("logprobs", "of prompts, of answers, of the best 3 and of given tokens")
 async def logprobs(client: Client) -> None:
     found = await client.together(
         *(
@@ -73,6 +78,7 @@ async def logprobs(client: Client) -> None:
     client.note("answer tokens with logprobs", answers, 64)
 
 
+@workload("sampling", "top-k, top-p, min-p, three penalties, a least length", compare=False)
 async def sampled(client: Client) -> None:
     params: tuple[dict[str, Any], ...] = (
         {"temperature": 0.7, "top_k": 20},
@@ -88,6 +94,7 @@ async def sampled(client: Client) -> None:
     client.note("answers", len(found), 6)
 
 
+@workload("very short requests", "prompts of 1 to 128 tokens, answers of 0 and 1")
 async def one_token(client: Client) -> None:
     """Requests that end with their prefill, alone and beside others."""
     found = await client.together(
@@ -98,6 +105,7 @@ async def one_token(client: Client) -> None:
     client.note("answers of at most one token", sum(len(o["output_ids"]) <= 1 for o in found), 6)
 
 
+@workload("streaming", "answers that are sent token by token", compare=False)
 async def streamed(client: Client) -> None:
     async def one(length: int) -> int:
         pieces = 0
@@ -109,6 +117,7 @@ async def streamed(client: Client) -> None:
     client.note("pieces", sum(found), 12)
 
 
+@workload("shared prefixes", "six prompts that begin like an earlier one")
 async def shared_prefix(client: Client) -> None:
     prefix = client.prompt(260)
     await client.generate(prefix, 8)
@@ -118,6 +127,7 @@ async def shared_prefix(client: Client) -> None:
     client.note("prompt tokens from the prefix cache", sum(map(cached, found)), 400)
 
 
+@workload("the same prompt twice", "five prompts, nothing is kept")
 async def recomputed(client: Client) -> None:
     """The same prompts twice where nothing is cached."""
     prompts = [client.prompt(client.between(20, 300)) for _ in range(5)]
@@ -131,6 +141,9 @@ async def recomputed(client: Client) -> None:
     require(sum(map(cached, again)) == 0, "the prefix cache is off, but was used")
 
 
+@workload(
+    "aborts", "four of eight requests are aborted, in chunked prefill and in decode", compare=False
+)
 async def aborted(client: Client) -> None:
     """Abort requests in the middle of a prefill in chunks, while they decode, and at once."""
 
@@ -150,12 +163,10 @@ async def aborted(client: Client) -> None:
     client.note("completed beside them", sum(finish(o) == "length" for o in found), 3)
 
 
+@workload("aborts while waiting", "six requests of 16 are aborted before their turn", compare=False)
 async def aborted_while_waiting(client: Client) -> None:
     """More requests than may run; those that wait are aborted."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(100), 60, name=f"wait-{i}"))
-        for i in range(16)
-    ]
+    tasks = [client.start(client.prompt(100), 60, name=f"wait-{i}") for i in range(16)]
     await client.decoding(8)
     for number in range(10, 16):
         client.manager.abort_request(rid=f"wait-{number}")
@@ -165,12 +176,10 @@ async def aborted_while_waiting(client: Client) -> None:
     client.note("completed", sum(finish(o) == "length" for o in found), 8)
 
 
+@workload("abort of everything", "in the middle of a batch", compare=False)
 async def all_aborted(client: Client) -> None:
     """Abort everything at once, in the middle of a batch; and then serve again."""
-    tasks = [
-        asyncio.ensure_future(client.generate(client.prompt(client.between(20, 300)), 300))
-        for _ in range(6)
-    ]
+    tasks = [client.start(client.prompt(client.between(20, 300)), 300) for _ in range(6)]
     await client.decoding(6)
     client.manager.abort_request(abort_all=True)
     found = await asyncio.gather(*tasks)
@@ -179,37 +188,16 @@ async def all_aborted(client: Client) -> None:
 
 
 EACH = (
-    Workload("end of sequence", "requests that end by EOS and by stop token ids", eos),
-    Workload("stop strings", "six requests, each ended by a word of its own answer", stop_strings),
-    # Not compared: which random numbers an answer gets depends on which others run beside it.
-    Workload("n > 1", "four sampled answers each to two prompts", several_answers, compare=False),
-    Workload("logprobs", "of prompts, of answers, of the best 3 and of given tokens", logprobs),
-    Workload(
-        "sampling", "top-k, top-p, min-p, three penalties, a least length", sampled, compare=False
-    ),
-    Workload("very short requests", "prompts of 1 to 128 tokens, answers of 0 and 1", one_token),
-    Workload("streaming", "answers that are sent token by token", streamed, compare=False),
-    Workload(
-        "aborts",
-        "four of eight requests are aborted, in chunked prefill and in decode",
-        aborted,
-        compare=False,
-    ),
-    Workload(
-        "aborts while waiting",
-        "six requests of 16 are aborted before their turn",
-        aborted_while_waiting,
-        compare=False,
-    ),
-    Workload("abort of everything", "in the middle of a batch", all_aborted, compare=False),
-)
-CACHED = Workload("shared prefixes", "six prompts that begin like an earlier one", shared_prefix)
-TWICE = Workload("the same prompt twice", "five prompts, nothing is kept", recomputed)
+    eos, stop_strings, several_answers, logprobs, sampled, one_token, streamed, aborted,
+    aborted_while_waiting, all_aborted,
+)  # fmt: skip
 NO_RADIX = {"disable_radix_cache": True}
 
 GROUPS = (
-    with_mtp("mtp", "MTP, prefix cache, prefill in chunks", (*EACH, CACHED)),
-    with_mtp("mtp-no-radix", "MTP, no prefix cache, prefill in chunks", (*EACH, TWICE), NO_RADIX),
-    without_mtp("plain", "no MTP, prefix cache", (*EACH, CACHED)),
-    without_mtp("plain-no-radix", "no MTP, no prefix cache", (*EACH, TWICE), NO_RADIX),
+    with_mtp("mtp", "MTP, prefix cache, prefill in chunks", (*EACH, shared_prefix)),
+    with_mtp(
+        "mtp-no-radix", "MTP, no prefix cache, prefill in chunks", (*EACH, recomputed), NO_RADIX
+    ),
+    without_mtp("plain", "no MTP, prefix cache", (*EACH, shared_prefix)),
+    without_mtp("plain-no-radix", "no MTP, no prefix cache", (*EACH, recomputed), NO_RADIX),
 )

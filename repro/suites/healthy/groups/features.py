@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.hooking import targets
-from suites.healthy.groups.endings import CACHED
-from suites.healthy.groups.shapes import BATCHES, REUSED
-from suites.healthy.workload import Client, Workload, finish, require, with_mtp, without_mtp
+from suites.healthy.groups.endings import shared_prefix
+from suites.healthy.groups.shapes import batches, reused
+from suites.healthy.workload import Client, finish, require, with_mtp, without_mtp, workload
 
 RANK = 4
 
@@ -47,6 +47,7 @@ def adapters(folder: Path) -> Mapping[str, Any]:
     return {"enable_lora": True, "lora_paths": paths, "lora_backend": "torch_native"}
 
 
+@workload("LoRA", "two adapters and none, at the same time")
 async def lora(client: Client) -> None:
     prompt = client.prompt(150)
     names = (None, "a0", "a1")
@@ -63,7 +64,6 @@ async def lora(client: Client) -> None:
     )
 
 
-LORA = Workload("LoRA", "two adapters and none, at the same time", lora)
 HICACHE = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0, "max_total_tokens": 2048}
 UNIFIED = {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"}
 
@@ -72,7 +72,7 @@ BEFORE_UNIFIED = (
     without_mtp(
         "hicache",
         "HiCache: SGLang's HiRadixCache takes no model with a SWA pool",
-        (CACHED,),
+        (shared_prefix,),
         HICACHE,
         refused="ValueError: HiRadixCache only supports MHA, MLA, and NSA (DSA) models",
     ),
@@ -83,14 +83,14 @@ GROUPS = (
     without_mtp(
         "lora",
         "LoRA: SGLang's layers for it want pinned memory, which only an accelerator has",
-        (LORA,),
+        (lora,),
         prepare=adapters,
         refused="RuntimeError: pin_memory=True requires a CUDA or other accelerator backend",
     ),
     without_mtp(
         "hicache-unified",
         "HiCache in the unified radix cache: it registers its host memory with CUDA",
-        (CACHED,),
+        (shared_prefix,),
         HICACHE,
         environ=UNIFIED,
         refused="AssertionError: Torch not compiled with CUDA enabled",
@@ -98,7 +98,7 @@ GROUPS = (
     with_mtp(
         "unified-radix",
         "the unified radix cache, MTP",
-        (CACHED, REUSED, BATCHES),
+        (shared_prefix, reused, batches),
         environ=UNIFIED,
     ),
 )

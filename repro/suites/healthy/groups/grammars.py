@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from suites.healthy.workload import Client, Workload, finish, require, with_mtp, without_mtp
+from suites.healthy.workload import Client, finish, require, with_mtp, without_mtp, workload
 
 SCHEMA = {
     "type": "object",
@@ -65,6 +65,7 @@ async def _matched(client: Client, name: str, value: str, count: int = 4) -> lis
     return texts
 
 
+@workload("JSON schema", "four answers by a schema, beside four without")
 async def json_schema(client: Client) -> None:
     for text in await _matched(client, "json_schema", json.dumps(SCHEMA)):
         answer = json.loads(text)
@@ -72,12 +73,14 @@ async def json_schema(client: Client) -> None:
         client.note("answers that match the schema", 1)
 
 
+@workload("regular expression", "four answers by an expression, beside four")
 async def regular_expression(client: Client) -> None:
     for text in await _matched(client, "regex", REGEX):
         require(re.fullmatch(REGEX, text) is not None, f"the answer is {text}")
         client.note("answers that match the expression", 1)
 
 
+@workload("text prompts", "through a tokenizer of bytes")
 async def free_text(client: Client) -> None:
     """Prompts and stop strings as text, through this tokenizer."""
     found = await client.together(
@@ -89,13 +92,7 @@ async def free_text(client: Client) -> None:
     client.note("text prompts", len(found))
 
 
-WORKLOADS = (
-    Workload("JSON schema", "four answers by a schema, beside four without", json_schema),
-    Workload(
-        "regular expression", "four answers by an expression, beside four", regular_expression
-    ),
-    Workload("text prompts", "through a tokenizer of bytes", free_text),
-)
+WORKLOADS = (json_schema, regular_expression, free_text)
 GRAMMAR = {"grammar_backend": "xgrammar"}
 
 GROUPS = (

@@ -8,19 +8,21 @@ from typing import Any
 
 from harness.arguments import mtp_has_overlap
 
-from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
+from suites.healthy.workload import Client, cached, finish, require, with_mtp, without_mtp, workload
 
 
 def _retractions(outputs: list[Any]) -> int:
     return sum(int(o["meta_info"].get("num_retractions", 0)) for o in outputs)
 
 
+@workload("retraction", "ten requests in pools for a few of them: some are retracted")
 async def retracted(client: Client) -> None:
     found = await client.batch(10, (60, 200), (110, 170))
     client.note("retractions", _retractions(found))
     require(all(finish(o) == "length" for o in found), "a retracted request did not complete")
 
 
+@workload("waves", "54 requests in six waves; prefixes are shared and evicted")
 async def waves(client: Client) -> None:
     """Six waves of requests with common prefixes; between them the server is idle."""
     prefixes = [client.prompt(220) for _ in range(3)]
@@ -39,18 +41,19 @@ async def waves(client: Client) -> None:
     client.note("waves", 6)
 
 
+@workload("forced retraction", "SGLang's `SGLANG_TEST_RETRACT`, every 5 steps")
 async def tested_retraction(client: Client) -> None:
     """SGLang's own switch for tests retracts every few steps."""
     found = await client.batch(10, (2, 200), (2, 60))
     client.note("retractions", _retractions(found))
 
 
+@workload(
+    "priority preemption", "four requests of high priority interrupt eight others", compare=False
+)
 async def preempted(client: Client) -> None:
     """Requests of a high priority come while the server is full with others."""
-    low = [
-        asyncio.ensure_future(client.generate(client.prompt(150), 120, priority=0))
-        for _ in range(8)
-    ]
+    low = [client.start(client.prompt(150), 120, priority=0) for _ in range(8)]
     await client.decoding(4)
     high = await client.together(
         *(client.generate(client.prompt(100), 20, priority=100) for _ in range(4))
@@ -60,9 +63,10 @@ async def preempted(client: Client) -> None:
     require(all(finish(o) == "length" for o in [*found, *high]), "a request did not complete")
 
 
+@workload("mixed chunks", "three prompts of 900 tokens beside others", compare=False)
 async def mixed_chunks(client: Client) -> None:
     """Long prompts are computed in chunks together with the next tokens of others."""
-    running = [asyncio.ensure_future(client.generate(client.prompt(50), 120)) for _ in range(3)]
+    running = [client.start(client.prompt(50), 120) for _ in range(3)]
     await client.decoding(3)
     await client.together(*(client.generate(client.prompt(900), 10) for _ in range(3)))
     await asyncio.gather(*running)
@@ -71,6 +75,7 @@ async def mixed_chunks(client: Client) -> None:
     client.note("steps that mix chunks and decodes", len(steps), 10)
 
 
+@workload("long prompts", "up to 1,400 tokens, in chunks, alone and together")
 async def long_prompts(client: Client) -> None:
     """Prompts of many chunks and several windows, alone and together."""
     await client.generate(client.prompt(1400), 10)
@@ -79,23 +84,8 @@ async def long_prompts(client: Client) -> None:
 
 
 SMALL = {"max_total_tokens": 1536, "swa_full_tokens_ratio": 0.6}
-PRESSED = (
-    Workload(
-        "retraction", "ten requests in pools for a few of them: some are retracted", retracted
-    ),
-    Workload("waves", "54 requests in six waves; prefixes are shared and evicted", waves),
-)
-LONG = Workload("long prompts", "up to 1,400 tokens, in chunks, alone and together", long_prompts)
+PRESSED = (retracted, waves, long_prompts)
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "5"}
-FORCED = Workload(
-    "forced retraction", "SGLang's `SGLANG_TEST_RETRACT`, every 5 steps", tested_retraction
-)
-PREEMPTED = Workload(
-    "priority preemption",
-    "four requests of high priority interrupt eight others",
-    preempted,
-    compare=False,
-)
 PRIORITY = {"enable_priority_scheduling": True, "max_running_requests": 4}
 
 # Without a prefix cache SGLang knows how long such requests become, and lets only so many in that
@@ -103,29 +93,27 @@ PRIORITY = {"enable_priority_scheduling": True, "max_running_requests": 4}
 RETRACTS = not mtp_has_overlap()
 
 GROUPS = (
-    with_mtp("small-pools", "small pools, MTP, prefix cache", (*PRESSED, LONG), SMALL),
+    with_mtp("small-pools", "small pools, MTP, prefix cache", PRESSED, SMALL),
     with_mtp(
         "small-pools-no-radix",
         "small pools, MTP, no prefix cache",
-        (*PRESSED, LONG) if RETRACTS else (FORCED, *PRESSED[1:], LONG),
+        PRESSED if RETRACTS else (tested_retraction, *PRESSED[1:]),
         {**SMALL, "disable_radix_cache": True},
         environ={} if RETRACTS else RETRACT,
         strict=False,
         why="SGLang's busy check is wrong after a retraction here, without g4debug, too",
     ),
-    without_mtp("small-pools-plain", "small pools, no MTP, prefix cache", (*PRESSED, LONG), SMALL),
-    with_mtp("retract", "forced retraction, MTP", (FORCED,), environ=RETRACT),
-    without_mtp("retract-plain", "forced retraction, no MTP", (FORCED,), environ=RETRACT),
-    with_mtp("priority", "priority scheduling, MTP", (PREEMPTED,), PRIORITY),
-    without_mtp("priority-plain", "priority scheduling, no MTP", (PREEMPTED,), PRIORITY),
+    without_mtp("small-pools-plain", "small pools, no MTP, prefix cache", PRESSED, SMALL),
+    with_mtp("retract", "forced retraction, MTP", (tested_retraction,), environ=RETRACT),
+    without_mtp(
+        "retract-plain", "forced retraction, no MTP", (tested_retraction,), environ=RETRACT
+    ),
+    with_mtp("priority", "priority scheduling, MTP", (preempted,), PRIORITY),
+    without_mtp("priority-plain", "priority scheduling, no MTP", (preempted,), PRIORITY),
     without_mtp(
         "mixed-chunk",
         "mixed chunks, no MTP (SGLang switches them off with it)",
-        (
-            Workload(
-                "mixed chunks", "three prompts of 900 tokens beside others", mixed_chunks, False
-            ),
-        ),
+        (mixed_chunks,),
         {"enable_mixed_chunk": True, "chunked_prefill_size": 128},
     ),
 )

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from suites.healthy.groups.endings import NO_RADIX
-from suites.healthy.workload import Client, Workload, cached, finish, require, with_mtp, without_mtp
+from suites.healthy.workload import Client, cached, finish, require, with_mtp, without_mtp, workload
 
 TURNS = 5
 
@@ -56,10 +56,15 @@ async def _beside_others(client: Client, streaming: bool) -> None:
     client.note("prompt tokens reused", sum(found[:3]), 300 if streaming else 0)
 
 
+@workload(
+    "sessions",
+    "`open_session` and `session_params`: three at a time, five turns each, beside others",
+)
 async def sessions(client: Client) -> None:
     await _beside_others(client, False)
 
 
+@workload("sessions that go back", "`drop_previous_output`, `offset`, a second branch, `replace`")
 async def session_branches(client: Client) -> None:
     """Go back to an earlier turn, drop an answer, cut a prompt, replace a turn."""
     session = await _open(client)
@@ -81,46 +86,45 @@ async def session_branches(client: Client) -> None:
     await _close(client, session)
 
 
+@workload(
+    "sessions, aborted and closed",
+    "three turns are aborted, and the session is closed while a turn runs",
+    compare=False,
+)
 async def session_aborts(client: Client) -> None:
     """A turn is aborted, the session goes on from an earlier turn, and is closed while one runs."""
     session = await _open(client)
     first = await client.generate(
         client.prompt(300), 20, session_params={"id": session, "rid": None}
     )
-    rid = first["meta_info"]["id"]
+    here = {"id": session, "rid": first["meta_info"]["id"]}
     for number in range(3):
         name = f"turn-{number}"
-        task = asyncio.ensure_future(
-            client.generate(
-                client.tokens(70), 400, name=name, session_params={"id": session, "rid": rid}
-            )
-        )
+        task = client.start(client.tokens(70), 400, name=name, session_params=here)
         await client.decoding(1, 4)
         client.manager.abort_request(rid=name)
         client.note("turns aborted", finish(await task) == "abort", 0)
-        again = await client.generate(
-            client.tokens(30), 20, session_params={"id": session, "rid": rid}
-        )
+        again = await client.generate(client.tokens(30), 20, session_params=here)
         require(finish(again) == "length", f"the turn after an abort ended by {finish(again)}")
-    task = asyncio.ensure_future(
-        client.generate(client.tokens(20), 60, session_params={"id": session, "rid": rid})
-    )
+    task = client.start(client.tokens(20), 60, session_params=here)
     await asyncio.sleep(0.2)
     await _close(client, session)
     await task
     client.note("turns aborted", 0, 2)
 
 
+@workload("streaming sessions", "three at a time, five turns each, beside others")
 async def streaming_sessions(client: Client) -> None:
     await _beside_others(client, True)
 
 
+@workload(
+    "streaming sessions, aborted", "a turn is aborted, and another one follows", compare=False
+)
 async def streaming_session_aborts(client: Client) -> None:
     session = await _open(client, True)
     await client.generate(client.prompt(200), 20, session_params={"id": session})
-    task = asyncio.ensure_future(
-        client.generate(client.tokens(60), 400, name="stream-turn", session_params={"id": session})
-    )
+    task = client.start(client.tokens(60), 400, name="stream-turn", session_params={"id": session})
     await client.decoding(1, 4)
     client.manager.abort_request(rid="stream-turn")
     client.note("turns aborted", finish(await task) == "abort")
@@ -130,35 +134,8 @@ async def streaming_session_aborts(client: Client) -> None:
     await _close(client, session)
 
 
-SESSIONS = (
-    Workload(
-        "sessions",
-        "`open_session` and `session_params`: three at a time, five turns each, beside others",
-        sessions,
-    ),
-    Workload(
-        "sessions that go back",
-        "`drop_previous_output`, `offset`, a second branch, `replace`",
-        session_branches,
-    ),
-    Workload(
-        "sessions, aborted and closed",
-        "three turns are aborted, and the session is closed while a turn runs",
-        session_aborts,
-        compare=False,
-    ),
-)
-STREAMING = (
-    Workload(
-        "streaming sessions", "three at a time, five turns each, beside others", streaming_sessions
-    ),
-    Workload(
-        "streaming sessions, aborted",
-        "a turn is aborted, and another one follows",
-        streaming_session_aborts,
-        compare=False,
-    ),
-)
+SESSIONS = (sessions, session_branches, session_aborts)
+STREAMING = (streaming_sessions, streaming_session_aborts)
 
 IN_STREAMS = {"enable_streaming_session": True}
 

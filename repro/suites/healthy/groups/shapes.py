@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.hooking import targets
-from suites.healthy.groups.endings import CACHED
+from suites.healthy.groups.endings import shared_prefix
 from suites.healthy.workload import (
     Client,
     Group,
-    Workload,
     cached,
     finish,
     require,
     with_mtp,
     without_mtp,
+    workload,
 )
 
 
+@workload("batches", "32 requests, half with common prefixes, in four waves")
 async def batches(client: Client) -> None:
     """Requests of all lengths, some with common prefixes, until pages were used several times."""
     prefix = client.prompt(200)
@@ -40,6 +41,7 @@ async def batches(client: Client) -> None:
         await asyncio.sleep(0.1)
 
 
+@workload("beyond the window", "220 tokens decoded, window 128")
 async def outgrown(client: Client) -> None:
     """Sequences that outgrow the window while they decode, so that SWA pages are evicted."""
     found = await client.together(
@@ -48,6 +50,7 @@ async def outgrown(client: Client) -> None:
     client.note("sequences that outgrew the window", sum(finish(o) == "length" for o in found), 3)
 
 
+@workload("a few tokens", "six requests, in two waves")
 async def few_tokens(client: Client) -> None:
     """Little, because interpreted attention kernels take seconds for each step."""
     prompt = client.prompt(140)
@@ -60,6 +63,7 @@ async def few_tokens(client: Client) -> None:
         client.note("answers", len(found))
 
 
+@workload("prompts that come back", "six prompts, and again with more tokens")
 async def reused(client: Client) -> None:
     """A second round in the pages that a first one freed."""
     prompts = [client.prompt(client.between(100, 400)) for _ in range(6)]
@@ -78,11 +82,7 @@ def _moe(folder: Path) -> Mapping[str, Any]:
     return {"model_path": str(target), "speculative_draft_model_path": str(assistant)}
 
 
-BATCHES = Workload("batches", "32 requests, half with common prefixes, in four waves", batches)
-OUTGROWN = Workload("beyond the window", "220 tokens decoded, window 128", outgrown)
-REUSED = Workload("prompts that come back", "six prompts, and again with more tokens", reused)
-FEW = Workload("a few tokens", "six requests, in two waves", few_tokens)
-ALL = (BATCHES, OUTGROWN, REUSED)
+ALL = (batches, outgrown, reused)
 NO_TABLES = {
     "page-table": "the attention backend is torch_native; trtllm_mha takes pages of 16, 32 and 64",
     "kv-writes": "the attention backend is torch_native",
@@ -120,22 +120,22 @@ GROUPS = (
     Group(
         "page-1-mtp",
         "page size 1, attention in interpreted Triton kernels, MTP",
-        (FEW,),
+        (few_tokens,),
         {"attention_backend": "triton", "page_size": 1},
     ),
     with_mtp(
         "fp8",
         "KV in fp8_e4m3, MTP",
-        (FEW,),
+        (few_tokens,),
         {"kv_cache_dtype": "fp8_e4m3"},
         refused="" if targets.matches("<0.5.18") else NO_AMX,
     ),
-    with_mtp("bf16", "model and KV in bfloat16, MTP", (*ALL, CACHED), {"dtype": "bfloat16"}),
+    with_mtp("bf16", "model and KV in bfloat16, MTP", (*ALL, shared_prefix), {"dtype": "bfloat16"}),
     with_mtp("moe", "a model with experts, MTP", ALL, prepare=_moe),
     without_mtp(
         "overlap",
         "overlap scheduling, no MTP",
-        (*ALL, CACHED),
+        (*ALL, shared_prefix),
         {"disable_overlap_schedule": False},
         idle=OVERLAP,
     ),

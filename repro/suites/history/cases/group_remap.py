@@ -7,8 +7,6 @@ in one batch: a long one first, then a short one. Afterwards others need their p
 
 from __future__ import annotations
 
-import asyncio
-
 from suites.healthy.workload import Client
 from suites.history.case import NATURAL, Arm, Case
 from suites.history.grades import predicted
@@ -22,7 +20,7 @@ async def drive(client: Client, seed: int) -> None:
         system = client.prompt(SYSTEM)
         long, short = system + client.tokens(384), system + client.tokens(64)
         before = client.log().count(PREFILL)
-        busy = asyncio.ensure_future(client.generate(client.prompt(BUSY), 2, name=f"busy-{n}"))
+        busy = client.start(client.prompt(BUSY), 2, name=f"busy-{n}")
         await client.until(PREFILL, before + 1)
         await client.together(
             client.generate(long, 12, name=f"long-{n}"),

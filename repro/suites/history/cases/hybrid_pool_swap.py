@@ -1,7 +1,7 @@
 """FROZEN_KV_MTP dies in the draft's first forward if prefill and decode have different backends.
 
-Two requests are enough. The backends are those of a Blackwell server that follows SGLang's own
-advice: triton for the prefill, trtllm_mha for the decode. Verify runs on the decode's.
+Two requests are enough. The backends are those that SGLang itself advises for a Blackwell
+server: triton for the prefill, trtllm_mha for the decode. Verify runs on the decode's.
 """
 
 from __future__ import annotations

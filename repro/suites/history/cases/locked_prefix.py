@@ -8,8 +8,6 @@ with the system prompt.
 
 from __future__ import annotations
 
-import asyncio
-
 from suites.healthy.workload import Client
 from suites.history.case import NATURAL, Arm, Case
 from suites.history.grades import predicted
@@ -25,9 +23,7 @@ async def agents(client: Client, rounds: int, answer: int, task: int, tokens: in
     """
     system = client.prompt(SYSTEM)
     await client.generate(system + client.tokens(TASK), 4, name="first-agent")
-    writes = asyncio.ensure_future(
-        client.generate(system + client.tokens(TASK), answer, name="long-answer")
-    )
+    writes = client.start(system + client.tokens(TASK), answer, name="long-answer")
     await client.decoding(1)
     for n in range(rounds):
         for m in range(STRANGERS):
