@@ -11,16 +11,14 @@ the models' 512, because sm90's decode kernel takes only that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import _results
-from _servers import Server, ServerDied, Variant
+from measuring import options, results
+from measuring.servers import Variant, all_up, in_turns
 
 BATCHES = (1, 8, 64)
 TOKENS = 200
@@ -60,14 +58,12 @@ def paths() -> list[str]:
 
 
 def engine(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+    from harness.workload import without_mtp
+
     return {
         "model_path": str(model),
         "load_format": "dummy",
-        "speculative_algorithm": None,
-        "speculative_draft_model_path": None,
-        "speculative_num_steps": None,
-        "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None,
+        **without_mtp(),
         # Both pools hold 64 requests. Two servers of 26B-A4B just fit on a H200.
         "max_total_tokens": 64 * 768,
         "swa_full_tokens_ratio": 1.0,
@@ -86,61 +82,43 @@ def measure(name: str, rounds: int, overrides: dict[str, Any], folder: Path) -> 
     model = folder / name
     model.mkdir()
     (model / "config.json").write_text(json.dumps(geometries()[name]))
-    arguments, plugin = engine(model, overrides), "_seeded_weights"
+    arguments, plugin = engine(model, overrides), "seeded_weights"
     variants = {
         "off": Variant({fix_switch(p): "0" for p in paths()}, arguments, plugin=plugin),
         "on": Variant({fix_switch(p): "1" for p in paths()}, arguments, plugin=plugin),
     }
-    servers: dict[str, Server] = {}
     rows = []
-    try:
-        for key, variant in variants.items():
-            begin = time.perf_counter()
-            servers[key] = Server(key, variant, "cuda", folder)
-            device = servers[key].read()["device"]
-            print(f"{key}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+    with all_up(variants, "cuda", folder) as (servers, hello):
         for batch in BATCHES:
             for server in servers.values():  # warm: JIT, graphs of this batch size
                 server.ask(batch, 40)
-            for number in range(rounds):
-                for key in list(servers) if number % 2 else list(servers)[::-1]:
+            for number, order in in_turns(servers, rounds):
+                for key in order:
                     ms, _ = servers[key].ms_per_token(batch, TOKENS)
                     at = {"model": name, "round": number, "batch": batch, "paths": key}
                     rows.append(at | {"ms_per_token": round(ms, 4)})
         log = Path(servers["on"].log.name).read_text(errors="replace")
         said = [line for line in log.splitlines() if "g4debug: " in line and "(first" in line]
-        return rows, device, said
-    except ServerDied as e:
-        raise SystemExit(str(e)) from e
-    finally:
-        for server in servers.values():
-            server.stop()
+        return rows, hello["on"]["device"], said
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
     print("model     batch   off ms/token   on ms/token   on / off (range)")
     for batch in dict.fromkeys(r["batch"] for r in rows):
         mine = [r for r in rows if r["batch"] == batch]
-        times = {k: [r["ms_per_token"] for r in mine if r["paths"] == k] for k in ("off", "on")}
-        by_round: dict[int, dict[str, float]] = {}
-        for r in mine:
-            by_round.setdefault(r["round"], {})[r["paths"]] = r["ms_per_token"]
-        ratios = [both["on"] / both["off"] for both in by_round.values()]
+        rounds = results.by_round(mine, "paths", "ms_per_token")
+        off, on = (statistics.median(r[k] for r in rounds) for k in ("off", "on"))
+        ratios = [r["on"] / r["off"] for r in rounds]
         print(
-            f"{mine[0]['model']:9s} {batch:4d}   {statistics.median(times['off']):12.3f}   "
-            f"{statistics.median(times['on']):11.3f}   {statistics.median(ratios):.3f} "
-            f"({min(ratios):.3f} .. {max(ratios):.3f})"
+            f"{mine[0]['model']:9s} {batch:4d}   {off:12.3f}   {on:11.3f}   "
+            f"{results.spread(ratios)}"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, rounds=7)
     parser.add_argument("--model", choices=("E4B", "26B-A4B"), default="E4B")
-    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engine", type=json.loads, default={}, help="arguments of sgl.Engine")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     import torch
 
@@ -149,7 +127,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="g4debug-decode-") as folder:
         rows, device, said = measure(args.model, args.rounds, args.engine, Path(folder))
     stem = f"decode_paths_{args.model}"
-    _results.write(stem, rows, device, args.out, paths=paths(), engine=args.engine)
+    results.write(stem, rows, device, args.out, paths=paths(), engine=args.engine)
     for line in said:
         print(line[-120:])
     summarise(rows)

@@ -13,9 +13,9 @@ together, on one device, and are asked in turns, in an order of its own for each
 geometry (full layers' head_dim 256) with seeded weights, CUDA graphs, prefill on triton, decode on
 trtllm_mha, pages of 64.
 
-A round asks each server for one token of each prompt, and then for --tokens of them. What a row
-says is of the difference, so it has no prefill in it: ``ms_per_token`` is the time per output token
-of one request, ``ms_per_step`` that time the accept length. The first round is not written down.
+A round asks each server for one token of each prompt, and then for --tokens of them. A row is about
+the difference, so it has no prefill in it: ``ms_per_token`` is the time per output token of one
+request, ``ms_per_step`` is the same times the accept length. The first round is not written down.
 
 --accept lets SGLang accept so many tokens in each verify, whatever was drafted
 (SGLANG_SIMULATE_ACC_LEN): seeded weights are accepted less, or more, than a trained draft.
@@ -38,9 +38,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _models
-import _results
-from _servers import Server, ServerDied, Variant
+from measuring import models, options, results
+from measuring.servers import Server, ServerDied, Variant
 
 from g4debug.cpu.server import free_port
 
@@ -57,8 +56,7 @@ VARIANTS = {
     "upstream": Variant(engine=OVERLAP),
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "cuda": {"max_running_requests": 64, "cuda_graph_max_bs": 64, "cuda_graph_bs": [1, 8, 64],
-             "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
+    "cuda": {**models.FOR_64, "max_total_tokens": 64 * 1000, "chunked_prefill_size": 8192,
              # Of what is free when it starts; the pools are as large as the line above says.
              "mem_fraction_static": 0.9},
     "cpu": {"max_total_tokens": 4096},
@@ -67,19 +65,16 @@ PROFILED = {"cuda": 40, "cpu": 12}  # output tokens of a request that the profil
 
 
 def default_variants(upstream_python: str) -> list[str]:
-    from g4debug.hooking.speculation import is_v2
+    from g4debug.speculation import adapter
 
-    if is_v2():
+    if adapter("FROZEN_KV_MTP").overlap:
         return ["upstream"]
     return ["v1", "ours", *(["upstream"] if upstream_python else [])]
 
 
 def ask(server: Server, batch: int, tokens: int) -> dict[str, Any]:
     """The row of one round; see the top of this file."""
-    first = server.ask(batch, 1)["seconds"]
-    whole = server.ask(batch, tokens)
-    per_token = (whole["seconds"] - first) / (tokens - 1) * 1000
-    accepted = whole["accept_length"]
+    per_token, accepted = server.ms_per_token(batch, tokens)
     return {
         "ms_per_token": round(per_token, 4),
         "ms_per_step": round(per_token * accepted, 4),
@@ -98,8 +93,7 @@ def take_trace(server: Server, batch: int, tokens: int, folder: Path) -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    models = _models.write("E4B", args.device)
-    shared = _models.arguments(models, args.device, **ARGUMENTS[args.device])
+    shared = models.arguments("E4B", args.device, **ARGUMENTS[args.device])
     environment = {"SGLANG_SIMULATE_ACC_LEN": str(args.accept)} if args.accept else {}
     rows: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -123,8 +117,9 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 is_on = "on" if hello["overlap"] else "off"
                 raise SystemExit(f"{name}: overlap scheduling is {is_on}:\n{server.tail()}")
             print(f"{name}: up", flush=True)
-        out = args.out or _results.HERE / f"frozen_kv_mtp_v2_{hello['device'].split()[-1]}.csv"
-        growing = _results.Growing(out, hello["device"], accept=args.accept or "")
+        device = hello["device"]
+        out = args.out or results.FOLDER / f"frozen_kv_mtp_v2_{device.split()[-1]}.csv"
+        growing = results.Growing(out, accept=args.accept or "")
         try:
             for number in range(args.rounds + 1):
                 if number == 1 and args.timeline:
@@ -139,10 +134,9 @@ def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                         row["sglang"] = releases[name]
                         row |= ask(servers[name], batch, args.tokens)
                         if number:
-                            growing.add([row])
+                            growing.add([row], device)
                             rows.append(row)
         finally:
-            growing.close()
             for name, server in servers.items():
                 warned = [x for x in server.tail().splitlines() if "g4debug:" in x]
                 print("\n".join(f"{name}: {x}" for x in warned[-4:]), file=sys.stderr)
@@ -174,16 +168,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = options.parser(__doc__, "cuda", rounds=5)
     parser.add_argument("--batches", type=lambda t: [int(x) for x in t.split(",")])
     parser.add_argument("--tokens", type=int, help="output tokens of each request")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variants", type=lambda t: t.split(","))
     parser.add_argument("--accept", type=float, default=0.0, metavar="N")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--upstream-python", default="", metavar="PYTHON")
     parser.add_argument("--timeline", type=Path, metavar="FOLDER")
     parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
@@ -191,7 +180,7 @@ def main() -> int:
     if args.timeline and not args.rounds:
         parser.error("--timeline needs at least one round")
     if args.table:
-        print("\n".join(table([row for path in args.table for row in _results.read(path)[1]])))
+        print("\n".join(table([row for path in args.table for row in results.read(path)[1]])))
         return 0
     args.variants = args.variants or default_variants(args.upstream_python)
     unknown = set(args.variants) - set(VARIANTS)
@@ -210,4 +199,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

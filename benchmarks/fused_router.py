@@ -2,7 +2,7 @@
 
     python benchmarks/fused_router.py [--sglang13 FOLDER] [--rows 1,64] [--tune] [--out FILE.csv]
 
-The router is that of 26B-A4B: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch code
+The router has 26B-A4B's shape: 128 experts, top 8, bfloat16 logits, bfloat16 scales. The torch code
 is the routing function in the source of the installed SGLang. FOLDER is an unpacked wheel of SGLang
 0.5.13.post1, or its .whl, for its kernel. Without it that column is left out.
 """
@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import _kernels
 import torch
+from measuring import kernels
 
 from g4debug.fixes.paths.kernels import fused_router as ours
 
@@ -90,7 +90,7 @@ def check(routes: dict[str, Route], scale: torch.Tensor) -> None:
 
 
 def main() -> None:
-    parser = _kernels.parser(__doc__)
+    parser = kernels.parser(__doc__)
     parser.add_argument("--sglang13", type=Path, help="unpacked wheel, or .whl, of 0.5.13.post1")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,18 +101,16 @@ def main() -> None:
         routes["sglang 0.5.13"] = newer
     if args.check:
         return check({**routes, "ours": ours.fused_router}, scale)
-    _kernels.needs_gpu()
+    kernels.needs_gpu()
     if not args.no_compile:
         torch._dynamo.config.recompile_limit = 64
-        routes["compiled"] = torch.compile(sglang, mode="max-autotune-no-cudagraphs", dynamic=False)
+        routes["compiled"] = kernels.compiled(sglang)
     routes["ours"] = ours.fused_router
     check({n: r for n, r in routes.items() if n != "compiled"}, scale)
-    sizes = [int(r) for r in args.rows.split(",")] if args.rows else ROWS
-    bandwidth = _kernels.copy_bandwidth()
-    found = []
-    for rows in TUNE_ROWS if args.tune and not args.rows else sizes:
+    sweep = kernels.Sweep(args.rounds)
+    for rows in kernels.sizes(args, ROWS, TUNE_ROWS):
         moved = rows * (EXPERTS * 2 + TOP_K * 8) + EXPERTS * 2
-        count = _kernels.sets(moved)
+        count = kernels.sets(moved)
         logits = [torch.randn(rows, EXPERTS, device="cuda").bfloat16() for _ in range(count)]
         if args.tune:
             tiles = [ours.tile(rows, EXPERTS), *candidates()]
@@ -120,20 +118,16 @@ def main() -> None:
                 str(tuple(t)): lambda i, t=t, x=logits: ours.fused_router(x[i], scale, TOP_K, t)
                 for t in dict.fromkeys(tiles)
             }
-            _kernels.tuned(f"rows {rows} (rows, warps, pdl)", tries, count, args.rounds)
+            kernels.tuned(f"rows {rows} (rows, warps, pdl)", tries, count, args.rounds)
             continue
-        variants: dict[str, _kernels.Variant] = {
+        variants: dict[str, kernels.Variant] = {
             name: lambda i, r=route, x=logits: r(x[i], scale, TOP_K)
             for name, route in routes.items()
         }
-        variants["copy"] = _kernels.copy_of(moved, count)
-        timed = _kernels.measure(variants, count, args.rounds)
         at = {"rows": rows, "experts": EXPERTS, "top_k": TOP_K, "dtype": "bfloat16"}
-        found += _kernels.rows_for(at, timed, moved, bandwidth)
-    if args.tune:
-        return
-    _kernels.write("fused_router", found, args.out, bandwidth)
-    _kernels.table(found, ["rows"])
+        sweep.add(at, variants, moved, count)
+    if not args.tune:
+        sweep.write("fused_router", args.out, ["rows"])
 
 
 if __name__ == "__main__":

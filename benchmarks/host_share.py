@@ -3,11 +3,11 @@
     python benchmarks/host_share.py [--device cuda|cpu] --out FILE.csv [--py-spy PATH]
         [--variants armed,kv-integrity] [--rate 400]
 
-The load is that of tracer_overhead.py. While it runs, py-spy looks at the scheduler's stack some
-hundred times a second, and _stacks.py tells whose time each sample is. Where servers alike differ
-by more than the tracers cost, this still gives a figure. It is the host's time only, and an upper
-bound of what it adds to a step: while the device works on what it was given before, the host's time
-costs nothing. py-spy is not among the requirements: python -m pip install py-spy.
+The load is the same as in tracer_overhead.py. While it runs, py-spy looks at the scheduler's stack
+some hundred times a second, and measuring/stacks.py tells whose time each sample is. Where servers
+alike differ by more than the tracers cost, this still gives a figure. It is the host's time only,
+and an upper bound of what it adds to a step: while the device still works on earlier launches, the
+host's time costs nothing. py-spy is not among the requirements: python -m pip install py-spy.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import _results
-import tracer_overhead
-from _fleet import Fleet, Gated
-from _stacks import Share, share
+from measuring import options, results, tracers
+from measuring.fleet import Fleet, Gated
+from measuring.stacks import Share, share
 
 SHOWN = 5  # the costliest places that are printed for each batch size
 
@@ -56,44 +55,38 @@ def phase(server: Gated, batch: int, count: int, args: argparse.Namespace, raw: 
 
 
 def measure(args: argparse.Namespace, folder: Path) -> None:
-    tracer_overhead.installed()
-    shared = tracer_overhead.engine(args.device, ())
-    variants = tracer_overhead.under_load(args.variants, shared)
-    load = tracer_overhead.LOADS[args.device, args.quick]
-    file = None
+    tracers.installed()
+    shared = tracers.engine(args.device, ())
+    variants = tracers.under_load(args.variants, shared)
+    load = tracers.LOADS[args.device, args.quick]
+    file = results.Growing(args.out)
     names = [(n, n) for n in args.variants]
     with Fleet(names, variants, args.device, folder, len(names)) as fleet:
         for server, (name, _) in zip(fleet, names, strict=False):
             device = server.start()["device"]
             fleet.quiet()
-            tracer_overhead.fill(server, load)
-            tracer_overhead.check(name, server.facts())
+            tracers.fill(server, load)
+            tracers.check(name, server.facts())
             for batch, count in load.phases:
                 before = server.facts()["steps"]
                 found = phase(server, batch, count, args, folder / f"{name}-{batch}.raw")
                 steps = server.facts()["steps"] - before
-                file = file or _results.Growing(args.out, device)
                 file.add([{"variant": name, "batch": batch, "steps": steps,
-                           "samples": found.samples, "ours": found.ours}])  # fmt: skip
+                           "samples": found.samples, "ours": found.ours}], device)  # fmt: skip
                 print(f"{name}, batch {batch}: {found.of_all:.1%} of {found.samples} samples")
                 for place, many in found.by.most_common(SHOWN):
                     print(f"    {many / found.samples:.1%} {place}", flush=True)
-    if file is not None:
-        file.close()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser = options.parser(__doc__, "cuda", out="")
     parser.add_argument("--out", type=Path, required=True, help="the CSV to write")
     parser.add_argument("--py-spy", default=shutil.which("py-spy"), help="default: from the PATH")
     parser.add_argument("--rate", type=int, default=400, help="samples in a second")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument(
         "--variants",
-        type=tracer_overhead.variant_names,
+        type=tracers.variant_names,
         default=("armed", "kv-integrity"),
         help="of tracer_overhead.py, separated by commas",
     )

@@ -4,8 +4,9 @@
                                    [--rounds 3]
     python benchmarks/host_time.py --table FILE.csv [--sites 6]
 
-One server of each variant, one after the other. ``_clock.py`` tells for each place that g4debug
-hooks how long our code there took; SGLang's own function, which runs in between, does not count.
+One server of each variant, one after the other. ``served/clock.py`` tells for each place that
+g4debug hooks how long our code there took; SGLang's own function, which runs in between, does not
+count.
 Requests of one token each are prefills only; requests of 150 tokens with short prompts are nearly
 only decodes. Two servers are never compared, so it does not matter that one is faster than the
 other. What a hook waits for is in its time, even if SGLang would have waited for it a moment later:
@@ -23,10 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _results
-import tracer_overhead
-from _fleet import Fleet, Gated
-from _servers import ServerDied
+from measuring import options, results, tracers
+from measuring.fleet import Fleet, Gated
+from measuring.servers import ServerDied
 
 # Phase -> a question to the server, besides batch, seed and count.
 PHASES: dict[str, dict[str, int]] = {
@@ -65,31 +65,28 @@ def ask(server: Gated, phase: str, batch: int, count: int, seed: int) -> list[di
 
 
 def measure(args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    tracer_overhead.installed()
-    shared = tracer_overhead.engine(args.device, ())
+    tracers.installed()
+    shared = tracers.engine(args.device, ())
     variants = {
-        name: replace(variant, plugin="_clock")
-        for name, variant in tracer_overhead.under_load(args.variants, shared).items()
+        name: replace(variant, plugin="clock")
+        for name, variant in tracers.under_load(args.variants, shared).items()
     }
     found: list[dict[str, Any]] = []
-    file = None
+    file = results.Growing(args.out)
     plan = [(name, name) for name in args.variants]
     with Fleet(plan, variants, args.device, folder, ahead=1) as fleet:
         for server, (name, _) in zip(fleet, plan, strict=True):
             device = server.start()["device"]
             fleet.quiet()
-            tracer_overhead.check(name, server.facts())
-            file = file or _results.Growing(args.out, device)
+            tracers.check(name, server.facts())
             for number in range(args.rounds + 1):
                 for phase in PHASES:
                     for batch, count in COUNTS[args.device].items():
                         rows = ask(server, phase, batch, count, 1 + 10 * number + batch)
                         if number:  # the first round compiles kernels
                             rows = [{"variant": name, "round": number, **row} for row in rows]
-                            file.add(rows)
+                            file.add(rows, device)
                             found += rows
-    if file is not None:
-        file.close()
     return found
 
 
@@ -123,22 +120,17 @@ def table(rows: Sequence[Mapping[str, Any]], sites: int) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser = options.parser(__doc__, "cuda", rounds=3, out="the CSV")
     parser.add_argument("--variants", type=lambda t: t.split(","), default=["armed"])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, metavar="FILE")
     parser.add_argument("--sites", type=int, default=6, help="how many the table names")
     args = parser.parse_args()
     if args.table:
-        print("\n".join(table(_results.read(args.table)[1], args.sites)))
+        print("\n".join(table(results.read(args.table)[1], args.sites)))
         return 0
     if args.out is None:
         parser.error("--out FILE is missing")
-    unknown = set(args.variants) - set(tracer_overhead.VARIANTS)
+    unknown = set(args.variants) - set(tracers.VARIANTS)
     if unknown:
         parser.error(f"unknown variants {sorted(unknown)}")
     with tempfile.TemporaryDirectory(prefix="g4debug-host-") as folder:
@@ -152,4 +144,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -17,7 +17,6 @@ import contextlib
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from _results import write
+from measuring import results
+from measuring.servers import in_turns
 
 ARMS = {
     "g4debug": {},
@@ -148,17 +146,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = []
-    for number in range(args.rounds):
-        for arm in ARMS if number % 2 == 0 else reversed(ARMS):
+    for number, order in in_turns(ARMS, args.rounds):
+        for arm in order:
             with tempfile.TemporaryDirectory(prefix="g4debug-end-") as folder:
                 row = {"round": number + 1, **run(arm, args.ranks, Path(folder))}
             print(row, flush=True)
             rows.append(row)
-    write("incident_end", rows, "cpu", args.out, ranks=args.ranks)
+    results.write("incident_end", rows, "cpu", args.out, ranks=args.ranks)
     for arm in ARMS:
         seconds = [float(r["seconds"]) for r in rows if r["arm"] == arm]
-        low, high = min(seconds), max(seconds)
-        print(f"{arm:8} median {statistics.median(seconds):.2f} s ({low:.2f} .. {high:.2f})")
+        print(f"{arm:8} median {results.spread(seconds, '.2f')} s")
 
 
 if __name__ == "__main__":

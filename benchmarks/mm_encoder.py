@@ -15,13 +15,12 @@ encoder is the time of get_image_feature for the 6 images. end to end is the tim
 prefill of a prompt of 1670 tokens with them, up to the logits. Pictures are not decoded or cut into
 patches here, because the tokenizer process does that, in the same way for all. peak is how many
 bytes of device memory the encoder takes in addition to what was allocated before. The relative
-error is that of the embeddings against those of alone. --profile writes a table for each way with
+error compares the embeddings with those of alone. --profile writes a table for each way with
 the 30 most costly kernels of the encoder (on a CPU: operators).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -30,15 +29,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import _mm_ways
-import _results
-from _mm_ways import WAYS, Ways
+from measuring import mm_ways, options, results
+from measuring.mm_ways import WAYS, Ways
 
 IMAGES, PROMPT = 6, 1670
-SIDE, PATCHES = (
-    48,
-    2520,
-)  # a square picture has 48 x 48 of at most 2520 patches; the rest is padding
+SIDE, PATCHES = 48, 2520  # a picture has 48 x 48 of at most 2520 patches; the rest is padding
 TOWERS = {
     "E2B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16,
             "num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64},
@@ -80,7 +75,7 @@ def config(tower: str) -> dict[str, Any]:
 
 def runner(model: Path, device: str, attention: str | None) -> Any:
     """A ModelRunner of the model, with g4debug's hooks in place as in a server."""
-    import _seeded_weights
+    from served import seeded_weights
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import (
         PortArgs,
@@ -92,7 +87,7 @@ def runner(model: Path, device: str, attention: str | None) -> Any:
 
     for fix in ("mm-batched-encoder", "vision-layer"):
         os.environ[fix_switch(fix)] = "1"
-    _seeded_weights.register()
+    seeded_weights.register()
     load_plugins()
     arguments: dict[str, Any] = {
         "model_path": str(model),
@@ -204,7 +199,7 @@ def measure(
     tower: str, device: str, rounds: int, folder: Path, attention: str | None, table: Path | None
 ) -> tuple[list[dict[str, Any]], str]:
     import torch
-    from _servers import device_name
+    from served.start import device_name
     from sglang.srt.managers.mm_utils import init_mm_embedding_cache
 
     from g4debug.fixes.paths.mm_batched_encoder import fix as mm_batched_encoder
@@ -263,20 +258,15 @@ def measure(
                 }
             rows += timed.values() if number >= 0 else []
         if table:
-            _mm_ways.profile(ways, pictures(IMAGES, side, patches, made.device, 1), cuda, table)
+            mm_ways.profile(ways, pictures(IMAGES, side, patches, made.device, 1), cuda, table)
     ways.take("fused")
     return rows, device_name()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, "cuda", rounds=20)
     parser.add_argument("--tower", choices=tuple(TOWERS), default="E2B")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--mm-attention-backend", help="default: SGLang's own (fa3 on sm90)")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--profile", type=Path, help="write torch.profiler's tables there")
     args = parser.parse_args()
     if args.device == "cpu":
@@ -288,8 +278,8 @@ def main() -> None:
             args.tower, args.device, args.rounds, Path(folder), args.mm_attention_backend,
             args.profile,
         )  # fmt: skip
-    _results.write(f"mm_encoder_{args.tower}", rows, device, args.out)
-    _mm_ways.summarise(rows)
+    results.write(f"mm_encoder_{args.tower}", rows, device, args.out)
+    mm_ways.summarise(rows)
 
 
 if __name__ == "__main__":

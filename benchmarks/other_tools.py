@@ -15,16 +15,14 @@ and the check of seed PR #3, which cannot be in a graph. sanitizer: eager, and c
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import _results
-from _servers import Server, ServerDied, Variant
+from measuring import options, results
+from measuring.servers import Variant, all_up, in_turns
 
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
 # Without them 0.5.12.post1 dies here of seed PR #22's crash, as requests of equal length end
@@ -38,7 +36,7 @@ GROUPS = {
     },
     "eager": {
         "eager": Variant(engine=EAGER),
-        "max-min check (seed PR #3)": Variant(engine=EAGER, plugin="_max_min_check"),
+        "max-min check (seed PR #3)": Variant(engine=EAGER, plugin="max_min_check"),
     },
     "sanitizer": {
         "eager": Variant(engine=EAGER),
@@ -56,16 +54,8 @@ def measure(
     group: str, device: str, rounds: int, batches: tuple[int, ...], folder: Path
 ) -> tuple[list[dict[str, Any]], str]:
     """The rows of the CSV, one for each round, batch and variant, and the device's name."""
-    servers: dict[str, Server] = {}
     rows = []
-    try:
-        hello = {}
-        for name, variant in GROUPS[group].items():
-            # They start one after the other, because each first measures the free memory.
-            begin = time.perf_counter()
-            servers[name] = Server(name, variant, device, folder)
-            hello[name] = servers[name].read()
-            print(f"{name}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+    with all_up(GROUPS[group], device, folder) as (servers, hello):
         first = next(iter(servers))
         if hello[first]["hooks"]:
             raise SystemExit(
@@ -75,27 +65,13 @@ def measure(
         for batch in batches:
             for server in servers.values():  # warm: JIT, graphs of this batch size
                 server.ask(batch, min(tokens, 60))
-            for number in range(rounds):
-                order = list(servers) if number % 2 == 0 else list(servers)[::-1]
+            for number, order in in_turns(servers, rounds):
                 for name in order:
                     ms, accept = servers[name].ms_per_token(batch, tokens)
-                    rows.append(
-                        {
-                            "group": group,
-                            "round": number,
-                            "batch": batch,
-                            "variant": name,
-                            "hooks": hello[name]["hooks"],
-                            "ms_per_token": ms,
-                            "accept_length": round(accept, 3),
-                        }
-                    )
+                    at = {"group": group, "round": number, "batch": batch, "variant": name}
+                    at |= {"hooks": hello[name]["hooks"], "ms_per_token": ms}
+                    rows.append(at | {"accept_length": round(accept, 3)})
         return rows, hello[first]["device"]
-    except ServerDied as e:
-        raise SystemExit(str(e)) from e
-    finally:
-        for server in servers.values():
-            server.stop()
 
 
 def summarise(rows: list[dict[str, Any]]) -> None:
@@ -115,18 +91,13 @@ def summarise(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser = options.parser(__doc__, "cuda", rounds=7)
     parser.add_argument("--group", choices=tuple(GROUPS), default="graphs")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     batches = BATCHES[args.group] if args.device == "cuda" else (1, 2)
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
         rows, device = measure(args.group, args.device, args.rounds, batches, Path(folder))
-    _results.write(f"other_tools_{args.group}", rows, device, args.out)
+    results.write(f"other_tools_{args.group}", rows, device, args.out)
     summarise(rows)
 
 

@@ -1,4 +1,4 @@
-"""Draws docs/paths.svg, the speed-ups of the performance paths, from the CSVs in this folder.
+"""Draws docs/paths.svg, the speed-ups of the performance paths, from the CSVs in results/.
 
     python benchmarks/picture.py
 
@@ -11,29 +11,28 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-import _results
+from measuring import results, svg
 
-from g4debug.reporters.pools_svg import STYLE, text
+from g4debug.reporters.pools_svg import text
 
-OUT = _results.HERE.parent / "docs" / "paths.svg"
+OUT = results.FOLDER.parents[1] / "docs" / "paths.svg"
 WIDTH, LEFT, RIGHT, LINE = 900, 400, 70, 26
 Bar = tuple[str, float]
 
 
 def paired(path: str, key: str, figure: str, slow: str, fast: str, **where: str) -> Iterator[float]:
     """The median over the rounds of slow / fast, if the file ``path`` has both."""
-    rounds: dict[str, dict[str, float]] = {}
-    for row in _results.read(_results.HERE / path)[1]:
-        if all(row[name] == value for name, value in where.items()):
-            rounds.setdefault(row["round"], {})[row[key]] = float(row[figure])
-    ratios = [r[slow] / r[fast] for r in rounds.values() if slow in r and fast in r]
+    found = results.read(results.FOLDER / path)[1]
+    mine = [row for row in found if all(row[name] == value for name, value in where.items())]
+    rounds = results.by_round(mine, key, figure)
+    ratios = [r[slow] / r[fast] for r in rounds if slow in r and fast in r]
     if ratios:
         yield statistics.median(ratios)
 
 
 def kernel(path: str, variant: str, **where: str) -> Iterator[float]:
     """How many times as fast as ``variant`` ours is."""
-    for row in _results.read(_results.HERE / path)[1]:
+    for row in results.read(results.FOLDER / path)[1]:
         if row["variant"] == variant and all(row[n] == value for n, value in where.items()):
             yield float(row["ours_is_faster_by"])
 
@@ -91,20 +90,14 @@ def panel(title: str, bars: list[Bar], y: float) -> tuple[list[str], float]:
 def main() -> None:
     body, y = panel("Whole requests and output tokens: path off / path on", [*requests()], 34)
     more, y = panel("Kernels alone: SGLang 0.5.12.post1's own / ours", [*kernels()], y + 6)
-    device = _results.read(_results.HERE / "fused_router_h200.csv")[0]["device"]
+    device = results.read(results.FOLDER / "fused_router_h200.csv")[0]["device"]
     note = (
         f"{device}, seeded weights, medians of interleaved rounds; a bar begins at 1 x: no change"
     )
-    height = round(y + 6)
     bar = ".bar { fill: var(--best); opacity: 0.75; }"
-    OUT.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
-        f'height="{height}" role="img"><title>Speed-up of each performance path</title>'
-        f"<style>{STYLE} {bar}</style>\n"
-        f'<rect width="{WIDTH}" height="{height}" fill="var(--paper)"/>\n'
-        + "\n".join([*body, *more, text(20, y - 8, note, "soft")])
-        + "\n</svg>\n"
-    )
+    lines = [*body, *more, text(20, y - 8, note, "soft")]
+    title = "Speed-up of each performance path"
+    OUT.write_text(svg.page(WIDTH, round(y + 6), title, bar, lines))
     print(f"wrote {Path(OUT).name}")
 
 

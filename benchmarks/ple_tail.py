@@ -7,8 +7,8 @@ are 256 wide and a slice of those of all 35, 42 or 30 layers.
 
 The part kernels is the pointwise work alone, on given results of the GEMMs. The part tail is all of
 it with both GEMMs (torch.nn.functional.linear), as the layer runs it; torch.compile may then fuse
-into a GEMM. "sglang" is what the layer of 0.5.12.post1 runs. "sglang fused" uses SGLang's own fused
-kernels where they fit.
+into a GEMM. "sglang" are the operations of 0.5.12.post1's layer. "sglang fused" uses SGLang's own
+fused kernels where they fit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import _kernels
 import torch
+from measuring import kernels
 from torch.nn.functional import gelu, linear
 
 from g4debug.fixes.paths.kernels import gelu_mul as gelu_mul_kernel
@@ -37,11 +37,7 @@ class Inputs:
     """Seeded tensors of one width and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, width: int, layers: int, rows: int, count: int, device: str = "cuda"):
-        generator = torch.Generator(device).manual_seed(width + rows)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, device=device).bfloat16()
-
+        draw = kernels.drawing(width + rows, device)
         self.x, self.residual, self.share = (
             [draw(rows, width) for _ in range(count)] for _ in "xrs"
         )
@@ -55,17 +51,11 @@ class Inputs:
         self.scalar, self.one = draw(1), torch.ones(1, device=device).bfloat16()
 
 
-def native_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
-    return (wide * w.float()).to(x.dtype)
-
-
 # Each stage of the chain: (norm and add), (gelu and multiply), (norm, add and multiply).
 
 
 def eager1(x: Any, w: Any, r: Any) -> Any:
-    return native_norm(x, w) + r
+    return kernels.rms_norm(x, w, EPS) + r
 
 
 def eager2(gate: Any, ple: Any) -> Any:
@@ -73,7 +63,7 @@ def eager2(gate: Any, ple: Any) -> Any:
 
 
 def eager3(share: Any, w: Any, h: Any, scalar: Any) -> Any:
-    return (h + native_norm(share, w)) * scalar
+    return (h + kernels.rms_norm(share, w, EPS)) * scalar
 
 
 def eager_tail(x: Any, w1: Any, r: Any, gate_w: Any, ple: Any, back_w: Any, w2: Any, s: Any) -> Any:
@@ -81,17 +71,17 @@ def eager_tail(x: Any, w1: Any, r: Any, gate_w: Any, ple: Any, back_w: Any, w2: 
     return eager3(linear(eager2(linear(h, gate_w), ple), back_w), w2, h, s)
 
 
-def stages(kernels: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
+def stages(theirs: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
     """The name of each variant -> its three stages."""
     made = {"eager": (eager1, eager2, eager3)}
-    if "rmsnorm" in kernels:
-        norm, fused = kernels["rmsnorm"], kernels["fused"]
+    if "rmsnorm" in theirs:
+        norm, fused = theirs["rmsnorm"], theirs["fused"]
 
         def sglang3(share: Any, w: Any, h: Any, scalar: Any) -> Any:
             return (h + norm(share, w, EPS)) * scalar
 
         made["sglang"] = (lambda x, w, r: norm(x, w, EPS) + r, eager2, sglang3)
-        one = kernels["one"]
+        one = theirs["one"]
         made["sglang fused"] = (
             lambda x, w, r: fused(x, w, r, one, EPS),
             eager2,
@@ -119,19 +109,19 @@ def sglang_kernels() -> dict[str, Any]:
 
 def kernel_variants(
     t: Inputs, made: dict[str, tuple[Any, Any, Any]]
-) -> dict[str, dict[str, _kernels.Variant]]:
+) -> dict[str, dict[str, kernels.Variant]]:
     """stage -> variant -> call. "all" are the three stages, on given results of the GEMMs."""
 
-    def one(f: Any) -> _kernels.Variant:
+    def one(f: Any) -> kernels.Variant:
         return lambda i: f(t.x[i], t.w1, t.residual[i])
 
-    def two(f: Any) -> _kernels.Variant:
+    def two(f: Any) -> kernels.Variant:
         return lambda i: f(t.gate[i], t.ple[i])
 
-    def three(f: Any) -> _kernels.Variant:
+    def three(f: Any) -> kernels.Variant:
         return lambda i: f(t.share[i], t.w2, t.residual[i], t.scalar)
 
-    def whole(fs: Any) -> _kernels.Variant:
+    def whole(fs: Any) -> kernels.Variant:
         def call(i: int) -> Any:
             h = fs[0](t.x[i], t.w1, t.residual[i])
             g = fs[1](t.gate[i], t.ple[i])
@@ -147,8 +137,8 @@ def kernel_variants(
     }
 
 
-def tail_variants(t: Inputs, made: dict[str, tuple[Any, Any, Any]]) -> dict[str, _kernels.Variant]:
-    def tail(fs: Any) -> _kernels.Variant:
+def tail_variants(t: Inputs, made: dict[str, tuple[Any, Any, Any]]) -> dict[str, kernels.Variant]:
+    def tail(fs: Any) -> kernels.Variant:
         def call(i: int) -> Any:
             h = fs[0](t.x[i], t.w1, t.residual[i])
             g = fs[1](linear(h, t.gate_weight), t.ple[i])
@@ -181,7 +171,7 @@ def cuts() -> list[Cut]:
 def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
     count = len(t.x)
     every = dict.fromkeys([rmsnorm_add_kernel.cut(rows, width), *cuts()])
-    _kernels.tuned(
+    kernels.tuned(
         f"{at} norm+add",
         {
             str(tuple(c)): lambda i, c=c: rmsnorm_add(t.x[i], t.w1, t.residual[i], EPS, t.scalar, c)
@@ -191,7 +181,7 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
         rounds,
     )
     tiles = [Tile(r, w, pdl) for r in (1, 2, 4, 8) for w in (1, 2, 4, 8) for pdl in (False, True)]
-    _kernels.tuned(
+    kernels.tuned(
         f"{at} gelu*ple",
         {
             str(tuple(c)): lambda i, c=c: gelu_mul(t.gate[i], t.ple[i], c)
@@ -212,56 +202,47 @@ def check(device: str, made: dict[str, tuple[Any, Any, Any]]) -> None:
 
 
 def main() -> None:
-    parser = _kernels.parser(__doc__)
+    parser = kernels.parser(__doc__)
     parser.add_argument("--part", choices=("kernels", "tail"), default="kernels")
     parser.add_argument("--widths", default=",".join(WIDTHS))
     args = parser.parse_args()
     if args.check:
         gpu = torch.cuda.is_available()
         return check("cuda" if gpu else "cpu", stages(sglang_kernels() if gpu else {}))
-    _kernels.needs_gpu()
+    kernels.needs_gpu()
     made = stages(sglang_kernels())
     check("cuda", made)
-    bandwidth = _kernels.copy_bandwidth()
-    sizes = (
-        [int(r) for r in args.rows.split(",")] if args.rows else TUNE_ROWS if args.tune else ROWS
-    )
-    found: list[dict[str, Any]] = []
+    sweep = kernels.Sweep(args.rounds)
     for name in args.widths.split(","):
         width, layers = WIDTHS[name]
-        for rows in sizes:
+        for rows in kernels.sizes(args, ROWS, TUNE_ROWS):
             size = moved(rows, width)
-            count = _kernels.sets(size["norm+add"])
+            count = kernels.sets(size["norm+add"])
             t = Inputs(width, layers, rows, count)
             if args.tune:
                 tune(t, f"{name} {rows}", rows, width, args.rounds)
                 continue
             torch._dynamo.reset()
-            how = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
             if args.part == "kernels":
                 now = dict(made)
                 if not args.no_compile:
-                    now["compiled"] = tuple(torch.compile(f, **how) for f in made["eager"])
+                    now["compiled"] = tuple(map(kernels.compiled, made["eager"]))
                 work = kernel_variants(t, now)
             else:
                 work = {"tail": tail_variants(t, made)}
                 if not args.no_compile:
-                    whole = torch.compile(eager_tail, **how)
+                    whole = kernels.compiled(eager_tail)
                     work["tail"]["compiled"] = lambda i, t=t, whole=whole: whole(
                         t.x[i], t.w1, t.residual[i], t.gate_weight, t.ple[i], t.back_weight, t.w2,
                         t.scalar,
                     )  # fmt: skip
             for stage, variants in work.items():
-                variants["copy"] = _kernels.copy_of(size[stage], count)
-                timed = _kernels.measure(variants, count, args.rounds)
                 at = {"width": name, "hidden": width, "rows": rows, "stage": stage}
-                found += _kernels.rows_for(at, timed, size[stage], bandwidth)
+                sweep.add(at, variants, size[stage], count)
             del t, work, variants
-    if args.tune:
-        return
-    names = {"kernels": "ple_tail", "tail": "ple_tail_gemms"}
-    _kernels.write(names[args.part], found, args.out, bandwidth)
-    _kernels.table(found, ["width", "rows", "stage"])
+    if not args.tune:
+        names = {"kernels": "ple_tail", "tail": "ple_tail_gemms"}
+        sweep.write(names[args.part], args.out, ["width", "rows", "stage"])
 
 
 if __name__ == "__main__":

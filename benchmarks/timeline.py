@@ -3,22 +3,20 @@
     python benchmarks/timeline.py --cut TRACE... --out FILE.csv [--steps 3]
     python benchmarks/timeline.py FILE.csv [--batch 1] [--out FILE.svg]
 
-A trace is what frozen_kv_mtp_v2.py --timeline writes: <variant>-<batch>.trace.json.gz. --cut takes
-some steps out of the middle of each. A step begins with the first kernel of the target's CUDA
-graph, which verifies the drafted tokens, and ends with that of the next. The second command prints
-the medians of a step, and draws a batch size: for each variant one line for the GPU and one for the
+frozen_kv_mtp_v2.py --timeline writes the traces: <variant>-<batch>.trace.json.gz. --cut takes some
+steps out of the middle of each. A step lasts from the first kernel of the target's CUDA graph,
+which verifies the drafted tokens, to the first kernel of the next. The second command prints the
+medians of a step, and draws a batch size: for each variant one line for the GPU and one for the
 scheduler's host. A kernel of the longest kind of graph is the target's, one of another graph is the
 draft's, and one outside of a graph is neither's.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +24,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import _results
+from measuring import options, results, svg
 
-from g4debug.reporters.pools_svg import STYLE, text
+from g4debug.reporters.pools_svg import text
 
 Span = tuple[float, float]
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -44,7 +42,7 @@ COLOURS = {TARGET: "full", DRAFT: "swa", OTHER: "best", WAITS: "waits", CALLS: "
 
 @dataclass(frozen=True)
 class Piece:
-    """What a step's time went for. begin, end: us from the beginning of the first step."""
+    """A part of a step's time. begin, end: us from the beginning of the first step."""
 
     variant: str
     batch: int
@@ -150,7 +148,7 @@ def read(path: Path) -> list[Piece]:
             r["variant"], int(r["batch"]), int(r["step"]), r["what"],
             float(r["begin"]), float(r["end"]),
         )
-        for r in _results.read(path)[1]
+        for r in results.read(path)[1]
     ]  # fmt: skip
 
 
@@ -185,7 +183,7 @@ def table(pieces: Sequence[Piece]) -> list[str]:
 
 
 def draw(pieces: Sequence[Piece], batch: int, title: str) -> str:
-    """The SVG of a batch size. Its colours follow the viewer's light or dark scheme."""
+    """The SVG of a batch size."""
     mine = [p for p in pieces if p.batch == batch]
     longest = max(p.end for p in mine)
     unit = (WIDTH - LEFT - RIGHT) / longest
@@ -239,33 +237,24 @@ def draw(pieces: Sequence[Piece], batch: int, title: str) -> str:
         ".calls { fill: var(--soft) } .edge { stroke: var(--ink); stroke-width: 1 } "
         ".nothing { fill: none; stroke: var(--grid); stroke-width: 0.5 }"
     )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" '
-        f'height="{y}" role="img"><title>{title}</title><style>{STYLE} {style}</style>\n'
-        f'<rect width="{WIDTH}" height="{y}" fill="var(--paper)"/>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
-    )
+    return svg.page(WIDTH, y, title, style, body)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, out="with --cut the CSV, else the picture")
     parser.add_argument("csv", type=Path, nargs="?", metavar="FILE.csv")
     parser.add_argument("--cut", type=Path, nargs="+", metavar="TRACE")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", default="", help="the GPU's name, for the CSV's first line")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--title", default="Where the time of a decode step goes")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if bool(args.cut) == bool(args.csv):
         parser.error("expected either a CSV or --cut with traces")
     try:
         if args.cut:
             pieces = [p for t in args.cut for p in cut(events(t), *named(t), args.steps)]
-            _results.write("timeline", [vars(p) for p in pieces], args.device or "?", args.out)
+            results.write("timeline", [vars(p) for p in pieces], args.device or "?", args.out)
             print("\n".join(table(pieces)))
             return 0
         pieces = read(args.csv)
@@ -279,4 +268,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -11,11 +11,11 @@ the sliding layers; the second one is as long as the window.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 
 import torch
+from measuring import kernels, options
 
 from g4debug.backends.handed_over import TokenLists
 from g4debug.ledger import shadow as shadows
@@ -59,32 +59,16 @@ def served(rows: int, tokens: int, page_size: int) -> tuple[TokenLists, Truth, i
 
 def microseconds(call: Callable[[], object], rounds: int) -> float:
     """For one call, in a graph of LAUNCHES calls. The median over the rounds."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(LAUNCHES):
-            call()
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
-    found = []
-    for _ in range(rounds):
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end) * 1000 / LAUNCHES)
-    return statistics.median(found)
+    graph, _ = kernels.captured(lambda i: call(), LAUNCHES)
+    clock = kernels.Clock()
+    return statistics.median(clock.us(graph.replay) / LAUNCHES for _ in range(rounds))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, rounds=50, out="")
     parser.add_argument("--tokens", default="500,8000,32000")
     parser.add_argument("--rows", default="1,8,64")
     parser.add_argument("--page-size", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=50)
     args = parser.parse_args()
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, page {args.page_size}")
     print("rows,tokens,ranges_us,truth_us,copy_us")
@@ -92,16 +76,16 @@ def main() -> None:
         for tokens in map(int, args.tokens.split(",")):
             lists, truth, pool = served(rows, tokens, args.page_size)
             trap, copy = TrapBuffer(torch.device("cuda")), torch.empty_like(lists.indices)
-            slot = trap.new_slot()
+            mailbox = trap.new_mailbox()
 
             def guard(
                 truth: Truth | None,
                 lists: TokenLists = lists,
                 trap: TrapBuffer = trap,
-                slot: int = slot,
+                mailbox: int = mailbox,
                 pool: int = pool,
             ) -> None:
-                token_guard.launch(lists, trap, slot, pool, args.page_size, truth)
+                token_guard.launch(lists, trap, mailbox, pool, args.page_size, truth)
 
             times = [
                 microseconds(lambda guard=guard: guard(None), args.rounds),

@@ -24,9 +24,9 @@ kind measure at the same time: one call each, with its own CUDA_VISIBLE_DEVICES 
 release has it with FROZEN_KV_MTP.
 
 --together starts so many servers of each variant at once and keeps them on the device; see
-_together.py. A round is then a short turn of each, in an order of its own. With two copies or more
-there is a line in the table that compares two servers with debugging off: what it says of itself
-is how far the other figures can be trusted.
+measuring/together.py. A round is then a short turn of each, in an order of its own. With two copies
+or more there is a line in the table that compares two servers with debugging off: it says how far
+the other figures can be trusted.
 
 --switch measures in one server: a variant with tracers, whose hooks are in the way in one turn and
 not in the next. Two processes that run the same code can differ by a tenth for as long as they
@@ -53,45 +53,18 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _gate
-import _models
-import _overhead
-import _results
-from _fleet import Fleet, Gated
-from _servers import ServerDied, Variant
-from _together import Crowd
-from _workload import without_mtp
+from measuring import options, overhead, results, tracers
+from measuring.fleet import Fleet, Gated
+from measuring.servers import ServerDied
+from measuring.together import Crowd
+from measuring.tracers import ALONE, FOUR, LOADS, ask, check, fill, under_load
+from served import gate
 
-DEFAULT = "page-table,kv-allocator,spec-lifecycle,pool-leak,flight-recorder"
-# The fixes that this SGLang needs are on in every variant, because only debugging is compared.
-VARIANTS = {
-    "off": Variant(),
-    "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
-    "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
-    "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
-}
-FOUR = tuple(VARIANTS)
-WITHOUT_MTP = without_mtp()
-ON_TRITON = {"prefill_attention_backend": "triton", "decode_attention_backend": "triton"}
-ALONE = ("page-table", "kv-allocator", "spec-lifecycle", "pool-leak")
-VARIANTS |= {
-    **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
-    "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),
-    "ranks": Variant({"G4DEBUG_TRACE": f"{DEFAULT},rank-divergence"}),
-    "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
-    "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
-    "no-mtp": Variant(engine=WITHOUT_MTP),
-    "armed-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=WITHOUT_MTP),
-    "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
-    "triton": Variant(engine=ON_TRITON),
-    "armed-triton": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=ON_TRITON),
-}
 # variant -> what it is compared with, and its name in the table
 COMPARED = {
     "recorder": ("off", "flight recorder alone"),
@@ -113,63 +86,6 @@ BASES = {
 }
 
 
-@dataclass(frozen=True)
-class Load:
-    """What every server is sent. fill: requests that fill the cache, and their tokens.
-
-    phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
-    place of prompts that share beginnings. of_context: requests of each, and their tokens.
-    """
-
-    fill: tuple[int, int]
-    phases: tuple[tuple[int, int], ...]
-    of_context: tuple[int, int]
-    contexts: tuple[int, ...] = ()
-
-    def turn(self) -> Load:
-        """A small part of it, with no request that fills the cache: one turn with --together."""
-        phases = tuple((batch, max(batch, count // 4)) for batch, count in self.phases)
-        count, tokens = self.of_context
-        return replace(self, fill=(0, 0), phases=phases, of_context=(max(1, count // 4), tokens))
-
-
-LOADS = {
-    ("cuda", False): Load((160, 4), ((1, 16), (8, 72), (64, 256)), (12, 150)),
-    ("cuda", True): Load((128, 4), ((1, 4), (8, 16), (64, 128)), (3, 100)),
-    ("cpu", False): Load((24, 2), ((1, 6), (4, 16)), (3, 8)),
-    ("cpu", True): Load((8, 2), ((1, 2), (2, 4)), (2, 4)),
-}
-
-
-def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, Any]:
-    models = _models.write("E4B", device)
-    several = {"tp_size": ranks} if ranks > 1 else {}
-    if device == "cpu":
-        few = {"max_total_tokens": 2560, "max_running_requests": 4}
-        return _models.arguments(models, device, **few, **several)
-    return _models.arguments(
-        models,
-        device,
-        cuda_graph_bs=[1, 8, 64],
-        cuda_graph_max_bs=64,
-        max_running_requests=64,
-        max_total_tokens=64 * 1600,
-        chunked_prefill_size=2048,
-        # What fills the cache is as long as the load's longest prompt, whatever the contexts are.
-        **({"context_length": max(contexts) + 3000} if contexts else {}),
-        **several,
-    )
-
-
-def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Variant]:
-    """These of VARIANTS, as servers that wait at the gate. shared: their engine's arguments."""
-    # Servers of several ranks that start at the same time see GPUs whose free memory differs.
-    more = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0"} if "tp_size" in shared else {}
-    return {n: replace(VARIANTS[n], engine={**shared, **VARIANTS[n].engine},
-                       environment={**more, **VARIANTS[n].environment},
-                       plugin="_gate", script="_serve_load.py") for n in names}  # fmt: skip
-
-
 def plan(
     seed: int, first: int, rounds: int, variants: Sequence[str] = FOUR
 ) -> Iterator[tuple[str, str]]:
@@ -181,53 +97,17 @@ def plan(
         yield from ((name, variant) for variant in order)
 
 
-def fill(server: Gated, load: Load) -> None:
-    """Fill the prefix cache, so that it evicts from then on."""
-    count, tokens = load.fill
-    server.put({"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
-
-
-def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
-    """Send a server everything; the rows of its requests, without those that fill the cache."""
-    questions: list[dict[str, Any]]
-    if load.contexts:
-        count, tokens = load.of_context
-        questions = [
-            {
-                "serve": 1,
-                "seed": 1000 * seed + n,
-                "count": count,
-                "tokens": tokens,
-                "prompt": prompt,
-            }
-            for n, prompt in enumerate(load.contexts)
-        ]
-    else:
-        if load.fill[0]:
-            fill(server, load)
-        questions = [
-            {"serve": batch, "seed": 1000 * seed + batch, "count": count}
-            for batch, count in load.phases
-        ]
-    rows = []
-    for question in questions:
-        found = server.put(question)["rows"]
-        at = {"batch": question["serve"], "context": question.get("prompt", "")}
-        rows += [{**at, **row} for row in found]
-    return rows
-
-
 def measure(args: argparse.Namespace, folder: Path) -> int:
     """Run the plan as far as the time allows. Returns how many servers died."""
-    installed()
+    tracers.installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
-    shared = engine(args.device, args.contexts, args.tp)
+    shared = tracers.engine(args.device, args.contexts, args.tp)
     first = "kv-integrity"  # it has the kernels of all tracers
     variants = under_load({first, *args.variants}, shared)
     last = args.first_round + args.rounds
     steps = list(plan(args.seed, args.first_round, last, args.variants))
     names = [("first", first), *((f"{r}-{v}", v) for r, v in steps)]
-    written: list[_results.Growing] = []
+    requests, servers = (results.Growing(args.out / n) for n in ("requests.csv", "servers.csv"))
     done = 0
     with Fleet(names, variants, args.device, folder, args.ahead) as fleet:
         for server, (number, variant) in zip(fleet, [("", first), *steps], strict=False):
@@ -249,16 +129,14 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                     print(f"first server: up in {up:.0f} s, {whole:.0f} s", flush=True)
                     continue
                 check(variant, facts)
-                if not written:
-                    written = [_results.Growing(args.out / n, device)
-                               for n in ("requests.csv", "servers.csv")]  # fmt: skip
                 at = {"round": number, "variant": variant}
-                written[0].add([{**at, **row} for row in rows])
+                requests.add([{**at, **row} for row in rows], device)
                 seconds = round(time.monotonic() - begin, 1)
                 steps_run = facts["steps"] - before["steps"]
                 said = {"nodes": facts["nodes"], "sites": facts["sites"]}
-                written[1].add([{**at, "steps": steps_run, **said, "start_s": round(up, 1),
-                                 "whole_s": seconds, "tracers": facts["tracers"]}])  # fmt: skip
+                row = {**at, "steps": steps_run, **said, "start_s": round(up, 1),
+                       "whole_s": seconds, "tracers": facts["tracers"]}  # fmt: skip
+                servers.add([row], device)
                 took = f"up in {up:.0f} s, {seconds:.0f} s, {steps_run} steps"
                 print(f"{number} {variant}: {took}", flush=True)
             except ServerDied as e:
@@ -267,11 +145,14 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
             finally:
                 done += bool(number)
                 longest = max(longest, time.monotonic() - begin) if number else longest
-    for file in written:
-        file.close()
     following = args.first_round + -(-done // len(args.variants))
     print(f"{done} servers measured; the next call: --seed {args.seed} --first-round {following}")
     return died
+
+
+def said_at_end(server: Gated, rounds: int) -> dict[str, Any]:
+    facts = server.facts()
+    return {"rounds": rounds, **{n: facts[n] for n in ("steps", "nodes", "sites", "tracers")}}
 
 
 AWAKE_AGAIN = 8  # requests that are not written down, after a server has slept
@@ -279,9 +160,9 @@ AWAKE_AGAIN = 8  # requests that are not written down, after a server has slept
 
 def measure_together(args: argparse.Namespace, folder: Path) -> int:
     """Rounds of short turns, as many as the time allows. Returns how many servers died."""
-    installed()
+    tracers.installed()
     end = time.monotonic() + args.seconds
-    shared = engine(args.device, args.contexts, args.tp)
+    shared = tracers.engine(args.device, args.contexts, args.tp)
     # SGLang takes a share of what is free when it starts. The servers start at the same time, and
     # max_total_tokens says how large the pools are: so the share is only not to be too small.
     variants = under_load(args.variants, {**shared, "mem_fraction_static": 0.9})
@@ -299,7 +180,7 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
 
             device = crowd.start(prepare)
             print(f"{len(crowd.servers)} servers, {end - time.monotonic():.0f} s left", flush=True)
-            written = _results.Growing(args.out / "requests.csv", device)
+            written = results.Growing(args.out / "requests.csv")
             both = zip(named, servers, strict=True)
             turns = [(name, server) for name, server in both if server in crowd.servers]
             while time.monotonic() + 1.1 * longest < end and number < args.rounds:
@@ -312,20 +193,17 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
                         server.put({**again, "tokens": 16})
                         rows = ask(server, whole.turn(), seed)
                     at = {"round": f"{args.seed}.{number}.{copy}", "variant": variant}
-                    written.add([{**at, "copy": copy, **row} for row in rows])
+                    written.add([{**at, "copy": copy, **row} for row in rows], device)
                 longest = max(longest, time.monotonic() - begin)
                 print(f"round {number}: {time.monotonic() - begin:.0f} s", flush=True)
                 number += 1
-            written.close()
-            told = _results.Growing(args.out / "servers.csv", device)
+            told = []
             for (variant, copy), server in turns:
                 with crowd.awake(server):
                     server.put({"serve": 1, "seed": 0, "count": 1, "tokens": 2})
-                    facts = server.facts()
-                of = {"variant": variant, "copy": copy, "rounds": number - args.first_round}
-                said = ("steps", "nodes", "sites", "tracers")
-                told.add([{**of, **{name: facts[name] for name in said}}])
-            told.close()
+                    of = {"variant": variant, "copy": copy}
+                    told.append({**of, **said_at_end(server, number - args.first_round)})
+            results.Growing(args.out / "servers.csv").add(told, device)
         except ServerDied as e:
             print(e, flush=True)
             return 1
@@ -335,11 +213,11 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
 
 def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     """Turns with the tracers and without, as many as the time allows. Returns 1 if it died."""
-    installed()
+    tracers.installed()
     end = time.monotonic() + args.seconds
     base = COMPARED[args.switch][0]
-    variant = under_load([args.switch], engine(args.device, args.contexts))[args.switch]
-    environment = {**variant.environment, _gate.SWITCH: "1"}
+    variant = under_load([args.switch], tracers.engine(args.device, args.contexts))[args.switch]
+    environment = {**variant.environment, gate.SWITCH: "1"}
     turn = replace(LOADS[args.device, args.quick], contexts=args.contexts).turn()
     number, longest = args.first_round, 0.0
     server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
@@ -354,7 +232,7 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
             server.put({"flush": True})
             server.switch()
         print(f"up, {end - time.monotonic():.0f} s left", flush=True)
-        written = _results.Growing(args.out / "requests.csv", device)
+        written = results.Growing(args.out / "requests.csv")
         armed = True
         while time.monotonic() + 1.1 * longest < end and number < args.rounds:
             begin = time.monotonic()
@@ -365,17 +243,13 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
                     server.switch()
                 rows = ask(server, turn, seed)
                 at = {"round": f"{args.seed}.{number}", "variant": args.switch if now else base}
-                written.add([{**at, **row} for row in rows])
+                written.add([{**at, **row} for row in rows], device)
                 server.put({"flush": True})
                 armed = now
             longest = max(longest, time.monotonic() - begin)
             number += 1
-        written.close()
-        facts = server.facts()
-        told = _results.Growing(args.out / "servers.csv", device)
-        said = {name: facts[name] for name in ("steps", "nodes", "sites", "tracers")}
-        told.add([{"variant": args.switch, "rounds": number - args.first_round, **said}])
-        told.close()
+        told = {"variant": args.switch, **said_at_end(server, number - args.first_round)}
+        results.Growing(args.out / "servers.csv").add([told], device)
     except ServerDied as e:
         print(e, flush=True)
         return 1
@@ -385,42 +259,9 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def variant_names(text: str) -> tuple[str, ...]:
-    """The variants of a command line. Raises ArgumentTypeError if there is no such one."""
-    found = tuple(text.split(","))
-    unknown = [n for n in found if n not in VARIANTS]
-    if unknown:
-        raise argparse.ArgumentTypeError(
-            f"got {', '.join(unknown)}, expected some of: {', '.join(VARIANTS)}"
-        )
-    return found
-
-
 def contexts(text: str) -> tuple[int, ...]:
     """The prompts' tokens of a command line, such as "500,8000"."""
     return tuple(int(t) for t in text.split(","))
-
-
-def installed() -> None:
-    """Raise SystemExit if SGLang would not find g4debug, and every variant would be "off"."""
-    if not entry_points(group="sglang.srt.plugins", name="g4debug"):
-        raise SystemExit(
-            "SGLang finds no plugin g4debug in this environment, so that nothing would be armed; "
-            "install it: python -m pip install --no-deps -e ."
-        )
-
-
-def check(variant: str, facts: Mapping[str, Any]) -> None:
-    """Raise SystemExit if the scheduler does not have what the variant says."""
-    counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
-              "kv-writes": 6, "ranks": 6}  # fmt: skip
-    expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
-    found = len(facts["tracers"].split())
-    if found != expected or bool(facts["sites"]) != bool(expected):
-        raise SystemExit(
-            f"variant {variant}: expected {expected} tracers in the scheduler, found {found} "
-            f"({facts['tracers']}) at {facts['sites']} hook sites"
-        )
 
 
 def _ms(value: float | None) -> str:
@@ -445,8 +286,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The figures as lines of Markdown: one for each batch size and comparison."""
     loads = dict.fromkeys((int(r["batch"]), str(r.get("context", ""))) for r in rows)
     lines = [
-        f"| batch | what | rounds | {' | '.join(_overhead.METRICS)} |",
-        "|---|---|---" + "|---" * len(_overhead.METRICS) + "|",
+        f"| batch | what | rounds | {' | '.join(overhead.METRICS)} |",
+        "|---|---|---" + "|---" * len(overhead.METRICS) + "|",
     ]
     present = {str(r["variant"]) for r in rows}
     for batch, context in loads:
@@ -455,23 +296,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         for base, what in BASES.items():
             if base not in present:
                 continue
-            was = _overhead.absolute(mine, batch, base)
+            was = overhead.absolute(mine, batch, base)
             lines.append(
                 f"| {load} | {what} | | {_ms(was.get('time per step'))} "
                 f"| {was['time per token']:.2f} ms "
                 f"| {was['first token']:.1f} ms | {was['first token, p99']:.1f} ms "
                 f"| {was['throughput']:,.0f} tokens/s |"
             )
-            if alike := _overhead.compare(twins(mine, base), batch, base, AGAIN):
-                cells = " | ".join(str(alike.get(metric, "")) for metric in _overhead.METRICS)
+            if alike := overhead.compare(twins(mine, base), batch, base, AGAIN):
+                cells = " | ".join(str(alike.get(metric, "")) for metric in overhead.METRICS)
                 count = alike["throughput"].rounds
                 lines.append(f"| {load} | {what}, a second server | {count} | {cells} |")
         for variant, (base, what) in COMPARED.items():
-            found = _overhead.compare(mine, batch, base, variant)
+            found = overhead.compare(mine, batch, base, variant)
             if not found:
                 continue
             count = found["throughput"].rounds
-            cells = " | ".join(str(found.get(metric, "")) for metric in _overhead.METRICS)
+            cells = " | ".join(str(found.get(metric, "")) for metric in overhead.METRICS)
             lines.append(f"| {load} | {what} | {count} | {cells} |")
     return lines
 
@@ -487,18 +328,14 @@ def filled(page: str, lines: Sequence[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--out", type=Path, help="the folder for the CSV files")
+    parser = options.parser(__doc__, "cuda", out="the folder for the CSV files")
     parser.add_argument("--seconds", type=int, default=520, help="start no server after these")
     parser.add_argument("--seed", type=int, default=1, help="of the orders and the requests")
     parser.add_argument("--first-round", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=100, help="at most so many")
     parser.add_argument("--ahead", type=int, help="servers begun in advance (default: 8; cpu: 1)")
     parser.add_argument(
-        "--variants", type=variant_names, default=FOUR, help=f"default: {','.join(FOUR)}"
+        "--variants", type=tracers.variant_names, default=FOUR, help=f"default: {','.join(FOUR)}"
     )
     parser.add_argument(
         "--contexts", type=contexts, default=(), metavar="TOKENS", help="such as 500,8000,32000"
@@ -517,7 +354,7 @@ def main() -> int:
     if args.ahead is None:
         args.ahead = 8 if args.device == "cuda" else 1
     if args.table:
-        lines = table(_results.read(args.table / "requests.csv")[1])
+        lines = table(results.read(args.table / "requests.csv")[1])
         print("\n".join(lines))
         if args.docs:
             args.docs.write_text(filled(args.docs.read_text(), lines))
@@ -529,12 +366,12 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.merge:
         for name in ("requests.csv", "servers.csv"):
-            _results.merge([folder / name for folder in args.merge], args.out / name)
+            results.merge([folder / name for folder in args.merge], args.out / name)
         return 0
     with tempfile.TemporaryDirectory(prefix="g4debug-overhead-") as folder:
         way = measure_switched if args.switch else measure_together if args.together else measure
         died = way(args, Path(folder))
-    rows = _results.read(args.out / "requests.csv")[1]
+    rows = results.read(args.out / "requests.csv")[1]
     if rows:
         print("\n".join(table(rows)))
     return 1 if died else 0

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import _kernels
 import torch
+from measuring import kernels
 
 from g4debug.fixes.paths.kernels import triple_rmsnorm as ours
 from g4debug.fixes.paths.kernels._rows import Cut
@@ -27,11 +27,7 @@ class Inputs:
     """Seeded tensors of one width and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, width: int, rows: int, count: int, device: str = "cuda"):
-        generator = torch.Generator(device).manual_seed(width + rows)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, device=device).bfloat16()
-
+        draw = kernels.drawing(width + rows, device)
         self.x, self.residual = ([draw(rows, width) for _ in range(count)] for _ in "xr")
         self.wx, self.wd, self.wr, self.we = (draw(width) for _ in range(4))
         self.weights = (self.wx, self.wd, self.wr, self.we)
@@ -92,34 +88,30 @@ def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
         )
         for c in dict.fromkeys([ours.cut(rows, width), *cuts])
     }
-    _kernels.tuned(f"{at} (warps, per_sm, stages, pdl)", tries, len(t.x), rounds)
+    kernels.tuned(f"{at} (warps, per_sm, stages, pdl)", tries, len(t.x), rounds)
 
 
 def main() -> None:
-    parser = _kernels.parser(__doc__)
+    parser = kernels.parser(__doc__)
     parser.add_argument("--widths", default=",".join(WIDTHS))
     args = parser.parse_args()
     if args.check:
         gpu = torch.cuda.is_available()
         return check("cuda" if gpu else "cpu", sglang_variants() if gpu else {})
-    _kernels.needs_gpu()
+    kernels.needs_gpu()
     others = sglang_variants()
     check("cuda", others)
-    bandwidth = _kernels.copy_bandwidth()
-    sizes = (
-        [int(r) for r in args.rows.split(",")] if args.rows else TUNE_ROWS if args.tune else ROWS
-    )
-    found: list[dict[str, Any]] = []
+    sweep = kernels.Sweep(args.rounds)
     for name in args.widths.split(","):
         width = WIDTHS[name]
-        for rows in sizes:
+        for rows in kernels.sizes(args, ROWS, TUNE_ROWS):
             moved = 2 * (6 * rows * width + 4 * width)
-            count = _kernels.sets(moved)
+            count = kernels.sets(moved)
             t = Inputs(width, rows, count)
             if args.tune:
                 tune(t, f"{name} {rows}", rows, width, args.rounds)
                 continue
-            variants: dict[str, _kernels.Variant] = {
+            variants: dict[str, kernels.Variant] = {
                 "eager": lambda i, t=t: eager(t.x[i], t.residual[i], *t.weights)
             }
             for key, function in others.items():
@@ -128,22 +120,17 @@ def main() -> None:
                 )
             if not args.no_compile:
                 torch._dynamo.reset()
-                compiled = torch.compile(eager, mode="max-autotune-no-cudagraphs", dynamic=False)
+                compiled = kernels.compiled(eager)
                 variants["compiled"] = lambda i, t=t, f=compiled: f(
                     t.x[i], t.residual[i], *t.weights
                 )
             variants["ours"] = lambda i, t=t: ours.triple_rmsnorm(
                 t.x[i], t.residual[i], *t.weights, EPS, EPS
             )
-            variants["copy"] = _kernels.copy_of(moved, count)
-            timed = _kernels.measure(variants, count, args.rounds)
-            at = {"width": name, "hidden": width, "rows": rows}
-            found += _kernels.rows_for(at, timed, moved, bandwidth)
+            sweep.add({"width": name, "hidden": width, "rows": rows}, variants, moved, count)
             del t, variants
-    if args.tune:
-        return
-    _kernels.write("triple_rmsnorm", found, args.out, bandwidth)
-    _kernels.table(found, ["width", "rows"])
+    if not args.tune:
+        sweep.write("triple_rmsnorm", args.out, ["width", "rows"])
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import _kernels
 import torch
+from measuring import kernels
 
 from g4debug.fixes.paths.kernels import clipped_gelu_mul, clipped_norm_add, vision_qkv
 from g4debug.fixes.paths.kernels._rows import Cut, Tile
@@ -32,11 +32,7 @@ class Inputs:
     """Seeded tensors of one tower and number of rows: ``count`` sets of inputs, and the weights."""
 
     def __init__(self, tower: str, rows: int, count: int, device: str = "cuda"):
-        generator = torch.Generator(device).manual_seed(rows)
-
-        def draw(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, device=device).bfloat16()
-
+        draw = kernels.drawing(rows, device)
         hidden, inner, self.heads, self.dim = TOWERS[tower]
         self.qkv = [draw(rows, 3 * hidden) for _ in range(count)]
         self.both = [draw(rows, 2 * inner) for _ in range(count)]
@@ -46,12 +42,6 @@ class Inputs:
         angle = draw(rows, self.dim)
         self.cos, self.sin = angle.cos(), angle.sin()
         self.bounds = (torch.tensor(-3.0, device=device), torch.tensor(3.0, device=device))
-
-
-def eager_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.float()
-    rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * rstd * weight.float()).to(x.dtype)
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -83,7 +73,7 @@ def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[[int], Any]]:
     return {"qkv": qkv, "gelu": gelu, "norm+add": norm_add}
 
 
-def of_inputs(t: Inputs, made: dict[str, Callable[..., Any]]) -> dict[str, _kernels.Variant]:
+def of_inputs(t: Inputs, made: dict[str, Callable[..., Any]]) -> dict[str, kernels.Variant]:
     return {
         "qkv": lambda i: made["qkv"](t.qkv[i]),
         "gelu": lambda i: made["gelu"](t.both[i]),
@@ -93,7 +83,7 @@ def of_inputs(t: Inputs, made: dict[str, Callable[..., Any]]) -> dict[str, _kern
 
 def ours(
     t: Inputs, qkv: Cut | None = None, gelu: Tile | None = None, norm_add: Tile | None = None
-) -> dict[str, _kernels.Variant]:
+) -> dict[str, kernels.Variant]:
     b, following = t.bounds, Next(t.w_next, EPS, t.bounds)
     return {
         "qkv": lambda i: vision_qkv.vision_qkv(
@@ -116,7 +106,7 @@ def moved(tower: str, rows: int) -> dict[str, int]:
     }
 
 
-def sglang(t: Inputs) -> dict[str, _kernels.Variant]:
+def sglang(t: Inputs) -> dict[str, kernels.Variant]:
     """SGLang's own operations. If it is not installed, there are none, and that is printed."""
     try:
         from sgl_kernel import rmsnorm
@@ -131,7 +121,7 @@ def check(device: str) -> None:
     """Check that all variants give the same result, within bfloat16's roundings."""
     for tower in TOWERS:
         t = Inputs(tower, 9, 1, device)
-        right, found = of_inputs(t, steps(t, eager_norm, turned)), {"ours": ours(t)}
+        right, found = of_inputs(t, steps(t, kernels.rms_norm, turned)), {"ours": ours(t)}
         if device == "cuda" and (theirs := sglang(t)):
             found["sglang"] = theirs
         for variants in found.values():
@@ -148,47 +138,42 @@ def tune(t: Inputs, at: str, count: int, rounds: int) -> None:
     ):  # fmt: skip
         variants = {"today": ours(t)[stage]}
         variants |= {str(tuple(how)): ours(t, **{name: how})[stage] for how in tries}
-        _kernels.tuned(f"{at} {stage}", variants, count, rounds)
+        kernels.tuned(f"{at} {stage}", variants, count, rounds)
 
 
 def main() -> None:
-    parser = _kernels.parser(__doc__)
+    parser = kernels.parser(__doc__)
     args = parser.parse_args()
     if args.check:
         return check("cuda" if torch.cuda.is_available() else "cpu")
-    _kernels.needs_gpu()
+    kernels.needs_gpu()
     check("cuda")
-    bandwidth = _kernels.copy_bandwidth()
-    found: list[dict[str, Any]] = []
+    sweep = kernels.Sweep(args.rounds)
     for tower in TOWERS:
-        for rows in [int(r) for r in args.rows.split(",")] if args.rows else ROWS:
+        for rows in kernels.sizes(args, ROWS, ROWS):
             size = moved(tower, rows)
-            count = _kernels.sets(size["norm+add"])
+            count = kernels.sets(size["norm+add"])
             t = Inputs(tower, rows, count)
             if args.tune:
                 tune(t, f"{tower} {rows}", count, args.rounds)
                 continue
-            work: dict[str, dict[str, _kernels.Variant]] = {stage: {} for stage in size}
+            work: dict[str, dict[str, kernels.Variant]] = {stage: {} for stage in size}
             named = {"sglang": sglang(t)}
             if not args.no_compile:
                 torch._dynamo.reset()
-                how = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
-                plain = steps(t, eager_norm, turned)
-                compiled = {s: torch.compile(f, **how) for s, f in plain.items()}
-                named["compiled"] = of_inputs(t, compiled)
+                plain = steps(t, kernels.rms_norm, turned)
+                named["compiled"] = of_inputs(
+                    t, {stage: kernels.compiled(f) for stage, f in plain.items()}
+                )
             for name, variants in (named | {"ours": ours(t)}).items():
                 for stage, call in variants.items():
                     work[stage][name] = call
             for stage, variants in work.items():
-                variants["copy"] = _kernels.copy_of(size[stage], count)
-                timed = _kernels.measure(variants, count, args.rounds)
                 at = {"tower": tower, "rows": rows, "stage": stage}
-                found += _kernels.rows_for(at, timed, size[stage], bandwidth)
+                sweep.add(at, variants, size[stage], count)
             del t, work, named, variants
-    if args.tune:
-        return
-    _kernels.write("vision_layer", found, args.out, bandwidth)
-    _kernels.table(found, ["tower", "rows", "stage"])
+    if not args.tune:
+        sweep.write("vision_layer", args.out, ["tower", "rows", "stage"])
 
 
 if __name__ == "__main__":

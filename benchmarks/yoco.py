@@ -11,7 +11,7 @@ path off the first token depends on what else is in the chunk. How often that ha
 too.
 
 off is SGLANG_GEMMA4_YOCO=0, and on is =1. With limit no row of a prefill enters the KV-shared
-layers. Its answers are wrong, and no such path can be faster: its time is that of all other layers.
+layers. Its answers are wrong, and no such path can be faster, because all other layers remain.
 
 --sweep is about piecewise CUDA graphs, with one prompt of 32 to 8192 tokens at a time and 1 token
 out. It compares the graphs with the path off, the path without graphs, and neither. It says from
@@ -20,17 +20,15 @@ how many spared rows on the path is the faster one (G4DEBUG_YOCO_EAGER_ROWS).
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import _results
-from _servers import Server, ServerDied, Variant
+from measuring import options, results
+from measuring.servers import Server, Variant, all_up, in_turns
 
 OFF, ON = {"SGLANG_GEMMA4_YOCO": "0"}, {"SGLANG_GEMMA4_YOCO": "1"}
 EAGER = {"disable_piecewise_cuda_graph": True}
@@ -76,18 +74,18 @@ def arguments(model: Path, device: str, tokens: int) -> dict[str, Any]:
 
 def variants(sweep: bool, base: dict[str, Any]) -> dict[str, Variant]:
     def variant(environment: dict[str, str], engine: dict[str, Any], plugin: str) -> Variant:
-        return Variant(environment, base | engine, plugin=plugin, script="_serve_prefill.py")
+        return Variant(environment, base | engine, plugin=plugin, answers="prefill")
 
     if sweep:
         return {
-            "graphs": variant(OFF, {}, "_seeded_weights"),
-            "off": variant(OFF, EAGER, "_seeded_weights"),
-            "on": variant(ON, EAGER, "_seeded_weights"),
+            "graphs": variant(OFF, {}, "seeded_weights"),
+            "off": variant(OFF, EAGER, "seeded_weights"),
+            "on": variant(ON, EAGER, "seeded_weights"),
         }
     return {
-        "off": variant(OFF, EAGER, "_seeded_weights"),
-        "on": variant(ON, EAGER, "_seeded_weights"),
-        "limit": variant(ON, EAGER, "_no_cross_decoder"),
+        "off": variant(OFF, EAGER, "seeded_weights"),
+        "on": variant(ON, EAGER, "seeded_weights"),
+        "limit": variant(ON, EAGER, "no_cross_decoder"),
     }
 
 
@@ -101,45 +99,25 @@ def measure(
     base = arguments(model, device, 16_384 if sweep else count * (length + 64))
     lengths = [n for n in LENGTHS if n <= length or device == "cuda"] if sweep else [length]
     batch, tokens = (1, 1) if sweep else (count, 10)
-    servers: dict[str, Server] = {}
     rows: list[dict[str, Any]] = []
-    try:
-        for key, variant in variants(sweep, base).items():
-            # They start one after the other, because each first measures the free memory.
-            begin = time.perf_counter()
-            servers[key] = Server(key, variant, device, folder)
-            where = servers[key].read()["device"]
-            print(f"{key}: up in {time.perf_counter() - begin:.0f} s", flush=True)
+    with all_up(variants(sweep, base), device, folder) as (servers, hello):
         for n in lengths:
             for server in servers.values():  # warm: JIT, allocator
                 server.put([[n] * min(batch, 2), tokens, 1, True])
-            for number in range(rounds):
+            at = {"model": name, "requests": batch, "input": n, "output": tokens}
+            for number, order in in_turns(servers, rounds):
                 made = {}
-                for key in list(servers) if number % 2 else list(servers)[::-1]:
+                for key in order:
                     answer = servers[key].put([[n] * batch, tokens, 100 + number, True])
                     made[key] = answer["tokens"]
-                    rows.append(
-                        {
-                            "model": name,
-                            "round": number,
-                            "requests": batch,
-                            "input": n,
-                            "output": tokens,
-                            "variant": key,
-                            "seconds": round(answer["seconds"], 5),
-                        }
-                    )
+                    seconds = round(answer["seconds"], 5)
+                    rows.append({**at, "round": number, "variant": key, "seconds": seconds})
                 rows[-1]["first_tokens_equal"] = equal(made["off"], made["on"])
-            if not sweep:  # `made` is that of the last round
+            if not sweep:  # `made` is of the last round
                 alone = servers["off"].put([[n] * batch, tokens, 100 + number, False])["tokens"]
                 rows[-1]["first_tokens_equal_off_alone"] = equal(made["off"], alone)
         check(servers)
-        return rows, where
-    except ServerDied as e:
-        raise SystemExit(str(e)) from e
-    finally:
-        for server in servers.values():
-            server.stop()
+        return rows, hello["off"]["device"]
 
 
 def equal(a: list[list[int]], b: list[list[int]]) -> int:
@@ -161,19 +139,16 @@ def summarise(rows: list[dict[str, Any]]) -> None:
     print("model  input  variant   median s   speed-up over", names[0], "(range)")
     for n in dict.fromkeys(r["input"] for r in rows):
         at = [r for r in rows if r["input"] == n]
-        by_round: dict[int, dict[str, float]] = {}
-        for r in at:
-            by_round.setdefault(r["round"], {})[r["variant"]] = r["seconds"]
+        times = results.by_round(at, "variant", "seconds")
         for name in names:
-            ratios = [t[names[0]] / t[name] for t in by_round.values()]
+            ratios = [t[names[0]] / t[name] for t in times]
             print(
                 f"{at[0]['model']:5s}  {n:5d}  {name:8s}  "
-                f"{statistics.median(t[name] for t in by_round.values()):8.4f}   "
-                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} .. {max(ratios):.3f})"
+                f"{statistics.median(t[name] for t in times):8.4f}   {results.spread(ratios)}"
             )
         if "limit" in names:
-            share = statistics.median(t["limit"] / t["off"] for t in by_round.values())
-            reached = statistics.median(t["limit"] / t["on"] for t in by_round.values())
+            share = statistics.median(t["limit"] / t["off"] for t in times)
+            reached = statistics.median(t["limit"] / t["on"] for t in times)
             print(
                 f"limit: {share:.1%} of the time off is left; on is at {reached:.1%} of the limit"
             )
@@ -185,16 +160,11 @@ def summarise(rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__, "cuda", rounds=5)
     parser.add_argument("--model", choices=("E2B", "E4B", "tiny"), default="E2B")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=30)
     parser.add_argument("--input", type=int, default=7000)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="g4debug-yoco-") as folder:
         rows, device = measure(
@@ -202,7 +172,7 @@ def main() -> None:
             Path(folder),
         )  # fmt: skip
     what = "yoco_sweep" if args.sweep else "yoco"
-    _results.write(f"{what}_{args.model}", rows, device, args.out)
+    results.write(f"{what}_{args.model}", rows, device, args.out)
     summarise(rows)
 
 

@@ -63,6 +63,11 @@ class Fix:
     eligible: str = ""
     elsewhere: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def is_for_this_release(self) -> bool:
+        """True if the fix was written for the installed SGLang."""
+        return targets.matches(self.needs)
+
 
 @dataclass(frozen=True)
 class FixState:
@@ -146,7 +151,7 @@ def _apply(
     if forced is False:
         return FixState(fix, "off", f"{switch}=0", forced_off=True)
     found = targets.sglang_version()
-    if not targets.matches(fix.needs):
+    if not fix.is_for_this_release:
         text = f"written for SGLang {fix.needs}, found {found or 'none'}"
         why = next((why for other, why in fix.elsewhere if targets.matches(other)), "")
         if forced:

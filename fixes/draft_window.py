@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.fixes.base import Fix
 from g4debug.fixes.source import source
-from g4debug.hooking.speculation import is_frozen_kv_mtp
+from g4debug.speculation import draft_reads_target_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -38,7 +38,7 @@ def around_evict(
 ) -> Any:
     """Around ``ScheduleBatch._evict_swa``. pre_len: the tokens that are done, of which those behind
     the window are given back."""
-    if is_frozen_kv_mtp(batch) and batch.forward_mode.is_decode():
+    if draft_reads_target_kv(batch) and batch.forward_mode.is_decode():
         pre_len -= 1
     return call_next(batch, req, pre_len, *args, **kwargs)
 

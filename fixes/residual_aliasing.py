@@ -75,12 +75,10 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooking import targets
     from g4debug.hooking.hooks import Order
 
     for site in SITES:
-        if targets.path(site) is not None:
-            hooks.after(site, Order.FIX, ID, after_capture)
+        hooks.after(site, Order.FIX, ID, after_capture, optional=True)
 
 
 FIX = Fix(

@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix, state_of
+from g4debug.backends.triton import DECODE_KEYS
+from g4debug.fixes.base import Fix
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
@@ -58,22 +59,12 @@ def whole_window(backend: Any) -> Iterator[None]:
         delattr(backend, _WHOLE)
 
 
-def decode_keys(backend: Any) -> int | None:
-    """How many keys a TritonAttnBackend lists for a decode behind the window.
-
-    That is the radius that SGLang gave it, and one more with this fix; None without sliding layers.
-    """
-    radius: int | None = getattr(backend, WINDOW)
-    if radius is None or radius <= 0 or vars(backend).get(_WHOLE):
-        return radius if radius and radius > 0 else None
-    return radius + (state_of(ID) == "applied")
-
-
 def around_metadata(call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
     """Around the functions that make the lists of a forward. One of the arguments has its mode."""
     if not _decodes((*args, *kwargs.values())):
         return call_next(backend, *args, **kwargs)
     with whole_window(backend):
+        setattr(backend, DECODE_KEYS, getattr(backend, WINDOW))  # for who judges the lists
         return call_next(backend, *args, **kwargs)
 
 
@@ -100,12 +91,10 @@ def still_broken() -> bool:
 
 
 def apply(hooks: Hooks) -> None:
-    from g4debug.hooking import targets
     from g4debug.hooking.hooks import Order
 
     for site in ("metadata", "metadata_capture", "metadata_replay"):
-        if targets.path(f"attn.triton.{site}") is not None:
-            hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata)
+        hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata, optional=True)
     hooks.around("attn.triton.init_graph_state", Order.FIX, ID, around_graph_state)
 
 

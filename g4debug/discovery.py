@@ -3,12 +3,18 @@
 An item is one module (``faults/page_oob.py``) or one folder (``tracers/page_table/``, which is
 recognised by its ``tracer.py``). Its id is that name with ``-`` for ``_``. To list the names, no
 item is imported, so that a typo in the environment is caught before SGLang is loaded.
+
+What only older releases of SGLang need lies in folders named for them, such as
+``fixes/before_0_5_14/``. Nothing outside of these folders imports from them, so that on the day
+such a release is dropped its folders are deleted, and that is all.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,9 +27,14 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
     "fault": ("g4debug.faults",),
     "fix": ("g4debug.fixes", "g4debug.fixes.paths"),
 }
+_OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
 _SHARED: Final = ("base", "grammar", "hook_watch", "lists", "locations", "source", "tables")
+
+
+# Former names of items, which stay valid wherever a user types one, and in old dumps.
+FORMER: Final = {"swa-allocator": "kv-allocator"}
 
 
 def names(noun: Noun) -> tuple[str, ...]:
@@ -49,10 +60,37 @@ def load(noun: Noun, name: str) -> Any:
     return item
 
 
+def older(package: str, name: str) -> Iterator[Any]:
+    """The modules ``name`` in the folders ``before_<release>`` of a package, the oldest first.
+
+    What only old releases need lies in such a folder. Nothing else imports it, so that it can be
+    deleted on the day on which the last of these releases is dropped.
+    """
+    folders = importlib.import_module(package).__path__
+    found = [m.name for m in pkgutil.iter_modules(folders) if m.name.startswith("before_")]
+    for folder in sorted(found, key=lambda f: [int(n) for n in f.split("_")[1:] if n.isdigit()]):
+        if importlib.util.find_spec(dotted := f"{package}.{folder}.{name}"):
+            yield importlib.import_module(dotted)
+
+
+@cache
+def older_folders(package: str) -> dict[str, str]:
+    """The folders of a package for older releases of SGLang, those for the oldest ones first.
+
+    Dotted name -> version specifier: ``g4debug.faults.before_0_5_14`` -> ``<0.5.14``.
+    """
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    names = [m.name for m in modules if m.ispkg and m.name.startswith(_OLDER)]
+    versions = {name: name.removeprefix(_OLDER).split("_") for name in names}
+    names.sort(key=lambda name: [int(part) for part in versions[name]])
+    return {f"{package}.{name}": f"<{'.'.join(versions[name])}" for name in names}
+
+
 @cache
 def _modules(noun: Noun) -> dict[str, str]:
-    found = {}
-    for package in FOLDERS[noun]:
+    found: dict[str, str] = {}
+    packages = [p for package in FOLDERS[noun] for p in (package, *older_folders(package))]
+    for package in packages:
         for folder in importlib.import_module(package).__path__:
             for module in pkgutil.iter_modules([folder]):
                 if module.name.startswith("_") or module.name in _SHARED:
@@ -62,5 +100,7 @@ def _modules(noun: Noun) -> dict[str, str]:
                     if not (Path(folder) / module.name / f"{noun}.py").is_file():
                         continue  # a folder that holds something else, such as fixes/paths
                     dotted += f".{noun}"
-                found[module.name.replace("_", "-")] = dotted
+                # In a folder for older releases, what has the name of an item of today stands in
+                # for it there, see g4debug.hooking.older.
+                found.setdefault(module.name.replace("_", "-"), dotted)
     return found

@@ -22,7 +22,7 @@ _MOST = 2**31  # Triton passes a number below this as 32 bits, and any other as 
 
 
 def kernel(tensors: int, numbers: int) -> Callable[[Callable[..., Any]], Any]:
-    """Make a Triton kernel of a function whose parameters come in this order.
+    """Make a Triton kernel of a function with its parameters in this order.
 
     tensors: how many are tensors. numbers: how many after these are integers. All others are
     ``tl.constexpr``.

@@ -374,7 +374,7 @@ def _after_apply(
 
 
 def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) -> str:
-    """Says in one line what is armed, fixed and injected, and where dumps go.
+    """The start-up line: the armed tracers, the fixes, the injected faults, and the dumps' folder.
 
     fixed: what ``g4debug.fixes.base.summary`` says.
     """

@@ -24,7 +24,7 @@ DUMP_DIR = Path(tempfile.gettempdir()) / "g4debug-dumps"
 
 
 def ours(directory: Path) -> Path:
-    """``directory``. If we may not write there, one whose name ends with our user number."""
+    """``directory``. If we may not write there, its name with our user number behind it."""
     if directory.exists() and not os.access(directory, os.W_OK | os.X_OK):
         return directory.with_name(f"{directory.name}-{os.getuid()}")
     return directory
@@ -87,7 +87,8 @@ def _fix_mode(text: str, name: str) -> str:
 
 def _tracers(text: str, name: str) -> tuple[str, ...]:
     known = discovery.names("tracer")
-    asked = tuple(t.strip() for t in text.split(",") if t.strip())
+    given = (t.strip() for t in text.split(",") if t.strip())
+    asked = tuple(dict.fromkeys(discovery.FORMER.get(t, t) for t in given))
     if not asked:
         raise SettingsError(f"{name}={text!r}: names no tracer; valid: {', '.join(known)}")
     for tracer in asked:
@@ -188,7 +189,7 @@ class Settings:
         _number(0, 1_000_000),
         "yoco-fast-prefill takes the place of a piecewise CUDA graph where it saves at least so "
         "many rows; 0: never",
-        2048,  # benchmarks/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
+        2048,  # benchmarks/results/yoco_sweep_E2B_h200.csv: as fast at 2048, twice as fast at 4096
     )
     mm_encoder_percent: int = _setting(
         "G4DEBUG_MM_ENCODER_PERCENT",

@@ -17,13 +17,11 @@ arguments, on a machine with a GPU or on SGLang 0.5.14 and later.
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from _force_eagle import DEVICES, geometry
-from _run import UP, Outcome
-from _variants import CPU_ONLY, Repro, Variant, Verdict, main, not_completed, same_outputs
+from harness.processes import UP, Outcome
+from harness.variants import CPU_ONLY, Repro, Variant, main
+from harness.verdicts import Bad, completed, different, equal_outputs, judge, only_if
+from workloads.force_eagle import geometry
 
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}  # "0", because the caller's environment may say "1"
@@ -38,84 +36,77 @@ def algorithm(run: Outcome) -> str:
     return found[1] if found else "nothing"
 
 
-def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
-    if not run.completed:
-        return Verdict(False, not_completed(run))
-    different = len({tuple(tokens) for tokens in run.result["tokens"]})
+@judge
+def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
     if algorithm(run) != "None":
-        return Verdict(False, f"It is served with {algorithm(run)}, but should be without MTP.")
-    return Verdict(True, f"It completes, with {different} different outputs.")
+        raise Bad(f"It is served with {algorithm(run)}, but should be without MTP.")
+    return f"It completes, with {different(run)} different outputs."
 
 
-def _served(run: Outcome, clean: Outcome | None, wanted: str) -> Verdict:
+def _served(run: Outcome, clean: Outcome | None, wanted: str) -> str:
     """Good if the outputs are those without MTP, the algorithm is the one that was wanted, and at
     least one guess was right.
     """
-    verdict = same_outputs(run, clean)
-    if not verdict.good:
-        return verdict
+    what = equal_outputs(run, clean)
     if algorithm(run) != wanted:
-        return Verdict(False, f"It is served as {algorithm(run)}, and not as {wanted}.")
-    guessed = run.result["accept_length"] > 1
-    return Verdict(guessed, f"It is served as {wanted}. {verdict.what}")
+        raise Bad(f"It is served as {algorithm(run)}, and not as {wanted}.")
+    return only_if(run.result["accept_length"] > 1, f"It is served as {wanted}. {what}")
 
 
-def judge_promoted(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_promoted(run: Outcome, clean: Outcome | None) -> str:
     return _served(run, clean, PROMOTED)
 
 
-def judge_served(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_served(run: Outcome, clean: Outcome | None) -> str:
     return _served(run, clean, "EAGLE")
 
 
-def _stopped(run: Outcome, *reasons: str) -> Verdict:
+def _stopped(run: Outcome, *reasons: str) -> str:
     """Good if one line says why, before anything was started, and without a traceback."""
     line = next((x for x in run.text.splitlines() if x.startswith(REFUSED)), "")
     if not line or UP in run.text or run.status in (0, None):
-        return Verdict(False, f"It was not stopped at start (exit status {run.status}).")
+        raise Bad(f"It was not stopped at start (exit status {run.status}).")
     if "Traceback" in run.text:
-        return Verdict(False, "It stops at start, but with a traceback.")
+        raise Bad("It stops at start, but with a traceback.")
     missing = [r for r in (*reasons, f"Unset {SWITCH}") if r not in line]
     if missing:
-        return Verdict(False, f"It stops at start, but does not say {', '.join(missing)}: {line}")
-    return Verdict(True, f"It stops at start, and says why: {line.removeprefix(REFUSED)}")
+        raise Bad(f"It stops at start, but does not say {', '.join(missing)}: {line}")
+    return f"It stops at start, and says why: {line.removeprefix(REFUSED)}"
 
 
-def judge_forced(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_forced(run: Outcome, clean: Outcome | None) -> str:
     shape = geometry(even=True)
     sizes = f"its hidden size is {shape.assistant_hidden}, the target's {shape.hidden}"
     return _stopped(run, sizes, "--disable-cuda-graph")
 
 
-def judge_uneven(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_uneven(run: Outcome, clean: Outcome | None) -> str:
     shape = geometry(even=False)
     small, large = sorted((shape.head_dim, shape.swa_head_dim))
     return _stopped(run, f"its layers have head dimensions {small} and {large}")
 
 
 REPRO = Repro(
-    title="force_eagle: a toy Gemma-4 and its assistant, --speculative-algorithm NEXTN",
+    name="force_eagle",
+    serves="a toy Gemma-4 and its assistant, --speculative-algorithm NEXTN",
     variants={
-        "clean": Variant("without MTP", OFF, judge_clean, "_force_eagle:PLAIN"),
-        "promoted": Variant("SGLang as installed", OFF, judge_promoted, "_force_eagle"),
-        "forced": Variant(
-            "EAGLE is forced, CUDA graphs are on", ON, judge_forced, "_force_eagle:GRAPHS"
-        ),
+        "clean": Variant("without MTP", OFF, judge_clean, "PLAIN"),
+        "promoted": Variant("SGLang as installed", OFF, judge_promoted),
+        "forced": Variant("EAGLE is forced, CUDA graphs are on", ON, judge_forced, "GRAPHS"),
         "uneven": Variant(
-            "EAGLE is forced, the layers have two head dimensions",
-            ON,
-            judge_uneven,
-            "_force_eagle:UNEVEN",
+            "EAGLE is forced, the layers have two head dimensions", ON, judge_uneven, "UNEVEN"
         ),
-        "served": Variant(
-            "EAGLE is forced, CUDA graphs are off", ON, judge_served, "_force_eagle:EAGLE"
-        ),
+        "served": Variant("EAGLE is forced, CUDA graphs are off", ON, judge_served, "EAGLE"),
     },
-    devices=DEVICES,
     releases="<0.5.14",
     compares=("promoted", "served"),
-    elsewhere=CPU_ONLY.format("force_eagle"),
+    elsewhere=CPU_ONLY,
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "3"))
+    raise SystemExit(main(REPRO, __doc__, "3"))

@@ -16,19 +16,18 @@ for wrong arguments.
 from __future__ import annotations
 
 import re
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 
-import _fuzz
-import _render
-from _healthy import counts
-from _healthy_run import FAILED, RECORDS, checked_of, launch
-from _render import Block
-from _run import Outcome, script
-from _variants import not_completed
+from harness import render
+from harness.options import Parser, logs
+from harness.processes import Outcome, script
+from harness.render import Block
+from harness.tracers import RECORDS
+from harness.verdicts import not_completed
 from rich.console import Console
+from suites.fuzz.draw import draw
+from suites.healthy import counts
+from suites.healthy.run import FAILED, checked_of, launch
 
 from g4debug.cli._common import at_least
 from g4debug.dumps import reading
@@ -43,7 +42,7 @@ GOOD, BAD, NOTHING = "good", "bad", "proves nothing"
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument("--first", type=int, default=1, metavar="SEED",
                         help="the seed of the first server (default: 1)")  # fmt: skip
     parser.add_argument("--servers", type=at_least(1), default=SERVERS, metavar="N",
@@ -52,26 +51,22 @@ def main() -> int:
                         help="keep logs and dumps here")  # fmt: skip
     args = parser.parse_args()
     console = Console(highlight=False)
-    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-fuzz-"))
     found = {GOOD: 0, BAD: 0, NOTHING: 0}
-    for seed in range(args.first, args.first + args.servers):
-        verdict, text, seconds = one(seed, folder / str(seed))
-        found[verdict] += 1
-        title = _fuzz.draw(seed).words
-        _render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
-    _render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
-    good = found[GOOD] > 0 and not found[BAD]
-    if not good or args.results:
-        _render.for_copying(console, "Logs and dumps are in:", str(folder))
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0 if good else 1
+    with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
+        for seed in range(args.first, args.first + args.servers):
+            verdict, text, seconds = one(seed, kept.folder / str(seed))
+            found[verdict] += 1
+            title = draw(seed).words
+            render.block(console, Block(str(seed), verdict != BAD, text, title, seconds))
+        render.say(console, ", ".join(f"{n} {verdict}" for verdict, n in found.items()) + ".")
+        kept.good = found[GOOD] > 0 and not found[BAD]
+    return kept.status
 
 
 def one(seed: int, folder: Path) -> tuple[str, str, float]:
     """Run the server of a seed: the verdict, what happened, and the seconds it took."""
     armed = start(seed, True, folder)
-    problem = trouble(armed, _fuzz.draw(seed).mtp, folder)
+    problem = trouble(armed, draw(seed).mtp, folder)
     if problem:
         return BAD, problem, armed.seconds
     if armed.completed:
@@ -85,7 +80,7 @@ def one(seed: int, folder: Path) -> tuple[str, str, float]:
 
 
 def start(seed: int, armed: bool, folder: Path) -> Outcome:
-    return launch("_fuzz_variant.py", str(seed), {}, armed, folder, TIMEOUT)
+    return launch("suites.fuzz.variant", {"seed": seed}, {}, armed, folder, TIMEOUT)
 
 
 def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
@@ -133,4 +128,4 @@ def ending(run: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

@@ -14,21 +14,19 @@ play and every tracer really checked something. It is 1 if not, and 2 for wrong 
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-import _render
-from _healthy.groups import groups
-from _healthy.workload import Group
-from _healthy_run import Ran, Served, judge, keep, kept, refused, serve, start
-from _healthy_table import block, markdown, served_block
-from _run import script
+from harness import render
+from harness.options import Parser, logs
+from harness.processes import script
 from rich.console import Console
+from suites.healthy.groups import groups
+from suites.healthy.run import Ran, Served, judge, keep, kept, refused, serve, start
+from suites.healthy.table import block, markdown, served_block
+from suites.healthy.workload import Group
 
 from g4debug.hooking import targets
 
@@ -66,7 +64,7 @@ def chosen(known: Mapping[str, Group], wanted: Sequence[str] | None) -> list[str
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     known = groups()
     names = [*known, SERVER]
     parser.add_argument(
@@ -101,39 +99,31 @@ def main() -> int:
     console = Console(highlight=False)
     if args.list:
         for name, group in known.items():
-            _render.say(console, f"{name}: {group.title}", hang=4)
-        _render.say(console, f"{SERVER}: launch_server under HTTP load")
+            render.say(console, f"{name}: {group.title}", hang=4)
+        render.say(console, f"{SERVER}: launch_server under HTTP load")
         return 0
-    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-healthy-"))
-    folder.mkdir(parents=True, exist_ok=True)
     runs: list[Ran] = []
     served: Served | None = None
-    good = False
-    try:
+    with logs("healthy", console, "Logs, dumps and results are in:", given=args.results) as left:
         for name in chosen(known, args.only):
             if name == SERVER:
-                served = serve_or_kept(args.minutes, folder)
-                _render.block(console, served_block(served))
+                served = serve_or_kept(args.minutes, left.folder)
+                render.block(console, served_block(served))
                 continue
-            group, path = known[name], folder / f"{name}.result"
+            group, path = known[name], left.folder / f"{name}.result"
             ran = kept(group, path)
             if ran is None:
-                ran = run(group, folder / name)
+                ran = run(group, left.folder / name)
                 keep(ran, path)
             runs.append(ran)
-            _render.block(console, block(ran))
-        good = all(r.good for r in runs) and (served is None or not served.problem)
+            render.block(console, block(ran))
+        left.good = all(r.good for r in runs) and (served is None or not served.problem)
         if args.out or not args.only:
             out = args.out or DOCS / f"healthy-{targets.sglang_version()}.md"
             out.write_text(markdown(runs, served))
-            _render.for_copying(console, "The page is in:", str(out))
-        if not good or args.results:
-            _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
-        return 0 if good else 1
-    finally:
-        if good and not args.results:
-            shutil.rmtree(folder, ignore_errors=True)
+            render.for_copying(console, "The page is in:", str(out))
+    return left.status
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

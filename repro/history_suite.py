@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,11 +33,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import _render
-from _history import across, gpu, page, table
-from _history.case import CPU, CUDA, Case
-from _history.cases import cases
-from _history.cell import (
+from harness import render
+from harness.options import Parser
+from harness.processes import go_on, script
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from suites.history import across, gpu, page, table
+from suites.history.case import CPU, CUDA, Case
+from suites.history.cases import cases
+from suites.history.cell import (
     ABSENT,
     ARMS,
     BUGGY,
@@ -57,10 +60,7 @@ from _history.cell import (
     kept,
     run,
 )
-from _history.tools import NOTHING, TOOLS, device_of
-from _run import go_on, script
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from suites.history.tools import NOTHING, TOOLS, device_of
 
 SEEDS = 5
 JOBS = 2  # an engine keeps one core busy
@@ -106,7 +106,7 @@ def tasks(
 
 
 def across_tasks(chosen: Mapping[str, Case], tools: Sequence[str], seeds: int) -> list[Task]:
-    """Each case on each release that has an environment: see ``_history.across``."""
+    """Each case on each release that has an environment: see ``suites.history.across``."""
     if NOTHING not in tools:
         return []
     there = [r for r in across.releases() if interpreter(r).exists()]
@@ -243,7 +243,7 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     known = cases()
     parser.add_argument("--case", nargs="+", choices=list(known), metavar="NAME",
                         help="only these cases (see --list)")  # fmt: skip
@@ -272,7 +272,7 @@ def main() -> int:
     chosen = {n: c for n, c in known.items() if not args.case or n in args.case}
     if args.list:
         for name, case in known.items():
-            _render.say(console, f"{name}: {case.title}", hang=4)
+            render.say(console, f"{name}: {case.title}", hang=4)
         return 0
     if args.releases:
         print("\n".join(table.releases(chosen)))
@@ -288,7 +288,7 @@ def main() -> int:
     first, rest = tasks(chosen, args.tool or list(TOOLS), args.seeds, args.device)
     lost = missing({t.name: t.case for t in first}) if args.device == CPU else {}
     for release, names in sorted(lost.items()):
-        _render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
+        render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
     here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
@@ -302,17 +302,17 @@ def main() -> int:
     cells = with_right_answers(cells, known)
     rows = table.rows(known, cells.values())
     for block in table.blocks(rows):
-        _render.block(console, block)
+        render.block(console, block)
     (folder / "history.json").write_text(json.dumps(table.as_json(rows)))
-    _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
+    render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
         across_lines = across.markdown(known, cells.values())
         for path in page.write(known, rows, folder, text, across_lines):
-            _render.for_copying(console, "Written:", str(path))
+            render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]
-        _render.say(
+        render.say(
             console,
             f"{len(spoiled)} cells prove nothing, because the machine ended them and not their "
             "bug, or because their ground truth does not fit this SGLang. The first is "
@@ -324,4 +324,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

@@ -12,89 +12,66 @@ arguments, on a machine with a GPU or on SGLang 0.5.15 and later.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-from _locked_prefix import DEVICES
-from _run import Outcome
-from _variants import (
-    CPU_ONLY,
-    DEBUG,
-    Repro,
-    Variant,
-    Verdict,
-    dump_of,
-    main,
-    no_dump,
-    not_comparable,
-    not_completed,
-    same_outputs,
-)
+from harness.processes import Outcome
+from harness.variants import CPU_ONLY, DEBUG, Repro, Variant, main
+from harness.verdicts import Bad, comparable, completed, judge, same_outputs, told
 
 OFF = {"G4DEBUG_FIX_LOCKED_PREFIX": "0"}
 
 
-def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
-    if not run.completed:
-        return Verdict(False, not_completed(run))
-    return Verdict(True, f"It completes all {len(run.result['tokens'])} requests.")
+@judge
+def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
+    return f"It completes all {len(run.result['tokens'])} requests."
 
 
-def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
-    why_not = not_comparable(run, clean)
-    if why_not or clean is None:
-        return Verdict(False, why_not)
-    pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
+@judge
+def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+    right = comparable(run, clean)
+    pairs = list(zip(run.result["tokens"], right.result["tokens"], strict=True))
     wrong = [i for i, (a, b) in enumerate(pairs) if a != b]
     if not wrong:
-        return Verdict(False, "It completes, and all answers are right: the bug was not met.")
+        raise Bad("It completes, and all answers are right: the bug was not met.")
     first = next(n for n, (a, b) in enumerate(zip(*pairs[wrong[0]], strict=True)) if a != b)
-    return Verdict(
-        True,
+    return (
         f"It completes and reports nothing, but {len(wrong)} of {len(pairs)} answers are wrong. "
-        f"The answer to request {wrong[0]} is wrong from its token {first} on.",
+        f"The answer to request {wrong[0]} is wrong from its token {first} on."
     )
 
 
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
-    record = dump_of(run)
-    if record is None:
-        return no_dump(run)
+@judge
+def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
+    record = told(run)
     finding = record.finding
     if finding.kind != "freed-while-read":
-        return Verdict(False, f"It stops with another finding: {finding.headline}.")
+        raise Bad(f"It stops with another finding: {finding.headline}.")
     who = [e for e in record.events if e.kind == "free"]
     if not who or "_insert_helper" not in who[-1].caller:
-        return Verdict(False, f"The finding does not say who frees the page: {finding.headline}.")
-    return Verdict(
-        True,
+        raise Bad(f"The finding does not say who frees the page: {finding.headline}.")
+    return (
         f"g4debug stops it. The tracer {finding.check} reports {finding.kind}, before the page is "
-        f"free, and names who frees it: {who[-1].caller}.",
+        f"free, and names who frees it: {who[-1].caller}."
     )
 
 
 REPRO = Repro(
-    title="locked_prefix: a shared prefix, one long answer, a SWA pool that is nearly full",
+    name="locked_prefix",
+    serves="a shared prefix, one long answer, a SWA pool that is nearly full",
     variants={
-        "clean": Variant(
-            "without a prefix cache, the fix is off", OFF, judge_clean, "_locked_prefix:UNCACHED"
-        ),
-        "broken": Variant("the fix is off, debugging is off", OFF, judge_broken, "_locked_prefix"),
+        "clean": Variant("without a prefix cache, the fix is off", OFF, judge_clean, "UNCACHED"),
+        "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),
         "diagnosed": Variant(
             "the fix is off, debugging is on",
             {**OFF, **DEBUG},
             judge_diagnosed,
-            "_locked_prefix",
-            "finding",
+            explain="finding",
         ),
-        "fixed": Variant("the fix locked-prefix is on", {}, same_outputs, "_locked_prefix"),
+        "fixed": Variant("the fix locked-prefix is on", {}, same_outputs),
     },
-    devices=DEVICES,
     releases="<0.5.15",
     compares=("broken", "fixed"),
-    elsewhere=CPU_ONLY.format("locked_prefix"),
+    elsewhere=CPU_ONLY,
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "24"))
+    raise SystemExit(main(REPRO, __doc__, "24"))

@@ -13,17 +13,15 @@ if not, and 2 for wrong arguments.
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import _render
-from _matrix import Row, run_clean, run_drill
-from _matrix_table import block, clean_block, markdown
-from _run import script
+from harness import render
+from harness.options import Parser, logs
+from harness.processes import script
 from rich.console import Console
+from suites.matrix.drill import Row, run_clean, run_drill
+from suites.matrix.table import block, clean_block, markdown
 
 from g4debug import discovery
 from g4debug.faults.base import Fault
@@ -33,7 +31,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument(
         "--fault",
         action="append",
@@ -54,9 +52,7 @@ def main() -> int:
         metavar="FILE",
         help="where the table is written (default: docs/matrix-<SGLang's version>.md)",
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the logs and dumps and say where they are"
-    )
+    parser.keep("logs and dumps")
     args = parser.parse_args()
     names = discovery.names("fault")
     for name in args.fault or ():
@@ -64,36 +60,30 @@ def main() -> int:
             parser.error(f"there is no fault {name!r}; there are: {', '.join(names)}")
     faults: list[Fault] = [discovery.load("fault", n) for n in (args.fault or names)]
     console = Console(highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="g4debug-matrix-"))
-    try:
+    with logs("matrix", console, "The logs and dumps are kept in:", args.keep) as kept:
         # The faults of an attention backend are compared with a run on that backend.
-        clean = {b: run_clean(folder, b) for b in sorted({"", *(f.backend for f in faults)})}
+        backends = sorted({"", *(f.backend for f in faults)})
+        clean = {b: run_clean(kept.folder, b) for b in backends}
         for one in clean.values():
-            _render.block(console, clean_block(one))
+            render.block(console, clean_block(one))
         rows: list[Row] = []
+        drills = [(f, d) for f in faults if not f.absent for d in f.drills]
         with ThreadPoolExecutor(args.jobs) as pool:
-            drills = [(f, d) for f in faults if not f.absent for d in f.drills]
             for row in pool.map(
-                lambda fd: run_drill(fd[0], fd[1], clean[fd[0].backend], folder), drills
+                lambda fd: run_drill(fd[0], fd[1], clean[fd[0].backend], kept.folder), drills
             ):
                 rows.append(row)
-                _render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
+                render.block(console, block(row, f"fault {len(rows)} of {len(drills)}"))
         console.print()
-        _render.count(console, [*map(clean_block, clean.values()), *map(block, rows)], "runs")
+        render.count(console, [*map(clean_block, clean.values()), *map(block, rows)], "runs")
         if args.out or not args.fault:
             out = args.out or DOCS / f"matrix-{targets.sglang_version()}.md"
             out.parent.mkdir(exist_ok=True)
             out.write_text(markdown(list(clean.values()), rows))
-            _render.for_copying(console, "The table is written to:", str(out))
-        bad = [r for r in rows if not r.good]
-        if args.keep or bad:
-            _render.for_copying(console, "The logs and dumps are kept in:", str(folder))
-            args.keep = True
-        return 1 if bad or not all(c.good for c in clean.values()) else 0
-    finally:
-        if not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+            render.for_copying(console, "The table is written to:", str(out))
+        kept.good = all(r.good for r in rows) and all(c.good for c in clean.values())
+    return kept.status
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

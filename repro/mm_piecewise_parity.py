@@ -12,29 +12,18 @@ The exit code is 0 if all of this is so, 1 if not, and 2 for wrong arguments or 
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 
+from harness import render
+from harness.options import Parser, logs
+from harness.processes import ILLEGAL, Outcome, run_child, script
+from harness.verdicts import Verdict, alike, different, not_completed
 from rich.console import Console
-
-sys.path.insert(0, str(Path(__file__).parent))
-import _render
-from _run import ILLEGAL, Outcome, run_variant, script
-from _variants import Verdict, not_completed
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
-MODULE = "_mm_parity"
 REASON = "That is reason enough to refuse it."
-
-
-def equal(graphs: Outcome, eager: Outcome) -> tuple[int, int]:
-    """How many outputs are equal, of how many."""
-    pairs = list(zip(graphs.result["tokens"], eager.result["tokens"], strict=True))
-    return sum(a == b for a, b in pairs), len(pairs)
 
 
 def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> Verdict:
@@ -48,12 +37,12 @@ def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> Verdict:
         if found is not captured:
             none = "no " if captured else ""
             return Verdict(False, f"The run {run.variant} captured {none}piecewise CUDA graphs.")
-    same, of = equal(graphs, eager)
-    different = len({tuple(tokens) for tokens in eager.result["tokens"]})
-    if different < of / 2:
+    same, of = alike(graphs, eager)
+    answers = different(eager)
+    if answers < of / 2:
         return Verdict(
             False,
-            f"There are only {different} different outputs of {of}, so equal ones prove little.",
+            f"There are only {answers} different outputs of {of}, so equal ones prove little.",
         )
     text = f"{same} of {of} outputs equal the eager ones."
     if wanted:
@@ -68,16 +57,16 @@ def refused(run: Outcome) -> Verdict:
     return Verdict(bool(line) and run.status != 0, line or "It was not refused.")
 
 
-def measure(requests: int, folder: Path, console: Console) -> list[_render.Block]:
+def measure(requests: int, folder: Path, console: Console) -> list[render.Block]:
     def run(variant: str, workload: str, environment: dict[str, str]) -> Outcome:
-        _render.say(console, f"{variant} …")
-        name = f"{MODULE}:{workload}"
-        return run_variant(
-            variant, "cuda", requests, environment, folder, 300, lambda text: None, name
+        render.say(console, f"{variant} …")
+        arguments = {"workload": f"mm_piecewise_parity:{workload}", "requests": requests}
+        return run_child(
+            variant, "harness.engine", arguments, environment, folder, 300, device="cuda"
         )
 
-    def block(name: str, switch: str, run: Outcome, verdict: Verdict) -> _render.Block:
-        return _render.Block(f"{name}, {switch}", *verdict, seconds=run.seconds)
+    def block(name: str, switch: str, run: Outcome, verdict: Verdict) -> render.Block:
+        return render.Block(f"{name}, {switch}", *verdict, seconds=run.seconds)
 
     found = []
     for name, workload in (("dense", "DENSE"), ("kv-shared", "KV_SHARED")):
@@ -95,41 +84,28 @@ def measure(requests: int, folder: Path, console: Console) -> list[_render.Block
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=0,
-        metavar="N",
-        help="how many requests each run serves (default: 20)",
-    )
-    parser.add_argument("--keep", action="store_true", help="keep the logs and say where they are")
+    parser = Parser(__doc__)
+    parser.requests("requests each run serves", 0, "20")
+    parser.keep("logs")
     args = parser.parse_args()
     console = Console(highlight=False)
     import torch
 
     if not torch.cuda.is_available():
-        _render.for_copying(
+        render.for_copying(
             console,
             "mm_piecewise_parity needs CUDA graphs, and so a GPU. Without a GPU, this test shows "
             "how SGLang's own ServerArgs decide:",
-            "python -m pytest tests/fixes/test_mm_piecewise_graph.py",
+            "python -m pytest tests/fixes/before_0_5_14/test_mm_piecewise_graph.py",
         )
         return 2
-    folder = Path(tempfile.mkdtemp(prefix="g4debug-parity-"))
-    good = False
-    try:
-        blocks = measure(args.requests, folder, console)
-        good = all(block.good for block in blocks)
+    with logs("parity", console, "The logs are kept in:", args.keep) as kept:
+        blocks = measure(args.requests, kept.folder, console)
+        kept.good = all(block.good for block in blocks)
         title = "mm_piecewise_parity: Gemma4ForConditionalGeneration, text prompts"
-        _render.summary(console, title, blocks, "runs")
-    finally:
-        if args.keep or not good:
-            _render.for_copying(console, "The logs are kept in:", str(folder))
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-    return 0 if good else 1
+        render.summary(console, title, blocks, "runs")
+    return kept.status
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

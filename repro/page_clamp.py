@@ -3,9 +3,9 @@ worse, and nothing is reported.
 
     python repro/page_clamp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json] [--keep]
 
-The bug is that of e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more. There is
-no variant with debugging on, because debugging and the clamp together are refused at start. For
-the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
+The bug is the same as in e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more.
+There is no variant with debugging on, because debugging and the clamp together are refused at
+start. For the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
 
 The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
 arguments.
@@ -14,14 +14,11 @@ arguments.
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from _run import Outcome
-from _variants import Repro, Variant, Verdict, main, not_comparable, same_outputs
-from _workload import DEVICES
 from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
+from harness.processes import Outcome
+from harness.variants import Repro, Variant, main
+from harness.verdicts import Bad, alike, comparable, equal_outputs, judge
 
 CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
 FIRED = "g4debug fault (seed=7) stale-swa-state #1"
@@ -32,47 +29,44 @@ FEWER = 0.1
 
 def lost(run: Outcome, clean: Outcome) -> str:
     """What is worse than in the clean run; empty if nothing is."""
-    pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
-    wrong = sum(a != b for a, b in pairs)
+    same, of = alike(run, clean)
     accepted, before = (r.result["accept_length"] for r in (run, clean))
-    found = [f"{wrong} of {len(pairs)} outputs are wrong"] if wrong else []
+    found = [f"{of - same} of {of} outputs are wrong"] if same < of else []
     if accepted < before - FEWER:
         found.append(f"the mean accept length is {accepted:.2f} instead of {before:.2f}")
     return " and ".join(found)
 
 
-def proves_nothing(run: Outcome, clean: Outcome | None) -> str:
-    """Why this run proves nothing; empty if it can be compared with the clean one."""
+def hit(run: Outcome, clean: Outcome | None) -> Outcome:
+    """The clean run. Raises Bad if this run proves nothing, or cannot be compared with it."""
     if run.completed and FIRED not in run.text:
-        return "It completes, but the fault did not fire, so this proves nothing."
-    return not_comparable(run, clean)
+        raise Bad("It completes, but the fault did not fire, so this proves nothing.")
+    return comparable(run, clean)
 
 
-def judge_clamped(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_clamped(run: Outcome, clean: Outcome | None) -> str:
     """Good if it survives, nothing is reported, and something is worse than in the clean run."""
-    why_not = proves_nothing(run, clean)
-    if why_not or clean is None:
-        return Verdict(False, why_not)
+    right = hit(run, clean)
     if _TOLD.search(run.text):
-        return Verdict(
-            False, "It survives, but a finding is in its log. The clamp should be silent."
-        )
-    worse = lost(run, clean)
+        raise Bad("It survives, but a finding is in its log. The clamp should be silent.")
+    worse = lost(run, right)
     if not worse:
-        return Verdict(False, "It survives, and nothing is worse than in the clean run.")
-    return Verdict(True, f"It survives and reports nothing, but {worse}.")
+        raise Bad("It survives, and nothing is worse than in the clean run.")
+    return f"It survives and reports nothing, but {worse}."
 
 
-def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
-    why_not = proves_nothing(run, clean)
-    if why_not or clean is None:
-        return Verdict(False, why_not)
-    worse = lost(run, clean)
-    return Verdict(False, f"It completes, but {worse}.") if worse else same_outputs(run, clean)
+@judge
+def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+    if worse := lost(run, hit(run, clean)):
+        raise Bad(f"It completes, but {worse}.")
+    return equal_outputs(run, clean)
 
 
 REPRO = Repro(
-    title="page_clamp: Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    name="page_clamp",
+    serves="Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    workload="e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
         "broken": Variant(
@@ -88,9 +82,8 @@ REPRO = Repro(
         ),
         "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, judge_fixed),
     },
-    devices=DEVICES,
     compares=("clamped", "fixed"),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "as many as fill the SWA pool"))
+    raise SystemExit(main(REPRO, __doc__, "as many as fill the SWA pool"))

@@ -4,10 +4,10 @@
                           [--results FOLDER] [--list]
 
 Each mode is a server of its own, with every tracer in ``raise`` mode, which stops at the first
-finding. The requests are those of soak.py: they differ in length, share prefixes, do not fit into
-the pools together, and faults that break nothing abort and retract them and evict prefixes. In the
-mode *contain* cells of page tables are broken and repaired on one rank only; the ranks must stay
-in step. ``--device cuda`` needs two GPUs of the same kind.
+finding. The requests are like those of soak.py: they differ in length, share prefixes, do not fit
+into the pools together, and faults that break nothing abort and retract them and evict prefixes. In
+the mode *contain* cells of page tables are broken and repaired on one rank only; the ranks must
+stay in step. ``--device cuda`` needs two GPUs of the same kind.
 
 A mode that the installed SGLang or the CPU engine cannot run is left out, and the reason is said.
 The exit code is 0 if no mode has a false finding and every tracer has checked something on both
@@ -16,21 +16,18 @@ ranks, or has said why it does not. It is 1 if not, or if no mode ran, and 2 for
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-import tempfile
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import _render
-from _draft_embedding import write_models
-from _mixed import SHORT
-from _ranks import Mode, Seen, judge, modes
-from _run import HERE, run_command, script
+from harness import mixed, render
+from harness.options import Parser, logs
+from harness.processes import script
 from rich.console import Console
+from suites.ranks import Mode, Seen, judge, modes
+from workloads.draft_embedding_shard import write_models
 
 from g4debug import discovery
 
@@ -47,7 +44,7 @@ REQUESTS = {"cpu": 40, "cuda": 2000}
 TIMEOUT = 3600.0  # seconds of one mode
 
 
-def run(name: str, mode: Mode, device: str, count: int, folder: Path, console: Console) -> Seen:
+def serve(name: str, mode: Mode, device: str, count: int, folder: Path, console: Console) -> Seen:
     dumps = folder / f"{name}-dumps"
     shutil.rmtree(dumps, ignore_errors=True)
     environ = {
@@ -59,20 +56,13 @@ def run(name: str, mode: Mode, device: str, count: int, folder: Path, console: C
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(dumps),
     }
     engine = {**ENGINE[device], **mode.engine}
-    result = folder / f"{name}.json"
-    result.unlink(missing_ok=True)
-    shapes = (json.dumps(engine), json.dumps(SHORT[device]), device)
-    program = str(HERE / "_mixed_variant.py")
-    command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
-        outcome = run_command(
-            name, command, result, environ, folder, TIMEOUT, on_cpu=device == "cpu"
-        )
-    return judge(name, mode, outcome, dumps)
+        run = mixed.run(name, environ, folder, TIMEOUT, count, engine, short=True, device=device)
+    return judge(name, mode, run, dumps)
 
 
 def markdown(found: Sequence[Seen], device: str) -> str:
-    """A table: one row for each mode. Checks are those of the rank that made fewest."""
+    """A table: one row for each mode, with the checks of the rank that made fewest."""
     tracers = sorted({t for seen in found for t in seen.checked})
     head = ["mode", "what", "requests", "accept length", "result", *(f"`{t}`" for t in tracers)]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -86,17 +76,17 @@ def markdown(found: Sequence[Seen], device: str) -> str:
     return f"{where}\n\n" + "\n".join(lines) + "\n"
 
 
-def block(seen: Seen, folder: Path) -> _render.Block:
+def block(seen: Seen, folder: Path) -> render.Block:
     counted = ", ".join(f"{t} {n:,}" for t, n in seen.checked.items())
     said = " ".join(f"{t}: {why}." for t, why in seen.said.items())
     checks = f" Checks on each rank, at least: {counted}." if counted else ""
     what = f"{seen.what}{checks}{f' {said}' if said else ''}"
     log = folder / f"{seen.mode}.log"
-    return _render.Block(seen.mode, seen.good, what, seen.title, seen.seconds or None, log=log)
+    return render.Block(seen.mode, seen.good, what, seen.title, seen.seconds or None, log=log)
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     known = modes()
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
@@ -114,39 +104,29 @@ def main() -> int:
     console = Console(highlight=False)
     if args.list:
         for name, mode in known.items():
-            _render.say(console, f"{name}: {mode.title}", hang=4)
+            render.say(console, f"{name}: {mode.title}", hang=4)
         return 0
-    folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-ranks-"))
-    folder.mkdir(parents=True, exist_ok=True)
     count = args.requests or REQUESTS[args.device]
     if args.device == "cuda":
         write_models()
     found: list[Seen] = []
-    good = False
-    try:
+    with logs("ranks", console, "Logs, dumps and results are in:", given=args.results) as kept:
         for name in args.only or known:
             mode = known[name]
-            if mode.not_here:
-                where = f"not run on SGLang {version('sglang')}"
-                _render.say(console, f"{name}: {where}: {mode.not_here}.", hang=4)
+            why = mode.not_here
+            where = f"not run on SGLang {version('sglang')}"
+            if not why and args.device == "cpu":
+                why, where = mode.not_on_cpu, "not run on the CPU engine"
+            if why:
+                render.say(console, f"{name}: {where}: {why}.", hang=4)
                 continue
-            if args.device == "cpu" and mode.not_on_cpu:
-                _render.say(
-                    console, f"{name}: not run on the CPU engine: {mode.not_on_cpu}.", hang=4
-                )
-                continue
-            found.append(run(name, mode, args.device, count, folder, console))
-            _render.block(console, block(found[-1], folder))
+            found.append(serve(name, mode, args.device, count, kept.folder, console))
+            render.block(console, block(found[-1], kept.folder))
             if args.out:  # as they come: a run that is stopped keeps its rows
                 args.out.write_text(markdown(found, args.device))
-        good = bool(found) and all(seen.good for seen in found)
-        if not good or args.results:
-            _render.for_copying(console, "Logs, dumps and results are in:", str(folder))
-        return 0 if good else 1
-    finally:
-        if good and not args.results:
-            shutil.rmtree(folder, ignore_errors=True)
+        kept.good = bool(found) and all(seen.good for seen in found)
+    return kept.status
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

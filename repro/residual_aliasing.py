@@ -14,23 +14,18 @@ The exit code is 0 if all captured states are wrong without the fix and all are 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import _render
-from _run import ended, group, script
-from _variants import default_device
+from harness import render
+from harness.options import Parser, default_device
+from harness.processes import run_child, script
 from rich.console import Console
 
 from g4debug.fixes.residual_aliasing import FIX
 from g4debug.hooking import targets
 
-HERE = Path(__file__).parent
 SWITCH = "G4DEBUG_FIX_RESIDUAL_ALIASING"
 BUG = targets.matches(FIX.needs)
 VARIANTS = {"broken": "0", "fixed": "1"} if BUG else {"clean": "0"}
@@ -45,22 +40,15 @@ SECONDS = 300
 
 def run(variant: str, device: str, folder: Path) -> dict[str, Any]:
     """What the variant measured, or {"error": ...} with where its log is."""
-    result, log = folder / f"{variant}.json", folder / f"{variant}.log"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("G4DEBUG_")}
-    command = [sys.executable, str(HERE / "_residual.py"), device, str(result)]
-    if device == "cpu":
-        from g4debug import cpu
-
-        environment = cpu.environment(environment)
-    environment[SWITCH] = VARIANTS[variant]
-    with log.open("wb") as sink, group(command, environment, sink) as process:
-        end = time.monotonic() + SECONDS
-        if ended(process, lambda: end) is None:
-            return {"error": f"It took longer than {SECONDS} s. Its log: {log}"}
-    if not result.is_file():
-        return {"error": f"It ended with exit status {process.returncode}. Its log: {log}"}
-    data: dict[str, Any] = json.loads(result.read_text())
-    return data
+    environment = {SWITCH: VARIANTS[variant]}
+    done = run_child(
+        variant, "workloads.residual_aliasing", {}, environment, folder, SECONDS, device=device
+    )
+    if done.status is None:
+        return {"error": f"It took longer than {SECONDS} s. Its log: {done.log}"}
+    if not done.result:
+        return {"error": f"It ended with exit status {done.status}. Its log: {done.log}"}
+    return done.result
 
 
 def as_it_should(variant: str, found: dict[str, Any]) -> bool:
@@ -86,33 +74,25 @@ def what(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "", TITLES)
-    parser.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the result as JSON on stdout, and everything else on stderr",
-    )
+    parser = Parser(__doc__, TITLES)
+    parser.device()
+    parser.json()
     args = parser.parse_args()
     device = args.device or default_device()
     folder = Path(tempfile.mkdtemp(prefix="g4debug-repro-"))
     found = {variant: run(variant, device, folder) for variant in VARIANTS}
     blocks = [
-        _render.Block(
-            name=variant,
-            good=as_it_should(variant, it),
-            what=what(it),
-            title=TITLES[variant],
+        render.Block(
+            variant,
+            as_it_should(variant, it),
+            what(it),
+            TITLES[variant],
             switches={SWITCH: VARIANTS[variant]},
         )
         for variant, it in found.items()
     ]
     title = "residual_aliasing: hidden states that Gemma-4 captures for a draft"
-    _render.summary(Console(stderr=args.json, highlight=False), title, blocks)
+    render.summary(Console(stderr=args.json, highlight=False), title, blocks)
     good = all(block.good for block in blocks)
     if args.json:  # the key "arms" is older than the word *variant*
         print(json.dumps({"device": device, "arms": found, "good": good}, indent=2))
@@ -120,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

@@ -22,20 +22,15 @@ tokens. It is 1 if not, and 2 for wrong arguments.
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import _render
-import _tracers
-from _arguments import mtp_has_overlap
-from _mixed import SHORT
-from _run import HERE, Outcome, run_command, script
-from _variants import not_completed
+from harness import mixed, render, tracers
+from harness.arguments import mtp_has_overlap
+from harness.options import Parser, logs
+from harness.processes import Outcome, script
+from harness.verdicts import not_completed
 from rich.console import Console
 
 STRESS = "seed=11;abort-request=4%on;forced-retract=4%on;radix-evict=5%on(512)"
@@ -63,20 +58,16 @@ def run(
     env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
     if armed:
         env |= {
-            "G4DEBUG_TRACE": ",".join(_tracers.on_one_rank()),
+            "G4DEBUG_TRACE": ",".join(tracers.on_one_rank()),
             "G4DEBUG_LEAK_STEPS": "16",
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
-    result = folder / f"{name}.json"
-    program = str(HERE / "_mixed_variant.py")
     # The GPU's arguments switch overlap scheduling off on 0.5.12.post1, and v2 is made of it.
     engine = {**ENGINE[device], **({"disable_overlap_schedule": False} if v2 else {})}
     if backend:
         engine |= {"prefill_attention_backend": backend, "decode_attention_backend": backend}
-    shapes = (json.dumps(engine), json.dumps(SHORT[device]), device)
-    command = [sys.executable, program, str(result), str(count), "1", *shapes]
     with console.status(name):
-        return run_command(name, command, result, env, folder, TIMEOUT, on_cpu=device == "cpu")
+        return mixed.run(name, env, folder, TIMEOUT, count, engine, short=True, device=device)
 
 
 def counts(text: str) -> str:
@@ -114,24 +105,16 @@ def stayed_on_v1(text: str) -> str:
 
 
 def main() -> int:
-    parser = _render.parser(__doc__ or "")
+    parser = Parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="how many requests each run serves (default: 2000)",
-    )
+    parser.requests("requests each run serves", 2000)
     parser.add_argument(
         "--backend",
         default="",
         choices=("triton", "trtllm_mha"),
         help="the attention backend of prefill and decode",
     )
-    parser.add_argument(
-        "--keep", action="store_true", help="keep the logs and dumps and say where they are"
-    )
+    parser.keep("logs and dumps")
     parser.add_argument(
         "--v2", action="store_true", help="the armed run has FROZEN_KV_MTP on v2 (0.5.12.post1)"
     )
@@ -142,34 +125,27 @@ def main() -> int:
             "decoding v2 by itself: leave --v2 out."
         )
     console = Console(highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="g4debug-soak-"))
-    good = False
-    try:
+    with logs("soak", console, "The logs and dumps are kept in:", args.keep) as kept:
         on = args.device, False, args.backend
-        plain = run("plain", False, args.requests, folder, console, *on)
-        _render.say(console, f"Without tracers: {_line(plain)}", hang=4)
+        plain = run("plain", False, args.requests, kept.folder, console, *on)
+        render.say(console, f"Without tracers: {_line(plain)}", hang=4)
         on = args.device, args.v2, args.backend
-        armed = run("armed", True, args.requests, folder, console, *on)
-        _render.say(console, f"With every tracer: {_line(armed)}", hang=4)
+        armed = run("armed", True, args.requests, kept.folder, console, *on)
+        render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
         for said in filter(None, (wrong, unstressed(armed.text))):
-            _render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
-        findings = sorted((folder / "dumps").glob("*.pt"))
+            render.say(console, said, hang=4, style="red" if said == wrong else "yellow")
+        findings = sorted((kept.folder / "dumps").glob("*.pt"))
         both = plain.completed and armed.completed
         alike, of = _alike(plain, armed, args.v2) if both else (0, 0)
-        good = both and not wrong and not findings and (alike == of or args.device == "cuda")
+        kept.good = both and not wrong and not findings and (alike == of or args.device == "cuda")
         tokens = f"{alike} of {of} requests got the same tokens in both runs."
-        _render.say(
+        render.say(
             console,
             f"There were {len(findings)} findings. {tokens}",
-            style="green" if good else "red",
+            style="green" if kept.good else "red",
         )
-        if not good or args.keep:
-            _render.for_copying(console, "The logs and dumps are kept in:", str(folder))
-        return 0 if good else 1
-    finally:
-        if good and not args.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    return kept.status
 
 
 def _alike(plain: Outcome, armed: Outcome, v2: bool = False) -> tuple[int, int]:
@@ -199,4 +175,4 @@ def _line(run: Outcome) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

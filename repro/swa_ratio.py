@@ -15,13 +15,11 @@ arguments or on a machine with a GPU.
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import _swa_ratio as load
-from _run import Outcome
-from _variants import CPU_ONLY, Repro, Variant, Verdict, main, not_completed, same_outputs
+from harness.processes import Outcome
+from harness.variants import CPU_ONLY, Repro, Variant, main
+from harness.verdicts import Bad, completed, equal_outputs, judge, only_if
+from workloads import swa_ratio as load
 
 OFF, ON = {"G4DEBUG_FIX_SWA_RATIO": "0"}, {"G4DEBUG_FIX_SWA_RATIO": "1"}
 _RUNNING = re.compile(r"Decode batch, #running-req: (\d+)")
@@ -41,7 +39,7 @@ def pools(run: Outcome) -> tuple[int, int]:
     return (int(found[-1][0]), int(found[-1][1])) if found else (0, 0)
 
 
-def told(run: Outcome) -> str:
+def shown(run: Outcome) -> str:
     full_use = max((float(x) for x in _FULL_USAGE.findall(run.text)), default=0.0)
     full, swa = pools(run)
     count = len(run.result["tokens"])
@@ -52,82 +50,68 @@ def told(run: Outcome) -> str:
     )
 
 
-def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
-    if not run.completed:
-        return Verdict(False, not_completed(run))
-    return Verdict(running(run) == len(run.result["tokens"]), told(run))
+@judge
+def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
+    return only_if(running(run) == len(run.result["tokens"]), shown(run))
 
 
-def _judge(
-    run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool
-) -> Verdict:
+def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool) -> str:
     """Good if the outputs are those of clean, the pools are those of ``ratio`` in the same memory,
     and all requests ran at the same time (``together``), or not all of them did.
     """
-    verdict = same_outputs(run, clean)
-    if not verdict.good:
-        return verdict
+    equal_outputs(run, clean)
     wanted = load.plan(ratio, chunk)
     used = load.bytes_of(*pools(run))
     if pools(run) != (wanted.pools.full, wanted.pools.swa) or not 0.99 < used / load.KV_BYTES <= 1:
-        return Verdict(False, f"The pools are not those of the ratio {ratio:g}. {told(run)}")
+        raise Bad(f"The pools are not those of the ratio {ratio:g}. {shown(run)}")
     if _RETRACTED in run.text:
-        return Verdict(False, f"Requests were retracted. {told(run)}")
+        raise Bad(f"Requests were retracted. {shown(run)}")
     enough = running(run) == len(run.result["tokens"])
-    return Verdict(enough is together, told(run))
+    return only_if(enough is together, shown(run))
 
 
-def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
-    return _judge(run, clean, load.DEFAULT, load.SMALL_CHUNK, False)
+@judge
+def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+    return _divided(run, clean, load.DEFAULT, load.SMALL_CHUNK, False)
 
 
-def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
-    return _judge(run, clean, load.MOE, load.SMALL_CHUNK, True)
+@judge
+def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+    return _divided(run, clean, load.MOE, load.SMALL_CHUNK, True)
 
 
-def judge_worse(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_worse(run: Outcome, clean: Outcome | None) -> str:
     """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
-    verdict = _judge(run, clean, load.MOE, load.LARGE_CHUNK, False)
+    what = _divided(run, clean, load.MOE, load.LARGE_CHUNK, False)
     holds = load.plan(load.DEFAULT, load.LARGE_CHUNK).holds
-    return Verdict(
-        verdict.good and running(run) < holds,
-        f"{verdict.what} The ratio 0.8 would hold {holds} requests.",
-    )
+    return only_if(running(run) < holds, f"{what} The ratio 0.8 would hold {holds} requests.")
 
 
 REPRO = Repro(
-    title=f"swa_ratio: a toy Gemma-4 with experts, {load.KV_BYTES / 1e6:.0f} MB for KV, "
-    f"requests of {load.INPUT} tokens in and {load.OUTPUT} out",
+    name="swa_ratio",
+    serves=f"a toy Gemma-4 with experts, {load.KV_BYTES / 1e6:.0f} MB for KV, requests of "
+    f"{load.INPUT} tokens in and {load.OUTPUT} out",
     variants={
-        "clean": Variant(
-            "enough memory for all requests, the fix is off", OFF, judge_clean, "_swa_ratio"
-        ),
+        "clean": Variant("enough memory for all requests, the fix is off", OFF, judge_clean),
         "broken": Variant(
-            "short memory, SGLang's own ratio 0.8, the fix is off",
-            OFF,
-            judge_broken,
-            "_swa_ratio:AT_DEFAULT",
+            "short memory, SGLang's own ratio 0.8, the fix is off", OFF, judge_broken, "AT_DEFAULT"
         ),
-        "fixed": Variant(
-            "short memory, the fix swa-ratio is on", ON, judge_fixed, "_swa_ratio:AT_MOE"
-        ),
+        "fixed": Variant("short memory, the fix swa-ratio is on", ON, judge_fixed, "AT_MOE"),
         "given": Variant(
-            "short memory, the fix is on, but the user gives 0.8",
-            ON,
-            judge_broken,
-            "_swa_ratio:GIVEN",
+            "short memory, the fix is on, but the user gives 0.8", ON, judge_broken, "GIVEN"
         ),
         "large-chunk": Variant(
             f"short memory, the fix is on, prefill chunks of {load.LARGE_CHUNK} tokens",
             ON,
             judge_worse,
-            "_swa_ratio:AT_MOE_LARGE_CHUNK",
+            "AT_MOE_LARGE_CHUNK",
         ),
     },
-    devices=load.DEVICES,
     compares=("broken", "fixed", "given", "large-chunk"),
-    elsewhere=CPU_ONLY.format("swa_ratio"),
+    elsewhere=CPU_ONLY,
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", str(load.REQUESTS)))
+    raise SystemExit(main(REPRO, __doc__, str(load.REQUESTS)))

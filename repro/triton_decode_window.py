@@ -18,20 +18,19 @@ or on a machine with a GPU.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-import _render
-from _run import Outcome, run_command, script
-from _variants import CPU_ONLY, Verdict, default_device, not_completed
+from harness import render
+from harness.options import Parser, default_device
+from harness.processes import Outcome, run_child, script
+from harness.variants import CPU_ONLY
+from harness.verdicts import Verdict, not_completed
 from rich.console import Console
 
 from g4debug.hooking import targets
 
-HERE = Path(__file__).parent
 SWITCH = "G4DEBUG_FIX_TRITON_DECODE_WINDOW"
 VARIANTS = {  # name -> attention backend, the fix's switch, title
     "clean": ("trtllm_mha", "0", "trtllm_mha, which reads the whole window in a decode"),
@@ -70,7 +69,7 @@ def told(found: dict[str, Any]) -> str:
 
 
 def judge(variant: str, run: Outcome, broken: Outcome | None) -> Verdict:
-    """broken: the outcome of that variant, if it ran before. Inside the window all must be right.
+    """broken: that variant's outcome, if it ran before. Inside the window all must be right.
 
     Behind it, ``broken`` must not be; the others must, and before 0.5.14 be nearer than it.
     """
@@ -95,47 +94,29 @@ def judge(variant: str, run: Outcome, broken: Outcome | None) -> Verdict:
 
 def main() -> int:
     titles = {name: title for name, (_, _, title) in VARIANTS.items()}
-    parser = _render.parser(__doc__ or "", titles)
-    parser.add_argument(
-        "--requests",
-        type=int,
-        default=REQUESTS,
-        metavar="N",
-        help=f"how many prompts each variant answers (default: {REQUESTS})",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the result as JSON on stdout, and everything else on stderr",
-    )
+    parser = Parser(__doc__, titles)
+    parser.requests("prompts each variant answers", REQUESTS)
+    parser.json()
     args = parser.parse_args()
     console = Console(stderr=args.json, highlight=False)
     if default_device() == "cuda":
-        _render.say(console, CPU_ONLY.format("triton_decode_window"))
+        render.say(console, CPU_ONLY.format("triton_decode_window"))
         return 2
     folder = Path(tempfile.mkdtemp(prefix="g4debug-repro-"))
     runs: dict[str, Outcome] = {}
     blocks = []
     for name, (backend, switch, title) in VARIANTS.items():
-        result = folder / f"{name}.json"
-        program = str(HERE / "_decode_window.py")
-        command = [sys.executable, program, backend, str(args.requests), str(result)]
         environment = {SWITCH: switch}
-        _render.say(console, f"{name}: {title}")
-        runs[name] = run_command(name, command, result, environment, folder, SECONDS)
+        render.say(console, f"{name}: {title}")
+        arguments = {"backend": backend, "requests": args.requests}
+        runs[name] = run_child(
+            name, "workloads.triton_decode_window", arguments, environment, folder, SECONDS
+        )
         verdict = judge(name, runs[name], runs.get("broken"))
         blocks.append(
-            _render.Block(
-                name=name,
-                good=verdict.good,
-                what=verdict.what,
-                title=title,
-                seconds=runs[name].seconds,
-                switches=environment,
-                log=runs[name].log,
-            )
+            render.Block(name, *verdict, title, runs[name].seconds, environment, runs[name].log)
         )
-    _render.summary(console, "triton_decode_window: the key that a decode on triton loses", blocks)
+    render.summary(console, "triton_decode_window: the key that a decode on triton loses", blocks)
     good = all(block.good for block in blocks)
     if args.json:  # the key "arms" is older than the word *variant*
         found = {
@@ -154,4 +135,4 @@ def numbers(run: Outcome) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(script(main))
+    raise SystemExit(script(main))

@@ -15,31 +15,26 @@ arguments or on SGLang 0.5.13 and later.
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from _run import Outcome
-from _variants import (
-    DEBUG,
-    Repro,
-    Variant,
-    Verdict,
+from harness.processes import Outcome
+from harness.variants import DEBUG, Repro, Variant, main
+from harness.verdicts import (
+    Bad,
     blamed,
+    completed,
     died_otherwise,
-    dump_of,
+    equal_outputs,
     headline_first,
-    main,
-    no_dump,
-    not_completed,
-    not_named,
-    same_outputs,
+    judge,
+    must_name,
+    only_if,
+    told,
 )
-from _zero_accept import DEVICES
 
 ERROR = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
 IDLE_OFF = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0"}
 GUARDS_OFF = {"G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
+BOTH_OFF = {**IDLE_OFF, **GUARDS_OFF}
 # A prefill is admitted while a batch that has drained still counts as running.
 _HAND_OVER = re.compile(r"Prefill batch, .*#running-req: [1-9]")
 
@@ -48,97 +43,81 @@ def hand_overs(run: Outcome) -> int:
     return len(_HAND_OVER.findall(run.text))
 
 
-def judge_clean(run: Outcome, clean: Outcome | None) -> Verdict:
-    if not run.completed:
-        return Verdict(False, not_completed(run))
-    if hand_overs(run):
-        return Verdict(
-            False,
-            f"It completes, but there were {hand_overs(run)} hand-overs. There should be none.",
-        )
-    return Verdict(
-        True, f"It completes all {len(run.result['tokens'])} requests, without a hand-over."
-    )
+@judge
+def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
+    if done := hand_overs(run):
+        raise Bad(f"It completes, but there were {done} hand-overs. There should be none.")
+    return f"It completes all {len(run.result['tokens'])} requests, without a hand-over."
 
 
-def judge_broken(run: Outcome, clean: Outcome | None) -> Verdict:
+@judge
+def judge_broken(run: Outcome, clean: Outcome | None) -> str:
     if run.completed:
-        return Verdict(False, f"It completes {hand_overs(run)} hand-overs: the bug is not there.")
+        raise Bad(f"It completes {hand_overs(run)} hand-overs: the bug is not there.")
     if ERROR not in run.text:
-        return Verdict(False, died_otherwise(run, ERROR))
-    return Verdict(
-        True, f"It dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}."
-    )
+        raise Bad(died_otherwise(run, ERROR))
+    return f"It dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}."
 
 
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> Verdict:
-    record = dump_of(run)
-    if record is None:
-        return no_dump(run)
+@judge
+def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
+    record = told(run)
     finding = record.finding
-    wanted = {
-        "spec-lifecycle": finding.check == "spec-lifecycle",
-        "the type that was left": "FrozenKVMTPVerifyInput" in finding.headline,
-        "the merge": "merge" in finding.headline,
-        "who left it": "finished in the verify of step" in finding.cause,
-        "the headline before SGLang's own words": headline_first(run, finding.headline),
-        "what happened before": bool(record.transitions),
-    }
-    missing = [name for name, found in wanted.items() if not found]
-    if missing:
-        return not_named(missing)
+    must_name(
+        {
+            "spec-lifecycle": finding.check == "spec-lifecycle",
+            "the type that was left": "FrozenKVMTPVerifyInput" in finding.headline,
+            "the merge": "merge" in finding.headline,
+            "who left it": "finished in the verify of step" in finding.cause,
+            "the headline before SGLang's own words": headline_first(run, finding.headline),
+            "what happened before": bool(record.transitions),
+        }
+    )
     if ERROR in run.text:
-        return Verdict(False, "g4debug reports the finding, but SGLang's AttributeError came, too.")
-    return Verdict(
-        True,
+        raise Bad("g4debug reports the finding, but SGLang's AttributeError came, too.")
+    return (
         f"g4debug stops it before the merge, at hand-over {hand_overs(run)}, with a finding of the "
-        "tracer spec-lifecycle.",
+        "tracer spec-lifecycle."
     )
 
 
-def judge_fixed(run: Outcome, clean: Outcome | None) -> Verdict:
-    verdict = same_outputs(run, clean)
-    if not verdict.good:
-        return verdict
+@judge
+def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+    what = equal_outputs(run, clean)
     done, wanted = hand_overs(run), len(run.result["tokens"]) - 1
-    return Verdict(done == wanted, f"There are {done} of {wanted} hand-overs. {verdict.what}")
+    return only_if(done == wanted, f"There are {done} of {wanted} hand-overs. {what}")
 
 
-WAITING, ALONE = "_zero_accept", "_zero_accept:ALONE"
 REPRO = Repro(
-    title="zero_accept_merge: Gemma-4 E4B's shape, FROZEN_KV_MTP, a pool for one request",
+    name="zero_accept_merge",
+    serves="Gemma-4 E4B's shape, FROZEN_KV_MTP, a pool for one request",
     variants={
         "clean": Variant(
             "one request at a time (--max-running-requests 1), both fixes are off",
-            {**IDLE_OFF, **GUARDS_OFF},
+            BOTH_OFF,
             judge_clean,
-            ALONE,
+            "ALONE",
         ),
         "broken": Variant(
-            "requests wait, both fixes are off",
-            {**IDLE_OFF, **GUARDS_OFF},
-            judge_broken,
-            WAITING,
-            "traceback",
+            "requests wait, both fixes are off", BOTH_OFF, judge_broken, explain="traceback"
         ),
         "diagnosed": Variant(
             "requests wait, both fixes are off, debugging is on",
-            {**IDLE_OFF, **GUARDS_OFF, **DEBUG},
+            {**BOTH_OFF, **DEBUG},
             judge_diagnosed,
-            WAITING,
-            "finding",
+            explain="finding",
         ),
         "guarded": Variant(
-            "requests wait, only the fix spec-batch-guards is on", IDLE_OFF, judge_fixed, WAITING
+            "requests wait, only the fix spec-batch-guards is on", IDLE_OFF, judge_fixed
         ),
         "fixed": Variant(
-            "requests wait, only the fix idle-draft-input is on", GUARDS_OFF, judge_fixed, WAITING
+            "requests wait, only the fix idle-draft-input is on", GUARDS_OFF, judge_fixed
         ),
     },
-    devices=DEVICES,
     releases="<0.5.13",
     compares=("guarded", "fixed"),
 )
 
 if __name__ == "__main__":
-    sys.exit(main(REPRO, __doc__ or "", "201, which make 200 hand-overs"))
+    raise SystemExit(main(REPRO, __doc__, "201, which make 200 hand-overs"))

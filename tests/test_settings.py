@@ -223,3 +223,8 @@ def test_an_item_of_another_id_is_its_authors_mistake(monkeypatch):
     )
     with pytest.raises(ValueError, match="expected 'page-table'"):
         discovery.load("tracer", "page-table")
+
+
+def test_a_tracers_former_name_stays_valid():
+    asked = {"G4DEBUG_TRACE": "swa-allocator, page-table, kv-allocator"}
+    assert Settings.from_environ(asked).trace == ("kv-allocator", "page-table")

@@ -40,8 +40,8 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
         return
     why_not = base.server_limit(ID) or limit(layer)
     if not why_not:
-        whole = targets.path(AFTER_ATTENTION) is None
-        layer.g4debug_ple_tail = _gemma4_layer.ple_forward if whole else _gemma4_layer.ple_stream
+        apart = targets.layer_tail_is_apart()
+        layer.g4debug_ple_tail = _gemma4_layer.ple_stream if apart else _gemma4_layer.ple_forward
     base.say(ID, f"layer {layer.layer_id}", why_not)
 
 
@@ -99,10 +99,10 @@ def apply(hooks: Hooks) -> None:
     from g4debug.hooking.hooks import Order
 
     hooks.after("gemma4.layer_init", Order.FIX, ID, after_init)
-    if targets.path(AFTER_ATTENTION) is None:
-        hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
-    else:
+    if targets.layer_tail_is_apart():
         hooks.around(AFTER_ATTENTION, Order.FIX, ID, around_next_stream)
+    else:
+        hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
 
 
 FIX = Fix(

@@ -1,4 +1,4 @@
-"""One file for each attention backend: what it hands to a kernel, and where to read that.
+"""One file for each attention backend: what it hands to a kernel, and all else that is known of it.
 
 The files are found by what they declare: ``ADAPTER``.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from g4debug.backends.base import Adapter
+from g4debug.hooking import targets
 
 
 @cache
@@ -23,3 +26,20 @@ def adapters() -> tuple[Adapter, ...]:
 def adapter(name: str) -> Adapter:
     """The adapter of this attention backend. Raises KeyError if there is none."""
     return {found.name: found for found in adapters()}[name]
+
+
+def carrying(shape: type) -> tuple[Any, ...]:
+    """The adapters of this shape: TableAdapter or ListAdapter."""
+    return tuple(found for found in adapters() if isinstance(found, shape))
+
+
+def names(of: Iterable[Adapter] | None = None) -> str:
+    """The names of these adapters, or of all: ``triton or trtllm_mha``."""
+    return " or ".join(found.name for found in (adapters() if of is None else of))
+
+
+def adapter_of(backend: Any) -> Adapter | None:
+    """The adapter of an object that SGLang has built. None if it is of no class that is known."""
+    # On some platforms the class cannot be imported, so the name is compared.
+    built = f"{type(backend).__module__}.{type(backend).__qualname__}.__init__"
+    return next((found for found in adapters() if targets.path(found.built) == built), None)

@@ -1,21 +1,24 @@
-"""What an adapter is: the file that knows one attention backend of SGLang.
+"""What an adapter is: the one file that knows an attention backend of SGLang.
 
-An adapter says where the backend is built, where it hands something to a kernel, and what that is.
-What is handed over has one of two shapes: a page table, or lists of tokens
-(:mod:`g4debug.backends.handed_over`). How each of them is checked, compared, repaired and
-reported does not depend on the backend.
+An adapter declares everything that the rest of g4debug has to know of its backend, so that nothing
+else names a backend. What a backend hands to a kernel has one of two shapes
+(:mod:`g4debug.backends.handed_over`): an adapter is a :class:`TableAdapter` or a
+:class:`ListAdapter`. The check, the repair and the report of a hand-over depend on the shape only.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     import torch
 
     from g4debug.backends.handed_over import PageTable, TokenLists
+    from g4debug.settings import Settings
 
 
 class Sites(Protocol):
@@ -65,19 +68,56 @@ class Guarding(Protocol):
 
 
 class Adapter(ABC):
-    """One attention backend.
+    """One attention backend. The sites are those of :data:`g4debug.hooking.targets.SITES`.
 
-    name: what SGLang calls it on its command line. built: the hook site at which it is built for a
-    ModelRunner, with the arguments (backend, model_runner, ...). sites: the other hook sites.
+    name: the backend's name on SGLang's command line.
+    built: the site of its constructor, which gets (backend, model_runner, ...).
+    sites: the sites at which ``install`` puts hooks.
+    fused_writes: sites of functions that give a kernel of the backend, which writes KV by itself
+        and not through "kv.set", the locations for it: (backend, layer, forward_batch) -> tensor.
+    metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
+    replay: the site at which the static buffers of a CUDA graph are filled in before a replay.
+    in_graph: the site of what a CUDA graph itself fills in, '' if there is nothing.
+    phases: the phases of serving in which its hand-overs are judged.
+    run: SGLang's release -> where page-table was run with this backend, as in ``targets.RUN``.
+    views: the attributes of the backend of which the metadata outside of CUDA graphs are views;
+        None if that was never looked at.
+    lengths_on_device: its kernels take the length of each request from the device, so the host can
+        plan a forward with a bound.
+    decode_is_spread: its decode kernel spreads one request's KV over the GPU, and its prefill
+        kernel does not.
+    without_swa: the values of its fields if it believes that its KV pool is no SWA pool; {} if it
+        has no such fields.
     """
 
     name: str
     built: str
     sites: tuple[str, ...]
+    fused_writes: tuple[str, ...] = ()
+    metadata: str
+    replay: str
+    in_graph: str = ""
+    phases: tuple[str, ...] = ("prefill", "decode", "verify", "draft")
+    run: ClassVar[Mapping[str, tuple[str, ...]]]
+    views: tuple[str, ...] | None = None
+    lengths_on_device: bool = False
+    decode_is_spread: bool = False
+    without_swa: ClassVar[Mapping[str, Any]] = {}
 
     @abstractmethod
     def install(self, context: Sites, guard: Guarding) -> None:
         """Put hooks at the hand-overs."""
+
+    def is_judged(self, settings: Settings, on_cpu: bool) -> bool:
+        """True if what this backend hands over is judged here.
+
+        Where page-table was never run with it, a finding must not do more than be reported. on_cpu:
+        SGLang runs on the CPU engine.
+        """
+        if settings.mode == "log" or settings.not_run_on_this_release:
+            return True
+        places = self.run.get(str(targets.sglang_version()), ())
+        return any((place == targets.CPU) == on_cpu for place in places)
 
     def learn(self, backend: Any, model_runner: Any, guard: Guarding) -> bool:
         """A backend was built. False if entries cannot be compared with ``req_to_token``."""
@@ -93,15 +133,18 @@ class Adapter(ABC):
             )
         return not moves
 
+    def note(self, backend: Any, batch: Any, captured: bool) -> None:
+        """The backend has made its metadata for this ForwardBatch. captured: for a CUDA graph."""
+        return
+
     def page_size(self, backend: Any, model_runner: Any) -> int:
         """Tokens in a page of the KV pools. model_runner: None if it is not known."""
         found = getattr(backend, "page_size", None) or model_runner.page_size
         return int(found)
 
+    @abstractmethod
     def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
         """The row of ``req_to_token`` of each row of this forward. None if it is not known."""
-        found: torch.Tensor | None = batch.req_pool_indices
-        return found
 
     @abstractmethod
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
@@ -110,9 +153,9 @@ class Adapter(ABC):
         frozen: this is the backend of a FROZEN_KV_MTP draft.
         """
 
+    @abstractmethod
     def handed_at(self, batch: Any) -> str:
         """The hook site at which a layer of this forward hands over; for the report."""
-        return self.sites[0]
 
     def forgot_swa(self, backend: Any) -> bool:
         """True if the backend does not know that its pool is a SWA pool."""
@@ -121,3 +164,32 @@ class Adapter(ABC):
     def swa_state(self, backend: Any) -> str:
         """The backend's fields that show it, for the report."""
         return ""
+
+
+class TableAdapter(Adapter):
+    """A backend that hands page tables to its kernels.
+
+    tables: "full" and "swa" -> the field of ``backend.forward_metadata`` with that page table,
+    int32 [rows, columns], or None. lengths: the field with the number of tokens of each row that
+    the kernels may read, integer [rows]. Before a replay they are the static ones of its graph.
+    """
+
+    tables: ClassVar[Mapping[str, str]]
+    lengths: str
+
+    def tables_in(self, metadata: Any) -> dict[str, torch.Tensor]:
+        """The page tables that there are, by the names in ``tables``."""
+        found = {name: getattr(metadata, field) for name, field in self.tables.items()}
+        return {name: table for name, table in found.items() if table is not None}
+
+
+class ListAdapter(Adapter):
+    """A backend that hands lists of tokens to its kernels."""
+
+    @abstractmethod
+    def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:
+        """(indices, indptr) of the lists "full" and "window", each as in ``TokenLists`` or None.
+
+        static: the number of rows of a CUDA graph that is about to be replayed, None for the lists
+        of ``backend.forward_metadata``.
+        """

@@ -1,8 +1,8 @@
 """Which attention backend runs in which phase of serving, and whether its tables are guarded.
 
 With ``--prefill-attention-backend`` and ``--decode-attention-backend`` SGLang has two backends in
-one (``HybridAttnBackend``), and chooses by the mode of a forward. So the objects are asked, not the
-arguments of the server.
+one (``HybridAttnBackend``), and chooses by the mode of a forward. So :func:`of` asks the objects,
+and not the arguments of the server.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from g4debug.backends.base import Adapter
 
 
 @dataclass(frozen=True)
@@ -25,36 +27,37 @@ class Phase:
     in_part: bool = False
 
 
-def of(scheduler: Any, names: Mapping[int, str], in_part: Collection[int] = ()) -> list[Phase]:
+def of(
+    scheduler: Any, adapters: Mapping[int, Adapter], in_part: Collection[int] = ()
+) -> list[Phase]:
     """The phases of this server. [] if its backends cannot be found.
 
-    names: the adapter's name, by id() of each backend that is guarded. in_part: id() of those of
-    which some forwards are not judged.
+    adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: id() of
+    those of which some forwards are not judged.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    target = getattr(getattr(_worker(scheduler), "model_runner", None), "attn_backend", None)
+    worker = getattr(scheduler, "tp_worker", None)
+    target = getattr(getattr(worker, "model_runner", None), "attn_backend", None)
     if target is None:
         return []
     found = {
-        "prefill": _selected(target, ForwardMode.EXTEND),
-        "decode": _selected(target, ForwardMode.DECODE),
+        "prefill": selected(target, ForwardMode.EXTEND),
+        "decode": selected(target, ForwardMode.DECODE),
     }
     draft = getattr(scheduler, "draft_worker", None)
     if draft is not None:
-        found["verify"] = _selected(target, ForwardMode.TARGET_VERIFY)
+        found["verify"] = selected(target, ForwardMode.TARGET_VERIFY)
         drafting = _drafting(draft)
         if drafting is not None:
-            found["draft"] = _selected(drafting, ForwardMode.DECODE)
-    return [
-        Phase(
-            name,
-            names.get(id(backend), type(backend).__name__),
-            id(backend) in names,
-            id(backend) in in_part,
-        )
-        for name, backend in found.items()
-    ]
+            found["draft"] = selected(drafting, ForwardMode.DECODE)
+    phases = []
+    for name, backend in found.items():
+        adapter = adapters.get(id(backend))
+        called = type(backend).__name__ if adapter is None else adapter.name
+        guarded = adapter is not None and name in adapter.phases
+        phases.append(Phase(name, called, guarded, id(backend) in in_part))
+    return phases
 
 
 def line(phases: list[Phase]) -> str:
@@ -69,11 +72,26 @@ def line(phases: list[Phase]) -> str:
     return f"g4debug: page-table: {told}; {'; '.join(said) or 'all guarded'}"
 
 
-def _worker(scheduler: Any) -> Any:
-    return getattr(scheduler, "tp_worker", None)
+def asked(server_args: Any) -> dict[str, str]:
+    """Phase -> the attention backend that the server was told to use for it. {} if not known.
+
+    --attention-backend is only the default of the others. SGLang sets it on its own where the two
+    are given (to flashinfer on a H200), and then nothing runs on it.
+    """
+
+    def named(*names: str) -> str:
+        return next((str(v) for n in names if (v := getattr(server_args, n, None))), "")
+
+    prefill = named("prefill_attention_backend", "attention_backend")
+    decode = named("decode_attention_backend", "attention_backend")
+    found = {"prefill": prefill, "decode": decode}
+    if named("speculative_algorithm"):
+        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
+        found["draft"] = named("speculative_draft_attention_backend") or decode
+    return {phase: backend for phase, backend in found.items() if backend}
 
 
-def _selected(backend: Any, mode: Any) -> Any:
+def selected(backend: Any, mode: Any) -> Any:
     """The backend that runs this mode: one half of a hybrid, or the backend itself."""
     select = getattr(backend, "_select_backend", None)
     return backend if select is None else select(mode)

@@ -15,17 +15,20 @@ a CUDA graph these are static buffers, which SGLang fills in before each replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Adapter, Guarding, Sites
+from g4debug.backends.base import Guarding, ListAdapter, Sites
 from g4debug.backends.handed_over import TokenLists
-from g4debug.fixes.triton_decode_window import decode_keys
 from g4debug.hooking import targets
+from g4debug.hooking.targets import CPU, H200
 
 if TYPE_CHECKING:
     import torch
 
 
+# The fix triton-decode-window leaves here, on a backend, how many keys a decode lists.
+DECODE_KEYS = "g4debug_decode_keys"
 _BUILT = "g4debug_built"  # attribute of SGLang's metadata
 
 
@@ -46,7 +49,7 @@ class Built:
     why: str = ""
 
 
-class Triton(Adapter):
+class Triton(ListAdapter):
     name = "triton"
     built = "attn.triton.init"
     sites = (
@@ -57,6 +60,12 @@ class Triton(Adapter):
         "attn.triton.decode",
         "attn.triton.extend",
     )
+    metadata = "attn.triton.metadata"
+    replay = "attn.triton.metadata_replay"
+    run: ClassVar = {"0.5.12.post1": (CPU, H200), "0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)}
+    views = ("kv_indptr", "window_kv_indptr", "qo_indptr", "mask_indptr")
+    lengths_on_device = True
+    decode_is_spread = True
 
     def __init__(self) -> None:
         # By id() of a backend of a multi-step draft: its number, topk, and the draft's own window.
@@ -78,9 +87,13 @@ class Triton(Adapter):
             forward_mode: Any,
             spec_info: Any,
         ) -> Any:
-            self._note(
-                backend, forward_mode, req_pool_indices, seq_lens, None, spec_info, captured=True
+            batch = SimpleNamespace(
+                forward_mode=forward_mode,
+                req_pool_indices=req_pool_indices,
+                seq_lens=seq_lens,
+                spec_info=spec_info,
             )
+            self.note(backend, batch, captured=True)
             return result
 
         def after_out_graph(
@@ -135,29 +148,20 @@ class Triton(Adapter):
         decode = batch.forward_mode.name in ("DECODE", "IDLE")
         return "attn.triton.decode" if decode else "attn.triton.extend"
 
-    def note(self, backend: Any, batch: Any, captured: bool) -> None:
-        """The backend has built its metadata for this ForwardBatch."""
-        self._note(
-            backend,
-            batch.forward_mode,
-            batch.req_pool_indices,
-            batch.seq_lens,
-            getattr(batch, "extend_prefix_lens", None),
-            batch.spec_info,
-            captured,
-        )
+    def all_lists(self, backend: Any, static: int | None) -> dict[str, tuple[Any, Any]]:
+        if static is None:
+            m = backend.forward_metadata
+            full, window = (m.kv_indices, m.kv_indptr), (m.window_kv_indices, m.window_kv_indptr)
+            return {"full": full, "window": window}
+        found = {"full": (backend.cuda_graph_kv_indices, backend.kv_indptr[: static + 1])}
+        if backend.window_kv_indptr is not None:
+            starts = backend.window_kv_indptr[: static + 1]
+            found["window"] = backend.cuda_graph_window_kv_indices, starts
+        return found
 
-    def _note(
-        self,
-        backend: Any,
-        mode: Any,
-        indices: Any,
-        seq_lens: Any,
-        prefix_lens: Any,
-        spec_info: Any,
-        captured: bool,
-    ) -> None:
-        lengths, extra, why = seq_lens, 0, ""
+    def note(self, backend: Any, batch: Any, captured: bool) -> None:
+        mode, spec_info = batch.forward_mode, batch.spec_info
+        lengths, extra, why = batch.seq_lens, 0, ""
         if mode.is_decode_or_idle():
             if getattr(spec_info, "kv_indptr", None) is not None:
                 step, topk, cut = self._step.get(id(backend), (0, 0, 0))
@@ -170,7 +174,7 @@ class Triton(Adapter):
                     why = "with more than one branch its lists are not those of a request"
                 why = why and f"a multi-step draft: {why}"
         elif not mode.is_target_verify():
-            lengths = prefix_lens
+            lengths = getattr(batch, "extend_prefix_lens", None)
             if captured or mode.name.startswith("DRAFT_EXTEND"):
                 lengths = None
                 why = "a draft with KV of its own, or a mode in a CUDA graph, that was never run"
@@ -180,9 +184,9 @@ class Triton(Adapter):
             why = "with decode context parallelism each rank has a part of the lists"
         window = getattr(backend, "sliding_window_size", None) or 0
         if mode.is_decode_or_idle() and extra == 0:
-            window = decode_keys(backend) or 0  # one more with the fix triton-decode-window
+            window = decode_keys(backend) or 0
         found = Built(
-            indices,
+            batch.req_pool_indices,
             lengths,
             extra,
             int(window) if window > 0 else -1,
@@ -224,6 +228,15 @@ class Triton(Adapter):
             mask_size=int(mask.shape[0]) if masked else 0,
             queries=int(metadata.max_extend_len) if masked else 0,
         )
+
+
+def decode_keys(backend: Any) -> int | None:
+    """How many keys of the window a TritonAttnBackend lists for a decode; None without a window.
+
+    The number is the radius that SGLang gave it, and one more with the fix triton-decode-window.
+    """
+    found: int | None = getattr(backend, DECODE_KEYS, None) or backend.sliding_window_size
+    return found if found is not None and found > 0 else None
 
 
 def _slides(layer: Any) -> bool:

@@ -6,19 +6,40 @@ The lengths that belong to the table are in the backend's ``forward_metadata``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from g4debug.backends.base import Adapter, Guarding, Sites
+from g4debug.backends.base import Guarding, Sites, TableAdapter
 from g4debug.backends.handed_over import PageTable
+from g4debug.hooking.targets import CPU, H200
 
 if TYPE_CHECKING:
     import torch
 
 
-class TrtllmMha(Adapter):
+class TrtllmMha(TableAdapter):
     name = "trtllm_mha"
     built = "attn.trtllm_mha.init"
     sites = ("attn.trtllm_mha.layer_page_table",)
+    fused_writes = ("attn.trtllm_mha.layer_cache_loc",)  # with FP8 KV
+    metadata = "attn.trtllm_mha.metadata"
+    replay = "attn.trtllm_mha.metadata_replay"
+    in_graph = "attn.trtllm_mha.metadata_in_graph"
+    tables: ClassVar = {"full": "page_table", "swa": "swa_page_table"}
+    lengths = "cache_seqlens_int32"
+    run: ClassVar = {
+        "0.5.12.post1": (CPU, H200),
+        "0.5.13.post1": (CPU,),
+        "0.5.15.post1": (CPU, H200),
+        "0.5.23": (CPU, H200),
+    }
+    views = ()
+    lengths_on_device = True
+    # From 0.5.14 on there is the mapping, too, from full to SWA slots, for its CUDA graphs.
+    without_swa: ClassVar = {
+        "use_sliding_window_kv_pool": False,
+        "_swa_kv_pool": None,
+        "_swa_full_to_swa_mapping": None,
+    }
 
     def install(self, context: Sites, guard: Guarding) -> None:
         def after_page_table(
@@ -38,6 +59,13 @@ class TrtllmMha(Adapter):
             return guard.page_table(self, handed, backend, layer, forward_batch)
 
         context.after("attn.trtllm_mha.layer_page_table", after_page_table)
+
+    def indices(self, backend: Any, batch: Any) -> torch.Tensor | None:
+        found: torch.Tensor | None = batch.req_pool_indices
+        return found
+
+    def handed_at(self, batch: Any) -> str:
+        return self.sites[0]
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows, but not their requests,

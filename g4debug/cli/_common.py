@@ -38,26 +38,26 @@ def program() -> str:
     ``g4debug`` if that is found, or else as this process was started: by a path, or by ``python
     -m``.
     """
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
 
     if shutil.which(PROGRAM):
         return PROGRAM
     started = Path(sys.argv[0])
-    if started.name == PROGRAM and os.access(started, os.X_OK):
+    if started.name == PROGRAM and started.is_file() and os.access(started, os.X_OK):
         return quoted(sys.argv[0])
     return f"{quoted(sys.executable)} -m {PROGRAM}"
 
 
 def list_command(path: Path) -> str:
     """The command that lists the dumps beside a file, or those of the default folder."""
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
 
     return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
 
 
 def read_dump(path: Path) -> TrapRecord:
     """The record of a dump. Raises CliError, which says why, if the dump cannot be read."""
-    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.errors import DumpError
     from g4debug.dumps.reading import read
 
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug import __version__, cli, discovery, plugin
+from g4debug.backends import adapters
 from g4debug.cli._common import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
@@ -218,18 +219,13 @@ def _catalogue(d: Diagnosis, settings: Settings | None) -> None:
 
 def _backends(d: Diagnosis, settings: Settings) -> None:
     """Whether page-table would judge what each attention backend hands to its kernels."""
-    try:
-        from g4debug.backends import adapters
-        from g4debug.tracers.page_table.tracer import judges
-    except ImportError:  # no torch: this machine serves nothing
-        return
     if targets.sglang_version() is None:
         return
     on_cpu = settings.cpu or not d.gpus
     for adapter in adapters():
-        if judges(adapter.name, settings, on_cpu):
-            phases = "prefill, decode, verify, and the draft of FROZEN_KV_MTP"
-            d.backends.append(Row(adapter.name, "judged", phases))
+        if adapter.is_judged(settings, on_cpu):
+            told = ", ".join(adapter.phases).replace("draft", "and the draft of FROZEN_KV_MTP")
+            d.backends.append(Row(adapter.name, "judged", told))
         else:
             why = (
                 f"too little of it was run on a GPU with SGLang {targets.sglang_version()}. "
@@ -324,8 +320,8 @@ def _loadable(d: Diagnosis, entry: metadata.EntryPoint, owners: list[str]) -> No
 def _shadowed(d: Diagnosis) -> None:
     """Would a folder ``g4debug`` in the current directory (of dumps, say) hide the package?
 
-    ``python -m`` looks in that directory first. Such a folder hides an editable install, and
-    SGLang would only log it.
+    ``python -m`` looks in that directory first. Such a folder hides an editable install that was
+    made by an older g4debug, and SGLang would only log it.
     """
     spec = PathFinder.find_spec(NAME, [os.getcwd(), *sys.path])
     if spec is not None and spec.origin is None:

@@ -28,7 +28,7 @@ def load(paths: list[Path]) -> View:
     Raises CliError if no dump can be read.
     """
     from g4debug.dumps import incidents
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
 
     folders = [p for p in paths if not is_one_dump([p])]
     if folders and len(folders) < len(paths):
@@ -76,7 +76,7 @@ def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
 
 
 def _member(dump: Dump, whole: bool) -> Member:
-    from g4debug.dumps.file import DumpError
+    from g4debug.dumps.errors import DumpError
     from g4debug.dumps.reading import read
     from g4debug.reporters.incident import Member
 

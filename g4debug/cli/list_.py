@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from g4debug.dumps import incidents
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
     from g4debug.reporters import listing
 
     directory = args.directory

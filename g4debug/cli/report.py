@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from g4debug.cli import _incident
-    from g4debug.dumps.file import quoted
+    from g4debug.dumps.heads import quoted
     from g4debug.reporters import html, incident
 
     view = None if _incident.is_one_dump(args.paths) else _incident.load(args.paths)
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(page: bytes, out: Path, source: Path) -> None:
-    from g4debug.dumps import file, writing
+    from g4debug.dumps import errors, writing
 
     try:
         _refuse_odd(out, source)
         writing.write(page, out.parent, out.name)
     except OSError as e:
         raise CliError(f"cannot write {out}: {e.strerror or e}") from e
-    except file.DumpError as e:
+    except errors.DumpError as e:
         raise CliError(str(e)) from e
 
 

@@ -5,6 +5,7 @@ Nothing else is replaced.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from g4debug.cpu import (
     flashinfer_init,
     grammar_mask,
     kv_copy,
+    on_import,
+    open_port,
     pinned,
     sm100,
     softcap,
@@ -42,6 +45,9 @@ class StandIn:
     `created`: SGLang imports the name only on CUDA, so it need not exist here. If any other name is
     missing on a release that matches, the process stops, because the table does not know this
     SGLang.
+
+    `wraps`: `replacement` is called with SGLang's own function, and what it returns is set. Few
+    processes import that module, and it is done in those, when they do.
     """
 
     module: str
@@ -50,6 +56,7 @@ class StandIn:
     why: str
     releases: str = ""
     created: bool = False
+    wraps: bool = False
 
 
 def _never_called(name: str) -> Callable[..., None]:
@@ -227,6 +234,14 @@ TABLE: Final[tuple[StandIn, ...]] = (
         "the same, with other arguments",
         ">=0.5.19",
     ),
+    StandIn(
+        f"{_SRT}.entrypoints.http_server",
+        "_freeze_gc_after_server_warmup",
+        open_port.awaited,
+        "without a warm-up SGLang asks this of the server before its port is open",
+        ">=0.5.18",
+        wraps=True,
+    ),
     _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),
     _kernel("verify_tree_greedy_cpu", verify_greedy.verify_tree_greedy_cpu, _CALLED),
     _kernel("assign_req_to_token_pool_cpu", cache_locs.write, _CALLED),
@@ -258,7 +273,9 @@ def install() -> None:
         return
     stand_ins = for_this_release()
     for stand_in in stand_ins:
-        if stand_in.module != SGL_KERNEL:
+        if stand_in.wraps:
+            on_import.when_imported(stand_in.module, functools.partial(_attach, stand_in))
+        elif stand_in.module != SGL_KERNEL:
             _attach(stand_in)
     _installed = True
     names = ", ".join(dict.fromkeys(s.path for s in stand_ins))
@@ -290,7 +307,8 @@ def _attach(stand_in: StandIn) -> None:
             "docs/supported.md names for the CPU engine, or extend TABLE in g4debug/cpu/attach.py "
             "for this one."
         )
-    setattr(owner, name, stand_in.replacement)
+    replacement: Any = stand_in.replacement
+    setattr(owner, name, replacement(getattr(owner, name)) if stand_in.wraps else replacement)
 
 
 def _module(name: str) -> Any:

@@ -90,7 +90,7 @@ class Geometry:
     def target_config(self) -> dict[str, Any]:
         """The config.json of the text-only target, as SGLang reads it.
 
-        In a text-only config `head_dim` is that of the full layers and `swa_head_dim` that of the
+        In a text-only config `head_dim` is for the full layers and `swa_head_dim` for the
         sliding ones. (In one of `gemma4` or `gemma4_assistant` SGLang exchanges the two.)
         """
         return self._text(self.pattern) | {

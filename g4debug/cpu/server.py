@@ -62,7 +62,7 @@ def server_arguments(
 
 
 def _base() -> dict[str, Any]:
-    piecewise = PIECEWISE if targets.matches("<0.5.14") else {}
+    piecewise = PIECEWISE if targets.captures_piecewise() else {}
     return {**BASE, **piecewise, "nccl_port": free_port()}
 
 

@@ -8,7 +8,7 @@ other's keys, which are given apart::
     query i sees prefix key j     if the mask says so, and i + p <= j + W in a sliding layer
     query i sees extended key j   if the mask says so (else j <= i, if causal), and i <= j + W
 
-The mask is that of a verify: for row b, from ``mask_indptr[b]`` on, one line for each query, of
+The mask is a verify's mask: for row b, from ``mask_indptr[b]`` on, one line for each query, of
 ``window_kv_offsets[b] + p + n`` cells. The prefix is not masked if ``skip_prefix_custom_mask``.
 W is the window. With ``s = scale * <q, k>``, capped by ``logit_cap * tanh(s / logit_cap)``, the
 output is ``softmax(s) V``. Heads are grouped: query head h reads KV head h // (q_heads / kv_heads).

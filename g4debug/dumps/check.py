@@ -18,10 +18,10 @@ import pickletools
 import re
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from g4debug.dumps.file import CodeError, DamagedError, NewerError, NotADumpError
+from g4debug.dumps.errors import CodeError, DamagedError, NewerError, NotADumpError
 
 KIND = "g4debug-dump"  # the same as in record.py, which imports torch
 
@@ -57,6 +57,24 @@ class Storages(Protocol):
         """An int64 tensor over a record, as :func:`torch.as_strided` takes it."""
 
 
+class Sizes:
+    """The records of tensors that are only checked: their sizes are real, each tensor is None.
+
+    sizes: the bytes of each record, by its key.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+
+    def size(self, key: str) -> int:
+        if key not in self._sizes:
+            raise DamagedError(f"it has no tensor {key!r}")
+        return self._sizes[key]
+
+    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> None:
+        return None
+
+
 class _Global:
     """A stand-in for one of the three things that a dump names."""
 
@@ -87,8 +105,7 @@ def build(data: bytes | bytearray, storages: Storages, schema: int) -> dict[str,
       their storage, storages that reach beyond their record, keys that are no text, something
       other than a text that is used twice, or more than any dump has.
     """
-    if len(data) > MAX_PICKLE_BYTES:
-        raise DamagedError(f"its values take {len(data) >> 20} MiB, more than any dump's")
+    refuse_size(len(data))
     try:
         values = _Machine(data, storages).run()
     except (NotADumpError, DamagedError):
@@ -99,24 +116,22 @@ def build(data: bytes | bytearray, storages: Storages, schema: int) -> dict[str,
     return values
 
 
+def refuse_size(size: int) -> None:
+    """Raise DamagedError if so many bytes of values are more than any dump has."""
+    if size > MAX_PICKLE_BYTES:
+        raise DamagedError(f"its values take {size >> 20} MiB, more than any dump's")
+
+
 def beginning(data: bytes, last: str) -> dict[str, Any]:
     """The first entries of the mapping, up to the key ``last``, whose value has to be a text.
 
     ``data`` is the beginning of ``data.pkl``. No tensor may be among the entries. Raises
     DamagedError or NotADumpError if ``data`` ends before.
     """
-    values = _Machine(data, _NoStorages(), last).run()
+    values = _Machine(data, Sizes({}), last).run()
     if not isinstance(values, dict):
         raise NotADumpError(NO_DUMP)
     return values
-
-
-class _NoStorages:
-    def size(self, key: str) -> int:
-        raise DamagedError("a tensor before the first values")
-
-    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> Any:
-        raise DamagedError("a tensor before the first values")
 
 
 class _Machine:

@@ -1,9 +1,10 @@
-"""A dump's head: what ``g4debug list`` says about a dump, readable without the rest of it.
+"""What a dump says at a glance: by its file's name, and by its head.
 
 The head is the first record of the zip archive, ``head.json``: a small JSON object with the fields
-of :class:`Head`. So it lies at the beginning of the file. It is written from the record and never
-used in its place. Like everything in a dump, it may come from a stranger: it is bounded, and its
-types are checked. Whoever prints it has to clean it. This module does not import torch.
+of :class:`Head`. So it lies at the beginning of the file, and can be read without the rest of it.
+It is written from the record and never used in its place. Like everything in a dump, it may come
+from a stranger: it is bounded, and its types are checked. Whoever prints it has to clean it. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
+import shlex
 import stat
 import struct
 import zlib
@@ -22,12 +25,26 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from g4debug.dumps import check
-from g4debug.dumps.archive import END, END_BYTES
-from g4debug.dumps.file import DumpError, RefusedError, parse_name, quoted
+from g4debug.dumps.errors import DumpError, RefusedError
 
 if TYPE_CHECKING:
     from g4debug.findings.record import TrapRecord
 
+SUFFIX = ".pt"
+TEMPORARY = ".tmp"
+PREFIX = "g4debug-"
+MAX_HOST = 40  # characters of a host's name in a file's name
+
+_NAME = re.compile(
+    re.escape(PREFIX) + r"(?P<check>[a-z0-9-]+?)-(?P<time>\d{8}T\d{6}Z)"
+    r"(?:-(?P<host>[A-Za-z0-9._-]+?))??"
+    r"(?:-dp(?P<dp>\d{1,6}))?(?:-tp(?P<tp>\d{1,6}))?(?:-pp(?P<pp>\d{1,6}))?"
+    r"-(?P<pid>\d{1,10})-(?P<number>\d{1,6})(?:-(?P<random>[0-9a-f]{8}))?" + re.escape(SUFFIX),
+    re.ASCII,
+)
+
+END = b"PK\x05\x06"
+END_BYTES = 22  # the end of a zip without a comment
 RECORD = "head.json"
 MAX_HEAD_BYTES = 12 << 10
 MAX_HEADLINE = 400  # characters
@@ -36,6 +53,88 @@ MAX_READ_BYTES = 64 << 20  # G4DEBUG_MAX_DUMP_MB allows no larger dump
 _BEGINNING = MAX_HEAD_BYTES + 256  # the local header of the zip, and the longest head
 _LOCAL = struct.Struct("<4s5H3I2H")  # a local file header of a zip
 OLD_BEGINNING = 64 << 10  # of the values of a dump without a head
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a file's name says. An unknown number is -1, an unknown text is ''."""
+
+    check: str = ""
+    time: str = ""  # ISO 8601, UTC
+    host: str = ""
+    dp: int = -1
+    tp: int = -1
+    pp: int = -1
+    pid: int = -1
+    number: int = -1
+
+
+def dump_name(
+    check: str,
+    created: datetime,
+    host: str,
+    ranks: tuple[int, int, int],
+    pid: int,
+    number: int,
+    random: str,
+) -> str:
+    """The name of the ``number``-th dump of a process.
+
+    ``g4debug-page-table-20260101T000000Z-node7-tp0-pp0-4711-1-0f3a9c51.pt``. Names sort by check,
+    then by time. ranks: (dp, tp, pp), of which an unknown one is -1 and left out. random: eight
+    hexadecimal digits, because two containers may have the same host name and the same pids.
+    """
+    known = "".join(f"-{n}{r}" for n, r in zip(("dp", "tp", "pp"), ranks, strict=True) if r >= 0)
+    at = created.astimezone(UTC)
+    return (
+        f"{PREFIX}{check}-{at:%Y%m%dT%H%M%SZ}-{host_part(host)}{known}"
+        f"-{pid}-{number}-{random}{SUFFIX}"
+    )
+
+
+def host_part(host: str) -> str:
+    """A host's name as a part of a file's name: without its domain, and at most 40 characters.
+
+    The end is kept, because the names of containers differ there.
+    """
+    first = host.partition(".")[0]
+    return re.sub(r"[^A-Za-z0-9-]+", "_", first)[-MAX_HOST:].strip("-") or "host"
+
+
+def parse_name(name: str) -> Named | None:
+    """What the name of a dump says, also a name that an older g4debug gave. None: no such name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    try:
+        at = datetime.strptime(found["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:  # the 31st of February
+        return None
+    numbers = {n: int(found[n] or -1) for n in ("dp", "tp", "pp", "pid", "number")}
+    time = at.isoformat(timespec="milliseconds")
+    return Named(found["check"], time, found["host"] or "", **numbers)
+
+
+def quoted(path: Path | str) -> str:
+    """A path that can be pasted into a shell, and cannot steer a terminal.
+
+    A path with unprintable characters is written as ``$'...'``, which bash, zsh and ksh read.
+    """
+    text = os.fspath(path)
+    if text.startswith("-"):
+        text = f"./{text}"  # it would be read as an option
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    # Octal, because two hexadecimal digits could run on into the text behind them.
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))
 
 
 @dataclass(frozen=True)
@@ -59,22 +158,9 @@ class Head:
 
 def of(record: TrapRecord) -> Head:
     """The head of a record."""
-    finding, at = record.finding, record.finding.location
-    return from_values(
-        {
-            "schema": record.schema,
-            "check": finding.check,
-            "kind": finding.kind,
-            "headline": finding.headline,
-            "time": record.created,
-            "launch": record.launch,
-            **{
-                name: getattr(at, name)
-                for name in ("process", "host", "pid", "rank", "dp_rank", "pp_rank", "step")
-                if hasattr(at, name)
-            },
-        }
-    )
+    finding = record.finding
+    others = {"schema": record.schema, "time": record.created, "launch": record.launch}
+    return from_values({**vars(finding.location), **vars(finding), **others})
 
 
 def encode(head: Head) -> bytes:
@@ -118,17 +204,15 @@ def from_values(values: Mapping[str, Any]) -> Head:
 
 def from_name(name: str) -> Head:
     """What a file's name says, for a file that says nothing else."""
-    named = parse_name(name)
-    if named is None:
-        return Head()
+    said = parse_name(name) or Named()
     return Head(
-        check=named.check,
-        time=named.time,
-        host=named.host,
-        pid=named.pid,
-        rank=named.tp,
-        dp_rank=named.dp,
-        pp_rank=named.pp,
+        check=said.check,
+        time=said.time,
+        host=said.host,
+        pid=said.pid,
+        rank=said.tp,
+        dp_rank=said.dp,
+        pp_rank=said.pp,
     )
 
 

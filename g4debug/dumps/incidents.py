@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from g4debug.dumps import heads
-from g4debug.dumps.file import SUFFIX, DumpError
-from g4debug.dumps.heads import Head
+from g4debug.dumps.errors import DumpError
+from g4debug.dumps.heads import SUFFIX, Head
 
 TOGETHER_SECONDS = 30.0  # a dump this long after the last one of its launch begins a new incident
 

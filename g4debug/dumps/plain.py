@@ -1,58 +1,34 @@
-"""Turns a record into plain values and tensors, and back. Every field is checked."""
+"""Turns a record into plain values and tensors, and back. On both ways every field is checked.
+
+What a field may hold is read from its annotation in :mod:`g4debug.findings.record`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import typing
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
-from g4debug.findings.record import (
-    KIND,
-    Checked,
-    DeviceAssert,
-    Finding,
-    Holding,
-    Limit,
-    Location,
-    Lookup,
-    OtherHook,
-    PageEvent,
-    Pool,
-    Step,
-    Table,
-    TracerStatus,
-    Transition,
-    TrapRecord,
-)
+from g4debug.findings.record import KIND, Table, TracerStatus, TrapRecord
 
 
 def to_plain(record: TrapRecord) -> dict[str, Any]:
     """The record as nested dicts, lists, plain values and tensors.
 
     An instance of a subclass becomes the plain value. Otherwise a pickle would store an object,
-    which cannot be read back, for ``torch.__version__`` or ``ForwardMode.DECODE``.
+    which cannot be read back, for ``torch.__version__`` or ``ForwardMode.DECODE``. The tensors are
+    the record's own. Raises ValueError with the name of the field if a value has the wrong type,
+    or if a tensor of the table is not int64 on the CPU or has the wrong shape.
     """
-    payload = {k: _exact(v) for k, v in dataclasses.asdict(record).items()}
+    payload = _pack(TrapRecord, record, "dump")
+    if record.table is not None:
+        _check_table(record.table)
     payload["kind"] = KIND
     return payload
-
-
-def _exact(value: Any) -> Any:
-    if isinstance(value, bool):
-        return value
-    # Convert by the base class: str() of an Enum gives its name, not its value.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int.__int__(value)
-    if isinstance(value, float):
-        return float.__float__(value)
-    if isinstance(value, dict):
-        return {_exact(k): _exact(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_exact(v) for v in value]
-    return value
 
 
 def from_plain(payload: dict[str, Any]) -> TrapRecord:
@@ -62,52 +38,106 @@ def from_plain(payload: dict[str, Any]) -> TrapRecord:
     if the field is unknown.
     """
     data = {k: v for k, v in payload.items() if k != "kind"}
-    data["finding"] = _finding(data.get("finding"))
-    for name, cls in _LISTS.items():
-        data[name] = tuple(_build(cls, item, name) for item in _seq(data.get(name, ()), name))
-    data["tracers"] = tracers(data.get("tracers", ()))
-    if data.get("table") is not None:
-        table = dict(_mapping(data["table"], "table"))
-        table["pool"] = _build(Pool, table.get("pool"), "table.pool")
-        data["table"] = _build(Table, table, "table")
-        _check_table(data["table"])
+    data["tracers"] = _of_any_schema(data.get("tracers", ()))
     record: TrapRecord = _build(TrapRecord, data, "dump")
+    if record.table is not None:
+        _check_table(record.table)
     return record
-
-
-_LISTS: dict[str, type] = {
-    "pools": Pool,
-    "steps": Step,
-    "events": PageEvent,
-    "transitions": Transition,
-    "holdings": Holding,
-    "allocator": PageEvent,
-    "others": OtherHook,
-    "asserts": DeviceAssert,
-    "lookups": Lookup,
-}
-
-
-def _finding(value: Any) -> Finding:
-    data = dict(_mapping(value, "finding"))
-    data["location"] = _build(Location, data.get("location"), "finding.location")
-    finding: Finding = _build(Finding, data, "finding")
-    return finding
 
 
 def tracers(value: Any) -> tuple[TracerStatus, ...]:
     """The status of the tracers from plain values. Raises ValueError with the field's name."""
-    if isinstance(value, dict):  # schema 1 and 2: name -> "armed: mode", as it was at the start
-        states = _coerce("dict[str, str]", value, "tracers")
-        return tuple(TracerStatus(k, v.removeprefix("armed: ")) for k, v in states.items())
+    items = _seq(_of_any_schema(value), "tracers")
+    return tuple(_build(TracerStatus, item, "tracers") for item in items)
+
+
+def _of_any_schema(tracers: Any) -> Any:
+    if not isinstance(tracers, dict):
+        return tracers
+    # Schema 1 and 2: name -> "armed: mode", as it was at the start.
+    modes = _checked("dict[str, str]", tracers, "tracers")
+    return [{"name": k, "mode": v.removeprefix("armed: ")} for k, v in modes.items()]
+
+
+class _Field(NamedTuple):
+    name: str
+    annotation: str
+    cls: Any  # the dataclass that it holds, or that its items are of; None for a plain value
+    required: bool
+
+
+@cache
+def _fields(cls: Any) -> tuple[_Field, ...]:
     found = []
-    for item in _seq(value, "tracers"):
-        data = dict(_mapping(item, "tracers"))
-        for name, cls in (("limits", Limit), ("checked", Checked)):
-            where = f"tracers.{name}"
-            data[name] = tuple(_build(cls, x, where) for x in _seq(data.get(name, ()), where))
-        found.append(_build(TracerStatus, data, "tracers"))
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        kinds = (hints[f.name], *typing.get_args(hints[f.name]))
+        inner = next(filter(dataclasses.is_dataclass, kinds), None)
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        found.append(_Field(f.name, str(f.type), inner, required))
     return tuple(found)
+
+
+def _place(field: _Field, where: str) -> str:
+    """The field's name in an error: ``dump.created``, but ``steps.forward_mode``."""
+    return field.name if field.cls is not None and where == "dump" else f"{where}.{field.name}"
+
+
+def _pack(cls: Any, item: Any, where: str) -> dict[str, Any]:
+    if not isinstance(item, cls):
+        raise ValueError(f"{where}: expected a {cls.__name__}, got {type(item).__name__}")
+    out: dict[str, Any] = {}
+    for field in _fields(cls):
+        value = _convert(field, getattr(item, field.name), _place(field, where), _pack)
+        out[field.name] = _exact(value) if field.cls is None else value
+    return out
+
+
+def _build(cls: Any, value: Any, where: str) -> Any:
+    data = dict(_mapping(value, where))
+    out: dict[str, Any] = {}
+    for field in _fields(cls):
+        at = _place(field, where)
+        if field.name in data:
+            value = _convert(field, data.pop(field.name), at, _build)
+            out[field.name] = tuple(value) if isinstance(value, list) else value
+        elif field.required:
+            raise ValueError(f"{at}: missing")
+    if data:
+        raise ValueError(f"{where}: unknown field {sorted(map(str, data))[0]!r}")
+    return cls(**out)
+
+
+def _convert(field: _Field, value: Any, at: str, one: Callable[[Any, Any, str], Any]) -> Any:
+    """A plain value is only checked. ``one(cls, value, at)`` converts what a dataclass is for."""
+    if field.cls is None:
+        return _checked(field.annotation, value, at)
+    if field.annotation.startswith("tuple["):
+        return [one(field.cls, item, at) for item in _seq(value, at)]
+    if value is None and field.annotation.endswith("| None"):
+        return None
+    return one(field.cls, value, at)
+
+
+# How a subclass becomes a plain value: str() of an Enum would give its name.
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+)
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    for kind, plain in _BASES:
+        if isinstance(value, kind):
+            return plain(value)
+    if isinstance(value, dict):
+        return {_exact(k): _exact(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(v) for v in value]
+    return value
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -122,24 +152,10 @@ def _seq(value: Any, where: str) -> list[Any]:
     return list(value)
 
 
-def _build(cls: Any, value: Any, where: str) -> Any:
-    data = dict(_mapping(value, where))
-    out: dict[str, Any] = {}
-    for f in dataclasses.fields(cls):
-        if f.name not in data:
-            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-                raise ValueError(f"{where}.{f.name}: missing")
-            continue
-        out[f.name] = _coerce(str(f.type), data.pop(f.name), f"{where}.{f.name}")
-    if data:
-        raise ValueError(f"{where}: unknown field {sorted(map(str, data))[0]!r}")
-    return cls(**out)
-
-
 _SIMPLE: dict[str, type] = {"str": str, "int": int, "bool": bool, "LayerKind": str}
 
 
-def _coerce(annotation: str, value: Any, where: str) -> Any:
+def _checked(annotation: str, value: Any, where: str) -> Any:
     """Check a value against its annotation. Knows the few annotations that a record uses."""
     ok = True
     if annotation in _SIMPLE:
@@ -147,12 +163,10 @@ def _coerce(annotation: str, value: Any, where: str) -> Any:
         ok = isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
     elif annotation == "torch.Tensor":
         ok = isinstance(value, torch.Tensor)
-    elif annotation.startswith("tuple[str"):
+    elif annotation.startswith("tuple["):
         value = tuple(_seq(value, where))
-        ok = all(isinstance(v, str) for v in value)
-    elif annotation.startswith("tuple[int"):
-        value = tuple(_seq(value, where))
-        ok = all(isinstance(v, int) for v in value)
+        item = str if annotation.startswith("tuple[str") else int
+        ok = all(isinstance(v, item) for v in value)
     elif annotation.startswith("dict["):
         kinds = (str,) if annotation == "dict[str, str]" else (str, int, float, bool, type(None))
         items = _mapping(value, where).items()
@@ -164,12 +178,8 @@ def _coerce(annotation: str, value: Any, where: str) -> Any:
 
 def _check_table(table: Table) -> None:
     rows = table.values.shape[0] if table.values.dim() == 2 else -1
-    for name, tensor, dim in (
-        ("values", table.values, 2),
-        ("seq_lens", table.seq_lens, 1),
-        ("first_live", table.first_live, 1),
-        ("bad", table.bad, 2),
-    ):
+    for name, dim in (("values", 2), ("seq_lens", 1), ("first_live", 1), ("bad", 2)):
+        tensor = getattr(table, name)
         if tensor.dim() != dim or tensor.dtype != torch.int64 or tensor.is_sparse:
             got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
             raise ValueError(f"table.{name}: expected int64 with {dim} dimensions, got {got}")

@@ -25,16 +25,9 @@ from pathlib import Path
 import torch
 
 from g4debug.dumps import check, heads
-from g4debug.dumps.archive import Archive
-from g4debug.dumps.file import (
-    PREFIX,
-    TEMPORARY,
-    DumpError,
-    RefusedError,
-    TooLargeError,
-    dump_name,
-)
-from g4debug.dumps.plain import from_plain, to_plain
+from g4debug.dumps.errors import DumpError, RefusedError, TooLargeError
+from g4debug.dumps.heads import PREFIX, TEMPORARY, dump_name
+from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import TrapRecord
 
 OLD_SECONDS = 600  # a temporary file of this age was left behind; a write takes seconds
@@ -51,45 +44,25 @@ def now() -> datetime:
 
 
 def encode(record: TrapRecord) -> bytes:
-    """The dump's bytes.
+    """The dump's bytes: the archive of ``torch.save`` with the head before its own records.
 
     Raises ValueError with the name of the field if the record could not be read back: a value has
     the wrong type, or a tensor is not int64 on the CPU. Raises TooLargeError if it has more values
     than the reader takes.
     """
-    plain = to_plain(record)
-    from_plain(plain)
-    buffer = io.BytesIO()
-    torch.save(plain, buffer)
-    archive = Archive(buffer, buffer.getbuffer().nbytes)
-    try:
-        check.build(archive.read("data.pkl"), _Sizes(archive), record.schema)
-    except RefusedError as e:
-        raise TooLargeError(f"the dump could not be read again: {e}") from e
-    return _with_head(buffer, heads.encode(heads.of(record)))
-
-
-class _Sizes:
-    """The tensors of a dump that is only checked: their sizes are real, they themselves are not."""
-
-    def __init__(self, archive: Archive) -> None:
-        self._archive = archive
-
-    def size(self, key: str) -> int:
-        return self._archive.size(f"data/{key}")
-
-    def tensor(self, key: str, offset: int, shape: list[int], strides: list[int]) -> None:
-        return None
-
-
-def _with_head(saved: io.BytesIO, head: bytes) -> bytes:
-    """The archive of ``torch.save`` with one more record, the first. torch opens it as before."""
-    out = io.BytesIO()
+    saved, out = io.BytesIO(), io.BytesIO()
+    torch.save(to_plain(record), saved)
     with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(out, "w") as whole:
-        names = archive.namelist()
-        whole.writestr(f"{names[0].partition('/')[0]}/{heads.RECORD}", head)
-        for name in names:
-            whole.writestr(name, archive.read(name))
+        records = {name: archive.read(name) for name in archive.namelist()}
+        top = next(iter(records)).partition("/")[0]
+        sizes = {name.removeprefix(f"{top}/data/"): len(data) for name, data in records.items()}
+        try:
+            check.build(records[f"{top}/data.pkl"], check.Sizes(sizes), record.schema)
+        except RefusedError as e:
+            raise TooLargeError(f"the dump could not be read again: {e}") from e
+        whole.writestr(f"{top}/{heads.RECORD}", heads.encode(heads.of(record)))
+        for name, data in records.items():
+            whole.writestr(name, data)
     return out.getvalue()
 
 
@@ -99,11 +72,11 @@ def write_dump(record: TrapRecord, data: bytes, directory: Path, number: int) ->
     number: which of the process's dumps this is, from 1. Raises DumpError as :func:`write` does.
     """
     created, host = now(), socket.gethostname()
-    head = heads.of(record)
-    ranks = (head.dp_rank, head.rank, head.pp_rank)
+    finding, at = record.finding, record.finding.location
+    ranks = (at.dp_rank, at.rank, at.pp_rank)
     for _ in range(TRIES):
         random = secrets.token_hex(4)  # from the system, so that a fork does not repeat it
-        name = dump_name(head.check, created, host, ranks, os.getpid(), number, random)
+        name = dump_name(finding.check, created, host, ranks, os.getpid(), number, random)
         with contextlib.suppress(FileExistsError):
             return _write(data, directory, name, _create)
     raise DumpError(f"cannot write {directory / name}: {TRIES} names of this kind are taken")

@@ -41,8 +41,9 @@ class Allocators:
         from g4debug.hooking.hooks import Order
 
         for part in (site, f"{site}.token"):  # page size 1 has another allocator class
-            if part in targets.SITES and targets.path(part) is not None:
-                getattr(self.hooks, how)(part, Order.FAULT, self.injection.fault.id, hook)
+            if part in targets.SITES:
+                put = getattr(self.hooks, how)
+                put(part, Order.FAULT, self.injection.fault.id, hook, optional=True)
 
     def _after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         self._inner[id(allocator.full_attn_allocator)] = "full"

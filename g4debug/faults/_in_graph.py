@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
+    from g4debug.backends.base import TableAdapter
+
 LEAVE: Final = -(1 << 31)  # of a cell that keeps SGLang's page; no fault writes it
 
 
 class Overwritten:
-    """One for each fault in a process: its tables, by where SGLang's lie and by their shape."""
+    """One for each fault and adapter: its tables, by where SGLang's lie and by their shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, adapter: TableAdapter) -> None:
+        self.adapter = adapter
         self._ours: dict[tuple[int, tuple[int, ...]], torch.Tensor] = {}
 
     def of(self, table: torch.Tensor) -> torch.Tensor:
@@ -31,21 +34,20 @@ class Overwritten:
 
     def forget(self, backend: Any) -> None:
         """All cells keep SGLang's page. It makes our tables, so it comes before a capture, too."""
-        for table in _tables(backend):
+        for table in self._tables(backend):
             self.of(table).fill_(LEAVE)
 
-    def fill_in(self, backend: Any) -> None:
+    def fill_in(self, result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         """Put our cells into the tables of ``backend.forward_metadata``; a graph can capture it."""
-        for table in _tables(backend):
+        for table in self._tables(backend):
             ours = self.of(table)
             table.copy_(ours.where(ours != LEAVE, table))
+        return result
 
     def before_replay(self, backend: Any, batch: Any) -> None:
         """Forget the cells of the last replay, and fill in SGLang's tables as the graph will."""
         self.forget(backend)
         backend.init_forward_metadata_in_graph(batch)
 
-
-def _tables(backend: Any) -> list[torch.Tensor]:
-    metadata = backend.forward_metadata
-    return [t for t in (metadata.page_table, metadata.swa_page_table) if t is not None]
+    def _tables(self, backend: Any) -> list[torch.Tensor]:
+        return list(self.adapter.tables_in(backend.forward_metadata).values())

@@ -1,8 +1,4 @@
-"""What the faults of speculative decoding share: a decode step of FROZEN_KV_MTP ends.
-
-With the v1 worker (to SGLang 0.5.13) that is the end of the worker's forward. With v2 the scheduler
-puts the next draft input on the batch after it, so there it is the end of ``run_batch``. 0.5.12 has
-both: v1's worker, and v2 where the path frozen-kv-mtp-v2 is in force (``OVERLAP``).
+"""What the faults of speculative decoding share: where a worker passes by, and who goes on.
 
 In the order of hooks the faults come after the fixes and before the tracers, so a fix inside the
 worker's forward does not undo them. Only a step in which a request goes on is an opportunity.
@@ -10,13 +6,13 @@ worker's forward does not undo them. Only a step in which a request goes on is a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from g4debug import speculation
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
-from g4debug.hooking import targets
-from g4debug.hooking.speculation import is_frozen_kv_mtp, is_v2
 
 if TYPE_CHECKING:
     import torch
@@ -24,37 +20,44 @@ if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
 
 CAUGHT_BY = ("spec-lifecycle",)
-# Sites of 0.5.12's v2. With v1's worker nothing of FROZEN_KV_MTP passes them.
-OVERLAP = ("overlap.forward", "overlap.verify", "result.resolve_overlap")
 UNSEEN = 8  # tokens of two verifies, with the 4 draft tokens that Gemma-4's servers here use
 AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that go on, action
 
 
-def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
-    """Call ``act`` at the end of a decode step if the chain fires."""
+def put(how: Callable[..., None], what: str, injection: Injection, hook: Any) -> None:
+    """Put a fault's hook where something happens in a speculative worker.
+
+    how: ``before``, ``after`` or ``around`` of Hooks. what: a key of ``Adapter.sites``.
+    """
     from g4debug.hooking.hooks import Order
 
-    def at_end(result: Any, owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    for site in speculation.sites(what):
+        how(site, Order.FAULT, injection.fault.id, hook)
+
+
+def after_step(hooks: Hooks, injection: Injection, act: Callable[[Any], None]) -> None:
+    """Call ``act(batch)`` where a step of a speculative worker ends."""
+    from g4debug.hooking.hooks import Order
+
+    def after(site: str, result: Any, owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if speculation.has_ended(site, owner, batch):
+            act(batch)
+        return result
+
+    for site in speculation.ends():
+        hooks.after(site, Order.FAULT, injection.fault.id, functools.partial(after, site))
+
+
+def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
+    """Call ``act`` at the end of a decode step if the chain fires."""
+
+    def at_end(batch: Any) -> None:
         rows = survivors(batch)
         action = injection.fire() if rows and decodes(batch) else None
         if action is not None:
             act(batch, rows, action)
-        return result
 
-    def at_end_of_overlapped(result: Any, scheduler: Any, batch: Any, *a: Any, **k: Any) -> Any:
-        return at_end(result, scheduler, batch) if scheduler.enable_overlap else result
-
-    if is_v2():
-        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, at_end)
-        return
-    hooks.after("worker.forward", Order.FAULT, injection.fault.id, at_end)
-    if has_overlap():
-        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, at_end_of_overlapped)
-
-
-def has_overlap() -> bool:
-    """True on 0.5.12, which has a v2 beside v1's worker."""
-    return all(targets.path(site) is not None for site in OVERLAP)
+    after_step(hooks, injection, at_end)
 
 
 def asks_for(injection: Injection, task: str) -> bool:
@@ -74,8 +77,9 @@ def survivors(batch: Any) -> list[int]:
     nobody minds. So a request must have more tokens left than those verifies can give it.
     """
     live = [i for i, r in enumerate(batch.reqs) if not (r.finished() or r.is_retracted)]
-    # A batch that a worker is given does not say; SGLang gives v1's worker another kind.
-    ahead = is_v2() or getattr(batch, "enable_overlap", True)
+    # A batch that a worker is given need not say.
+    adapter = speculation.of(batch)
+    ahead = getattr(batch, "enable_overlap", True) or (adapter is not None and adapter.overlap)
     return [i for i in live if _left(batch.reqs[i]) > UNSEEN] if ahead else live
 
 
@@ -85,10 +89,17 @@ def _left(request: Any) -> int:
 
 
 def decodes(batch: Any) -> bool:
-    """True for a decode of FROZEN_KV_MTP. Other servers and steps are no opportunities."""
+    """True for a decode of a known worker. Other servers and steps are no opportunities."""
     mode = batch.forward_mode
     idle = mode.is_idle() or mode.is_extend() or batch.is_extend_in_batch
-    return not idle and is_frozen_kv_mtp(batch)
+    return not idle and speculation.of(batch) is not None
+
+
+def one_of(injection: Injection, batch: Any, rows: list[int]) -> tuple[int, Any, str]:
+    """A request that is drawn from these rows: (row, request, ``request RID (row N)``)."""
+    row = injection.random.choice(rows)
+    request = batch.reqs[row]
+    return row, request, f"request {request.rid} (row {row})"
 
 
 def changed(numbers: torch.Tensor, row: int, value: int) -> torch.Tensor:
@@ -96,8 +107,3 @@ def changed(numbers: torch.Tensor, row: int, value: int) -> torch.Tensor:
     copy = numbers.clone()
     copy[row] = value
     return copy
-
-
-def verify_output(result: Any) -> Any:
-    """The EagleVerifyOutput in what the v1 ``verify`` returns; from 0.5.13 on, that is it."""
-    return result if hasattr(result, "draft_extend_input") else result[1]

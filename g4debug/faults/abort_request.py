@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import has_overlap
+from g4debug.faults._spec import put
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -28,9 +26,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         request.to_finish = FINISH_ABORT()
         injection.log(f"request {request.rid}")
 
-    hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
-    if has_overlap():  # the verify of the path frozen-kv-mtp-v2, which v1's worker never passes
-        hooks.before("overlap.verify", Order.FAULT, injection.fault.id, before_verify)
+    put(hooks.before, "verify", injection, before_verify)
 
 
 FAULT = Fault(

@@ -1,7 +1,7 @@
 """Takes back what a request was allocated ahead, in its own books only.
 
 Speculative decoding v2 allocates for the verify that is under way and for the next one. A request
-that seems to have room only for what is committed is allocated it again.
+that seems to have room only for its committed tokens is allocated it again.
 """
 
 from __future__ import annotations
@@ -39,5 +39,4 @@ FAULT = Fault(
     caught_by=CAUGHT_BY,
     install=install,
     needs=("future.publish",),
-    overlapped=True,
 )

@@ -22,15 +22,13 @@ class Fault:
     """One fault, declared as ``FAULT`` in its file.
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
-    recreates: the id of the fix whose bug it puts back, or ''. arguments: the tasks that take an
-    argument. selectors: those for which the fault passes a value to ``Injection.fire``. Another one
-    would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to every fault.
-    drills:
-    chains with which it does harm under the load of repro/matrix.py, which runs each of them once.
-    needs: hook sites that it cannot do without. Where SGLang does not have them, there is no such
-    fault. overlapped: on 0.5.12 it has other sites, which the path frozen-kv-mtp-v2 passes, so it
-    is there with that path. backend: the attention backend that it needs, '' for trtllm_mha.
-    ranks: how many tensor-parallel ranks it needs.
+    recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
+    take an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
+    Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
+    every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
+    runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
+    them, there is no such fault. backend: the attention backend that its drills run on, '' for the
+    CPU engine's default. ranks: how many tensor-parallel ranks it needs.
     """
 
     id: str
@@ -43,7 +41,6 @@ class Fault:
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
-    overlapped: bool = False
     backend: str = ""
     ranks: int = 1
 
@@ -52,18 +49,24 @@ class Fault:
         """Why this fault is not there on the installed SGLang, '' if it is."""
         from g4debug.hooking import targets
 
-        missing = [site for site in self.needs if targets.path(site) is None]
-        if not missing:
-            return ""
-        why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}"
-        if self.overlapped and targets.path("overlap.forward") is not None:
-            from g4debug.hooking.speculation import V2_PATH
-            from g4debug.settings import Settings
+        missing = targets.absent(*self.needs)
+        why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}" if missing else ""
+        elsewhere = getattr(self._older, "absent", None)
+        return str(elsewhere(why)) if elsewhere is not None else why
 
-            if Settings.from_environ().switches.get(V2_PATH):
-                return ""
-            why += f"; with the path {V2_PATH} the fault has a place"
-        return why
+    @property
+    def _older(self) -> Any:
+        """The module that stands in for the fault's file on the installed SGLang; None if none.
+
+        It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
+        """
+        from g4debug.hooking.older import stand_in
+
+        return stand_in(f"{__package__}.{self.id.replace('-', '_')}")
+
+    def put(self, hooks: Hooks, injection: Injection) -> None:
+        """Install it in the way of the installed SGLang. The arguments are those of ``install``."""
+        (self._older or self).install(hooks, injection)
 
 
 EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fault
@@ -75,7 +78,7 @@ class Clock:
 
     It also knows the scheduler, and so the tensor-parallel rank.
 
-    While SGLang prepares a batch, and allocates for it, the step is already that of the batch.
+    While SGLang prepares a batch, and allocates for it, the step is already the batch's own.
     """
 
     step: int = 0
@@ -180,7 +183,7 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("fault", name)
         injection = Injection(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
-        fault.install(hooks, injection)
+        fault.put(hooks, injection)
         injections.append(injection)
     if injections:
         from g4debug.hooking.hooks import Order

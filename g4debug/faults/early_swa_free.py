@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking import req_kv, targets
+from g4debug.hooking import req_kv
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -58,8 +58,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         return result
 
     hooks.around("batch.evict_swa", Order.FAULT, injection.fault.id, around)
-    if targets.path("batch.maybe_evict_swa") is not None:
-        hooks.after("batch.maybe_evict_swa", Order.FAULT, injection.fault.id, after)
+    hooks.after("batch.maybe_evict_swa", Order.FAULT, injection.fault.id, after, optional=True)
 
 
 FAULT = Fault(

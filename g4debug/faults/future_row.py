@@ -3,9 +3,6 @@
 SGLang's FutureMap has a row for each row of ``req_to_token``. ``publish``, ``stash`` and ``read``
 exchange the rows of two requests when they are written or read. ``lost`` leaves the stash out, so
 that the next step gathers what the step before had left.
-
-On 0.5.12 with the path frozen-kv-mtp-v2 the FutureMap is a ring, in which each step has rows of its
-own, and nothing is published apart from what is stored there.
 """
 
 from __future__ import annotations
@@ -14,17 +11,13 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import GrammarError
-from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     import torch
 
     from g4debug.hooking.hooks import Hooks
-
-BUFFERS = ("bonus_tokens_buf", "topk_index_buf", "topk_p_buf", "hidden_states_buf")
 
 
 def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str) -> torch.Tensor:
@@ -41,55 +34,6 @@ def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    if is_v2():
-        _install_v2(hooks, injection)
-    else:
-        _install_ring(hooks, injection)
-
-
-def _install_ring(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
-    if any(action.task == "publish" for action in injection.chain.actions):
-        raise GrammarError("future-row: with this SGLang's FutureMap nothing is published")
-    launched: list[Any] = [None]  # the batch whose step is stored next
-    silenced: list[Any] = []  # the FutureMap into which nothing is stored
-
-    def before_read(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        launched[0] = batch if decodes(batch) else None
-        if launched[0] is None:
-            return
-        of = batch.spec_info.future_indices
-        rows = exchanged(injection, of.indices, batch, "read")
-        if rows is not of.indices:
-            batch.spec_info.future_indices = type(of)(indices=rows, interval=of.interval)
-        if survivors(batch) and asks_for(injection, "lost") and injection.fire() is not None:
-            injection.log(f"lost: nothing is stashed for {len(batch.reqs)} requests")
-            future_map.store_to_map = lambda *args: None  # until this step was launched
-            silenced.append(future_map)
-
-    def after_run(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        while silenced:
-            del silenced.pop().store_to_map
-        return result
-
-    def after_store(result: Any, future_map: Any, future_indices: Any, *args: Any) -> Any:
-        batch, launched[0] = launched[0], None
-        if batch is None:
-            return result
-        given = exchanged(injection, future_indices.indices, batch, "stash")
-        if given is not future_indices.indices:
-            for name in BUFFERS:
-                buffer = getattr(future_map, name)
-                buffer[future_indices.interval] = buffer[given]
-        return result
-
-    hooks.before("overlap.resolve", Order.FAULT, injection.fault.id, before_read)
-    hooks.after("overlap.store", Order.FAULT, injection.fault.id, after_store)
-    hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_run)
-
-
-def _install_v2(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     verifying: list[Any] = [None]  # the batch that is being verified
@@ -124,7 +68,7 @@ def _install_v2(hooks: Hooks, injection: Injection) -> None:
             spec = batch.spec_info
             spec.future_indices = exchanged(injection, spec.future_indices, batch, "read")
 
-    hooks.around("worker.forward", Order.FAULT, injection.fault.id, around_forward)
+    put(hooks.around, "forward", injection, around_forward)
     hooks.around("scheduler.relay", Order.FAULT, injection.fault.id, around_relay)
     hooks.before("future.resolve_lens", Order.FAULT, injection.fault.id, before_resolve)
 
@@ -142,5 +86,4 @@ FAULT = Fault(
     install=install,
     drills=("1*publish", "1*stash", "1*read", "1*lost"),
     needs=("future.resolve_lens", "scheduler.relay"),
-    overlapped=True,
 )

@@ -1,4 +1,4 @@
-"""The grammar of G4DEBUG_FAULTS: that of fail-rs, with a seed and selectors added.
+"""The grammar of G4DEBUG_FAULTS: fail-rs's grammar, with a seed and selectors added.
 
 ::
 

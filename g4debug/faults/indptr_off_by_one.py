@@ -11,15 +11,12 @@ import random
 from g4debug.faults import lists
 
 
-class OffByOne(lists.Corruption):
-    def change(
-        self, of: lists.Lists, it: lists.TokenList, draw: random.Random
-    ) -> lists.Change | None:
-        def do() -> str:
-            it.indptr[it.row + 1] = it.end + 1
-            return f"ends at {it.end + 1} and not at {it.end}"
+def off_by_one(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Change | None:
+    def do() -> str:
+        it.indptr[it.row + 1] = it.end + 1
+        return f"ends at {it.end + 1} and not at {it.end}"
 
-        return do
+    return do
 
 
-FAULT = lists.declare("indptr-off-by-one", "kv_indptr ends one row's list one too late", OffByOne)
+FAULT = lists.declare("indptr-off-by-one", "kv_indptr ends one row's list one too late", off_by_one)

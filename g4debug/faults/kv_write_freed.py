@@ -14,7 +14,6 @@ import torch
 from g4debug.faults._allocator import Allocators, free_list
 from g4debug.faults._kv import TASKS, inner, pools_of
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking import targets
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -58,8 +57,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         ("pool.free.token", before_free),  # page size 1 has an allocator of its own
         ("pool.release", before_release),
     ):
-        if targets.path(site) is not None:
-            hooks.before(site, Order.FAULT, injection.fault.id, before)
+        hooks.before(site, Order.FAULT, injection.fault.id, before, optional=True)
     hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
 
 

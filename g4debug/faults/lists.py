@@ -1,8 +1,7 @@
 """What the faults in lists of tokens share: where they act, on which rows, and what they log.
 
-The triton backend hands such lists to its kernels. The faults act when the metadata of a forward
-are ready, on the device tensors that the kernel will read, and before the replay of a CUDA graph on
-its static buffers. Row and list (full or window) are drawn at random. Of a row it is the newest
+The faults act on the device tensors that the kernel will read, once SGLang has made them
+(``_metadata.py``). Row and list (full or window) are drawn at random. Of a row it is the newest
 token that is changed. Padding rows stay as they are.
 """
 
@@ -13,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g4debug.backends import carrying
+from g4debug.backends.base import ListAdapter
+from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -62,12 +64,8 @@ class Lists:
 Change = Callable[[], str]
 
 
-class Corruption:
-    """What one fault does to a list."""
-
-    def change(self, of: Lists, it: TokenList, draw: random.Random) -> Change | None:
-        """What to do to this list. None if there is nothing that fits."""
-        raise NotImplementedError
+# What a fault does to a list. None if there is nothing that fits.
+Corruption = Callable[[Lists, TokenList, random.Random], Change | None]
 
 
 def put(it: TokenList, at: int, value: int) -> Change:
@@ -97,87 +95,37 @@ def lists_of(backend: Any, pairs: dict[str, tuple[Any, Any]], live: list[int]) -
 
 def corrupt(of: Lists, injection: Injection, mode: str, runner: str, fault: Corruption) -> None:
     """Change a list, if there is one that fits and the chain fires."""
-    able = [it for it in of.every if fault.change(of, it, random.Random(0)) is not None]
+    able = [it for it in of.every if fault(of, it, random.Random(0)) is not None]
     action = injection.fire(mode=mode, runner=runner) if able else None
     if action is None:
         return
     it = injection.random.choice(able)
-    change = fault.change(of, it, injection.random)
+    change = fault(of, it, injection.random)
     if change is not None:
         injection.log(f"{runner} {mode}: {it.name} list row {it.row} {change()}")
 
 
 def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
-    """Put a fault in place."""
-    from g4debug.hooking.hooks import Order
+    """Put a fault in place, on every backend that hands over lists of tokens."""
 
-    drafts: set[int] = set()
+    def act(made: Made) -> None:
+        if made.mode != "capture":
+            pairs = made.adapter.all_lists(made.backend, made.static)
+            of = lists_of(made.backend, pairs, made.live)
+            corrupt(of, injection, made.mode, made.runner, fault)
 
-    def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
-        if getattr(model_runner, "is_draft_worker", False):
-            drafts.add(id(backend))
-        return result
-
-    def act(of: Lists, mode: str) -> None:
-        runner = "draft" if id(of.backend) in drafts else "target"
-        corrupt(of, injection, mode, runner, fault)
-
-    def after_metadata(result: Any, backend: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-        m = backend.forward_metadata
-        pairs = {
-            "full": (m.kv_indices, m.kv_indptr),
-            "window": (m.window_kv_indices, m.window_kv_indptr),
-        }
-        live = [i for i, slot in enumerate(batch.req_pool_indices.tolist()) if slot]
-        act(lists_of(backend, pairs, live), batch.forward_mode.name.lower())
-        return result
-
-    def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        of = replayed(backend, args, kwargs)
-        if of is not None:
-            act(of, "replay")
-        return result
-
-    owner = injection.fault.id
-    hooks.after("attn.triton.init", Order.FAULT, owner, after_init)
-    hooks.after("attn.triton.metadata", Order.FAULT, owner, after_metadata)
-    hooks.after("attn.triton.metadata_replay", Order.FAULT, owner, after_replay)
+    watch(hooks, injection.fault.id, ListAdapter, act)
 
 
-def replayed(backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lists | None:
-    """The static lists of a graph that is about to be replayed; None if it is being captured.
-
-    Up to 0.5.12 the arguments are ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
-    """
-    if args and isinstance(args[0], int):
-        slots, lengths = args[1], args[2]
-    else:
-        batch = args[0] if args else kwargs["forward_batch"]
-        if kwargs.get("in_capture", args[1] if len(args) > 1 else False):
-            return None
-        slots, lengths = batch.req_pool_indices, batch.seq_lens
-    fill, rows = backend.get_cuda_graph_seq_len_fill_value(), len(lengths)
-    live = [
-        i
-        for i, (slot, n) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=False))
-        if slot and n > fill
-    ]
-    pairs = {"full": (backend.cuda_graph_kv_indices, backend.kv_indptr[: rows + 1])}
-    if backend.window_kv_indptr is not None:
-        window = backend.cuda_graph_window_kv_indices
-        pairs["window"] = (window, backend.window_kv_indptr[: rows + 1])
-    return lists_of(backend, pairs, live)
-
-
-def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
-    """Declare a fault in lists of tokens. ``fresh`` is called once for each process."""
+def declare(name: str, title: str, fault: Corruption) -> Fault:
+    """Declare a fault in lists of tokens."""
     return Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(hooks, injection, fresh()),
+        install=lambda hooks, injection: install(hooks, injection, fault),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
-        backend="triton",
+        backend=carrying(ListAdapter)[0].name,
     )

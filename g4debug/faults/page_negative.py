@@ -10,9 +10,8 @@ import random
 from g4debug.faults import tables
 
 
-class Negative(tables.Corruption):
-    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
-        return -1
+def negative(cell: tables.Cell, draw: random.Random) -> int | None:
+    return -1
 
 
-FAULT = tables.declare("page-negative", "a live cell of a page table gets page -1", Negative)
+FAULT = tables.declare("page-negative", "a live cell of a page table gets page -1", negative)

@@ -11,15 +11,14 @@ import random
 from g4debug.faults import tables
 
 
-class PoolSwap(tables.Corruption):
-    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
-        other = cell.of.tables.get("swa" if cell.name == "full" else "full")
-        if other is None:
-            return None
-        page = int(other[cell.row, cell.column])
-        return page if page != cell.value else None
+def pool_swap(cell: tables.Cell, draw: random.Random) -> int | None:
+    other = cell.of.tables.get("swa" if cell.name == "full" else "full")
+    if other is None:
+        return None
+    page = int(other[cell.row, cell.column])
+    return page if page != cell.value else None
 
 
 FAULT = tables.declare(
-    "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", PoolSwap
+    "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", pool_swap
 )

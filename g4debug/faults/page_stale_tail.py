@@ -11,13 +11,15 @@ import random
 from g4debug.faults import tables
 
 
-class StaleTail(tables.Corruption):
+class StaleTail:
     """Remembers what each cell of each table held before what it holds now."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # (now, before)
+        self._latest: tables.Tables | None = None
 
-    def see(self, of: tables.Tables) -> None:
+    def _see(self, of: tables.Tables) -> None:
+        self._latest = of
         for name, table in of.tables.items():
             for row in of.rows:
                 for column, value in enumerate(table[row, : of.columns[row]].tolist()):
@@ -26,7 +28,9 @@ class StaleTail(tables.Corruption):
                     if value != now:
                         self._seen[key] = (value, now or before)
 
-    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
+    def __call__(self, cell: tables.Cell, draw: random.Random) -> int | None:
+        if cell.of is not self._latest:  # another forward
+            self._see(cell.of)
         key = (id(cell.of.backend), cell.name, cell.row, cell.column)
         _, before = self._seen.get(key, (0, 0))
         return before if before not in (0, cell.value) else None

@@ -7,9 +7,8 @@ import random
 from g4debug.faults import tables
 
 
-class Zero(tables.Corruption):
-    def wrong(self, cell: tables.Cell, draw: random.Random) -> int | None:
-        return 0 if cell.value else None
+def zero(cell: tables.Cell, draw: random.Random) -> int | None:
+    return 0 if cell.value else None
 
 
-FAULT = tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", Zero)
+FAULT = tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", zero)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, decodes, survivors
+from g4debug.faults._spec import CAUGHT_BY, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def around_forward(
         call_next: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -37,7 +35,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
             publish(result.new_seq_lens)
         return result
 
-    hooks.around("worker.forward", Order.FAULT, injection.fault.id, around_forward)
+    put(hooks.around, "forward", injection, around_forward)
 
 
 FAULT = Fault(

@@ -1,7 +1,7 @@
 """Changes the length of one request by one after a decode step.
 
-With speculative decoding v2 the verify makes the new length, on the device. ``device`` changes what
-the next step gets from the FutureMap, but not what the host gets.
+The verify makes the new length, on the device. ``device`` changes what the next step gets from the
+FutureMap, but not what the host gets.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from g4debug.faults._spec import (
     CAUGHT_BY,
     asks_for,
-    at_end_of_decode,
     changed,
     decodes,
+    one_of,
+    put,
     survivors,
 )
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import Action
-from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     import torch
@@ -29,26 +28,6 @@ OFF = {"plus": 1, "minus": -1, "device": 1}
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    def shift(batch: Any, rows: list[int], action: Action) -> None:
-        row = injection.random.choice(rows)
-        off = OFF[action.task]
-        was = int(batch.seq_lens_cpu[row])
-        batch.seq_lens[row] += off
-        where = "device"
-        if action.task != "device":
-            batch.seq_lens_cpu[row] += off
-            where = "host and device"
-        injection.log(
-            f"request {batch.reqs[row].rid} (row {row}): seq_len {was} {off:+d} on {where}"
-        )
-
-    if is_v2():
-        _install_v2(hooks, injection)
-    else:
-        at_end_of_decode(hooks, injection, shift)
-
-
-def _install_v2(hooks: Hooks, injection: Injection) -> None:
     from g4debug.hooking.hooks import Order
 
     def shifted(lengths: torch.Tensor, batch: Any, where: str) -> torch.Tensor:
@@ -56,8 +35,8 @@ def _install_v2(hooks: Hooks, injection: Injection) -> None:
         action = injection.fire() if rows else None
         if action is None:
             return lengths
-        row, off = injection.random.choice(rows), OFF[action.task]
-        injection.log(f"request {batch.reqs[row].rid} (row {row}): {where} {off:+d}")
+        (row, _, who), off = one_of(injection, batch, rows), OFF[action.task]
+        injection.log(f"{who}: {where} {off:+d}")
         return changed(lengths, row, int(lengths[row]) + off)
 
     def after_verify(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,7 +49,7 @@ def _install_v2(hooks: Hooks, injection: Injection) -> None:
             batch.seq_lens = shifted(batch.seq_lens, batch, "seq_len on the device")
         return result
 
-    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
+    put(hooks.after, "verify", injection, after_verify)
     hooks.after("future.resolve_lens", Order.FAULT, injection.fault.id, after_resolve)
 
 

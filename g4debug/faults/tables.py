@@ -1,21 +1,23 @@
 """What the page-table faults share: where they act, on which cells, and what they log.
 
-They act when the metadata of a forward is ready (``init_forward_metadata``, and its variant for the
-replay of CUDA graphs), on the device tensor that the kernel will read. Under CUDA graphs the fault
-appears only at replay, where no Python hook of the attention layer runs; a graph that fills in the
-tables itself overwrites them again (``_in_graph.py``). Row and table (full or
-SWA) are drawn at random. The column is that of the newest page: it is inside every window, so it is
-live in both kinds of layers. Padding rows stay as they are.
+They act on the device tensors that the kernel will read, once SGLang has made them
+(``_metadata.py``). A CUDA graph that fills in the tables itself overwrites them again
+(``_in_graph.py``). Row and table (full or SWA) are drawn at random. The column is the newest
+page's: it is inside every window, so it is live in both kinds of layers. Padding rows stay as they
+are.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from g4debug.backends import carrying
+from g4debug.backends.base import TableAdapter
 from g4debug.faults._in_graph import Overwritten
+from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
 from g4debug.hooking import targets
@@ -61,15 +63,9 @@ class Cell:
     value: int
 
 
-class Corruption:
-    """What one fault puts into a cell."""
-
-    def see(self, of: Tables) -> None:
-        """Look at the tables of a forward. It is called for each forward, before ``wrong``."""
-
-    def wrong(self, cell: Cell, draw: random.Random) -> int | None:
-        """The page number to put there; None if there is none that fits."""
-        raise NotImplementedError
+# The page number that a fault puts into a cell; None if none fits. It is asked in each forward, of
+# each cell that may be chosen.
+Corruption = Callable[[Cell, random.Random], int | None]
 
 
 def cells_of(fault: str, action: Action) -> int:
@@ -80,29 +76,19 @@ def cells_of(fault: str, action: Action) -> int:
     return int(text)
 
 
-def tables_of(backend: Any, slots: list[int] | None, padding: list[bool] | None) -> Tables:
-    """The tables of ``backend.forward_metadata``.
-
-    slots: the row of req_to_token of each row, None if not known. padding: which rows are padding.
-    """
+def tables_of(
+    adapter: TableAdapter, backend: Any, live: list[int] | None, again: Overwritten | None = None
+) -> Tables:
+    """The tables of ``backend.forward_metadata``. live: the rows of requests, None for all."""
     metadata = backend.forward_metadata
-    lengths = [int(n) for n in metadata.cache_seqlens_int32.tolist()] if metadata else []
-    tables = {}
-    if metadata:
-        both = {"full": metadata.page_table, "swa": metadata.swa_page_table}
-        tables = {name: table for name, table in both.items() if table is not None}
+    if metadata is None:
+        return Tables(backend, {}, [], [])
+    tables, lengths = adapter.tables_in(metadata), getattr(metadata, adapter.lengths).tolist()
     width = min((t.shape[1] for t in tables.values()), default=0)
-    size = int(backend.page_size)
-    return Tables(
-        backend,
-        tables,
-        [
-            i
-            for i, n in enumerate(lengths)
-            if n > 0 and not (slots and slots[i] == 0) and not (padding and padding[i])
-        ],
-        [min((n + size - 1) // size, width) for n in lengths],
-    )
+    size = adapter.page_size(backend, None)
+    rows = [i for i, n in enumerate(lengths) if n > 0 and (live is None or i in live)]
+    columns = [min((n + size - 1) // size, width) for n in lengths]
+    return Tables(backend, tables, rows, columns, again)
 
 
 def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Corruption) -> None:
@@ -115,13 +101,13 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
         for name, table in of.tables.items()
         for row in of.rows
     ]
-    able = [c for c in cells if fault.wrong(c, random.Random(0)) is not None]
+    able = [c for c in cells if fault(c, random.Random(0)) is not None]
     action = injection.fire(mode=mode, runner=runner) if able else None
     if action is None:
         return
     for _ in range(cells_of(injection.fault.id, action)):
         cell = injection.random.choice(able)
-        value = fault.wrong(cell, injection.random)
+        value = fault(cell, injection.random)
         if value is None:  # no value fits any more, because another cell was corrupted before
             continue
         of.write(cell.name, cell.row, cell.column, value)
@@ -130,81 +116,41 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
 
 
 def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
-    """Put a fault in place."""
+    """Put a fault in place, on every backend that hands over page tables."""
     from g4debug.hooking.hooks import Order
 
-    for action in injection.chain.actions:
-        cells_of(injection.fault.id, action)  # an unusable argument is an error at start
-    draft_backends: set[int] = set()
-    again = Overwritten() if targets.path("attn.trtllm_mha.metadata_in_graph") is not None else None
-
-    def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
-        if getattr(model_runner, "is_draft_worker", False):
-            draft_backends.add(id(backend))
-        return result
-
-    def act(of: Tables, mode: str) -> None:
-        fault.see(of)
-        runner = "draft" if id(of.backend) in draft_backends else "target"
-        corrupt(of, injection, mode, runner, fault)
-
-    def after_metadata(result: Any, backend: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-        of = tables_of(backend, batch.req_pool_indices.tolist(), None)
-        act(of, batch.forward_mode.name.lower())
-        return result
-
-    def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        of = replayed(backend, args, kwargs, again)
-        if of is not None:
-            act(of, "replay")
-        return result
-
-    def after_in_graph(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
-        assert again is not None
-        again.fill_in(backend)
-        return result
-
     owner = injection.fault.id
-    hooks.after("attn.trtllm_mha.init", Order.FAULT, owner, after_init)
-    hooks.after("attn.trtllm_mha.metadata", Order.FAULT, owner, after_metadata)
-    hooks.after("attn.trtllm_mha.metadata_replay", Order.FAULT, owner, after_replay)
-    if again is not None:
-        hooks.after("attn.trtllm_mha.metadata_in_graph", Order.FAULT, owner, after_in_graph)
+    for action in injection.chain.actions:
+        cells_of(owner, action)  # an unusable argument is an error at start
+    filling = [a for a in carrying(TableAdapter) if a.in_graph and targets.path(a.in_graph)]
+    overwritten = {adapter: Overwritten(adapter) for adapter in filling}
 
-
-def replayed(
-    backend: Any, args: tuple[Any, ...], kwargs: dict[str, Any], again: Overwritten | None
-) -> Tables | None:
-    """The static tables of a graph that is about to be replayed; None if it is being captured.
-
-    Up to 0.5.12 the arguments are ``bs, req_pool_indices, seq_lens``, later a ForwardBatch.
-    """
-    if args and isinstance(args[0], int):
-        slots, lengths = args[1], args[2]
-    else:
-        batch = args[0] if args else kwargs["forward_batch"]
-        if kwargs.get("in_capture", args[1] if len(args) > 1 else False):
+    def act(made: Made) -> None:
+        again = None if made.static is None else overwritten.get(made.adapter)
+        if made.mode == "capture":
             if again is not None:
-                again.forget(backend)
-            return None
-        slots, lengths = batch.req_pool_indices, batch.seq_lens
+                again.forget(made.backend)
+            return
         if again is not None:
-            again.before_replay(backend, batch)
-    rows = len(backend.forward_metadata.cache_seqlens_int32)
-    # Padding rows keep the rows of req_to_token of an earlier batch; only their length is reset.
-    fill = backend.get_cuda_graph_seq_len_fill_value()
-    padding = [int(n) <= fill for n in lengths.tolist()[:rows]]
-    return replace(tables_of(backend, slots.tolist()[:rows], padding), again=again)
+            again.before_replay(made.backend, made.batch)
+        of = tables_of(made.adapter, made.backend, made.live, again)
+        corrupt(of, injection, made.mode, made.runner, fault)
+
+    watch(hooks, owner, TableAdapter, act)
+    for adapter, again in overwritten.items():
+        hooks.after(adapter.in_graph, Order.FAULT, owner, again.fill_in)
 
 
-def declare(name: str, title: str, fresh: Callable[[], Corruption]) -> Fault:
-    """Declare a page-table fault. ``fresh`` is called once for each process."""
+def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> Fault:
+    """Declare a page-table fault. A class is called once for each process."""
     return Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(hooks, injection, fresh()),
+        install=lambda hooks, injection: install(
+            hooks, injection, fault() if isinstance(fault, type) else fault
+        ),
         arguments=("corrupt",),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),

@@ -7,15 +7,12 @@ import random
 from g4debug.faults import lists
 
 
-class Alias(lists.Corruption):
-    def change(
-        self, of: lists.Lists, it: lists.TokenList, draw: random.Random
-    ) -> lists.Change | None:
-        others = [x.last for x in of.every if x.name == it.name and x.row != it.row]
-        others = [token for token in others if token != it.last]
-        return lists.put(it, it.end - 1, draw.choice(others)) if others else None
+def alias(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Change | None:
+    others = [x.last for x in of.every if x.name == it.name and x.row != it.row]
+    others = [token for token in others if token != it.last]
+    return lists.put(it, it.end - 1, draw.choice(others)) if others else None
 
 
 FAULT = lists.declare(
-    "token-alias", "the last entry of a list of tokens gets another request's token", Alias
+    "token-alias", "the last entry of a list of tokens gets another request's token", alias
 )

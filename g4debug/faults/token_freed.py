@@ -8,12 +8,9 @@ from typing import Any
 from g4debug.faults import lists
 
 
-class Freed(lists.Corruption):
-    def change(
-        self, of: lists.Lists, it: lists.TokenList, draw: random.Random
-    ) -> lists.Change | None:
-        pages, size = free_pages(of.backend.token_to_kv_pool_allocator, it.name)
-        return lists.put(it, it.end - 1, draw.choice(pages) * size) if pages else None
+def freed(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Change | None:
+    pages, size = free_pages(of.backend.token_to_kv_pool_allocator, it.name)
+    return lists.put(it, it.end - 1, draw.choice(pages) * size) if pages else None
 
 
 def free_pages(allocator: Any, name: str) -> tuple[list[int], int]:
@@ -25,5 +22,5 @@ def free_pages(allocator: Any, name: str) -> tuple[list[int], int]:
 
 
 FAULT = lists.declare(
-    "token-freed", "the last entry of a list of tokens gets a token of a free page", Freed
+    "token-freed", "the last entry of a list of tokens gets a token of a free page", freed
 )

@@ -1,4 +1,4 @@
-"""Puts an out-of-range token index into a list of tokens (attention backend triton)."""
+"""Puts an out-of-range token index into a list of tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from g4debug.faults import lists
 FAR = 640_000_000
 
 
-class OutOfRange(lists.Corruption):
-    def change(
-        self, of: lists.Lists, it: lists.TokenList, draw: random.Random
-    ) -> lists.Change | None:
-        return lists.put(it, it.end - 1, FAR + draw.randrange(1000))
+def out_of_range(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Change | None:
+    return lists.put(it, it.end - 1, FAR + draw.randrange(1000))
 
 
 FAULT = lists.declare(
-    "token-oob", "the last entry of a list of tokens gets an out-of-range index", OutOfRange
+    "token-oob", "the last entry of a list of tokens gets an out-of-range index", out_of_range
 )

@@ -10,24 +10,21 @@ import random
 from g4debug.faults import lists
 
 
-class PoolSwap(lists.Corruption):
-    def change(
-        self, of: lists.Lists, it: lists.TokenList, draw: random.Random
-    ) -> lists.Change | None:
-        other = of.other(it)
-        if other is None:
-            return None
-        count = min(len(it.entries), len(other.entries))
-        if bool((it.entries[-count:] == other.entries[-count:]).all()):
-            return None
+def pool_swap(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Change | None:
+    other = of.other(it)
+    if other is None:
+        return None
+    count = min(len(it.entries), len(other.entries))
+    if bool((it.entries[-count:] == other.entries[-count:]).all()):
+        return None
 
-        def do() -> str:
-            it.indices[it.end - count : it.end] = other.entries[-count:].to(it.indices.dtype)
-            return f"gets the last {count} tokens of the {other.name} list"
+    def do() -> str:
+        it.indices[it.end - count : it.end] = other.entries[-count:].to(it.indices.dtype)
+        return f"gets the last {count} tokens of the {other.name} list"
 
-        return do
+    return do
 
 
 FAULT = lists.declare(
-    "token-pool-swap", "a list of tokens gets the tokens of the other pool's list", PoolSwap
+    "token-pool-swap", "a list of tokens gets the tokens of the other pool's list", pool_swap
 )

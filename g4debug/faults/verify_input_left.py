@@ -1,19 +1,18 @@
 """Leaves the verify input on the batch when a step ends.
 
 This is the bug of seed PR #22. SGLang 0.5.12 does it by itself if every request of a batch finished
-in one verify. The task ``finished`` does the same in releases that no longer have the bug; ``on``
-does it where requests go on. Speculative decoding v2 has ``on`` only: with overlap scheduling
-nobody knows at the end of a step that every request has finished.
+in one verify. ``on`` does it where requests go on. The task ``finished`` does it where every
+request finished, before 0.5.14 only: with overlap scheduling nobody knows at the end of a step that
+every request has finished.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, has_overlap, survivors
+from g4debug.faults._spec import CAUGHT_BY, after_step, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import GrammarError
-from g4debug.hooking.speculation import is_v2
 
 if TYPE_CHECKING:
     from g4debug.hooking.hooks import Hooks
@@ -28,34 +27,27 @@ def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
-    if is_v2() and any(action.task == "finished" for action in injection.chain.actions):
+    if any(action.task == "finished" for action in injection.chain.actions):
         raise GrammarError("verify-input-left: this SGLang has no worker that task finished is for")
+    at_end(hooks, injection)
+
+
+def at_end(hooks: Hooks, injection: Injection) -> None:
+    """Leave it at the end of a step that suits the task."""
     verified: list[Any] = [None]
 
     def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         verified[0] = batch.spec_info
 
-    def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def act(batch: Any) -> None:
         verify_input, verified[0] = verified[0], None
         if verify_input is None or not decodes(batch):
-            return result
-        live = len(survivors(batch))
-        if (not live and asks_for(injection, "on")) or (live and asks_for(injection, "finished")):
-            return result
-        leave(batch, verify_input, injection)
-        return result
+            return
+        if not asks_for(injection, "finished" if survivors(batch) else "on"):
+            leave(batch, verify_input, injection)
 
-    def after_overlap(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        return after_forward(result, scheduler, batch) if scheduler.enable_overlap else result
-
-    hooks.before("worker.verify", Order.FAULT, injection.fault.id, before_verify)
-    end = "scheduler.run_batch" if is_v2() else "worker.forward"
-    hooks.after(end, Order.FAULT, injection.fault.id, after_forward)
-    if has_overlap():
-        hooks.before("overlap.verify", Order.FAULT, injection.fault.id, before_verify)
-        hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_overlap)
+    put(hooks.before, "verify", injection, before_verify)
+    after_step(hooks, injection, act)
 
 
 FAULT = Fault(

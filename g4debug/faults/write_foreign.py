@@ -1,6 +1,6 @@
-"""Writes a token's KV over that of another request.
+"""Writes a token's KV over the KV of another request.
 
-It hits the newest token of the other request that has KV already, so that what is lost is read in
+It hits the newest token of the other request that has KV already, so that the lost KV is read in
 the next forward. Pages that the prefix cache lent are left alone: they may be anybody's.
 """
 

@@ -86,7 +86,7 @@ class LaunchMemory:
         self.mine = -1  # the number of this process's seat
 
     def take(self) -> int:
-        """Take a free seat, or that of a process that is gone; returns its number.
+        """Take a free seat, or the seat of a dead process; returns its number.
 
         Raises LaunchMemoryError if all are taken.
         """

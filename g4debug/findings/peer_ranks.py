@@ -41,7 +41,7 @@ class PeerRanks:
         self.ending = False
         self._wake = -1
         self._read = -1
-        self._seated = False
+        self.seated = False
         self._joined = 0  # Unix time in ns
 
     def make(self, launch: str) -> None:
@@ -50,7 +50,7 @@ class PeerRanks:
 
     def join(self, launch: str) -> None:
         """This process has a scheduler. Raises LaunchMemoryError if there is nothing to share."""
-        if self._seated:
+        if self.seated:
             return
         if self.memory is None:
             self.memory = launch_memory.find(launch)
@@ -62,7 +62,7 @@ class PeerRanks:
             os.close(self._read)
             os.close(self._wake)
             raise
-        self._seated = True
+        self.seated = True
         self._joined = time.time_ns()
 
     def close(self) -> None:
@@ -70,10 +70,10 @@ class PeerRanks:
         if self.memory is not None:
             self.memory.close()
             self.memory = None
-            self._seated = False
+            self.seated = False
 
     def name_ranks(self, dp: int, tp: int, pp: int) -> None:
-        if self.memory is not None and self._seated:
+        if self.memory is not None and self.seated:
             self.memory.name_ranks(dp, tp, pp)
 
     def watch(self, on_stop: Callable[[Seat], None]) -> None:
@@ -81,7 +81,7 @@ class PeerRanks:
 
         It is not called if this process ends by itself within GRACE.
         """
-        if self.memory is None or not self._seated:
+        if self.memory is None or not self.seated:
             return
         self.memory.may_be_woken(self._wake)
         threading.Thread(
@@ -131,10 +131,10 @@ class PeerRanks:
     def stop(self, stop: Stop) -> None:
         """This process stops: tell the others, and wait at most WAIT seconds until they know.
 
-        Only the first time counts, and nobody waits for a rank whose own end was not its own doing.
+        Only the first time counts, and nobody waits for a rank that ends because of another one.
         """
         memory = self.memory
-        if memory is None or not self._seated:
+        if memory is None or not self.seated:
             return
         if memory.seat(memory.mine).state == launch_memory.STOPPED:
             return

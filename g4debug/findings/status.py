@@ -124,7 +124,11 @@ class Part:
             off_step=self._off.step if self._off else -1,
             audited=self._audited,
             dead=tuple(f"{site}: {why}" for site, why in self._dead.items()),
-            checked=tuple(Checked(what, t.count, t.step) for what, t in self.tallies.items()),
+            checked=tuple(
+                Checked(what, t.count, t.step)
+                for what, t in self.tallies.items()
+                if t.count or not self.mode  # a tracer may hold tallies of what it never meets
+            ),
             findings=self._status.findings_of(self.name),
         )
 
@@ -205,8 +209,8 @@ class Status:
     def records(self) -> tuple[TracerStatus, ...]:
         """What a dump keeps: the tracers in the order in which they were armed, then the others.
 
-        What is no tracer is left out as long as there is nothing to say about it.
+        The ledger and the step recorder are left out as long as there is nothing to say about them.
         """
         parts = sorted(self.parts.values(), key=lambda p: not p.mode)
         found = (p.record() for p in parts)
-        return tuple(r for r in found if r.mode or r.checked or not r.sound)
+        return tuple(r for r in found if r.mode or r.checked or r.off or r.limits or r.dead)

@@ -1,4 +1,4 @@
-"""Shows the status of this process to ``g4debug doctor --pid``, and reads that of another one.
+"""Shows this process's status to ``g4debug doctor --pid``, and reads the status of another one.
 
 A process writes its status into a piece of memory that has a name but lies in no folder
 (``memfd_create``). Others find it as an open file of the process, in ``/proc/PID/fd``. So it needs

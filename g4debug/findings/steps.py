@@ -35,6 +35,7 @@ class Recorder:
     ``event_step`` is the step that an event of now belongs to: the one that is being prepared
     (SGLang allocates for a batch before it runs it), or else the one that began last.
 
+    preparing: whether a step is being prepared.
     status: what each tracer of this process can judge, see :mod:`g4debug.findings.status`.
     """
 
@@ -44,7 +45,7 @@ class Recorder:
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=size)
         self.step = 0
         self.scheduler: Any = None
-        self._preparing = False
+        self.preparing = False
         self.status = Status(self)
         self._rids: dict[int, str] = {}
 
@@ -72,11 +73,11 @@ class Recorder:
 
     @property
     def event_step(self) -> int:
-        return self.step + self._preparing
+        return self.step + self.preparing
 
     def prepare_step(self) -> None:
         """A batch is being prepared. The next step is its own."""
-        self._preparing = True
+        self.preparing = True
 
     def begin_step(self, batch: Any) -> None:
         """Count and record a ``ScheduleBatch`` that is about to run."""
@@ -88,7 +89,7 @@ class Recorder:
         on when a step cannot be recorded.
         """
         self.step += 1
-        self._preparing = False
+        self.preparing = False
         self._rids = {}  # those of the step before would be wrong if this one is not recorded
 
     def record(self, batch: Any) -> None:
@@ -161,7 +162,7 @@ def ranks(scheduler: Any) -> Ranks:
     """The ranks of a scheduler that may be half built, or None.
 
     Until 0.5.14 they are its attributes, then those of its ``ps``. In 0.5.23 its module asks
-    ``get_parallel()`` for them. With DP attention the dp rank is that of the attention group.
+    ``get_parallel()`` for them. With DP attention the dp rank is the attention group's.
     Without data parallelism SGLang gives no dp rank: it is 0 then.
     """
     if scheduler is None:

@@ -1,6 +1,6 @@
 """Finds who else is at a hook site: the functions on the way to our hook, and from it to SGLang.
 
-What is called at a site may be SGLang's own function, a wrapper of SGLang's hook registry, or a
+The function at a site may be SGLang's own function, a wrapper of SGLang's hook registry, or a
 function that somebody put in its place (a monkeypatch), and each may lead to the next one. How a
 function leads to another cannot be asked, so this looks where people keep the function that they
 replaced: in ``__wrapped__``, in the closure, in a default argument, in a global of their module, in
@@ -24,7 +24,7 @@ DEEP = 40  # functions on one way, at most
 
 
 def module_of(function: Any) -> str:
-    """The module whose code it is. (``functools.wraps`` copies ``__module__`` of another one.)"""
+    """The module of its code. (``functools.wraps`` copies ``__module__`` of another function.)"""
     function = getattr(function, "__func__", function)
     space = getattr(function, "__globals__", None)
     if space is None:

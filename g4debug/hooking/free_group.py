@@ -6,7 +6,7 @@ from typing import Any
 
 
 def in_free_group(allocator: Any) -> bool:
-    """True if what is freed now waits for the end of a free group."""
+    """True if a free waits for the end of a free group now."""
     outside = getattr(allocator, "is_not_in_free_group", None)
     if outside is not None:
         return not outside

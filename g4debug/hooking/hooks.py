@@ -18,7 +18,7 @@ import itertools
 import pkgutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -40,14 +40,15 @@ class Order(IntEnum):
 
 
 class Isolated:
-    """A hook whose failure is not SGLang's. It is not called any more once it has failed.
+    """A hook that can fail without harm to SGLang. After a failure it is not called any more.
 
-    failed: told of the exception. It sets ``on`` to False, or raises what must go on to SGLang.
+    failed: told of the exception. It sets ``on`` to False.
+    lets: exceptions that go on to SGLang, and that ``failed`` is not told of.
     keeps: a call gives its first argument if there is no result, as it must after a site.
     watches: a call gives its first argument in any case, and what the hook returns is nobody's.
     """
 
-    __slots__ = ("failed", "hook", "keeps", "on", "watches")
+    __slots__ = ("failed", "hook", "keeps", "lets", "on", "watches")
 
     def __init__(
         self,
@@ -55,8 +56,9 @@ class Isolated:
         failed: Callable[[Exception], None],
         keeps: bool = False,
         watches: bool = False,
+        lets: tuple[type[Exception], ...] = (),
     ) -> None:
-        self.hook, self.failed, self.on = hook, failed, True
+        self.hook, self.failed, self.lets, self.on = hook, failed, lets, True
         self.keeps, self.watches = keeps or watches, watches
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +66,8 @@ class Isolated:
             try:
                 result = self.hook(*args, **kwargs)
                 return args[0] if self.watches else result
+            except self.lets:
+                raise
             except Exception as e:
                 self.failed(e)
         return args[0] if self.keeps else None
@@ -118,19 +122,29 @@ class Hooks:
         self._entries: dict[str, list[Entry]] = defaultdict(list)
         self._installed: dict[str, Around] = {}
         self._paths: dict[str, str] = {}  # of the sites in _installed, as SGLang got them
-        self._seen: dict[str, Any] = {}  # the function at a site that was last seen to run our hook
+        # At each site the function that was last seen to run our hook, and how many hooks SGLang's
+        # registry listed for it then.
+        self._seen: dict[str, tuple[Any, int]] = {}
+        self._registered: Mapping[str, Sized] = {}  # SGLang's registry: dotted path -> hooks
 
-    def around(self, site: str, order: Order, owner: str, wrapper: Around) -> None:
-        """Put ``wrapper(call_next, *args, **kwargs)`` around a site."""
-        self._enter(site, Entry(order, owner, wrapper))
+    def around(
+        self, site: str, order: Order, owner: str, wrapper: Around, optional: bool = False
+    ) -> None:
+        """Put ``wrapper(call_next, *args, **kwargs)`` around a site.
 
-    def _enter(self, site: str, entry: Entry) -> None:
-        if targets.path(site) is None:
+        optional: a release that has no such site is none the worse for it. Else HookError is raised
+        there.
+        """
+        self._enter(site, Entry(order, owner, wrapper), optional)
+
+    def _enter(self, site: str, entry: Entry, optional: bool) -> None:
+        if not targets.absent(site):
+            self._entries[site].append(entry)
+        elif not optional:
             raise HookError(
                 f"{entry.owner}: SGLang {targets.sglang_version()} has no {site}; run: g4debug "
                 "doctor"
             )
-        self._entries[site].append(entry)
 
     def drop(self, owner: str) -> None:
         """Forget all wrappers of ``owner``, because half a fix is worse than none."""
@@ -143,22 +157,29 @@ class Hooks:
         """Sites that ``owner`` wraps, sorted."""
         return tuple(s for s in self.sites if any(e.owner == owner for e in self._entries[s]))
 
-    def before(self, site: str, order: Order, owner: str, hook: Before) -> None:
-        """Call ``hook(*args, **kwargs)`` before a site."""
+    def before(
+        self, site: str, order: Order, owner: str, hook: Before, optional: bool = False
+    ) -> None:
+        """Call ``hook(*args, **kwargs)`` before a site. optional: as of :meth:`around`."""
 
         def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
             hook(*args, **kwargs)
             return call_next(*args, **kwargs)
 
-        self._enter(site, Entry(order, owner, around, before=hook))
+        self._enter(site, Entry(order, owner, around, before=hook), optional)
 
-    def after(self, site: str, order: Order, owner: str, hook: After) -> None:
-        """Call ``hook(result, *args, **kwargs)`` after a site. The result is what it returns."""
+    def after(
+        self, site: str, order: Order, owner: str, hook: After, optional: bool = False
+    ) -> None:
+        """Call ``hook(result, *args, **kwargs)`` after a site. The result is what it returns.
+
+        optional: as of :meth:`around`.
+        """
 
         def around(call_next: Around, *args: Any, **kwargs: Any) -> Any:
             return hook(call_next(*args, **kwargs), *args, **kwargs)
 
-        self._enter(site, Entry(order, owner, around, after=hook))
+        self._enter(site, Entry(order, owner, around, after=hook), optional)
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -173,6 +194,7 @@ class Hooks:
         """Register the hooks with SGLang, which applies them after all plugins have run."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+        self._registered = HookRegistry._hooks
         for site in self.sites:
             self._installed[site] = self._compose(site)
             self._paths[site] = str(targets.path(site))
@@ -212,7 +234,9 @@ class Hooks:
         return tuple(s for s in self.audit() if s.owners and s.state != "wrapped")
 
     def look(self) -> tuple[tuple[Gone, ...], tuple[str, ...]]:
-        """Sites at which our hook does not run now, and sites where the function has changed.
+        """Sites at which our hook does not run now, and sites where something has changed.
+
+        That is the function that is called there, or the hooks that are registered for it.
 
         For a running server: it imports nothing, and a function that was looked into before is not
         looked into again. So this costs a microsecond or two for each site, unless somebody has
@@ -225,10 +249,11 @@ class Hooks:
             except LookupError as e:
                 gone.append(Gone(site, self.owners(site), str(e)))
                 continue
-            if self._seen.get(site) is function:
+            seen, listed = self._seen.get(site), len(self._registered.get(self._paths[site], ()))
+            if seen is not None and seen[0] is function and seen[1] == listed:
                 continue
             if _runs(function, hook):
-                self._seen[site] = function
+                self._seen[site] = function, listed
                 changed.append(site)
             else:
                 self._seen.pop(site, None)
@@ -291,6 +316,8 @@ def _together(entries: list[Entry]) -> Around:
             if enter.on:
                 try:
                     enter.hook(*args, **kwargs)
+                except enter.lets:
+                    raise
                 except Exception as e:
                     enter.failed(e)
         result = call_next(*args, **kwargs)
@@ -300,6 +327,8 @@ def _together(entries: list[Entry]) -> Around:
                     found = leave.hook(result, *args, **kwargs)
                     if not leave.watches:
                         result = found
+                except leave.lets:
+                    raise
                 except Exception as e:
                     leave.failed(e)
         return result
@@ -309,15 +338,11 @@ def _together(entries: list[Entry]) -> Around:
 
 def _isolated(hook: Before | After) -> Isolated:
     """A hook that is not isolated raises whatever it raises."""
-    return hook if isinstance(hook, Isolated) else Isolated(hook, _goes_on)
-
-
-def _goes_on(error: Exception) -> None:
-    raise error
+    return hook if isinstance(hook, Isolated) else Isolated(hook, _nothing, lets=(Exception,))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """The placeholder for a chain that is not built yet."""
+    """A placeholder that is never called, for example for a chain that is not built yet."""
 
 
 def _runs(function: Any, hook: Around) -> bool:

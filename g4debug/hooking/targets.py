@@ -48,103 +48,84 @@ def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
     return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
 
 
-def _worker_v1(name: str) -> tuple[tuple[str, str | None], ...]:
-    """A method of the v1 worker, which 0.5.14 dropped for speculative decoding v2."""
-    return (("<0.5.14", f"{_WORKER}.{name}"), (_ANY, None))
+def _until(release: str, path: str) -> tuple[tuple[str, str | None], ...]:
+    """A place that this release and later ones do not have."""
+    return ((f"<{release}", path), (_ANY, None))
 
 
-def _from_0_5_14(path: str) -> tuple[tuple[str, str | None], ...]:
-    return (("<0.5.14", None), (_ANY, path))
+def _backend(name: str, path: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
+    """What every attention backend has. 0.5.13 merged capture and replay into one method."""
+    made = f"{path}.init_forward_metadata"
+    return {
+        f"attn.{name}.init": ((_ANY, f"{path}.__init__"),),
+        f"attn.{name}.init_graph_state": ((_ANY, f"{path}.init_cuda_graph_state"),),
+        f"attn.{name}.metadata": ((_ANY, made),),
+        f"attn.{name}.metadata_capture": _until("0.5.13", f"{made}_capture_cuda_graph"),
+        f"attn.{name}.metadata_replay": (
+            ("<0.5.13", f"{made}_replay_cuda_graph"),
+            (_ANY, f"{made}_out_graph"),
+        ),
+    }
+
+
+def _since(release: str, path: str) -> tuple[tuple[str, str | None], ...]:
+    """A place that this release is the first to have."""
+    return ((f"<{release}", None), (_ANY, path))
 
 
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 
 SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
-    "attn.trtllm_mha.init": ((_ANY, f"{_MHA}.__init__"),),
+    **_backend("trtllm_mha", _MHA),
     "attn.trtllm_mha.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
-    "attn.trtllm_mha.metadata": ((_ANY, f"{_MHA}.init_forward_metadata"),),
-    # 0.5.13 merged capture and replay into one method.
-    "attn.trtllm_mha.metadata_replay": (
-        ("<0.5.13", f"{_MHA}.init_forward_metadata_replay_cuda_graph"),
-        (_ANY, f"{_MHA}.init_forward_metadata_out_graph"),
-    ),
+    # The locations that its fused kernel writes FP8 KV to, past "kv.set".
+    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
+    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
     # From 0.5.15 on the captured graph itself fills in the page tables.
-    "attn.trtllm_mha.metadata_in_graph": (
-        ("<0.5.15", None),
-        (_ANY, f"{_MHA}.init_forward_metadata_in_graph"),
-    ),
-    # The triton backend, which hands lists of tokens to its kernels.
-    "attn.triton.init": ((_ANY, f"{_TRITON}.TritonAttnBackend.__init__"),),
-    "attn.triton.metadata": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata"),),
-    # 0.5.13 merged capture and replay into one method.
-    "attn.triton.metadata_capture": (
-        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_capture_cuda_graph"),
-        (_ANY, None),
-    ),
-    "attn.triton.metadata_replay": (
-        ("<0.5.13", f"{_TRITON}.TritonAttnBackend.init_forward_metadata_replay_cuda_graph"),
-        (_ANY, f"{_TRITON}.TritonAttnBackend.init_forward_metadata_out_graph"),
-    ),
+    "attn.trtllm_mha.metadata_in_graph": _since("0.5.15", f"{_MHA}.init_forward_metadata_in_graph"),
+    **_backend("triton", f"{_TRITON}.TritonAttnBackend"),
     "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
     "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
     "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
     # The window's lists before a replay. The path that wraps it is for 0.5.12 only.
-    "attn.triton.window_lists": (
-        ("<0.5.13", f"{_TRITON}.update_sliding_window_buffer_cuda_graph"),
-        (_ANY, None),
+    "attn.triton.window_lists": _until(
+        "0.5.13", f"{_TRITON}.update_sliding_window_buffer_cuda_graph"
     ),
     # How large the blocks of its kernel are. Looked at on 0.5.12 only: later ones need no fix.
-    "attn.triton.extend_blocks": (
-        ("<0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"),
-        (_ANY, None),
+    "attn.triton.extend_blocks": _until(
+        "0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"
     ),
-    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
-    "attn.trtllm_mha.init_graph_state": ((_ANY, f"{_MHA}.init_cuda_graph_state"),),
-    "attn.triton.init_graph_state": ((_ANY, f"{_TRITON}.TritonAttnBackend.init_cuda_graph_state"),),
     # Where every attention backend begins with a layer: SGLang's base class.
     "attn.forward": (
         (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
     ),
-    # The locations that trtllm_mha's fused kernel writes FP8 KV to, past "kv.set".
-    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
     # Where one pool writes the KV of a layer.
     "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
     "attn.hybrid_init": ((_ANY, f"{_HYBRID}.__init__"),),
     # Each forward of the two backends together. Before 0.5.13 a backend has no pool of its own.
-    "attn.hybrid_metadata": (
-        ("<0.5.13", None),
-        (_ANY, f"{_HYBRID}.init_forward_metadata"),
+    "attn.hybrid_metadata": _since("0.5.13", f"{_HYBRID}.init_forward_metadata"),
+    "attn.hybrid_metadata_out_graph": _since(
+        "0.5.14", f"{_HYBRID}.init_forward_metadata_out_graph"
     ),
-    "attn.hybrid_metadata_out_graph": _from_0_5_14(f"{_HYBRID}.init_forward_metadata_out_graph"),
     # The custom op of prefill attention under piecewise CUDA graphs.
-    "attn.unified_op": (("<0.5.23", f"{_RADIX}.unified_attention_with_output"), (_ANY, None)),
-    "attn.unified_op_breakable": (
-        ("<0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
-        (_ANY, None),
-    ),
+    "attn.unified_op": _until("0.5.23", f"{_RADIX}.unified_attention_with_output"),
+    "attn.unified_op_breakable": _until("0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
     # A model with its pools: one for the target, one for the draft.
     "runner.init": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.__init__"),),
-    "runner.init_piecewise": (
-        (
-            "<0.5.14",
-            "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs",
-        ),
-        (_ANY, None),
+    "runner.init_piecewise": _until(
+        "0.5.14", "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs"
     ),
     "model.capture_eagle3": ((_ANY, f"{_CAUSAL}.set_eagle3_layers_to_capture"),),
     "model.capture_eagle3_mm": ((_ANY, f"{_MM}.set_eagle3_layers_to_capture"),),
-    "model.capture_dflash": _from_0_5_14(f"{_CAUSAL}.set_dflash_layers_to_capture"),
-    "model.capture_dflash_mm": _from_0_5_14(f"{_MM}.set_dflash_layers_to_capture"),
+    "model.capture_dflash": _since("0.5.14", f"{_CAUSAL}.set_dflash_layers_to_capture"),
+    "model.capture_dflash_mm": _since("0.5.14", f"{_MM}.set_dflash_layers_to_capture"),
     "forward_batch.init_new": (
         (_ANY, "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"),
     ),
-    "runner.piecewise_can_run": (
-        (
-            "<0.5.14",
-            "sglang.srt.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
-        ),
-        (_ANY, None),
+    "runner.piecewise_can_run": _until(
+        "0.5.14",
+        "sglang.srt.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
     ),
     "model.embed_and_head": ((_ANY, f"{_CAUSAL}.get_embed_and_head"),),
     # FROZEN_KV_MTP's draft gets the target's embedding table while its worker is built.
@@ -169,61 +150,47 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
     # those of v2, which hands over through the FutureMap from one step to the next.
     "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
-    "worker.draft_forward": _from_0_5_14(f"{_DRAFT_V2}.draft_forward"),
+    "worker.draft_forward": _since("0.5.14", f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
-    "worker.extend_after_decode": _worker_v1("forward_draft_extend_after_decode"),
-    "worker.seed_step": _worker_v1("_run_assistant_seed_step"),
-    "worker.select_verified": _worker_v1("_select_last_verified_seed"),
-    "worker.select_extended": _worker_v1("_select_last_extend_hidden"),
-    "worker.target_extend": _worker_v1("forward_target_extend"),
-    "worker.draft_extend": _from_0_5_14(f"{_DRAFT_V2}._draft_extend_for_decode"),
-    "future.resolve_lens": _from_0_5_14(f"{_FUTURE}.resolve_seq_lens_cpu"),
-    "future.gather": _from_0_5_14(f"{_FUTURE}._resolve_spec_extras"),
-    "future.publish": _from_0_5_14(f"{_FUTURE}.publish"),
-    "future.stash": _from_0_5_14(f"{_FUTURE}.stash"),
+    "worker.extend_after_decode": _until("0.5.14", f"{_WORKER}.forward_draft_extend_after_decode"),
+    "worker.seed_step": _until("0.5.14", f"{_WORKER}._run_assistant_seed_step"),
+    "worker.select_verified": _until("0.5.14", f"{_WORKER}._select_last_verified_seed"),
+    "worker.select_extended": _until("0.5.14", f"{_WORKER}._select_last_extend_hidden"),
+    "worker.target_extend": _until("0.5.14", f"{_WORKER}.forward_target_extend"),
+    "worker.draft_extend": _since("0.5.14", f"{_DRAFT_V2}._draft_extend_for_decode"),
+    "future.resolve_lens": _since("0.5.14", f"{_FUTURE}.resolve_seq_lens_cpu"),
+    "future.gather": _since("0.5.14", f"{_FUTURE}._resolve_spec_extras"),
+    "future.publish": _since("0.5.14", f"{_FUTURE}.publish"),
+    "future.stash": _since("0.5.14", f"{_FUTURE}.stash"),
     # 0.5.14 calls FutureMap.stash in run_batch itself.
-    "scheduler.relay": (
-        ("<0.5.15", None),
-        (_ANY, f"{_SCHEDULER}._relay_forward_payload"),
-    ),
+    "scheduler.relay": _since("0.5.15", f"{_SCHEDULER}._relay_forward_payload"),
     # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
-    "result.resolve": (
-        ("<0.5.15", None),
-        (
-            _ANY,
-            "sglang.srt.managers.scheduler_components.batch_result_processor"
-            ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
-        ),
+    "result.resolve": _since(
+        "0.5.15",
+        "sglang.srt.managers.scheduler_components.batch_result_processor"
+        ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
     ),
     # The same of 0.5.12's v2, which FROZEN_KV_MTP has there with the path frozen-kv-mtp-v2 only.
-    "result.resolve_overlap": (
-        (
-            "<0.5.13",
-            "sglang.srt.managers.scheduler_output_processor_mixin"
-            ".SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens",
-        ),
-        (_ANY, None),
+    "result.resolve_overlap": _until(
+        "0.5.13",
+        "sglang.srt.managers.scheduler_output_processor_mixin"
+        ".SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens",
     ),
     # The rest of 0.5.12's v2. There the FutureMap is a ring: a step gets rows of its own in it.
-    "overlap.forward": (("<0.5.13", f"{_EAGLE_V2}.forward_batch_generation"), (_ANY, None)),
-    "overlap.verify": (("<0.5.13", f"{_EAGLE_V2}.verify"), (_ANY, None)),
-    "overlap.resolve": (("<0.5.13", f"{_FUTURE}.resolve_future"), (_ANY, None)),
-    "overlap.store": (("<0.5.13", f"{_FUTURE}.store_to_map"), (_ANY, None)),
+    "overlap.forward": _until("0.5.13", f"{_EAGLE_V2}.forward_batch_generation"),
+    "overlap.verify": _until("0.5.13", f"{_EAGLE_V2}.verify"),
+    "overlap.resolve": _until("0.5.13", f"{_FUTURE}.resolve_future"),
+    "overlap.store": _until("0.5.13", f"{_FUTURE}.store_to_map"),
     # Which worker speculates, and whether under overlap scheduling.
-    "args.speculative": (
-        ("<0.5.13", "sglang.srt.server_args.ServerArgs._handle_speculative_decoding"),
-        (_ANY, None),
+    "args.speculative": _until(
+        "0.5.13", "sglang.srt.server_args.ServerArgs._handle_speculative_decoding"
     ),
-    "spec.supports_v2": (("<0.5.13", f"{_ALGORITHM}.supports_spec_v2"), (_ANY, None)),
-    "spec.create_worker": (("<0.5.13", f"{_ALGORITHM}.create_worker"), (_ANY, None)),
+    "spec.supports_v2": _until("0.5.13", f"{_ALGORITHM}.supports_spec_v2"),
+    "spec.create_worker": _until("0.5.13", f"{_ALGORITHM}.create_worker"),
     # Called once for each request, before it may be scheduled.
-    "grammar.begin": (
-        (
-            "<0.5.13",
-            "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar",
-        ),
-        (_ANY, None),
+    "grammar.begin": _until(
+        "0.5.13", "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar"
     ),
     "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
     "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
@@ -233,9 +200,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
     ),
     # 0.5.14 decides this for each model.
-    "args.piecewise": (
-        ("<0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"),
-        (_ANY, None),
+    "args.piecewise": _until(
+        "0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"
     ),
     # The allocator of one pool. The sites ".token" are in the allocator for pages of one token.
     "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
@@ -273,7 +239,7 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
     "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
     # Decides in each step whether that is called: from 0.5.14 on, once in 128 steps or tokens.
-    "batch.maybe_evict_swa": _from_0_5_14(f"{_BATCH}.maybe_evict_swa"),
+    "batch.maybe_evict_swa": _since("0.5.14", f"{_BATCH}.maybe_evict_swa"),
     # Called once by the process that launches a server or an Engine, before it starts the others.
     "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
     # What the server does before it kills its processes because one of them has failed. In 0.5.23
@@ -284,9 +250,8 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
     "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
     "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
-    "tree.swa_insert": (
-        ("<0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
-        (_ANY, None),
+    "tree.swa_insert": _until(
+        "0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"
     ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
     "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
@@ -296,15 +261,12 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
     "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
     # What a layer does after attention.
-    "gemma4.next_stream": (
-        ("<0.5.23", None),
-        (_ANY, f"{_GEMMA4}.Gemma4DecoderLayer._next_stream"),
-    ),
+    "gemma4.next_stream": _since("0.5.23", f"{_GEMMA4}.Gemma4DecoderLayer._next_stream"),
     "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
     "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
     "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
     # Not hooked: where there is such a barrier, a forward's tables are built before they change.
-    "scheduler.war_barrier": _from_0_5_14(f"{_SCHEDULER}._apply_war_barrier"),
+    "scheduler.war_barrier": _since("0.5.14", f"{_SCHEDULER}._apply_war_barrier"),
     "scheduler.next_batch": ((_ANY, f"{_SCHEDULER}.get_next_batch_to_run"),),
     "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
     "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
@@ -346,13 +308,6 @@ RUN: dict[str, dict[str, tuple[str, ...]]] = {
         **dict.fromkeys(("kv-writes", "rank-divergence"), (CPU,)),
     },
     "0.5.23": dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
-}
-
-
-# The same for the attention backends whose tables the tracer page-table guards. trtllm_mha is where
-# the tracer itself was run.
-BACKENDS_RUN: dict[str, dict[str, tuple[str, ...]]] = {
-    "triton": {"0.5.12.post1": (CPU, H200), "0.5.15.post1": (CPU,), "0.5.23": (CPU, H200)},
 }
 
 
@@ -442,14 +397,6 @@ def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[st
     )
 
 
-def backend_was_run(backend: str, cpu_engine: bool) -> bool:
-    """True if page-table was run with this attention backend, as ``not_run`` says of tracers."""
-    if backend not in BACKENDS_RUN:
-        return True
-    places = BACKENDS_RUN[backend].get(str(sglang_version()), ())
-    return any((place == CPU) == cpu_engine for place in places)
-
-
 def path(site: str, installed: Version | None = None) -> str | None:
     """Dotted path of a site in the installed SGLang. None if that release has no such place.
 
@@ -461,3 +408,43 @@ def path(site: str, installed: Version | None = None) -> str | None:
         if specifier == _ANY or matches(specifier, installed):
             return dotted
     return None
+
+
+def absent(*sites: str) -> tuple[str, ...]:
+    """Those of the sites that the installed SGLang does not have, by the table."""
+    return tuple(site for site in sites if path(site) is None)
+
+
+# What a release can do, for those whom it concerns. No other module asks for releases.
+
+
+def has_war_barrier() -> bool:
+    """True if SGLang waits for a forward's reads before it changes what the forward reads."""
+    return path("scheduler.war_barrier") is not None
+
+
+def frees_in_one_place() -> bool:
+    """True if all pages that are freed enter the free list at the site "pool.release"."""
+    return path("pool.release") is not None
+
+
+def captures_piecewise() -> bool:
+    """True if piecewise CUDA graphs have a switch of their own."""
+    return path("runner.init_piecewise") is not None
+
+
+def counts_with_result() -> bool:
+    """True if all that a verify accepts is counted when its result is processed, at the site
+    "result.resolve". 0.5.14 counts a part of it before, in the allocation for the next step.
+    """
+    return path("result.resolve") is not None
+
+
+def clears_draft_places() -> bool:
+    """True if a draft that writes no KV is given no ``out_cache_loc`` (upstream's #29616)."""
+    return matches(">=0.5.15")
+
+
+def layer_tail_is_apart() -> bool:
+    """True if the end of a Gemma-4 layer is a function, at the site "gemma4.next_stream"."""
+    return path("gemma4.next_stream") is not None

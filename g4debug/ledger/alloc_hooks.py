@@ -20,10 +20,13 @@ import torch
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.ledger import SHOWN, Pages, PoolLedger
-from g4debug.ledger.pool_registry import PoolRegistry, TrapsLast, caller
+from g4debug.ledger.books import Pages, Pairs, PoolLedger
+from g4debug.ledger.callsite import caller
+from g4debug.ledger.page_history import SHOWN
+from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import HELD
 from g4debug.ledger.token_rows import NOBODY, Kind, TokenRows
+from g4debug.trapping.trap import TrapError
 
 LOOK = 8  # steps between two checks of the pages that sequences continue in, on a GPU
 _NONE: Pages = np.empty(0, dtype=np.int64)
@@ -92,11 +95,29 @@ def rows_of(batch: Any, step: Plan) -> list[int]:
     return [] if -1 in rows else rows
 
 
-class HandOuts:
+class TrapsLast:
+    """Makes several entries that belong together, and then raises the first finding of them."""
+
+    def __enter__(self) -> Callable[..., None]:
+        self.first: TrapError | None = None
+        return self._attempt
+
+    def _attempt(self, entry: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            entry(*args, **kwargs)
+        except TrapError as e:
+            self.first = self.first or e
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        if kind is None and self.first is not None:
+            raise self.first
+
+
+class AllocHooks:
     """Hooks on ``alloc``, ``alloc_extend``, ``alloc_decode`` and the mapping."""
 
-    def __init__(self, feed: PoolRegistry) -> None:
-        self.feed, self.ledger = feed, feed.ledger
+    def __init__(self, registry: PoolRegistry) -> None:
+        self.registry, self.ledger = registry, registry.ledger
         self._out: dict[str, torch.Tensor] = {}  # what the inner allocators handed out last
         self._plan: Plan | None = None
         self._turn = 0  # counts allocations without a new page; every LOOK-th is checked
@@ -121,7 +142,7 @@ class HandOuts:
     def _handed_out(
         self, out: Any, allocator: Any, kind: str, lengths: torch.Tensor, prefix: Any = None
     ) -> None:
-        pool = self.feed.pools.get(id(allocator))
+        pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return
         self._out.pop(pool.name, None)
@@ -178,7 +199,7 @@ class HandOuts:
             for rid, page in zip(tails, going_on.tolist(), strict=False):
                 pool.ends_in(rid, page)
 
-        self.ledger.post(out, self.feed.once(enter))
+        self.ledger.post(out, self.registry.once(enter))
 
     def _may_skip(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> bool:
         """True if the pages that the rows continue in need no check this time."""
@@ -213,7 +234,7 @@ class HandOuts:
 
     def after_alloc(self, out: Any, allocator: Any, need_size: int) -> None:
         """``alloc(need_size)`` hands out whole pages, or tokens if a page is one token."""
-        pool = self.feed.pools.get(id(allocator))
+        pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return
         self._out.pop(pool.name, None)
@@ -252,11 +273,11 @@ class HandOuts:
                     )
                 attempt(self._pair, pool, pages, _NONE, tokens)
 
-        self.ledger.post(out, self.feed.once(enter))
+        self.ledger.post(out, self.registry.once(enter))
 
     def _hold(self, pool: PoolLedger, out: torch.Tensor) -> None:
         """Mark new pages in the shadow, unless the pairing with SWA pages does it later."""
-        if self.ledger.shadow is not None and "swa" not in self.ledger.pools:
+        if "swa" not in self.ledger.pools:
             shadows.mark(self.ledger.shadow, out, pool.page_size, HELD, begins=True)
 
     def _own(self, pool: PoolLedger, out: torch.Tensor, step: Plan) -> None:
@@ -347,15 +368,14 @@ class HandOuts:
                     kind="miswritten",
                 )
 
-        self.ledger.post(full, self.feed.once(written), allocator.full_to_swa_index_mapping)
+        self.ledger.post(full, self.registry.once(written), allocator.full_to_swa_index_mapping)
 
     def after_set_mapping(self, result: Any, allocator: Any, full: Any, swa: Any) -> None:
         """Pair pages that were allocated one by one, or that go over. 0 means no SWA page."""
         pool, swa_pool = self.ledger.pools["full"], self.ledger.pools["swa"]
         if self._inside or full.numel() == 0:
             return
-        if self.ledger.shadow is not None:
-            shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
+        shadows.mark(self.ledger.shadow, full, pool.page_size, swa=swa)
         where = caller()
 
         def enter(words: Pages) -> None:
@@ -368,7 +388,7 @@ class HandOuts:
             self.ledger.enter(swa_pool, "map", partner, holds=None, caller=where)
 
         both = torch.cat((full.to(torch.int64), swa.to(torch.int64)))
-        self.ledger.post(both, self.feed.once(enter))
+        self.ledger.post(both, self.registry.once(enter))
 
     def _mismatch(
         self, pool: PoolLedger, pages: Pages, given: Pages, got: Pages, kind: str = "mismatch"
@@ -381,11 +401,11 @@ class HandOuts:
         note = "; ".join(
             f"page {p} has SWA page {g}, but the mapping says {m}" for p, g, m in pairs[:SHOWN]
         )
-        self.ledger.mapped = {p: (g, m) for p, g, m in pairs}
+        self.ledger.pairs = Pairs(pages, given, got)
         try:
             self.ledger.enter(pool, kind, pages, holds=None, caller=caller(), note=note)
         finally:
-            self.ledger.mapped = {}
+            self.ledger.pairs = None
 
     def _returned(self, full: torch.Tensor, out: torch.Tensor, last: torch.Tensor) -> None:
         """The SWA allocator returned other indices than its full pool had handed out: which?
@@ -406,7 +426,7 @@ class HandOuts:
                 note = f"the full pool had handed out {', '.join(map(str, handed))}"
                 self.ledger.enter(pool, "returned", pages, holds=None, caller=caller(), note=note)
 
-        self.ledger.post(together, self.feed.once(enter))
+        self.ledger.post(together, self.registry.once(enter))
 
     def _requests(self, rows: int) -> Sequence[Any]:
         """The requests that are allocated for, () if they are not known."""

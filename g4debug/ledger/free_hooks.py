@@ -1,21 +1,18 @@
 """Tells the ledger which pages the allocators take back, and which full page loses its SWA page.
 
-Where pages enter the free list differs between releases. From 0.5.18 on it is one place for all
-kinds of frees (site ``pool.release``); before, it is ``free`` outside of a free group. So a free
-that SGLang defers to the end of a group is entered when it really happens.
-
-In which order SGLang frees the two pages of a token differs, too. Up to 0.5.18, ``free_swa`` looks
-up the SWA pages and frees them in the same call; a deferred one is called again at the end of the
-group. From 0.5.21 on it takes them out of the mapping at once, and frees them at the end of the
-group. Then an event of its own ("unmap") says which SWA pages lost their full pages.
+This is SGLang's way to free from 0.5.21 on; those of older releases lie in the folders ``before_``.
+All pages enter the free list in one place (site ``pool.release``), whoever frees them; only if a
+page is one token, ``free`` itself puts them there. So a free that SGLang defers to the end of a
+free group is entered when it really happens. SWA pages are taken out of the mapping at once, and
+freed at the end of the group. Then an event of its own ("unmap") says which SWA pages lost their
+full pages.
 
 In contain mode a listener may correct what is about to be freed. Then the allocator gets the
-corrected indices, and so does the ``free_swa`` that belongs to a free of full pages.
+corrected indices.
 
 For whom SGLang frees full pages is known only when it asks for it: what it defers to the end of a
-group is freed for all requests at once. And from 0.5.21 on the SWA pages are gone when the full
-pages are freed. So whoever judges that is asked first (``Ledger.asked``), and what must stay is
-left out of both.
+group is freed for all requests at once, and their SWA pages are gone by then. So whoever judges
+that is asked first (``Ledger.asked``), and what must stay is left out of both.
 """
 
 from __future__ import annotations
@@ -25,188 +22,155 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.host import distinct, on_host
-from g4debug.ledger.ledger import Pages, PoolLedger
-from g4debug.ledger.pool_registry import PoolRegistry, caller
+from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct, on_host
+from g4debug.ledger.callsite import caller
+from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import FREE, HELD
 
+Call = Callable[..., Any]
 
-class TakeBacks:
-    """Hooks on where pages come back, on the mapping, ``clear`` and saved states."""
 
-    def __init__(self, feed: PoolRegistry) -> None:
-        self.feed, self.ledger = feed, feed.ledger
+class FreeHooks:
+    """Hooks on where pages come back, on the mapping, and on ``clear``."""
+
+    def __init__(self, registry: PoolRegistry) -> None:
+        self.registry, self.ledger = registry, registry.ledger
         self._freeing = 0  # above 0 while the SWA allocator frees full pages with their SWA pages
         self._unmapping = 0  # above 0 while SWA pages are taken out of the mapping to be freed
-        self._kept: Pages | None = None  # full pages of a free that was corrected
-        # Full indices that are freed just now with their SWA pages, and their pages.
-        self._freed: tuple[torch.Tensor, Pages] | None = None
-        self._entered_free = feed.isolate(self._enter_free)
-        self._entered_release = feed.isolate(self._enter_release)
-        self._entered_swa = feed.isolate(self._enter_free_swa)
-        self._left_swa = feed.isolate(self._leave_free_swa)
-        self._entered_unmap = feed.isolate(self._enter_unmap)
-        self._asked = feed.isolate(self._ask)
+        # SWA page -> (the full page that it belonged to, whether it is freed without that), from
+        # the moment in which it is taken out of the mapping until it is free.
+        self._unmapped: dict[int, tuple[int, bool]] = {}
+        self._entered_release = registry.isolate(self._enter_release)
+        self._entered_unmap = registry.isolate(self._enter_unmap)
+        self._asked = registry.isolate(self._ask)
+        self.ledger.belongs = self.belongs
+
+    def around(self) -> dict[str, Call]:
+        """The hooks around sites, and their sites, innermost first."""
+        return {
+            "pool.release": self.around_release,
+            "pool.free.token": self.around_free,
+            "swa.free": self.around_swa_free,
+            "swa.free_segment": self.around_swa_free,
+            "pool.free": self.around_full_free,
+            "pool.free_segment": self.around_full_free,
+            "swa.free_swa": self.around_free_swa,
+            "swa.free_swa_segment": self.around_free_swa,
+        }
+
+    def after(self) -> dict[str, Call]:
+        """The hooks after sites, which are not isolated yet."""
+        return {"pool.clear": self.after_clear, "swa.clear_mapping": self.after_clear_mapping}
 
     # --- one pool ------------------------------------------------------------------------
 
-    def around_free(
-        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor
-    ) -> Any:
-        """``free`` puts pages into the free list itself, outside of a free group."""
-        corrected = self._entered_free(allocator, free_index)
-        return call_next(allocator, free_index if corrected is None else corrected)
-
-    def around_release(
-        self, call_next: Callable[..., Any], allocator: Any, *page_ids: torch.Tensor
-    ) -> Any:
+    def around_release(self, release: Call, allocator: Any, *page_ids: Tensor) -> Any:
         """``_release_page_ids`` puts pages into the free list, whoever freed them."""
         corrected = self._entered_release(allocator, page_ids)
-        return call_next(allocator, *(page_ids if corrected is None else (corrected,)))
+        return release(allocator, *(page_ids if corrected is None else (corrected,)))
 
-    def _enter_free(self, allocator: Any, free_index: torch.Tensor) -> torch.Tensor | None:
-        """Enter a free. Returns the indices to free instead, or None to free those given."""
-        pool = self.feed.pools.get(id(allocator))
-        if pool is None or in_free_group(allocator) or self._is_nothing(pool, free_index):
-            return None
-        size = pool.page_size
-        if size == 1 and self._may_wait(free_index):
-            self._enter_later(pool, free_index)
-            return None
-        self.ledger.settle(wait=True)
-        tokens = on_host(free_index)
-        # If a page is one token, SGLang puts an index that is given twice into its free list twice.
-        pages = distinct(tokens // size) if size > 1 else np.sort(tokens)
-        freed = self._enter(pool, pages, caller())
-        corrected = None
-        if freed is not pages:
-            begins = torch.from_numpy(freed * size)
-            corrected = begins.to(device=free_index.device, dtype=free_index.dtype)
-        self._mark_free(pool, free_index if corrected is None else corrected)
-        if corrected is None and self._freeing and pool.name == "full" and size > 1:
-            self._freed = free_index, pages
-        return corrected
+    def around_free(self, free: Call, allocator: Any, free_index: Tensor) -> Any:
+        """``free`` of pages of one token puts them into the free list itself."""
+        if in_free_group(allocator):
+            return free(allocator, free_index)
+        return self.around_release(free, allocator, free_index)
 
-    def _enter_release(
-        self, allocator: Any, page_ids: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor | None:
+    def _enter_release(self, allocator: Any, page_ids: tuple[Tensor, ...]) -> Tensor | None:
         """Enter a release. Returns the pages to release instead, or None to release these."""
-        pool = self.feed.pools.get(id(allocator))
+        pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return None
         given = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
-        if self._is_nothing(pool, given):
+        if self._is_nothing(given):
             return None
+        where, shadow = caller(), self.ledger.shadow if pool.name == "full" else None
+
+        def enter(pages: Pages) -> Pages:
+            return self._enter(pool, np.sort(pages), where)
+
         if self._may_wait(given):
-            self._enter_later(pool, given)
+            self.ledger.post(given, self.registry.once(enter), shadow=shadow)
             return None
-        self.ledger.settle(wait=True)
-        pages = np.sort(on_host(given))
-        freed = self._enter(pool, pages, caller())
-        corrected = None
-        if freed is not pages:
-            corrected = torch.from_numpy(freed).to(device=given.device, dtype=given.dtype)
-        self._mark_free(pool, (given if corrected is None else corrected) * pool.page_size)
+        pages = np.sort(self._read(given))  # one that is given twice is freed twice
+        freed = self._enter(pool, pages, where)
+        corrected = None if freed is pages else torch.from_numpy(freed).to(given)
+        shadows.mark(shadow, given if corrected is None else corrected, 1, FREE)
         return corrected
 
-    def _is_nothing(self, pool: PoolLedger, given: torch.Tensor) -> bool:
+    def _is_nothing(self, given: Tensor) -> bool:
         """True if nothing is freed, and nothing was expected to be."""
-        expected = self.ledger.expected_swa if pool.name == "swa" else None
-        return given.numel() == 0 and (expected is None or not len(expected))
+        return given.numel() == 0
 
-    def _may_wait(self, given: torch.Tensor) -> bool:
+    def _may_wait(self, given: Tensor) -> bool:
         """True if a free may be entered when its indices have reached the host.
 
         SGLang itself does not wait for the device here. What is freed is then judged after it
         happened, but before anything of this step leaves the process.
         """
-        ledger = self.ledger
-        return ledger.is_far(given) and ledger.expected_swa is None and not ledger.judges_first
+        return not self.ledger.judges_first and self.ledger.is_far(given)
 
-    def _enter_later(self, pool: PoolLedger, given: torch.Tensor) -> None:
-        """given: pages."""
-        where = caller()
-
-        def enter(pages: Pages) -> None:
-            self._enter(pool, np.sort(pages), where)
-
-        one = 1 if pool.name == "full" else 0
-        self.ledger.post(given, self.feed.once(enter), page_size=one)
+    def _read(self, indices: Tensor) -> Pages:
+        """The values of an index tensor, when all that was posted before is entered. Waits."""
+        self.ledger.settle(wait=True)
+        return on_host(indices)
 
     def _enter(self, pool: PoolLedger, pages: Pages, where: str) -> Pages:
         """Enter that these pages come back. Returns those that a listener lets through."""
         found = pages
         for kind, part in self._kinds(pool, pages):
             owners = set(pool.owner[pool.inside(part)])
-            freed = self.ledger.enter(
-                pool,
-                kind,
-                part,
-                holds=False,
-                request=f"{len(owners)} requests" if len(owners) > 1 else "".join(owners),
-                caller=where,
-            )
+            whose = f"{len(owners)} requests" if len(owners) > 1 else "".join(owners)
+            freed = self.ledger.enter(pool, kind, part, holds=False, request=whose, caller=where)
             if freed is not part:
                 found = np.sort(np.concatenate((np.setdiff1d(found, part), freed)))
         if pool.name == "swa":
             pool.partner[pool.inside(found)] = 0
-            for page in pages.tolist() if self.ledger.parted else ():
-                self.ledger.parted.pop(page, None)
-        else:
-            self._kept = found if found is not pages else None
+            for page in pages.tolist() if self._unmapped else ():
+                self._unmapped.pop(page, None)
         return found
 
     def _kinds(self, pool: PoolLedger, pages: Pages) -> list[tuple[str, Pages]]:
         """The pages by the kind of their event: "evict" if a SWA page is freed alone."""
-        parted = self.ledger.parted
-        if pool.name != "swa":
-            return [("free", pages)]
-        if not parted:
-            return [("free" if self._freeing else "evict", pages)]
-        together = [p in parted and not parted[p][1] for p in pages.tolist()]
+        unmapped = self._unmapped
+        if pool.name != "swa" or not unmapped:
+            return [("free" if pool.name != "swa" or self._freeing else "evict", pages)]
+        together = [p in unmapped and not unmapped[p][1] for p in pages.tolist()]
         with_full = np.array(together, dtype=np.bool_)
         parts = [("free", pages[with_full]), ("evict", pages[~with_full])]
         return [(kind, part) for kind, part in parts if len(part)]
 
-    def _mark_free(self, pool: PoolLedger, tokens: torch.Tensor) -> None:
-        if pool.name == "full" and self.ledger.shadow is not None:
-            shadows.mark(self.ledger.shadow, tokens.contiguous(), pool.page_size, FREE)
+    # --- full pages ----------------------------------------------------------------------------
 
-    # --- full pages and their SWA pages -----------------------------------------------------
-
-    def around_swa_free(
-        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_swa_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free full pages and their SWA pages, now or at the end of a group."""
-        instead = self._asked(allocator.full_attn_allocator, free_index, "start_pos" in kwargs)
+        instead = self._asked(allocator.full_attn_allocator, free_index, "start_pos" in kw)
         self._freeing += 1
         try:
-            return call_next(allocator, free_index if instead is None else instead, **kwargs)
+            return free(allocator, free_index if instead is None else instead, **kw)
         finally:
             self._freeing -= 1
-            self._kept = self._freed = None
 
-    def around_full_free(
-        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def around_full_free(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free full pages alone, now or at the end of a group: they have no SWA pages any more."""
         instead = None
         if not self._freeing:
-            instead = self._asked(allocator, free_index, "start_pos" in kwargs)
-        return call_next(allocator, free_index if instead is None else instead, **kwargs)
+            instead = self._asked(allocator, free_index, "start_pos" in kw)
+        return free(allocator, free_index if instead is None else instead, **kw)
 
-    def _ask(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> torch.Tensor | None:
+    def _ask(self, allocator: Any, free_index: Tensor, segment: bool) -> Tensor | None:
         """Ask whether these full pages may be freed. Returns the indices to free instead, or None.
 
-        segment: as of :meth:`_enter_unmap`.
+        segment: the indices are consecutive tokens of a request, from the beginning of a page on.
         """
-        pool, ledger = self.feed.pools.get(id(allocator)), self.ledger
+        pool, ledger = self.registry.pools.get(id(allocator)), self.ledger
         if pool is None or pool.name != "full" or free_index.numel() == 0:
             return None
-        judges = [told for asked in ledger.asked if (told := asked()) is not None]
+        deferred = self._is_deferred()
+        judges = [told for asked in ledger.asked if (told := asked(deferred)) is not None]
         if not judges:
             return None
         size, where = pool.page_size, caller()
@@ -218,10 +182,9 @@ class TakeBacks:
             return np.concatenate([judge(pool, event, pages) for judge in judges])
 
         if self._may_wait(tokens):
-            ledger.post(tokens, self.feed.once(staying))
+            ledger.post(tokens, self.registry.once(staying))
             return None
-        ledger.settle(wait=True)
-        given = on_host(tokens)
+        given = self._read(tokens)
         stay = staying(given)
         if not len(stay):
             return None
@@ -230,135 +193,101 @@ class TakeBacks:
             free = np.repeat(free, size)[: free_index.numel()]
         return free_index[torch.from_numpy(free).to(free_index.device)]
 
-    def around_free_swa(
-        self, call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
-    ) -> Any:
+    def _is_deferred(self) -> bool:
+        """True if what is freed now waits for the end of a free group."""
+        holders = self.ledger.holders
+        return holders is not None and getattr(holders.allocator, "free_group", None) is not None
+
+    # --- their SWA pages -----------------------------------------------------------------------
+
+    def belongs(self, full: Pages, swa: Pages) -> Flags:
+        """See ``Ledger.belongs``. Waits for the device."""
+        holders, unmapped = self.ledger.holders, self._unmapped
+        assert holders is not None, "known since the allocator was made"
+        if not unmapped:
+            return np.equal(holders.mapped(full), swa)
+        return np.equal([unmapped.get(p, (-1, True))[0] for p in swa.tolist()], full)
+
+    def around_free_swa(self, free: Call, allocator: Any, free_index: Tensor, **kw: Any) -> Any:
         """Free the SWA pages of these full pages. If this is an eviction, the full pages stay."""
-        if hasattr(allocator, "swa_page_ids_group"):
-            self._entered_unmap(allocator, free_index, "start_pos" in kwargs)
-            self._unmapping += 1
-            try:
-                return call_next(allocator, free_index, **kwargs)
-            finally:
-                self._unmapping -= 1
-        if hasattr(allocator, "swa_free_group") and in_free_group(allocator):
-            return call_next(allocator, free_index, **kwargs)  # it is called again for all of them
-        if self._freeing and self._kept is not None:
-            size = self.ledger.pools["full"].page_size
-            keep = torch.from_numpy(np.isin(on_host(free_index) // size, self._kept))
-            free_index = free_index[keep.to(free_index.device)]
-        self._entered_swa(free_index)
+        self._entered_unmap(allocator, free_index, "start_pos" in kw)
+        self._unmapping += 1
         try:
-            return call_next(allocator, free_index, **kwargs)
+            return free(allocator, free_index, **kw)
         finally:
-            self._left_swa()
+            self._unmapping -= 1
 
-    def _enter_free_swa(self, free_index: torch.Tensor) -> None:
-        if free_index.numel() == 0:
-            return
-        pool = self.ledger.pools["full"]
-        known = self._freed
-        just_freed = known is not None and known[0] is free_index
-        if known is not None and just_freed:  # it was read, and its pages are marked as free
-            pages = known[1]
-        else:
-            pages = distinct(on_host(free_index) // pool.page_size)
-        self.ledger.settle(wait=True)
-        losing = self.ledger.losing_swa = pool.inside(pages)
-        partners = pool.partner[losing]
-        self.ledger.expected_swa = np.sort(partners[partners != 0])
-        if not just_freed:
-            self._mark_parted(pool, free_index)
-
-    def _leave_free_swa(self) -> None:
-        if self.ledger.losing_swa is not None:
-            self.ledger.pools["full"].partner[self.ledger.losing_swa] = 0
-            self.ledger.losing_swa = self.ledger.expected_swa = None
-
-    def _post_parted(
-        self,
-        pool: PoolLedger,
-        tokens: torch.Tensor,
-        enter: Callable[[Pages], None],
-        mapping: torch.Tensor | None = None,
-    ) -> None:
-        """Mark them as :meth:`_mark_parted` does, and tell the host of them."""
-        once = self.feed.once(enter)
-        self.ledger.post(tokens, once, mapping, pool.page_size, HELD, unless_free=True)
-
-    def _mark_parted(self, pool: PoolLedger, tokens: torch.Tensor) -> None:
-        """These full pages have no SWA page any more. Those that were freed stay free."""
-        if self.ledger.shadow is not None:
-            shadows.mark(
-                self.ledger.shadow, tokens.contiguous(), pool.page_size, HELD, unless_free=True
-            )
-
-    def _enter_unmap(self, allocator: Any, free_index: torch.Tensor, segment: bool) -> None:
+    def _enter_unmap(self, allocator: Any, free_index: Tensor, segment: bool) -> None:
         """Enter that full pages lose their SWA pages, which are freed now or at a group's end.
 
-        segment: the indices are consecutive tokens of a request, from the beginning of a page on.
+        segment: as of :meth:`_ask`.
         """
         if free_index.numel() == 0:
             return
-        pool, mapping = self.ledger.pools["full"], allocator.full_to_swa_index_mapping
-        tokens = free_index[:: pool.page_size] if segment else free_index
+        mapping = allocator.full_to_swa_index_mapping
+        tokens = free_index[:: self.ledger.pools["full"].page_size] if segment else free_index
         alone, where = not self._freeing, caller()
 
-        def enter(words: Pages) -> None:
-            theirs, says = words.reshape(2, -1)
-            mended = self._unmap(theirs, says, alone, where)
+        def enter(words: Pages) -> bool:
+            """Returns whether there was anything to lose."""
+            tokens, mapped = words.reshape(2, -1)
+            pairs, mended = self._unmap(tokens, mapped, alone, where)
             if mended is not None and not self.ledger.late:
-                self._mend(mapping, alone, *mended)
+                self._mend(mapping, alone, pairs.full, mended)
+            return bool(pairs.given.any() or mapped.any())
 
         if self._may_wait(tokens):
-            self._post_parted(pool, tokens, enter, mapping)
-        else:
-            self.ledger.settle(wait=True)
-            tokens = tokens.to(torch.int64)
-            mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
-            enter(
-                on_host(torch.cat((tokens, mapped)))
-            )  # raises if a finding stops it: then it will not happen
-            self._mark_parted(pool, tokens)
+            self.ledger.post(tokens, self.registry.once(enter), mapping, **self._loses())
+            return
+        tokens = tokens.to(torch.int64)
+        mapped = mapping[tokens.clamp(0, len(mapping) - 1)]
+        # Raises if a finding stops it: then it will not happen.
+        if enter(self._read(torch.cat((tokens, mapped)))):
+            shadows.mark(indices=tokens, **self._loses())
+
+    def _loses(self) -> dict[str, Any]:
+        """How the shadow learns of full pages without SWA pages. Those that are free stay so."""
+        size, shadow = self.ledger.pools["full"].page_size, self.ledger.shadow
+        return {"shadow": shadow, "page_size": size, "value": HELD, "unless_free": True}
 
     def _unmap(
         self, tokens: Pages, mapped: Pages, alone: bool, where: str
-    ) -> tuple[Pages, Pages] | None:
+    ) -> tuple[Pairs, Pages | None]:
         """``mapped[i]`` is what the mapping says about ``tokens[i]``.
 
-        Returns what it should say of which full pages, if a listener wants it to be mended.
+        Returns the pairs by the ledger, and what the mapping should say of these full pages, if a
+        listener wants it to be mended.
         """
         pool, swa = self.ledger.pools["full"], self.ledger.pools["swa"]
         size = pool.page_size
         theirs = mapped > 0
-        pairs = _distinct_pairs(tokens[theirs] // size, mapped[theirs] // size)
+        full, partners = _distinct_pairs(tokens[theirs] // size, mapped[theirs] // size)
         losing = pool.inside(distinct(tokens // size))
-        partners = pool.partner[losing]
-        self.ledger.losing_swa = losing
-        self.ledger.expected_swa = np.sort(partners[partners != 0])
-        found, happened = distinct(pairs[1]), self.ledger.late
+        pairs = self.ledger.pairs = Pairs(losing, pool.partner[losing])
+        found, happened = distinct(partners), self.ledger.late
         try:
             kept = self.ledger.enter(swa, "unmap", found, holds=None, caller=where)
             happened = True
         finally:
-            self.ledger.losing_swa = self.ledger.expected_swa = None
+            self.ledger.pairs = None
             if happened:
                 pool.partner[losing] = 0
                 swa.partner[swa.inside(found)] = 0
-                for full, page in zip(*(side.tolist() for side in pairs), strict=True):
-                    self.ledger.parted[page] = (full, alone)
-        return None if kept is found else (losing, np.where(np.isin(partners, kept), partners, 0))
+                for page, partner in zip(full.tolist(), partners.tolist(), strict=True):
+                    self._unmapped[partner] = (page, alone)
+        given = pairs.given
+        return pairs, None if kept is found else np.where(np.isin(given, kept), given, 0)
 
-    def _mend(self, mapping: torch.Tensor, alone: bool, full: Pages, swa: Pages) -> None:
+    def _mend(self, mapping: Tensor, alone: bool, full: Pages, swa: Pages) -> None:
         """Let SGLang's mapping say that ``swa[i]`` is the SWA page of the full page ``full[i]``."""
         size = self.ledger.pools["full"].page_size
         for page, partner in zip(full.tolist(), swa.tolist(), strict=True):
             tokens = torch.arange(size) + partner * size if partner else torch.zeros(size)
             mapping[page * size : (page + 1) * size] = tokens.to(mapping)
             if partner:
-                self.ledger.parted[partner] = (page, alone)
+                self._unmapped[partner] = (page, alone)
 
-    def after_clear_mapping(self, result: Any, allocator: Any, full: torch.Tensor) -> None:
+    def after_clear_mapping(self, result: Any, allocator: Any, full: Tensor) -> None:
         """The SWA pages of these full pages were given to others, or there are none."""
         if self._unmapping or full.numel() == 0:
             return
@@ -372,31 +301,22 @@ class TakeBacks:
             swa.partner[mine[swa.partner[mine] == pages[theirs]]] = 0
             pool.partner[pages] = 0
 
-        self._post_parted(pool, full, enter)
+        self.ledger.post(full, self.registry.once(enter), **self._loses())
 
     # --- everything at once -------------------------------------------------------------------
 
     def after_clear(self, result: Any, allocator: Any) -> None:
-        pool = self.feed.pools.get(id(allocator))
+        """All pages of a pool are free."""
+        pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return
         self.ledger.settle(wait=True)
         pages = pool.held.nonzero()[0]
         self.ledger.enter(pool, "clear", pages, holds=False, caller=caller())
         pool.forget()
-        self.ledger.parted.clear()
+        self._unmapped.clear()
         if pool.name == "full" and self.ledger.shadow is not None:
             self.ledger.shadow[:-1].fill_(FREE)
-
-    def after_backup(self, result: Any, allocator: Any) -> None:
-        pool = self.feed.pools.get(id(allocator))
-        if pool is not None:
-            self.ledger.backup(pool)
-
-    def after_restore(self, result: Any, allocator: Any, state: Any) -> None:
-        pool = self.feed.pools.get(id(allocator))
-        if pool is not None:
-            self.ledger.restore(pool)
 
 
 def _distinct_pairs(first: Pages, second: Pages) -> tuple[Pages, Pages]:

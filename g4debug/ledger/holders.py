@@ -28,7 +28,7 @@ import torch
 
 from g4debug.hooking import req_kv
 from g4debug.hooking.free_group import in_free_group
-from g4debug.ledger.host import Pages, on_host
+from g4debug.ledger.books import Pages, on_host
 
 NODES = 256  # nodes of the prefix cache that are read between two pauses of a look
 _NONE: Pages = np.empty(0, dtype=np.int64)
@@ -105,7 +105,7 @@ class Holders:
                 tokens += allocator.free_group or []
                 tokens += getattr(allocator, "free_page_reps_group", [])  # first tokens, 0.5.18
                 pages += getattr(allocator, "free_page_ids_group", [])
-            elif hasattr(allocator, "swa_page_ids_group"):  # from 0.5.21 on, see taken_back.py
+            elif hasattr(allocator, "swa_page_ids_group"):  # from 0.5.21 on, see free_hooks.py
                 tokens += allocator.swa_free_group
                 pages += allocator.swa_page_ids_group
         found = [self._pages_of([on_host(t) for t in tokens]), *map(on_host, pages)]

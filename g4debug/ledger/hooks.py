@@ -1,10 +1,10 @@
 """Feeds the page ledger from SGLang's allocators.
 
-Each pool has an inner allocator; it tells which pages it hands out and takes back. The SWA
+Each pool has an inner allocator; it tells which pages it hands out
+(:mod:`g4debug.ledger.alloc_hooks`) and takes back (:mod:`g4debug.ledger.free_hooks`). The SWA
 allocator around them tells which SWA page belongs to which full page, and whether SWA pages are
-freed alone (evicted) or with their full pages. Pages of a deferred free (inside a "free group")
-are entered when they are really freed. The hooks run outside the faults, so that they see what a
-fault does, and inside the hooks of the tracers, which then find the ledger up to date.
+freed alone (evicted) or with their full pages. The hooks run outside the faults, so that they see
+what a fault does, and inside the hooks of the tracers, which then find the ledger up to date.
 
 A bug in here costs the ledger, never the server.
 """
@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from g4debug import discovery
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Hooks, Order
 from g4debug.ledger import token_rows
-from g4debug.ledger.alloc_hooks import HandOuts
-from g4debug.ledger.free_hooks import TakeBacks
+from g4debug.ledger.alloc_hooks import AllocHooks
+from g4debug.ledger.free_hooks import FreeHooks
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.pool_registry import PoolRegistry
@@ -27,34 +28,38 @@ from g4debug.ledger.pool_registry import PoolRegistry
 OWNER = "ledger"
 
 
+def free_hooks(registry: PoolRegistry) -> FreeHooks:
+    """The hooks for the way in which this SGLang frees pages."""
+    older = (module.FreeHooks for module in discovery.older("g4debug.ledger", "free_hooks"))
+    return next((kind for kind in older if kind.fits()), FreeHooks)(registry)
+
+
 class LedgerHooks:
     """The hooks of one process. A test or canary uses ``attach`` with allocators of its own."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self.feed = PoolRegistry(ledger)
-        self.handed_out = HandOuts(self.feed)
-        self.taken_back = TakeBacks(self.feed)
+        self.registry = PoolRegistry(ledger)
+        self.allocs = AllocHooks(self.registry)
+        self.frees = free_hooks(self.registry)
         self._known: tuple[int, int] | None = None  # id and length of the last batch's requests
 
     def install(self, hooks: Hooks) -> None:
         """Put the hooks on the sites that this SGLang has."""
-        out, back = self.handed_out, self.taken_back
-        isolate = self.feed.isolate
+        isolate, allocs = self.registry.isolate, self.allocs
         after: dict[str, Callable[..., None]] = {
             "pool.init": self.after_init,
             "swa.init": self.after_swa_init,
-            "pool.alloc": out.after_alloc,
-            "pool.alloc_extend": out.after_extend,
-            "pool.alloc_decode": out.after_decode,
-            "pool.clear": back.after_clear,
-            "pool.backup_state": back.after_backup,
-            "pool.restore_state": back.after_restore,
-            "swa.alloc_extend": out.after_swa_extend,
-            "swa.alloc_decode": out.after_swa_decode,
-            "swa.alloc": out.after_swa_alloc,
-            "swa.set_mapping": out.after_set_mapping,
-            "swa.clear_mapping": back.after_clear_mapping,
+            "pool.alloc": allocs.after_alloc,
+            "pool.alloc_extend": allocs.after_extend,
+            "pool.alloc_decode": allocs.after_decode,
+            "swa.alloc_extend": allocs.after_swa_extend,
+            "swa.alloc_decode": allocs.after_swa_decode,
+            "swa.alloc": allocs.after_swa_alloc,
+            "swa.set_mapping": allocs.after_set_mapping,
+            "worker.target_forward": self.meanwhile,
+            "scheduler.init": self.after_scheduler,
+            **self.frees.after(),
         }
         for site, hook in after.items():
             self._put(hooks.after, site, isolate(hook, watches=True))
@@ -66,22 +71,11 @@ class LedgerHooks:
         for site, (kind, place) in token_rows.SITES.items():
             self._put(hooks.around, site, self._during(before.get(site), place, kind))
         self._put(hooks.before, "worker.target_forward", isolate(self.before_forward))
-        self._put(hooks.after, "worker.target_forward", isolate(self.meanwhile, watches=True))
         self._put(hooks.before, "scheduler.process_result", isolate(self.before_result))
-        self._put(hooks.after, "scheduler.init", isolate(self.after_scheduler, watches=True))
-        # Where all frees end in one place, that place, and not also what leads to it.
-        every = targets.path("pool.release") is not None
-        self._put(hooks.around, "pool.release", back.around_release)
-        self._put(hooks.around, "pool.free.token" if every else "pool.free", back.around_free)
-        for site in ("swa.free", "swa.free_segment"):
-            self._put(hooks.around, site, back.around_swa_free)
-        if every:
-            for site in ("pool.free", "pool.free_segment"):
-                self._put(hooks.around, site, back.around_full_free)
-        for site in ("swa.free_swa", "swa.free_swa_segment"):
-            self._put(hooks.around, site, back.around_free_swa)
+        for site, hook in self.frees.around().items():
+            self._put(hooks.around, site, hook)
         for site in ("swa.alloc", "swa.alloc_extend", "swa.alloc_decode"):
-            self._put(hooks.around, site, out.around_swa_alloc)
+            self._put(hooks.around, site, allocs.around_swa_alloc)
 
     def _put(self, put: Callable[..., None], site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has an allocator of its own
@@ -96,18 +90,18 @@ class LedgerHooks:
         position: of the batch among the site's arguments. kind: what the site allocates for, None
         if it is not known.
         """
-        ledger, out = self.ledger, self.handed_out
-        isolated = None if before is None else self.feed.isolate(before)
+        ledger, allocs = self.ledger, self.allocs
+        isolated = None if before is None else self.registry.isolate(before)
 
         def around(call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if isolated is not None:
                 isolated(*args, **kwargs)
-            outer = ledger.allocating, out.kind
-            ledger.allocating, out.kind = argument(args, kwargs, position, "batch"), kind
+            outer = ledger.allocating, allocs.kind
+            ledger.allocating, allocs.kind = argument(args, kwargs, position, "batch"), kind
             try:
                 return call_next(*args, **kwargs)
             finally:
-                ledger.allocating, out.kind = outer
+                ledger.allocating, allocs.kind = outer
 
         return around
 
@@ -116,10 +110,10 @@ class LedgerHooks:
     def attach(self, allocator: Any) -> None:
         """Learn an allocator that is there already."""
         if hasattr(allocator, "full_attn_allocator"):
-            self.feed.know(allocator.full_attn_allocator, "full")
-            self.feed.know(allocator.swa_attn_allocator, "swa")
+            self.registry.know(allocator.full_attn_allocator, "full")
+            self.registry.know(allocator.swa_attn_allocator, "swa")
         else:
-            self.feed.know(allocator, "full")
+            self.registry.know(allocator, "full")
         self.ledger.holders = Holders(allocator)
 
     def after_scheduler(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -127,7 +121,7 @@ class LedgerHooks:
         if holders is not None and holders.allocator is scheduler.token_to_kv_pool_allocator:
             holders.scheduler = scheduler
             # With overlap scheduling the copies would wait for the forward before this one.
-            self.ledger.gathers = not getattr(scheduler, "enable_overlap", True)
+            self.ledger.transport.gathers = not getattr(scheduler, "enable_overlap", True)
 
     def after_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
         # If this is an inner allocator of a SWA allocator, after_swa_init corrects it.
@@ -135,7 +129,7 @@ class LedgerHooks:
             self.attach(allocator)
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        self.feed.pools.clear()
+        self.registry.pools.clear()
         self.ledger.pools.clear()
         self.attach(allocator)
 
@@ -158,14 +152,14 @@ class LedgerHooks:
         self.ledger.batch = batch
         if self.ledger.owners is not None:
             self.ledger.owners.protect(batch.reqs or [])
-        if not self.ledger.gathers:  # otherwise that comes next, while the forward runs
+        if not self.ledger.transport.gathers:  # otherwise that comes next, while the forward runs
             self.ledger.settle()
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
-        self.ledger.before_forward()
+        self.ledger.transport.before_forward()
 
     def meanwhile(self, *args: Any, **kwargs: Any) -> None:
-        self.ledger.meanwhile()
+        self.ledger.transport.meanwhile()
 
     def before_result(self, *args: Any, **kwargs: Any) -> None:
         # What this step allocated must be entered before its pages enter the prefix cache: later

@@ -1,33 +1,18 @@
-"""What all hooks of the ledger share: the pools, isolation, and the name of the caller."""
+"""Which allocator is which pool of the ledger, and the isolation of the ledger's hooks."""
 
 from __future__ import annotations
 
 import pkgutil
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from g4debug.hooking import targets
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import Owners
 from g4debug.trapping.trap import TrapError
-
-# Frames that nobody looks for when they ask who called an allocator.
-_OURS = str(Path(__file__).resolve().parents[1])
-_SGLANG = "/sglang/srt/"
-_SKIPPED = (
-    "mem_cache/allocator",
-    "mem_cache/allocation",
-    "mem_cache/swa_memory_pool",
-    "mem_cache/common",
-    "plugins/hook_registry",
-    "functools",
-    "contextlib",
-    "torch/utils/_contextlib",
-)
 
 
 class PoolRegistry:
@@ -75,12 +60,10 @@ class PoolRegistry:
 
     def _isolated(self, hook: Callable[..., Any], watches: bool) -> Isolated:
         def failed(error: Exception) -> None:
-            if isinstance(error, TrapError):
-                raise error
             name = getattr(hook, "__name__", "a hook")
             self.ledger.give_up(f"it failed in {name}: {type(error).__name__}: {error}", error)
 
-        return Isolated(hook, failed, watches=watches)
+        return Isolated(hook, failed, watches=watches, lets=(TrapError,))
 
 
 def _is_sglangs(allocator: Any) -> bool:
@@ -88,53 +71,3 @@ def _is_sglangs(allocator: Any) -> bool:
     paths = (targets.path(site) for site in ("pool.init", "pool.init.token"))
     known = [pkgutil.resolve_name(p.rpartition(".")[0]) for p in paths if p is not None]
     return type(allocator) in known
-
-
-class TrapsLast:
-    """Makes several entries that belong together, and then raises the first finding of them."""
-
-    def __enter__(self) -> Callable[..., None]:
-        self.first: TrapError | None = None
-        return self._attempt
-
-    def _attempt(self, entry: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        try:
-            entry(*args, **kwargs)
-        except TrapError as e:
-            self.first = self.first or e
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        if kind is None and self.first is not None:
-            raise self.first
-
-
-# Keyed by strings and numbers: the hash of a code object is computed anew each time.
-_uninteresting: dict[str, bool] = {}  # by file
-_names: dict[tuple[str, int, str], str] = {}  # of the callers that were seen before
-
-
-def caller() -> str:
-    """Who called the allocator, for example ``schedule_batch.py:2744 _evict_swa``.
-
-    Another plugin may have put a function of its own between SGLang and the allocator. Whether it
-    only looked on or made the call, no frame tells; so it is named, and SGLang's function after
-    it: ``their_plugin.py:12 looked, called by schedule_batch.py:2744 _evict_swa``.
-    """
-    foreign = ""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        skip = _uninteresting.get(file)
-        if skip is None:
-            skip = file.startswith(_OURS) or any(part in file for part in _SKIPPED)
-            _uninteresting[file] = skip
-        if not skip:
-            at = file, frame.f_lineno, frame.f_code.co_name
-            name = _names.get(at)
-            if name is None:
-                name = _names[at] = f"{Path(file).name}:{at[1]} {at[2]}"
-            if _SGLANG in file:
-                return f"{foreign}, called by {name}" if foreign else name
-            foreign = foreign or name
-        frame = frame.f_back
-    return foreign

@@ -73,7 +73,7 @@ def new(pages: int, device: torch.device | str) -> torch.Tensor:
 
 
 def mark(
-    shadow: torch.Tensor,
+    shadow: torch.Tensor | None,
     indices: torch.Tensor,
     page_size: int,
     value: int = HELD,
@@ -83,15 +83,17 @@ def mark(
 ) -> None:
     """Set the words of the pages of ``indices`` on the current stream. Never waits.
 
-    indices: int32/int64 [n], token indices of the full pool, contiguous.
+    shadow: None where there is none; then nothing is done.
+    indices: int32/int64 [n], token indices of the full pool, of any stride.
     value: FREE or HELD.
     swa: int32/int64 [n], the token indices of the SWA pool that belong to them.
     begins: only set pages whose first token is among the indices.
     unless_free: only set pages that are not free.
     """
-    count, pages = indices.numel(), shadow.numel() - 1
-    if count == 0:
+    count = indices.numel()
+    if shadow is None or count == 0:
         return
+    indices, pages = indices.contiguous(), shadow.numel() - 1
     if not shadow.is_cuda:
         reference(shadow, indices, page_size, value, swa, begins, unless_free)
         return

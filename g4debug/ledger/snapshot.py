@@ -1,11 +1,12 @@
 """Takes down indices on the device, in one launch, before SGLang changes anything there.
 
-Indices that SGLang frees or hands out are told to the host later, with those of other calls
-(``Ledger.post``). Until then they must be kept as they are now, and so must what SGLang's mapping
-says of them: a row of ``req_to_token`` may soon belong to another request, and a mapping is cleared
-when its pages are freed. The shadow must learn of them at once, for the kernels of the next forward
-(:mod:`g4debug.ledger.shadow`). Each of these would be one to four small operations; a server that
-evicts much frees dozens of times before a prefill, and each operation is one on its host.
+Indices that SGLang frees or hands out reach the host later, with those of other calls
+(:mod:`g4debug.ledger.index_transport`). Until then they must be kept as they are now, and so must
+what SGLang's mapping says of them: a row of ``req_to_token`` may soon belong to another request,
+and a mapping is cleared when its pages are freed. The shadow must learn of them at once, for the
+kernels of the next forward (:mod:`g4debug.ledger.shadow`). Each of these would be one to four small
+operations; a server that evicts much frees dozens of times before a prefill, and each operation is
+one on its host.
 
 For i < n, with t = indices[i]::
 
@@ -19,11 +20,14 @@ nearest end: what a broken allocator gives must not become an access out of boun
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 
 from g4debug import launching
 from g4debug.ledger import shadow as shadows
+from g4debug.ledger.books import Pages
 from g4debug.ledger.shadow import FREE, put
 
 BLOCK = 1024
@@ -82,6 +86,19 @@ def take(
         return
     how = launch if out.is_cuda else reference
     how(indices, out, mapping, shadow, page_size, value, unless_free)
+
+
+def words(indices: torch.Tensor, mapping: torch.Tensor | None) -> int:
+    """How many words :func:`take` writes."""
+    return indices.numel() if mapping is None else 2 * indices.numel()
+
+
+def read(indices: torch.Tensor, mapping: torch.Tensor | None = None, **marks: Any) -> Pages:
+    """What :func:`take` takes down, on the host. Waits for the device."""
+    taken = torch.empty(words(indices, mapping), dtype=torch.int64, device=indices.device)
+    take(indices, taken, mapping, **marks)
+    found: Pages = taken.cpu().numpy()
+    return found
 
 
 def launch(

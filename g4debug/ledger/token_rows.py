@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from g4debug.ledger.ledger import Pages
+from g4debug.ledger.books import Pages
 
 Kind = Literal["extend", "decode", "verify"]
 # Where a batch allocates: what for, if that is known, and which argument of the site is the batch.

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
 from g4debug.findings.record import (
     Location,

@@ -10,7 +10,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters.compare import Change, Part
 from g4debug.reporters.text import Symbols, fit, symbols_for

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, Any
 
-from g4debug.dumps.file import quoted
-from g4debug.dumps.heads import Head
+from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import Step, TrapRecord
 from g4debug.reporters._facts import Entry, Line, Span

@@ -15,8 +15,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.dumps.file import quoted
-from g4debug.dumps.heads import Head
+from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, Incident
 from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, clean, shorten, symbols_for
 

@@ -1,40 +1,47 @@
-"""What a page table is compared with: ``req_to_token``, and the shadow of the page ledger."""
+"""What is known of the attention backends of this process: which may be judged, and by what."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.backends.base import Adapter
-from g4debug.hooking.speculation import is_frozen_kv_mtp
-from g4debug.sanitizer.forward_snapshots import Launches
+from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.reference_state import Truth, of_forward
-from g4debug.sanitizer.unsupported import as_of_launch, moving_pages, overlaps
+from g4debug.sanitizer.unsupported import moving_pages, overlaps, takes_snapshots
+from g4debug.speculation import draft_reads_target_kv
 
 if TYPE_CHECKING:
+    import torch
+
     from g4debug.ledger.ledger import Ledger
 
 
-class Books:
-    """Knows what the tables of each backend must agree with."""
+class BackendState:
+    """Knows what the forwards of each backend must agree with.
 
-    def __init__(self, ledger: Ledger | None, launches: Launches) -> None:
+    limits: why of some backends only ranges can be checked. partial: what is limited for a part of
+    a forward only, and why.
+    """
+
+    def __init__(self, ledger: Ledger | None, snapshots: ForwardSnapshots) -> None:
         self.ledger = ledger
-        self.launches = launches  # whose copy is compared with, if the server overlaps
+        self.snapshots = snapshots  # whose copy is compared with, if the server overlaps
         self.limits: set[str] = set()
-        self.partial: tuple[str, str] | None = None  # what is limited for some tables only, and why
+        self.partial: tuple[str, str] | None = None
+        self.known: set[int] = set()  # id() of each backend that was learned
         self._with_shadow: dict[int, bool] = {}  # by id() of each backend that can be judged
-        self._frozen: set[int] = set()  # id() of backends of FROZEN_KV_MTP drafts
+        self._frozen: set[int] = set()  # id() of backends of drafts that read the target's KV
 
     def learn(self, backend: Any, model_runner: Any, page_size: int) -> None:
         """Learn a backend that was built for this ModelRunner, and the page size of its pools."""
+        self.known.add(id(backend))
         args = model_runner.server_args
         overlap = overlaps(args)
-        found = moving_pages(args, as_of_launch(args))
+        found = moving_pages(args, takes_snapshots(args))
         self.limits.update(found)
         if found:
             return
         draft = bool(getattr(model_runner, "is_draft_worker", False))
-        frozen = is_frozen_kv_mtp(model_runner)
+        frozen = draft_reads_target_kv(model_runner)
         if draft and frozen:
             self._frozen.add(id(backend))
         # Other drafts write into pages that they have given back already (restore_state), so a
@@ -43,7 +50,7 @@ class Books:
         if self.ledger is not None and self.ledger.owners is not None:
             self.ledger.owners.prepare(backend.req_to_token.shape[0])
         if overlap:
-            self.launches.prepare(backend.req_to_token, page_size, self.ledger)
+            self.snapshots.prepare(backend.req_to_token, page_size, self.ledger)
         if overlap and not self._with_shadow[id(backend)]:
             self.partial = (
                 "in the draft's sliding layers only ranges",
@@ -51,24 +58,29 @@ class Books:
                 "scheduling it is not known which SWA page belongs where",
             )
 
+    def judges(self, backend: Any) -> bool:
+        """True if more than ranges can be checked of this backend's forwards."""
+        return id(backend) in self._with_shadow
+
+    def is_frozen(self, backend: Any) -> bool:
+        """True for the backend of a FROZEN_KV_MTP draft."""
+        return id(backend) in self._frozen
+
     def truth(
         self,
-        adapter: Adapter,
         backend: Any,
         batch: Any,
-        pool_name: str,
+        indices: torch.Tensor | None,
         rows: int,
-        captured: bool,
+        pool_name: str,
+        padding: int,
     ) -> Truth | None:
-        """The truth for one table. None if only ranges can be checked."""
-        with_shadow = self._with_shadow.get(id(backend))
-        if with_shadow is None:
+        """The truth of one forward and pool. None if only ranges can be checked.
+
+        indices: the row of ``req_to_token`` of each row. padding: the length of padding rows.
+        """
+        if indices is None or indices.shape[0] < rows or not self.judges(backend):
             return None
-        indices = adapter.indices(backend, batch)
-        if indices is None or indices.shape[0] < rows:
-            return None
-        padding = 0
-        if captured:
-            padding = adapter.padding(backend, batch, id(backend) in self._frozen)
-        swa, copy = pool_name == "swa", self.launches.copy
+        copy, with_shadow = self.snapshots.copy, self._with_shadow[id(backend)]
+        swa = pool_name == "swa"
         return of_forward(backend, batch, indices, swa, padding, self.ledger, copy, with_shadow)

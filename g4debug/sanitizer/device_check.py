@@ -1,49 +1,97 @@
-"""What the tracers with a kernel and a trap buffer share: when they look, and at which launch.
+"""What the tracers share whose check is a kernel: when it runs, and what becomes of what it saw.
 
-A check is launched at most once for each forward and key (a backend and a pool). In a CUDA graph
-each captured launch has a slot of the trap buffer for itself; outside of one, the launches of a key
-follow each other in the same slot. After each step, and before its tokens leave, the host looks at
-what the kernel has left in pinned memory.
+A check is made at most once for each forward and key (a backend and a pool). In a CUDA graph each
+captured check has a mailbox of the trap buffer for itself; outside of one, the checks of a key
+follow each other in the same mailbox. After each step, and before its tokens leave, the host looks
+at what the kernel has left in pinned memory. SGLang's own structures are asked whether it is so,
+and what they confirm is reported.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from g4debug.findings.kinds import DeviceKind
+from g4debug.findings.record import Evidence, Finding
+from g4debug.findings.status import Tally
+from g4debug.sanitizer.backend_state import BackendState
+from g4debug.sanitizer.confirm import Unconfirmed
 from g4debug.sanitizer.forward_snapshots import IN_FLIGHT, shared
-from g4debug.sanitizer.trap_account import Account
-from g4debug.sanitizer.trap_buffer import Left, TrapBuffer
+from g4debug.sanitizer.reference_state import Truth
+from g4debug.sanitizer.trap_buffer import Left, Record, TrapBuffer
 from g4debug.tracers.base import Context
 
+FIRST = 10  # from so many merged ones on, a line about them is logged; then at ten times as many
+Key = tuple[int, str]  # id() of a backend, and what of it is checked
+logger = logging.getLogger("g4debug")
 
-class Checked(Protocol):
-    """A launch of a check."""
 
-    slot: int
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """One check, with what is needed to describe what it found.
+
+    layer: the first one of the forward that has what is checked. batch: the ForwardBatch; in a
+    captured CUDA graph, with static buffers. pool_name: "full" or "swa", the inner KV pool.
+    """
+
+    backend: Any
+    layer: Any
+    batch: Any
+    pool_name: str
+    page_size: int
+    truth: Truth | None
+    mailbox: int
     captured: bool
 
 
-L = TypeVar("L", bound=Checked)
+class Seen(Protocol):
+    """One thing that a kernel saw. step, request: as in ``trap_buffer.Record``."""
+
+    @property
+    def kind(self) -> DeviceKind: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def request(self) -> int: ...
 
 
-class TrapTracer(ABC, Generic[L]):
-    """A tracer whose launches are ``L``. bad: what its kernel counts, in the plural."""
+C = TypeVar("C", bound=Checked)
+S = TypeVar("S", bound=Seen)
+
+
+class DeviceCheck(ABC, Generic[C, S]):
+    """A tracer whose checks are ``C``, in which it sees ``S``.
+
+    bad: what its kernel counts, in the plural. lost: after an error of the device nothing more can
+    be read or checked.
+    """
 
     def __init__(self, context: Context, bad: str) -> None:
-        self.context = context
+        self.context, self.bad = context, bad
         self.contain = context.settings.mode != "log"
         # In raise mode a finding ends the step. What is not confirmed must not change an answer.
         self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
-        self.launches: dict[int, L] = {}  # by slot of the trap buffer
-        self.account = Account(context, bad)
-        self.in_flight = shared(context.recorder)
-        # By slot and step: a slot's next launch may be made before this one's findings are read.
-        self._eager: dict[tuple[int, int], L] = {}
-        self._eager_slots: dict[tuple[int, str], int] = {}
+        self.lost = False
+        self.snapshots = shared(context.recorder)
+        self.backends = BackendState(context.ledger, self.snapshots)
+        self.checks: dict[int, C] = {}  # by mailbox
+        self.latest: dict[Key, C] = {}
+        # By mailbox and step: the next check may be made before this one's findings are read.
+        self._eager: dict[tuple[int, int], C] = {}
+        self._eager_mailboxes: dict[Key, int] = {}
+        self._memory: dict[tuple[Key, torch.dtype], list[torch.Tensor]] = {}
+        self._views: dict[tuple[Key, torch.dtype], torch.Tensor] = {}  # taken of it last
+        self._tallies: dict[str, Tally] = {}
+        self._spoilt: set[int] = set()  # mailboxes that were reported as such
+        self._next = FIRST
 
     def follow(self) -> None:
         """Put hooks at the sites at which a step begins and ends."""
@@ -56,60 +104,25 @@ class TrapTracer(ABC, Generic[L]):
         # seen is still in host memory.
         self.context.on_exception("scheduler.run_event_loop", self.poll)
 
-    def slot(self, key: tuple[int, str], tensor: torch.Tensor) -> tuple[int, bool]:
-        """The slot of the next launch of ``key``, and whether a CUDA graph is being captured.
-
-        tensor: one that the launch reads.
-        """
-        if self.trap is None:
-            self.trap = TrapBuffer(tensor.device)
-        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
-            return self.trap.new_slot(), True
-        slot = self._eager_slots.setdefault(key, 0) or self.trap.new_slot()
-        self._eager_slots[key] = slot
-        return slot, False
-
-    def remember(self, launch: L) -> None:
-        """Keep an eager launch for as long as its forward may be in flight."""
-        if launch.captured or self.in_flight.copy is None:
-            return
-        self._eager[launch.slot, self.in_flight.step] = self.kept(launch)
-        while len(self._eager) > 4 * IN_FLIGHT:
-            del self._eager[next(iter(self._eager))]
-
-    def kept(self, launch: L) -> L:
-        """What is remembered of a launch."""
-        return launch
-
-    def launch_of(self, left: Left) -> L | None:
-        """The launch that left this."""
-        launch = self.launches.get(left.slot)
-        return self._eager.get((left.slot, left.fields["step"]), launch)
-
-    def is_strange(self, captured: bool) -> bool:
-        """True for a forward that the scheduler did not launch: nothing is copied for it."""
-        by_copy = self.in_flight.copy is not None and not captured
-        return by_copy and self.in_flight.step != self.context.recorder.step
-
     def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
-        self.in_flight.begin()
+        self.snapshots.begin()
 
     def before_forward(self, *args: Any, **kwargs: Any) -> None:
         """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
-        if self.in_flight.copy is None:
+        if self.snapshots.copy is None:
             return
         batch = kwargs.get("batch") or next(a for a in args if not isinstance(a, type))
-        self.in_flight.forward(batch, self.context.recorder.step)
+        self.snapshots.take(batch, self.context.recorder.step)
 
     def before_process_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if self.in_flight.copy is not None:
-            self.in_flight.processing(batch)
+        if self.snapshots.copy is not None:
+            self.snapshots.processing(batch)
 
     def after_run_batch(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        self.in_flight.launched(scheduler)
+        self.snapshots.returned(scheduler)
         self.poll()
-        if self.trap is not None and not self.account.lost:
-            self.context.checked(1, "steps")
+        if self.trap is not None and not self.lost:
+            self.count(1, "steps")
         return result
 
     def before_stream_output(self, *args: Any, **kwargs: Any) -> None:
@@ -117,11 +130,169 @@ class TrapTracer(ABC, Generic[L]):
         # In raise mode no token of a bad step leaves the process.
         self.poll()
 
+    # --- a check is made -------------------------------------------------------------------
+
+    def mailbox(self, key: Key, tensor: torch.Tensor) -> tuple[int, bool]:
+        """The mailbox of the next check of ``key``, and whether a CUDA graph is being captured.
+
+        tensor: one that the check reads.
+        """
+        if self.trap is None:
+            self.trap = TrapBuffer(tensor.device)
+        if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.trap.new_mailbox(), True
+        mailbox = self._eager_mailboxes.setdefault(key, 0) or self.trap.new_mailbox()
+        self._eager_mailboxes[key] = mailbox
+        return mailbox, False
+
+    def has_truth(self, backend: Any, captured: bool) -> bool:
+        """True if it is known what the next forward of a backend must agree with.
+
+        It is not for a forward that the scheduler did not launch: nothing is copied for that.
+        """
+        by_copy = self.snapshots.copy is not None and not captured
+        strange = by_copy and self.snapshots.step != self.context.recorder.step
+        return not strange and self.backends.judges(backend)
+
+    def buffer(self, key: Key, like: torch.Tensor, dtype: torch.dtype, spare: int) -> torch.Tensor:
+        """Contiguous memory of the shape of ``like``, with ``spare`` elements behind it.
+
+        There is one buffer for each key, and a larger one when that is needed. A captured CUDA
+        graph keeps pointing at the buffer that it was captured with, so buffers that became too
+        small are kept.
+        """
+        view = self._views.get((key, dtype))
+        if view is not None and view.shape == like.shape:
+            return view
+        kept, n = self._memory.setdefault((key, dtype), []), like.numel()
+        if not kept or kept[-1].numel() < n + spare:
+            kept.append(torch.zeros(n + spare, dtype=dtype, device=like.device))
+        view = self._views[key, dtype] = kept[-1][:n].view(like.shape)
+        return view
+
+    def launched(self, key: Key, checked: C, on_gpu: bool, n: int, what: str) -> None:
+        """The kernel of a check was launched. n, what: what it looks at, in the plural."""
+        self.latest[key] = self.checks[checked.mailbox] = checked
+        if not checked.captured and self.snapshots.copy is not None:
+            self._eager[checked.mailbox, self.snapshots.step] = self.remembered(checked)
+            while len(self._eager) > 4 * IN_FLIGHT:
+                del self._eager[next(iter(self._eager))]
+        self.count(n, f"{what} captured in CUDA graphs" if checked.captured else what)
+        if not on_gpu:
+            self.poll()
+
+    def remembered(self, checked: C) -> C:
+        """What is kept of a check for as long as its forward may be in flight."""
+        return checked
+
+    def count(self, n: int, what: str) -> None:
+        """Count what was checked in this step. This runs in every layer, so it calls nobody."""
+        tally = self._tallies.get(what)
+        if tally is None:
+            tally = self._tallies[what] = self.context.status.tally(what)
+        tally.count += n
+        tally.step = self.context.recorder.step
+
+    # --- what was seen is reported -----------------------------------------------------------
+
     def poll(self) -> None:
         """Report what was seen. If that is nothing, this is one read of host memory."""
-        if self.trap is not None and not self.account.lost and self.trap.tripped:
+        if self.trap is not None and not self.lost and self.trap.tripped:
             self.report(self.trap)
 
-    @abstractmethod
     def report(self, trap: TrapBuffer) -> None:
-        """Take what is in the trap buffer, and report it."""
+        """Take what is in the trap buffer, and report what is confirmed."""
+        found = []
+        for left in trap.take():
+            eager = self._eager.get((left.mailbox, left.record.step))
+            checked = self.checks.get(left.mailbox) if eager is None else eager
+            seen = self._confirmed(checked, self.seen(checked, left.record))
+            if seen is None:
+                continue
+            try:
+                found.append(self.describe(checked, seen, left))
+            except Exception:
+                # A bug of ours must not hide the finding.
+                name = self.context.tracer_id
+                logger.exception("g4debug: %s: a finding cannot be described in full", name)
+                seen = self.seen(None, left.record)
+                found.append((self.bare(checked, seen, left), Evidence()))
+        self._give_account(trap)
+        for finding, evidence in found:  # in raise mode the first one raises
+            self.context.trap.report(finding, evidence)
+
+    def _confirmed(self, checked: C | None, seen: S) -> S | None:
+        """What is reported of this. None if that is nothing; then it is said why."""
+        name, ledger, record = self.context.tracer_id, self.context.ledger, seen.kind.record
+        early = seen.step >= 0 and self.snapshots.is_void(seen.step, seen.request)
+        what = self.words(checked, seen)
+        if early and not record.ended:
+            logger.info(
+                "g4debug: %s: nothing is reported of %s, because its request had ended before the "
+                "result of step %d was looked at",
+                name,
+                what,
+                seen.step,
+            )
+            return None
+        try:
+            return self.confirm(checked, seen)
+        except Unconfirmed as e:
+            if record.suspicion and ledger is not None and ledger.owners is not None:
+                ledger.owners.doubt(e.page, str(e))
+            elif ledger is not None and not e.harmless:
+                ledger.mistaken(f"{what}: {e}")
+            else:
+                logger.warning("g4debug: %s: nothing is reported of %s, because %s", name, what, e)
+        except Exception as e:
+            logger.exception("g4debug: %s: SGLang's own structures cannot be asked", name)
+            if ledger is not None:
+                ledger.give_up(f"{name} could not confirm what it saw ({type(e).__name__})")
+        return None
+
+    def _give_account(self, trap: TrapBuffer) -> None:
+        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
+        for mailbox in trap.spoilt - self._spoilt:
+            self._spoilt.add(mailbox)
+            self.context.limit(
+                f"not what is seen for mailbox {mailbox} of its trap buffer",
+                "somebody else wrote into that host memory",
+            )
+        try:
+            merged = trap.merged()
+        except RuntimeError as e:
+            self.lost = True
+            self.context.off(f"the device is lost: {e}")
+            return
+        if merged >= self._next:
+            self._next = 10 ** len(str(merged))
+            logger.warning(
+                "g4debug: %s: %d %s so far are in no finding of their own: they were seen before "
+                "the host had read the last one",
+                self.context.tracer_id,
+                merged,
+                self.bad,
+            )
+
+    @abstractmethod
+    def seen(self, checked: C | None, record: Record) -> S:
+        """What a record says, whatever is in there."""
+
+    @abstractmethod
+    def words(self, checked: C | None, seen: S) -> str:
+        """What was seen, for a line of the log."""
+
+    @abstractmethod
+    def confirm(self, checked: C | None, seen: S) -> S:
+        """What was seen, and what SGLang's own structures say of it. May wait for the device.
+
+        Raises Unconfirmed if it is not so.
+        """
+
+    @abstractmethod
+    def describe(self, checked: C | None, seen: S, left: Left) -> tuple[Finding, Evidence]:
+        """The finding. With no check at all, of the record alone."""
+
+    @abstractmethod
+    def bare(self, checked: C | None, seen: S, left: Left) -> Finding:
+        """The finding of the record alone. checked: for its place, if that can be told."""

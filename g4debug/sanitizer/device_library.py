@@ -1,6 +1,9 @@
-"""The kernel's side of the trap buffer: how a Triton program leaves a record for the host.
+"""What a Triton program does when it has seen something: it leaves a record for the host.
 
-The rules of the hand-over are in :mod:`g4debug.sanitizer.trap_buffer`.
+The rules of the hand-over are in :mod:`g4debug.sanitizer.trap_buffer`. A program picks the one bad
+thing of its block that it tells, claims the mailbox, keeps the cells around it if the check has
+such, and leaves the record. What a program compares with is read by
+:mod:`g4debug.sanitizer.lookup`.
 """
 
 from __future__ import annotations
@@ -8,8 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from g4debug.sanitizer import trap_buffer
-from g4debug.sanitizer.trap_buffer import FIELDS
+from g4debug.sanitizer.trap_buffer import CELLS, SEQ, SUMMARY, WORDS
 
 
 @triton.jit
@@ -26,64 +28,83 @@ def fence_system(anything):
 
 
 @triton.jit
+def pick(here, block):
+    """The element of a block at the one place where ``here`` is true."""
+    return tl.sum(tl.where(here, block, 0), axis=0)
+
+
+@triton.jit
+def claim(claims, acks, mailbox, mailboxes, suspicion, LANES: tl.constexpr):
+    """Take the next record upon oneself. Returns (place, it may be written, its number).
+
+    suspicion: it needs to be confirmed, so it has another place than what is certain. LANES: of
+    the calling program's blocks.
+    """
+    place = mailbox.to(tl.int64) + tl.where(suspicion, mailboxes, 0)
+    # The host may write this word now. Each thread loads it for itself, and all must go on with
+    # the same number, or they part at the next line. The latest one is right.
+    acked = tl.max(tl.load(acks + place + tl.arange(0, LANES) * 0, volatile=True), axis=0)
+    return place, tl.atomic_cas(claims + place, acked, acked + 1) == acked, acked + 1
+
+
+@triton.jit
+def keep(kept, place, at, where, inside, value, expected, N_CELLS: tl.constexpr = CELLS):
+    """Keep the cells around ``where`` with the record: the host may look when they are changed.
+
+    at, inside, value, expected: blocks; where each cell is in the row, if it is one of the row's,
+    what it has, and what belongs there.
+    """
+    origin = where // N_CELLS * N_CELLS
+    near = inside & (at >= origin) & (at < origin + N_CELLS)
+    to = kept + place * (2 * N_CELLS) + (at - origin)
+    tl.store(to, value.to(tl.int32), mask=near)
+    tl.store(to + N_CELLS, expected.to(tl.int32), mask=near)
+
+
+@triton.jit
 def leave(
-    claims,
-    total,
-    acks,
     host,
+    total,
     place,
-    many,
+    claimed,
+    number,
     row,
-    column,
+    at,
     value,
-    seq_len,
+    length,
+    bad,
     kind,
     expected,
     step,
     request,
     full,
-    LANES: tl.constexpr,
+    twin,
     FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
-    N_FIELDS: tl.constexpr = FIELDS,
-    AT_SEQ: tl.constexpr = trap_buffer.SEQ,
-    AT_ROW: tl.constexpr = trap_buffer.ROW,
-    AT_COLUMN: tl.constexpr = trap_buffer.COLUMN,
-    AT_VALUE: tl.constexpr = trap_buffer.VALUE,
-    AT_SEQ_LEN: tl.constexpr = trap_buffer.SEQ_LEN,
-    AT_COUNT: tl.constexpr = trap_buffer.COUNT,
-    AT_KIND: tl.constexpr = trap_buffer.KIND,
-    AT_EXPECTED: tl.constexpr = trap_buffer.EXPECTED,
-    AT_STEP: tl.constexpr = trap_buffer.STEP,
-    AT_REQUEST: tl.constexpr = trap_buffer.REQUEST,
-    AT_FULL: tl.constexpr = trap_buffer.FULL,
-    AT_SUMMARY: tl.constexpr = trap_buffer.SUMMARY,
+    N_WORDS: tl.constexpr = WORDS,
+    AT_SEQ: tl.constexpr = SEQ,
+    AT_SUMMARY: tl.constexpr = SUMMARY,
 ):
-    """Leave one record at ``place``, unless the last one there is unread, and count ``many``.
+    """Write the record if it was claimed, and count what was seen.
 
-    place: slot of the record; that of a suspicion lies behind all the others. many: int64, what
-    this program saw. row .. full: the words of the record, int64. LANES: of the calling program's
-    blocks.
+    row .. twin: the words of a ``trap_buffer.Record``, in its order, int64.
     """
-    at_host = host + place * N_FIELDS
-    # The host may write this word now. Each thread loads it for itself, and all must go on with
-    # the same number, or they part at the next line. The latest one is right.
-    each = tl.load(acks + place + tl.arange(0, LANES) * 0, volatile=True)
-    acked = tl.max(each, axis=0)
-    if tl.atomic_cas(claims + place, acked, acked + 1) == acked:
-        tl.store(at_host + AT_ROW, row)
-        tl.store(at_host + AT_COLUMN, column)
-        tl.store(at_host + AT_VALUE, value)
-        tl.store(at_host + AT_SEQ_LEN, seq_len)
-        tl.store(at_host + AT_COUNT, many)
-        tl.store(at_host + AT_KIND, kind)
-        tl.store(at_host + AT_EXPECTED, expected)
-        tl.store(at_host + AT_STEP, step)
-        tl.store(at_host + AT_REQUEST, request)
-        tl.store(at_host + AT_FULL, full)
+    if claimed:
+        to = host + place * N_WORDS
+        tl.store(to + 1, row)
+        tl.store(to + 2, at)
+        tl.store(to + 3, value)
+        tl.store(to + 4, length)
+        tl.store(to + 5, bad)
+        tl.store(to + 6, kind)
+        tl.store(to + 7, expected)
+        tl.store(to + 8, step)
+        tl.store(to + 9, request)
+        tl.store(to + 10, full)
+        tl.store(to + 11, twin)
         if FENCE:
-            fence_system(many.to(tl.int32))
-        tl.store(at_host + AT_SEQ, acked + 1)
-    now = tl.atomic_add(total, many) + many
+            fence_system(bad.to(tl.int32))
+        tl.store(to + AT_SEQ, number)
+    now = tl.atomic_add(total, bad) + bad
     if FENCE:
-        fence_system(many.to(tl.int32))
+        fence_system(bad.to(tl.int32))
     tl.store(host + AT_SUMMARY, now)

@@ -17,7 +17,7 @@ be built before these change. From 0.5.18 on SGLang waits for that right after t
 before wait for it later, after they have processed the last result. There this calls SGLang's own
 barrier right after the launch, where it is needed (:mod:`g4debug.hooking.table_barrier`). So while
 a tracer that compares with the copy is armed, that bug of SGLang's cannot happen; without one, the
-fix ``result-fence`` prevents it. The idea of a launch-time view, instead of a lock, is that of
+fix ``result-fence`` prevents it. The idea of a snapshot, instead of a lock, is that of
 read-copy-update.
 """
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.ledger.ledger import Ledger
 
-IN_FLIGHT = 8  # launches that are remembered; SGLang has two in flight at most
+IN_FLIGHT = 8  # forwards that are remembered; SGLang has two in flight at most
 
 
 @dataclass
-class Launched:
-    """One launch that may still be in flight.
+class Snapshot:
+    """Who was in one forward that may still be in flight.
 
     number: SGLang's own of it. requests: the request of each row of ``req_to_token``. void: the
     rows whose request had left before the result was processed; None as long as it is not.
@@ -53,7 +53,7 @@ class Launched:
     void: set[int] | None = None
 
 
-class Launches:
+class ForwardSnapshots:
     """Makes the copy of each forward in time, and remembers who was in the last forwards.
 
     Several tracers may share one (:func:`shared`). Then each of them calls it at the same sites,
@@ -65,7 +65,7 @@ class Launches:
         self.step = -1  # of the copy that was made last
         self._due = False  # run_batch has begun, and the copy of its forward is not made yet
         self._event: Any = None
-        self._launched: dict[int, Launched] = {}  # by step
+        self._taken: dict[int, Snapshot] = {}  # by step
 
     def prepare(self, req_to_token: torch.Tensor, page_size: int, ledger: Ledger | None) -> None:
         """Make room for the copies. Call it before a CUDA graph is captured.
@@ -79,7 +79,7 @@ class Launches:
         """``Scheduler.run_batch`` is about to run."""
         self._due = self.copy is not None
 
-    def forward(self, batch: Any, step: int) -> None:
+    def take(self, batch: Any, step: int) -> None:
         """The first forward of a ``ScheduleBatch`` is about to begin, on the current stream."""
         if not self._due or self.copy is None:
             return
@@ -93,15 +93,15 @@ class Launches:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         requests = dict(zip(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs, strict=True))
-        # 0.5.12's batch for a worker has no number yet; see `launched`.
-        self._launched[step] = Launched(getattr(batch, "forward_iter", -1), requests)
-        while len(self._launched) > IN_FLIGHT:
-            del self._launched[next(iter(self._launched))]
+        # 0.5.12's batch for a worker has no number yet; see `returned`.
+        self._taken[step] = Snapshot(getattr(batch, "forward_iter", -1), requests)
+        while len(self._taken) > IN_FLIGHT:
+            del self._taken[next(iter(self._taken))]
 
-    def launched(self, scheduler: Any) -> None:
+    def returned(self, scheduler: Any) -> None:
         """``run_batch`` has returned: let the scheduling stream wait for what the forward reads."""
         self._due = False
-        last = self._launched.get(self.step)
+        last = self._taken.get(self.step)
         if last is not None and last.number < 0:
             last.number = scheduler.forward_ct
         if self._event is None:
@@ -113,15 +113,15 @@ class Launches:
     def processing(self, batch: Any) -> None:
         """The result of this batch is about to be processed: see :meth:`is_void`."""
         number = getattr(batch, "forward_iter", None)
-        for launched in self._launched.values():
-            if launched.number == number and launched.void is None:
-                requests = launched.requests.items()
-                launched.void = {row for row, request in requests if _gone(request, row)}
+        for taken in self._taken.values():
+            if taken.number == number and taken.void is None:
+                requests = taken.requests.items()
+                taken.void = {row for row, request in requests if _gone(request, row)}
 
     def request(self, step: int, row: int) -> Any:
         """The request that had this row of ``req_to_token`` in the forward of a step, or None."""
-        launched = self._launched.get(step)
-        return None if launched is None else launched.requests.get(row)
+        taken = self._taken.get(step)
+        return None if taken is None else taken.requests.get(row)
 
     def is_void(self, step: int, row: int) -> bool:
         """True if the request of this row had left before that forward's result was processed.
@@ -132,20 +132,20 @@ class Launches:
         request = self.request(step, row)
         if request is None:
             return True  # so long ago, or never there: whose row it was is not known
-        void = self._launched[step].void
+        void = self._taken[step].void
         return row in void if void is not None else _gone(request, row)
 
 
-_shared: WeakKeyDictionary[Recorder, Launches] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[Recorder, ForwardSnapshots] = WeakKeyDictionary()
 
 
-def shared(recorder: Recorder) -> Launches:
+def shared(recorder: Recorder) -> ForwardSnapshots:
     """The one of a process, so that a forward is copied once for all tracers that compare with it.
 
     recorder: the step recorder of the process.
     """
     if recorder not in _shared:
-        _shared[recorder] = Launches()
+        _shared[recorder] = ForwardSnapshots()
     return _shared[recorder]
 
 

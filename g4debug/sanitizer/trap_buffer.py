@@ -1,146 +1,162 @@
-"""The host memory in which the page-table guard leaves what it saw, and how it is handed over.
+"""The host memory in which the kernels leave what they saw, and how it is handed over.
 
-The guard writes at any time, also while the host reads. So nothing here is ever cleared, and each
-word has one writer:
+It has *mailboxes*, one for each check: a place for one record, many writers and one reader. A
+kernel writes at any time, also while the host reads. So nothing here is ever cleared, and each word
+has one writer:
 
-* ``claims`` (device): the number of the last record that a program of the guard took upon itself.
-* ``host`` (host memory, written by the guard): the record of each slot. Its words are written
+* ``claims`` (device): the number of the last record that a program of the kernel took upon itself.
+* ``host`` (host memory, written by the kernel): the record of each mailbox. Its words are written
   first, and the cells of the row, then there is a fence for the whole system, and then its number
-  (``SEQ``) is written.
-* ``cells`` (host memory, written by the guard): a part of the bad row, in the same way. The next
+  (word 0) is written.
+* ``cells`` (host memory, written by the kernel): a part of the bad row, in the same way. The next
   forward may be launched before this one's findings are read, and uses the same table.
 * ``acks`` (host memory, written by the host): the number of the last record that the host has
-  read. Only then may the guard write the next one over it.
-* ``total`` (device): how many bad cells the guard has seen in all.
+  read. Only then may the kernel write the next one over it.
+* ``total`` (device): how many bad cells the kernels have seen in all.
 
 A program that finds the last record unread writes none: its cells are only counted, and so they
 are *merged* into that record. Whatever a program did, it ends by writing the new total to the first
 word of ``host``. No two totals are equal, so the host notices each of them, and what it reads is
-never half of two records. Each slot is a queue with one place, many writers and one reader.
+never half of two records. :mod:`g4debug.sanitizer.device_library` is the kernel's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
-FIELDS = 11  # int64 words in each slot
-SEQ, ROW, COLUMN, VALUE, SEQ_LEN, COUNT, KIND, EXPECTED, STEP, REQUEST, FULL = range(FIELDS)
 CELLS = 64  # cells of the bad row that are kept with a record, and what belongs in each
-SUMMARY = 0  # first word of the buffer, in slot 0: the total
-NAMES = {
-    "row": ROW,
-    "column": COLUMN,
-    "value": VALUE,
-    "seq_len": SEQ_LEN,
-    "count": COUNT,
-    "kind": KIND,
-    "expected": EXPECTED,
-    "step": STEP,
-    "request": REQUEST,
-    "full": FULL,
-}
+SEQ = 0  # the word with a record's number; those of the record follow it
+SUMMARY = 0  # first word of the buffer, in mailbox 0: the total
 
-
+T = TypeVar("T")
 Cells = np.ndarray[Any, np.dtype[np.int32]]
 NO_CELLS: Cells = np.empty((2, 0), dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class Left:
-    """One record that the guard left.
+class Record(NamedTuple):
+    """One thing that is wrong: an int64 word each, in this order. -1: not known, or there is none.
 
-    suspicion: it is about a cell that must be confirmed first.
-    number: of this record in its slot, counted from 1.
-    fields: row, column, value, seq_len, count, kind, expected, step, request, full. If the row is
-        too short, column is how many columns it has, and value how many it needs. count: bad cells
-        that the program of the guard saw, which looks at a part of one row. step: in which the
-        forward was launched; request: the row of ``req_to_token``; full: the full page that it had
-        for the cell then. These three are -1 where the guard compared with SGLang's live tables.
-    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known.
-        The first column is ``column // CELLS * CELLS`` (0 if the row is too short). What lies
-        behind the row's length says nothing. [2, 0] with the live tables, which can be read
-        instead.
+    row: of the batch. at: where in the row: the column of a page table, the entry of a list of
+        tokens, or the position in its request of a token that is written. Where a row is too short
+        it is how many there are; of a word beside a list, the index of that word.
+    value: what is there: a page, a token or a location. Where a row is too short, how many there
+        have to be.
+    length: the length of the row that was given to the check: of a write, what the positions of
+        the row's tokens begin from, else how many tokens may be read.
+    bad: how many bad ones the writer saw. A program of a kernel looks at a part of one row.
+    kind: the number of the check's Kind. expected: what belongs there, as ``value``.
+    step: in which the forward was launched, request: the row of ``req_to_token``. -1 where the
+        kernel compared with SGLang's live tables (a write has the request then, too).
+    full: what ``req_to_token`` named: the page of the full pool, or of a write the location there.
+    twin: of a location that is written twice, another token of the forward that has it.
     """
 
-    slot: int
+    row: int
+    at: int
+    value: int
+    length: int
+    bad: int
+    kind: int
+    expected: int = -1
+    step: int = -1
+    request: int = -1
+    full: int = -1
+    twin: int = -1
+
+
+WORDS = 1 + len(Record._fields)  # in each mailbox
+
+
+@dataclass(frozen=True)
+class Left:
+    """One record that a kernel left.
+
+    suspicion: it is about something that must be confirmed first. number: of this record in its
+    mailbox, counted from 1.
+    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known.
+        The first one is ``at // CELLS * CELLS`` (0 if the row is too short). What lies behind the
+        row's length says nothing. [2, 0] with the live tables, which can be read instead.
+    """
+
+    mailbox: int
     suspicion: bool
     number: int
-    fields: dict[str, int]
+    record: Record
     cells: Cells
 
 
 class TrapBuffer:
-    """Where the guard leaves what it saw: one slot for each launch, in host memory.
+    """The mailboxes of one tracer. Mailbox 0 belongs to no check.
 
-    On a GPU the buffer is pinned memory, the kernel writes to it directly, and the host reads it
-    without waiting. Elsewhere it is plain memory. Slot 0 belongs to no launch. Behind the slots
-    lie as many for suspicions, so that one of these never stands in the way of what is certain.
+    On a GPU they are pinned memory: a kernel writes to them directly, and the host reads them
+    without waiting. Elsewhere they are plain memory. Suspicions use separate mailboxes, which lie
+    behind the others, so that they cannot hide what is certain.
     """
 
-    def __init__(self, device: torch.device, slots: int = 4096) -> None:
+    def __init__(self, device: torch.device, mailboxes: int = 4096) -> None:
         pinned = device.type == "cuda"
-        places = 2 * slots
-        self.host = torch.zeros(places * FIELDS, dtype=torch.int64, pin_memory=pinned)
+        places = 2 * mailboxes
+        self.host = torch.zeros(places * WORDS, dtype=torch.int64, pin_memory=pinned)
         self.acks = torch.zeros(places, dtype=torch.int64, pin_memory=pinned)
         self.cells = torch.zeros(places * 2 * CELLS, dtype=torch.int32, pin_memory=pinned)
         self.claims = torch.zeros(places, dtype=torch.int64, device=device)
         self.total = torch.zeros(1, dtype=torch.int64, device=device)
-        self.slots = slots
-        self.spoilt: set[int] = set()  # slots with a number that the guard cannot have written
+        self.mailboxes = mailboxes
+        self.spoilt: set[int] = set()  # those with a number that no kernel can have written
         self.told = 0  # bad cells in the records that were read
-        self._keeping: set[int] = set()  # slots of which cells are kept in every record
+        self._keeping: set[int] = set()  # mailboxes of which cells are kept in every record
         self._used = 1
-        self._words = self.host.numpy().reshape(places, FIELDS)
+        self._words = self.host.numpy().reshape(places, WORDS)
         self._acks = self.acks.numpy()
         self._cells = self.cells.numpy().reshape(places, 2, CELLS)
         self._summary = 0
 
-    def new_slot(self) -> int:
-        """A new slot for one launch. When all are taken, further launches share the last one."""
-        slot = self._used
-        self._used = min(self._used + 1, self.slots - 1)
-        return slot
+    def new_mailbox(self) -> int:
+        """A new one for one check. When all are taken, further checks share the last one."""
+        mailbox = self._used
+        self._used = min(self._used + 1, self.mailboxes - 1)
+        return mailbox
 
-    def keep_cells(self, slot: int) -> None:
-        """The records of this slot have cells, whatever is compared with."""
-        self._keeping.add(slot)
+    def keep_cells(self, mailbox: int) -> None:
+        """The records of this mailbox have cells, whatever is compared with."""
+        self._keeping.add(mailbox)
 
     # --- the host's side -------------------------------------------------------------------
 
     @property
     def tripped(self) -> bool:
-        """True if the guard saw something since the last ``take``. Reads host memory, no wait."""
+        """True if anything was seen since the last ``take``. Reads host memory, no wait."""
         return bool(self._words[0, SUMMARY] != self._summary)
 
     def take(self) -> list[Left]:
-        """The records that were not read yet, by slot. Each is given once. Never waits.
+        """The records that were not read yet, by mailbox. Each is given once. Never waits.
 
-        A slot whose number is not the next one was written by somebody else. It is put into
+        A mailbox whose number is not the next one was written by somebody else. It is put into
         ``spoilt``, and not read again.
         """
         # First, so that what is written from here on trips again.
         summary = int(self._words[0, SUMMARY])
         found = []
         new = self._words[1:, SEQ] != self._acks[1:]
-        for slot in (new.nonzero()[0] + 1).tolist():
-            if slot in self.spoilt:
+        for place in (new.nonzero()[0] + 1).tolist():
+            if place in self.spoilt:
                 continue
-            number = int(self._words[slot, SEQ])
-            if number != int(self._acks[slot]) + 1:
-                self.spoilt.add(slot)
+            number = int(self._words[place, SEQ])
+            if number != int(self._acks[place]) + 1:
+                self.spoilt.add(place)
                 continue
-            words = self._words[slot].tolist()
-            kept = words[STEP] >= 0 or slot % self.slots in self._keeping
-            cells = self._cells[slot].copy() if kept else NO_CELLS
-            self._acks[slot] = number  # from here on the guard may write over it
-            fields = {name: words[i] for name, i in NAMES.items()}
-            found.append(Left(slot % self.slots, slot >= self.slots, number, fields, cells))
-            self.told += words[COUNT]
+            record = Record(*self._words[place, 1:].tolist())
+            suspicion, mailbox = divmod(place, self.mailboxes)
+            kept = record.step >= 0 or mailbox in self._keeping
+            cells = self._cells[place].copy() if kept else NO_CELLS
+            self._acks[place] = number  # from here on the kernel may write over it
+            found.append(Left(mailbox, bool(suspicion), number, record, cells))
+            self.told += record.bad
         self._summary = summary
         return found
 
@@ -151,31 +167,48 @@ class TrapBuffer:
         """
         return int(self.total) - self.told
 
-    # --- the guard's side --------------------------------------------------------------------
+    # --- the writer's side, for CPU tensors --------------------------------------------------
+
+    def leave_first(
+        self,
+        mailbox: int,
+        found: Sequence[T],
+        suspected: Callable[[T], bool],
+        record: Callable[[T, int], tuple[Record, Cells]],
+    ) -> None:
+        """What the kernels' references do: leave the first one, and the first suspicion.
+
+        record: makes the record, and its cells, of one of ``found`` that stands for so many.
+        """
+        for suspicion in (False, True):
+            part = [one for one in found if suspected(one) is suspicion]
+            if part:
+                words, cells = record(part[0], len(part))
+                self.leave(mailbox, words, suspicion, cells)
 
     def leave(
-        self, slot: int, words: list[int], suspicion: bool = False, cells: Cells = NO_CELLS
+        self, mailbox: int, record: Record, suspicion: bool = False, cells: Cells = NO_CELLS
     ) -> None:
-        """What the guard's kernel does with the words 1.. of a record; for CPU tensors."""
-        for _ in self.leaving(slot + self.slots * suspicion, words, cells):
+        """What a kernel does with a record."""
+        for _ in self.leaving(mailbox + self.mailboxes * suspicion, record, cells):
             pass
 
-    def leaving(self, slot: int, words: list[int], cells: Cells = NO_CELLS) -> Iterator[None]:
+    def leaving(self, place: int, record: Record, cells: Cells = NO_CELLS) -> Iterator[None]:
         """The same step by step; others may act between two steps."""
-        at, count = slot * FIELDS, words[COUNT - 1]
-        acked = int(self.acks[slot])
+        at = place * WORDS
+        acked = int(self.acks[place])
         yield
-        if int(self.claims[slot]) == acked:  # one step with the next line: compare and swap
-            self.claims[slot] = acked + 1
+        if int(self.claims[place]) == acked:  # one step with the next line: compare and swap
+            self.claims[place] = acked + 1
             yield
-            for i, word in enumerate(words, ROW):
-                self.host[at + i] = word
+            for i, word in enumerate(record, at + 1):
+                self.host[i] = word
                 yield
-            self._cells[slot, :, : cells.shape[1]] = cells
+            self._cells[place, :, : cells.shape[1]] = cells
             yield
             self.host[at + SEQ] = acked + 1
             yield
-        self.total += count
+        self.total += record.bad
         total = int(self.total)
         yield
         self.host[SUMMARY] = total

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.fixes.base import state_of
 from g4debug.hooking import targets
-from g4debug.hooking.speculation import V2_PATH
+from g4debug.hooking.older import stand_in
 
 # What the status of page-table says of a backend, or of a phase of serving, at which it does not
 # look at all. The innocence of the others does not suffer from that.
@@ -19,22 +18,16 @@ def overlaps(server_args: Any) -> bool:
     return not getattr(server_args, "disable_overlap_schedule", False)
 
 
-def as_of_launch(server_args: Any) -> bool:
+def takes_snapshots(server_args: Any) -> bool:
     """True if on this server a forward can be judged by what was true when it was launched.
 
     The scheduler overlaps, and SGLang has a barrier behind which it changes what a forward still
     has to read. Without it a forward may translate its rows by a mapping that is another's already.
-    0.5.12.post1 has none, but with the path frozen-kv-mtp-v2 its streams wait for each other.
     """
     if not overlaps(server_args):
         return False
-    return targets.path("scheduler.war_barrier") is not None or on_v2_path(server_args)
-
-
-def on_v2_path(server_args: Any) -> bool:
-    """True if FROZEN_KV_MTP runs with overlap scheduling by the path frozen-kv-mtp-v2."""
-    mtp = getattr(server_args, "speculative_algorithm", None) == "FROZEN_KV_MTP"
-    return mtp and overlaps(server_args) and state_of(V2_PATH) == "applied"
+    older = stand_in(__name__)
+    return targets.has_war_barrier() or bool(older and older.waits_as_well(server_args))
 
 
 def other_rows(server_args: Any) -> str:
@@ -81,11 +74,11 @@ def other_books(server_args: Any) -> str:
     return other_indices(server_args)
 
 
-def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
+def moving_pages(server_args: Any, by_snapshot: bool = False) -> list[str]:
     """Why it cannot be judged on this server which page belongs where; empty if it can.
 
-    by_launch: who asks judges by what was true when the forward was launched, so overlap scheduling
-    does not matter.
+    by_snapshot: who asks judges by what was true when the forward was launched, so overlap
+    scheduling does not matter.
 
     Pages change hands while a forward reads them. With overlap scheduling, for instance, a request
     that ended in the last step is still part of the forward that runs, while its pages and its row
@@ -94,7 +87,7 @@ def moving_pages(server_args: Any, by_launch: bool = False) -> list[str]:
     prompt, for which it may exchange pages in the request's row, while the last chunk still runs.
     """
     found = []
-    if overlaps(server_args) and not by_launch:
+    if overlaps(server_args) and not by_snapshot:
         found.append(
             "with overlap scheduling, pages change hands while a forward reads them; start with "
             "--disable-overlap-schedule to have everything checked"

@@ -28,15 +28,15 @@ class Tracer:
     """One tracer, declared as ``TRACER`` in its ``tracer.py``.
 
     title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
-    page ledger (``context.ledger``). without_ledger: what is left of its checks when the ledger was
+    page ledger (``context.ledger``). without_ledger: the rest of its checks when the ledger was
     given up, '' for nothing. opt_in: it is armed only by its name in ``G4DEBUG_TRACE``, not by
     ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
 
     id: str
     title: str
-    sites: tuple[str, ...]
     install: Callable[[Context], None]
+    sites: tuple[str, ...] = ()
     ledger: bool = False
     without_ledger: str = ""
     opt_in: bool = False
@@ -75,18 +75,21 @@ class Context:
         """Count ``n`` things that were checked in this step. ``what``: a plural, "tables"."""
         self.status.checked(n, what)
 
-    def before(self, site: str, hook: Callable[..., None]) -> None:
-        """Call ``hook(*args, **kwargs)`` before a site, isolated."""
-        self.hooks.before(site, Order.TRACER, self.tracer_id, self.isolate(hook))
+    def before(self, site: str, hook: Callable[..., None], optional: bool = False) -> None:
+        """Call ``hook(*args, **kwargs)`` before a site, isolated.
 
-    def after(self, site: str, hook: Callable[..., Any]) -> None:
+        optional: a release that has no such site is none the worse for it.
+        """
+        self.hooks.before(site, Order.TRACER, self.tracer_id, self.isolate(hook), optional)
+
+    def after(self, site: str, hook: Callable[..., Any], optional: bool = False) -> None:
         """Call ``hook(result, *args, **kwargs)`` after a site, isolated.
 
         What the hook returns becomes the site's result. If the hook fails, the site's own result
-        is kept.
+        is kept. optional: as of :meth:`before`.
         """
         isolated = self.isolate(hook, keeps=True)
-        self.hooks.after(site, Order.TRACER, self.tracer_id, isolated)
+        self.hooks.after(site, Order.TRACER, self.tracer_id, isolated, optional)
 
     def on_exception(
         self, site: str, hook: Callable[[], None], order: Order = Order.TRACER
@@ -116,8 +119,6 @@ class Context:
         """
 
         def failed(error: Exception) -> None:
-            if isinstance(error, TrapError):
-                raise error
             # Switch off only this hook. The tracer's others must go on, above all the one that
             # reports what the guard in an already captured CUDA graph sees.
             isolated.on = False
@@ -125,5 +126,5 @@ class Context:
             name = getattr(hook, "__name__", "a hook")
             self.status.limit(f"its hook {name} is off", f"it failed: {self.disabled}", error)
 
-        isolated = Isolated(hook, failed, keeps)
+        isolated = Isolated(hook, failed, keeps, lets=(TrapError,))
         return isolated

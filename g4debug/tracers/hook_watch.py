@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from typing import Any
 
+from g4debug.backends import adapters
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, OtherHook
 from g4debug.findings.status import LEDGER, STEPS
@@ -39,7 +40,12 @@ BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
 # What passes through these sites is what the checks are about: who wraps our hook there can change
 # it behind our back. (Elsewhere a wrapper can only see what we see.)
-CARRIES = ("attn.layer_", "attn.triton.", "kv.set", "pool.", "swa.")
+CARRIES = (
+    *(site for adapter in adapters() for site in (*adapter.sites, *adapter.fused_writes)),
+    "kv.set",
+    "pool.",
+    "swa.",
+)
 BEHIND = "what is changed behind its hooks is not checked"
 logger = logging.getLogger("g4debug")
 
@@ -48,7 +54,7 @@ class HookWatch:
     """Keeps what it has seen.
 
     lost: site -> its owners, for each hook that was ever gone. fixes: the states of the fixes, in
-    which a fix whose hook is gone is entered. plugins: those that are installed for SGLang.
+    which a fix without its hook is entered. plugins: those that are installed for SGLang.
     """
 
     def __init__(
@@ -64,6 +70,7 @@ class HookWatch:
         self.lost: dict[str, tuple[str, ...]] = {}
         self._needs_ledger = {t.id for t in tracers if t.ledger}
         self._gone: dict[str, Gone] = {}  # by site, as they were last seen
+        self._neighbours: dict[str, tuple[Neighbour, ...]] = {}  # by site, as they were last seen
         self._outside: set[Neighbour] = set()
         self._looked_at = (time.monotonic(), 0)  # when, and in which step
         self._others: Callable[[], tuple[OtherHook, ...] | None] = tuple
@@ -106,7 +113,7 @@ class HookWatch:
         return time.monotonic() - self._looked_at[0]
 
     def look(self) -> None:
-        """Look at every hook of ours, and tell what is new."""
+        """Look at every hook of ours, and tell the news."""
         self._looked_at = (time.monotonic(), self.recorder.step)
         gone, changed = self.hooks.look()
         self._tell(gone)
@@ -124,8 +131,8 @@ class HookWatch:
         for owner in dead.keys() & self.fixes.keys():
             sites = ", ".join(dead[owner])
             self.fixes[owner] = f"removed: its hook at {sites} does not run any more"
-        if changed:
-            self._outsiders(changed)
+        if changed or gone:
+            self._outsiders((*changed, *(g.site for g in gone)))
 
     def look_for_dump(self) -> tuple[OtherHook, ...]:
         """The same, and who else is at our sites. A failure of ours must not cost the dump."""
@@ -134,7 +141,7 @@ class HookWatch:
     def others(self) -> tuple[OtherHook, ...]:
         """Look at every hook. Returns who else is at our sites now."""
         self.look()
-        found = neighbours(self.hooks, self.plugins)
+        found = (n for site in self._neighbours.values() for n in site)
         return tuple(OtherHook(n.site, n.side, n.who, n.function) for n in found)
 
     def doubt(self, finding: Finding) -> str:
@@ -174,9 +181,11 @@ class HookWatch:
                 ", ".join(g.site for g in back),
             )
 
-    def _outsiders(self, changed: Iterable[str]) -> None:
-        """Tell who wraps our hooks at these sites."""
-        found = [n for n in neighbours(self.hooks, self.plugins, changed) if n.side == "outside"]
+    def _outsiders(self, changed: Sequence[str]) -> None:
+        """Note who else is at these sites, and tell who wraps our hooks there."""
+        for site in changed:
+            self._neighbours[site] = neighbours(self.hooks, self.plugins, (site,))
+        found = (n for site in changed for n in self._neighbours[site] if n.side == "outside")
         new = [n for n in dict.fromkeys(found) if n not in self._outside]
         self._outside.update(new)
         if new:

@@ -6,10 +6,11 @@ import dataclasses
 import os
 import platform
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from g4debug.dumps import launch, writing
+from g4debug.dumps import launch
 from g4debug.findings.record import Evidence, Finding, OtherHook, PageEvent, Plain, TrapRecord
 from g4debug.findings.steps import Recorder
 from g4debug.trapping import sanitise
@@ -103,18 +104,23 @@ class Describer:
         self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
         # Looks at our hooks, so that the status is true, and lists who else is at our sites.
         self.look: Callable[[], tuple[OtherHook, ...]] = tuple
+        self.launch = ""  # the name of the launch, once the scheduler's arguments are known
         self._machine: dict[str, str] = {}
 
-    def remember_machine(self) -> None:
-        """Ask for versions and device now: later the GPU may be dead, or its driver may hang."""
+    def remember(self) -> None:
+        """Ask for versions and device now: later the GPU may be dead, or its driver may hang.
+
+        The scheduler is complete by now, so the name of its launch is known, too.
+        """
         self._machine = {**versions(), **device()}
+        self.launch = launch.of(self.recorder.scheduler)
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
         others = self.look()
         different, same = sanitise.arguments(getattr(self.recorder.scheduler, "server_args", None))
         return TrapRecord(
             finding=located(finding, self.recorder),
-            created=writing.now().isoformat(timespec="milliseconds"),
+            created=datetime.now(UTC).isoformat(timespec="milliseconds"),
             versions=dict(self._machine) or {**versions(), **device()},
             environment=sanitise.environment(os.environ),
             arguments=different,
@@ -130,7 +136,7 @@ class Describer:
             transitions=evidence.transitions,
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
-            launch=launch.of(self.recorder.scheduler),
+            launch=self.launch or launch.of(self.recorder.scheduler),
             plugins=dict(self.plugins),
             others=others,
             asserts=evidence.asserts,

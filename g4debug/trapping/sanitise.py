@@ -1,9 +1,9 @@
 """What of the server's arguments and of the environment may stand in a dump.
 
-People pass dumps around. So a value is copied only if its name is on a list of names whose values
-say nothing about persons, secrets or prompts, or if it is a number or a switch. Any other argument
-is told by its name only, with "set" or "default". A value that looks like a secret is not copied,
-whatever its name is, and of a path or an address only what names nobody is left.
+People pass dumps around. So a value is copied only if its name is on a list of names that carry
+nothing about persons, secrets or prompts, or if it is a number or a switch. Any other argument is
+told by its name only, with "set" or "default". A value that looks like a secret is not copied,
+whatever its name is, and a path or an address keeps only the parts that name nobody.
 """
 
 from __future__ import annotations

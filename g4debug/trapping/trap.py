@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from g4debug.dumps import file, writing
+from g4debug.dumps import errors, heads, writing
 from g4debug.findings.launch_memory import Stop
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.record import Evidence, Finding, Table, TrapRecord
@@ -47,7 +47,10 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
     if finding.cause:
         out.append("  likely:   " + finding.cause.replace("\n", under))
     if path is not None:
-        out += [f"  dump:     {file.quoted(path)}", f"  next:     g4debug show {file.quoted(path)}"]
+        out += [
+            f"  dump:     {heads.quoted(path)}",
+            f"  next:     g4debug show {heads.quoted(path)}",
+        ]
     else:
         out.append(f"  no dump:  {problem}")
     return out
@@ -129,6 +132,8 @@ class Trap:
 
     def stop(self, finding: Finding, path: Path | None) -> None:
         """Tell the other ranks that this process ends, and wait a moment for their dumps."""
+        if not self.others.seated:
+            return  # a process alone has nobody to tell
         said = Stop(finding.check, finding.kind, finding.headline, str(path or ""))
         try:
             self.others.stop(said)
@@ -150,7 +155,7 @@ class Trap:
             limit = self.settings.max_dump_mb << 20
             record, data = self._encode(finding, evidence, limit)
             path = writing.write_dump(record, data, self.settings.debug_dir, self.written + 1)
-        except file.DumpError as e:
+        except errors.DumpError as e:
             return None, str(e)
         except Exception as e:
             # A broken process can fail to be described in any way. The finding must not be lost.
@@ -160,7 +165,7 @@ class Trap:
         return path, ""
 
     def _encode(self, finding: Finding, evidence: Evidence, limit: int) -> tuple[TrapRecord, bytes]:
-        """What is written, and the dump's bytes.
+        """The written record, and the dump's bytes.
 
         If the bytes exceed ``limit``, or the values what a dump may have, table and histories are
         cut step by step.
@@ -171,7 +176,7 @@ class Trap:
                 record = _cut(record, rows, columns, steps)
             try:
                 data = writing.encode(record)
-            except file.TooLargeError as e:
+            except errors.TooLargeError as e:
                 problem = str(e)
                 continue
             if len(data) <= limit:
@@ -180,7 +185,7 @@ class Trap:
                 f"the dump would have {len(data)} bytes, which is more than "
                 f"G4DEBUG_MAX_DUMP_MB={self.settings.max_dump_mb} allows"
             )
-        raise file.DumpError(problem)
+        raise errors.DumpError(problem)
 
 
 def _cut(record: TrapRecord, rows: int, columns: int, steps: int) -> TrapRecord:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from g4debug.backends import phases
+from g4debug.backends import adapter, phases
 
 pytestmark = pytest.mark.usefixtures("sglang")
 TARGET, DRAFT = SimpleNamespace(), SimpleNamespace()
@@ -14,17 +14,51 @@ SCHEDULER = SimpleNamespace(
     tp_worker=SimpleNamespace(model_runner=SimpleNamespace(attn_backend=TARGET)),
     draft_worker=SimpleNamespace(draft_attn_backend=SimpleNamespace(attn_backends=[DRAFT])),
 )
-NAMES = {id(TARGET): "triton", id(DRAFT): "triton"}
+TRITON = adapter("triton")
+BOTH = {id(TARGET): TRITON, id(DRAFT): TRITON}
 
 
 @pytest.mark.parametrize(
-    ("names", "in_part", "said"),
+    ("adapters", "in_part", "said"),
     [
-        (NAMES, (), "draft on triton; all guarded"),
-        (NAMES, {id(DRAFT)}, "draft on triton; guarded in part, see the limits in the log and"),
-        ({id(TARGET): "triton"}, (), "draft on SimpleNamespace; NOT guarded: draft"),
-        ({id(DRAFT): "x"}, {id(DRAFT)}, "NOT guarded: prefill, decode, verify; guarded in part"),
+        (BOTH, (), "draft on triton; all guarded"),
+        (BOTH, {id(DRAFT)}, "draft on triton; guarded in part, see the limits in the log and"),
+        ({id(TARGET): TRITON}, (), "draft on SimpleNamespace; NOT guarded: draft"),
+        ({id(DRAFT): TRITON}, {id(DRAFT)}, "NOT guarded: prefill, decode, verify; guarded in part"),
     ],
 )
-def test_the_line_claims_no_more_than_is_judged(names, in_part, said):
-    assert said in phases.line(phases.of(SCHEDULER, names, in_part))
+def test_the_line_claims_no_more_than_is_judged(adapters, in_part, said):
+    assert said in phases.line(phases.of(SCHEDULER, adapters, in_part))
+
+
+def test_a_phase_that_the_adapter_does_not_judge_is_not_guarded(monkeypatch):
+    monkeypatch.setattr(TRITON, "phases", ("prefill", "decode"))
+    line = phases.line(phases.of(SCHEDULER, BOTH))
+    assert line.endswith("draft on triton; NOT guarded: verify, draft")
+
+
+@pytest.mark.parametrize(
+    ("args", "backends"),
+    [
+        ({}, {}),
+        ({"attention_backend": "trtllm_mha"}, {"prefill": "trtllm_mha", "decode": "trtllm_mha"}),
+        (
+            {
+                "attention_backend": None,
+                "prefill_attention_backend": "triton",
+                "decode_attention_backend": "trtllm_mha",
+                "speculative_algorithm": "FROZEN_KV_MTP",
+                "speculative_attention_mode": "prefill",
+            },
+            {
+                "prefill": "triton",
+                "decode": "trtllm_mha",
+                "verify": "triton",
+                "draft": "trtllm_mha",
+            },
+        ),
+    ],
+)
+def test_the_backend_of_each_phase(args, backends):
+    assert phases.asked(SimpleNamespace(**args)) == backends
+    assert phases.asked(None) == {}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import _overhead
+from measuring import overhead
 
 
 def rows(times, batch=1):
@@ -24,37 +24,37 @@ def rows(times, batch=1):
 
 
 def test_percentile_is_a_value_that_was_measured():
-    assert _overhead.percentile(range(1, 101), 99) == 99
-    assert _overhead.percentile([3, 1, 2], 99) == 3
-    assert _overhead.percentile([7], 1) == 7
+    assert overhead.percentile(range(1, 101), 99) == 99
+    assert overhead.percentile([3, 1, 2], 99) == 3
+    assert overhead.percentile([7], 1) == 7
     with pytest.raises(ValueError, match="no values"):
-        _overhead.percentile([], 99)
+        overhead.percentile([], 99)
 
 
 def test_each_request_is_compared_with_itself():
     """The variant is 2 % slower at each request, while its medians lie further apart."""
     base = {0: 1.0, 1: 10.0, 2: 100.0}
     variant = {0: 1.02, 1: 10.2, 2: 102.0}
-    assert _overhead.median_of_pairs([(base, variant)]) == pytest.approx(0.02)
+    assert overhead.median_of_pairs([(base, variant)]) == pytest.approx(0.02)
     without = {k: v for k, v in variant.items() if k != 0}
-    assert _overhead.median_of_pairs([(base, without)]) == pytest.approx(0.02)
+    assert overhead.median_of_pairs([(base, without)]) == pytest.approx(0.02)
     with pytest.raises(ValueError, match="no request"):
-        _overhead.median_of_pairs([({0: 1.0}, {1: 1.0})])
+        overhead.median_of_pairs([({0: 1.0}, {1: 1.0})])
 
 
 def test_a_drift_between_rounds_is_no_overhead():
-    found = _overhead.compare(
+    found = overhead.compare(
         rows({("1", "off"): [5, 6], ("1", "armed"): [5, 6],
               ("2", "off"): [10, 12], ("2", "armed"): [10, 12]}),
         1, "off", "armed",
     )  # fmt: skip
-    assert set(found) == set(_overhead.METRICS)
+    assert set(found) == set(overhead.METRICS)
     for figure in found.values():
         assert (figure.value, figure.low, figure.high, figure.rounds) == (0, 0, 0, 2)
 
 
 def test_slower_is_positive_in_every_metric():
-    found = _overhead.compare(rows({("1", "off"): [10] * 9, ("1", "armed"): [11] * 9}), 1,
+    found = overhead.compare(rows({("1", "off"): [10] * 9, ("1", "armed"): [11] * 9}), 1,
                               "off", "armed")  # fmt: skip
     assert found["time per token"].value == pytest.approx(0.1)
     assert found["first token"].value == pytest.approx(0.1)
@@ -67,7 +67,7 @@ def test_p99_is_of_all_rounds_together():
     quick, slow = [1.0] * 50, [1.0] * 48 + [5.0] * 2
     rounds = [(dict(enumerate(quick)), dict(enumerate(quick)))]
     rounds.append((dict(enumerate(quick)), dict(enumerate(slow))))
-    assert _overhead.pooled_p99(rounds) == pytest.approx(4.0)
+    assert overhead.pooled_p99(rounds) == pytest.approx(4.0)
 
 
 def test_the_interval_holds_the_truth_and_shrinks_with_rounds():
@@ -79,7 +79,7 @@ def test_the_interval_holds_the_truth_and_shrinks_with_rounds():
             machine = 1 + rng.gauss(0, 0.05)
             noise = 1.03 + rng.gauss(0, 0.01)
             pairs.append(({0: machine}, {0: machine * noise}))
-        return _overhead.figure(pairs, _overhead.median_of_pairs)
+        return overhead.figure(pairs, overhead.median_of_pairs)
 
     few, many = measured(4), measured(60)
     assert many.low <= 0.03 <= many.high
@@ -88,14 +88,14 @@ def test_the_interval_holds_the_truth_and_shrinks_with_rounds():
 
 def test_rounds_without_the_base_are_left_out():
     times = {("1", "off"): [1.0], ("1", "armed"): [2.0], ("2", "armed"): [9.0]}
-    found = _overhead.compare(rows(times), 1, "off", "armed")
+    found = overhead.compare(rows(times), 1, "off", "armed")
     assert found["time per token"].rounds == 1
     assert found["time per token"].value == pytest.approx(1.0)
-    assert _overhead.compare(rows(times, batch=8), 1, "off", "armed") == {}
+    assert overhead.compare(rows(times, batch=8), 1, "off", "armed") == {}
 
 
 def test_a_figure_reads_as_percent():
-    assert str(_overhead.Figure(0.0149, -0.001, 0.03, 7)) == "+1.5% (-0.1% to +3.0%)"
+    assert str(overhead.Figure(0.0149, -0.001, 0.03, 7)) == "+1.5% (-0.1% to +3.0%)"
 
 
 def test_a_page_is_filled_between_its_marks():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from _stacks import share
+from measuring.stacks import share
 
 SGLANG, G4DEBUG = "/site/sglang/", "/repo/g4debug/"
 LOOP = "event_loop_normal (/site/sglang/srt/managers/scheduler.py:10)"

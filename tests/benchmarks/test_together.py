@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import tracer_overhead
-from _together import Crowd
+from measuring.together import Crowd
 
 PARENT = (
     "import subprocess, sys\n"

@@ -125,8 +125,10 @@ def test_how_g4debug_is_called_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     script.chmod(0o755)
     monkeypatch.setattr(sys, "argv", [str(script), "list"])
     assert _common.program() == f"'{script}'"
-    monkeypatch.setattr(sys, "argv", ["/x/g4debug/__main__.py", "list"])
-    assert _common.program() == f"{sys.executable} -m g4debug"
+    (tmp_path / "g4debug").mkdir()  # `python g4debug list`, the package's folder
+    for other in ("/x/g4debug/__main__.py", str(tmp_path / "g4debug")):
+        monkeypatch.setattr(sys, "argv", [other, "list"])
+        assert _common.program() == f"{sys.executable} -m g4debug"
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     assert _common.program() == "g4debug"
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from warm import signals
 
 import g4debug
 from g4debug import cli
+from g4debug.backends import adapter
 from g4debug.cli import _diagnose
 from g4debug.cli._common import make_console
 from g4debug.hooking import targets
@@ -46,6 +48,16 @@ class Blocker:
         if name.partition(".")[0] in ("sglang", "triton"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocker())
+"""
+
+FINDER = """
+import sys
+from importlib.util import spec_from_file_location
+class Finder:
+    def find_spec(self, name, *a):
+        return spec_from_file_location(name, {file!r}) if name == "g4debug" else None
+sys.path.remove({root!r})
+sys.meta_path.append(Finder())
 """
 
 
@@ -80,6 +92,7 @@ def run_doctor(
 @needs_sglang
 @pytest.mark.engine
 def test_all_is_well(tmp_path: Path) -> None:
+    (tmp_path / "g4debug").mkdir()  # as in the parent of a clone: it hides nothing
     switches = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FAULTS": "stale-swa-state=on"}
     code, out = run_doctor(tmp_path, "--json", "--canary", **switches)
     data = json.loads(out)
@@ -263,10 +276,15 @@ def test_no_dump_can_be_written(tmp_path: Path) -> None:
 
 @needs_sglang
 def test_a_folder_that_hides_the_package(tmp_path: Path) -> None:
-    if "site-packages" in g4debug.__file__:
-        pytest.skip("a plain install is not hidden by a folder; an editable one is")
-    (tmp_path / "g4debug").mkdir()
-    code, out = run_doctor(tmp_path)
+    """It hides an editable install that is a finder, as it was without our package-dir."""
+    root = Path(g4debug.__file__).parents[1]
+    if root == Path(sysconfig.get_path("purelib")):
+        pytest.skip("a plain install is hidden by no folder")
+    here, paths = tmp_path / "here", tmp_path / "paths"
+    (here / "g4debug").mkdir(parents=True)
+    paths.mkdir()
+    (paths / "sitecustomize.py").write_text(FINDER.format(root=str(root), file=g4debug.__file__))
+    code, out = run_doctor(here, PYTHONPATH=str(paths))
     assert code == 1
     assert "hides the package g4debug" in " ".join(out.split())
 
@@ -431,7 +449,7 @@ def test_the_canary_bites_and_leaves_a_dump(tmp_path: Path) -> None:
 def test_the_canary_tells_of_a_guard_that_sees_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("g4debug.tracers.page_table.guard.reference", lambda *a: None)
+    monkeypatch.setattr("g4debug.tracers.page_table.check.reference", lambda *a: None)
     with pytest.raises(canary.CanaryError, match="was not found"):
         canary.fire(tmp_path, torch.device("cpu"))
 
@@ -474,7 +492,7 @@ def test_a_backend_that_was_not_run_on_a_gpu_is_named(monkeypatch, switches, sta
     """What a backend hands over is judged only where that was run, or nothing is stopped by it."""
     places = (targets.CPU, targets.H200) if was_run else (targets.CPU,)
     runs = {str(targets.sglang_version()): places}
-    monkeypatch.setitem(targets.BACKENDS_RUN, "triton", runs)
+    monkeypatch.setattr(adapter("triton"), "run", runs)
     state = "judged" if was_run else state
     d = Diagnosis(gpus=["1 x NVIDIA H200"])
     _diagnose._backends(d, Settings.from_environ({"SGLANG_TRTLLM_MHA_DEBUG": "1", **switches}))

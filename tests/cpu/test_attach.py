@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import sys
 
 import pytest
 import torch
@@ -81,3 +83,21 @@ def test_a_kernel_that_is_imported_and_not_needed_says_so_when_it_is_called():
     [refused] = [s for s in attach.TABLE if s.path == "rotate_input_ids_cpu"]
     with pytest.raises(NotImplementedError, match=r"rotate_input_ids_cpu.*topk=1"):
         refused.replacement(torch.zeros(1))
+
+
+@pytest.mark.parametrize("imported", ["before", "later"])
+def test_a_stand_in_that_wraps_is_put_where_the_module_is_imported(tmp_path, monkeypatch, imported):
+    (tmp_path / "few_import_it.py").write_text("def ask():\n    return ['asked']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "few_import_it", raising=False)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(attach, "_installed", False)
+    wrap = attach.StandIn(
+        "few_import_it", "ask", lambda ask: lambda: ["awaited", *ask()], "test", wraps=True
+    )
+    monkeypatch.setattr(attach, "TABLE", (wrap,))
+    if imported == "before":
+        importlib.import_module("few_import_it")
+    attach.install()
+    assert ("few_import_it" in sys.modules) is (imported == "before")
+    assert importlib.import_module("few_import_it").ask() == ["awaited", "asked"]

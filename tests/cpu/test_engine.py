@@ -100,8 +100,16 @@ def test_a_page_out_of_range_kills_the_engine_far_from_the_cause(mtp):
     assert "paged_attention" not in traceback
 
 
-def test_server_answers_over_http(tmp_path):
+def test_server_answers_over_http(tmp_path, monkeypatch):
+    """Started beside a folder that is called like the package, as in the parent of a clone, and
+    with a port that opens late: neither leaves a traceback in its log."""
     from g4debug.cpu.server import serving
+
+    (tmp_path / "g4debug").mkdir()
+    monkeypatch.chdir(tmp_path)
+    installed_plugin.install(tmp_path, "late-port", "late_port:register")
+    environ = {"PYTHONPATH": installed_plugin.path(tmp_path, HERE)}
+    log = tmp_path / "server.log"
 
     def post(url, body):
         request = urllib.request.Request(
@@ -110,7 +118,8 @@ def test_server_answers_over_http(tmp_path):
         with urllib.request.urlopen(request, timeout=300) as answer:
             return json.load(answer)
 
-    with serving(["--log-level", "warning"], log=tmp_path / "server.log", timeout=300) as url:
+    flags = ["--log-level", "warning"]
+    with serving(flags, log=log, timeout=300, extra_environment=environ) as url:
         native = post(
             f"{url}/generate",
             {
@@ -122,6 +131,8 @@ def test_server_answers_over_http(tmp_path):
             f"{url}/v1/completions",
             {"model": "g4debug-tiny", "prompt": "w10 w20 w30", "max_tokens": 12, "temperature": 0},
         )
+        said = log.read_text()
+    assert "Traceback" not in said
     assert native["meta_info"]["completion_tokens"] == 12
     assert native["meta_info"]["spec_verify_ct"] < 12
     assert openai["choices"][0]["text"].split() == native["text"].split()

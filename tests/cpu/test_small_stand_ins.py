@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +18,7 @@ from g4debug.cpu import (
     bonus_tokens,
     cache_locs,
     kv_copy,
+    open_port,
     sm100,
     streams,
     thread_binding,
@@ -150,3 +154,34 @@ def test_each_rank_may_use_the_cores_of_its_process():
         assert runner.local_omp_cpuid == cores
     with pytest.raises(CpuEngineError, match="cores of rank 3, and has 3 ranks"):
         thread_binding.init_threads_binding(numa_index=3, world_size=3)
+
+
+def test_nobody_asks_a_server_before_its_port_is_open():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # a connection is refused until it listens
+        host, port = server.getsockname()
+        opened: list[float] = []
+
+        def open_late():
+            time.sleep(0.3)
+            opened.append(time.monotonic())
+            server.listen()
+
+        threading.Thread(target=open_late).start()
+        asked: list[float] = []
+        ask = open_port.awaited(lambda args: asked.append(time.monotonic()))
+        ask(SimpleNamespace(url=lambda: f"http://{host}:{port}"))
+    assert opened[0] < asked[0]
+
+
+def test_that_a_port_never_opens_is_for_sglang_to_tell(monkeypatch):
+    monkeypatch.setattr(open_port, "PATIENCE", 0.1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        host, port = closed.getsockname()
+
+        def ask(args):
+            raise ConnectionRefusedError(args.url())
+
+        with pytest.raises(ConnectionRefusedError, match=str(port)):
+            open_port.awaited(ask)(SimpleNamespace(url=lambda: f"http://{host}:{port}"))

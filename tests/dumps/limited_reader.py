@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from g4debug.dumps import file, incidents, reading
+from g4debug.dumps import errors, incidents, reading
 
 
 def status(name: str) -> float:
@@ -42,7 +42,7 @@ def measure(path: Path, command: str, megabytes: int) -> dict[str, Any]:
             reading.read(path)
         else:
             error = incidents.look(path).broken
-    except file.DumpError as e:
+    except errors.DumpError as e:
         error = str(e)
     seconds = time.process_time() - start
     return {"seconds": seconds, "megabytes": status("VmHWM") - before, "error": error}

@@ -14,7 +14,7 @@ from hostile_dumps import HOSTILE
 from record_strategies import same
 from sample_trap import sample_record
 
-from g4debug.dumps import file, reading, writing
+from g4debug.dumps import errors, reading, writing
 from g4debug.findings.record import TrapRecord
 
 NAME = "g4debug-page-table-20260601T031415Z-4711-1.pt"
@@ -52,7 +52,7 @@ def test_a_full_disk_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(file.DumpError, match="No space left on device") as e:
+    with pytest.raises(errors.DumpError, match="No space left on device") as e:
         writing.write(good, tmp_path, NAME)
     assert "\n" not in str(e.value)
     assert os.listdir(tmp_path) == []
@@ -79,14 +79,14 @@ def test_an_older_dump_survives_a_failed_write(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(file.DumpError):
+    with pytest.raises(errors.DumpError):
         writing.write(b"half", tmp_path, NAME)
     assert path.read_bytes() == good
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path, good: bytes) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(file.DumpError) as e:
+    with pytest.raises(errors.DumpError) as e:
         writing.write(good, tmp_path / "file" / "dumps", NAME)
     assert "\n" not in str(e.value)
 
@@ -118,7 +118,7 @@ def test_hostile_file(
     data = make(good)
     monkeypatch.chdir(tmp_path)
     start = time.process_time()  # a busy machine is slow, but takes no more of it
-    with pytest.raises(file.DumpError, match=message) as e:
+    with pytest.raises(errors.DumpError, match=message) as e:
         read_bytes(tmp_path / "x.pt", data)
     assert "\n" not in str(e.value)
     assert time.process_time() - start < 20
@@ -134,12 +134,12 @@ def test_not_files(tmp_path: Path) -> None:
         (Path("/dev/zero"), "not a regular file"),
         (Path("a\0b"), "cannot be read"),
     ]:
-        with pytest.raises(file.DumpError, match=message):
+        with pytest.raises(errors.DumpError, match=message):
             reading.read(path)
 
 
 def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "x.pt").open("wb") as f:
         f.truncate(1 << 40)  # sparse
-    with pytest.raises(file.DumpError, match="no dump is that large"):
+    with pytest.raises(errors.DumpError, match="no dump is that large"):
         reading.read(tmp_path / "x.pt")

@@ -19,9 +19,9 @@ from sample_kinds import KINDS
 from sample_trap import sample_record
 
 from g4debug.dumps import check, heads, reading, writing
-from g4debug.dumps.archive import Archive
-from g4debug.dumps.file import RefusedError
+from g4debug.dumps.errors import RefusedError
 from g4debug.dumps.plain import to_plain
+from g4debug.dumps.reading import Archive
 
 pytestmark = pytest.mark.once("reading a dump does not import SGLang")
 

@@ -14,8 +14,8 @@ import pytest
 from hostile_dumps import HOSTILE, repack
 from sample_trap import sample_record
 
-from g4debug.dumps import archive, heads, incidents, reading, writing
-from g4debug.dumps.file import DumpError
+from g4debug.dumps import heads, incidents, reading, writing
+from g4debug.dumps.errors import DumpError
 from g4debug.dumps.heads import Head
 from g4debug.findings.record import TrapRecord
 
@@ -79,7 +79,7 @@ def test_the_head_is_the_record_in_short(tmp_path: Path) -> None:
 def test_only_the_beginning_and_the_end_of_a_file_are_read(tmp_path: Path) -> None:
     path = dumped(tmp_path, "x.pt", sample_record())
     data = bytearray(path.read_bytes())
-    data[heads._BEGINNING :] = bytes(40 << 20) + data[-archive.END_BYTES :]
+    data[heads._BEGINNING :] = bytes(40 << 20) + data[-heads.END_BYTES :]
     path.write_bytes(data)
     read_before = bytes_read()
     assert heads.read(path).check == "page-table"

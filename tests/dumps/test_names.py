@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sample_trap import sample_record
 
-from g4debug.dumps import file, reading, writing
+from g4debug.dumps import errors, heads, reading, writing
 from g4debug.findings.record import TrapRecord
 
 pytestmark = pytest.mark.once("writing a dump is g4debug's own code")
@@ -30,22 +30,22 @@ def record_at(**location: object) -> TrapRecord:
 
 
 def test_what_a_name_says() -> None:
-    name = file.dump_name("page-table", AT, "node-7.cluster", (1, 0, 2), 4711, 3, "0f3a9c51")
+    name = heads.dump_name("page-table", AT, "node-7.cluster", (1, 0, 2), 4711, 3, "0f3a9c51")
     assert name == "g4debug-page-table-20260601T031415Z-node-7-dp1-tp0-pp2-4711-3-0f3a9c51.pt"
     time = "2026-06-01T03:14:15.000+00:00"
-    assert file.parse_name(name) == file.Named("page-table", time, "node-7", 1, 0, 2, 4711, 3)
-    short = file.dump_name("pool-leak", AT, "h", (-1, 5, -1), 1, 1, "00000000")
+    assert heads.parse_name(name) == heads.Named("page-table", time, "node-7", 1, 0, 2, 4711, 3)
+    short = heads.dump_name("pool-leak", AT, "h", (-1, 5, -1), 1, 1, "00000000")
     assert short == "g4debug-pool-leak-20260601T031415Z-h-tp5-1-1-00000000.pt"
-    assert file.parse_name(short) == file.Named("pool-leak", time, "h", -1, 5, -1, 1, 1)
-    alone = file.dump_name("pool-leak", AT, "9", (-1, -1, -1), 1, 1, "00000000")
-    assert file.parse_name(alone) == file.Named("pool-leak", time, "9", -1, -1, -1, 1, 1)
+    assert heads.parse_name(short) == heads.Named("pool-leak", time, "h", -1, 5, -1, 1, 1)
+    alone = heads.dump_name("pool-leak", AT, "9", (-1, -1, -1), 1, 1, "00000000")
+    assert heads.parse_name(alone) == heads.Named("pool-leak", time, "9", -1, -1, -1, 1, 1)
 
 
 def test_names_of_older_versions_and_other_files() -> None:
     time = "2026-06-01T03:14:15.000+00:00"
-    assert file.parse_name(OLD) == file.Named("page-table", time, "", -1, -1, -1, 4711, 1)
+    assert heads.parse_name(OLD) == heads.Named("page-table", time, "", -1, -1, -1, 4711, 1)
     for other in ("notes.pt", "x.pt", OLD.replace("0601", "0631"), OLD + "x", "g4debug-.pt", ""):
-        assert file.parse_name(other) is None
+        assert heads.parse_name(other) is None
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_names_of_older_versions_and_other_files() -> None:
     ],
 )
 def test_a_host_is_cleaned(host: str, part: str) -> None:
-    assert file.host_part(host) == part
-    name = file.dump_name("a", AT, host, (0, 0, 0), 1, 1, "0f3a9c51")
+    assert heads.host_part(host) == part
+    name = heads.dump_name("a", AT, host, (0, 0, 0), 1, 1, "0f3a9c51")
     assert len(name) < 143  # the shortest limit of a file system in use
-    named = file.parse_name(name)
+    named = heads.parse_name(name)
     assert named is not None
     assert named.host == part
 
@@ -75,7 +75,7 @@ def test_a_dump_that_is_written_says_who_wrote_it(
     record = record_at(dp_rank=1, rank=3, pp_rank=0)
     monkeypatch.setattr(writing.socket, "gethostname", lambda: "node7.example")
     path = writing.write_dump(record, writing.encode(record), tmp_path, 2)
-    named = file.parse_name(path.name)
+    named = heads.parse_name(path.name)
     assert named is not None
     assert (named.host, named.dp, named.tp, named.pp, named.pid, named.number) == (
         *("node7", 1, 3, 0),
@@ -149,7 +149,7 @@ def test_names_that_are_all_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(writing, "now", lambda: AT)
     data = writing.encode(sample_record())
     path = writing.write_dump(sample_record(), data, tmp_path, 1)
-    with pytest.raises(file.DumpError, match="16 names"):
+    with pytest.raises(errors.DumpError, match="16 names"):
         writing.write_dump(sample_record(), b"another", tmp_path, 1)
     assert path.read_bytes() == data
     assert os.listdir(tmp_path) == [path.name]
@@ -180,7 +180,7 @@ def test_a_failure_leaves_no_name_behind(
 
     monkeypatch.setattr(os, "link", fails(errno.EIO if links else errno.EPERM))
     monkeypatch.setattr(os, "replace", fails(errno.ENOSPC))
-    with pytest.raises(file.DumpError, match="Input/output error" if links else "No space left"):
+    with pytest.raises(errors.DumpError, match="Input/output error" if links else "No space left"):
         writing.write_dump(sample_record(), b"data", tmp_path, 1)
     assert os.listdir(tmp_path) == []
 
@@ -193,7 +193,7 @@ EVIL += ["\x1b[31mred.pt", "new\nline.pt", "'\x07\\1.pt", "\u202ert.pt", "\udcff
 def test_a_quoted_path_is_that_path_to_a_shell_and_harmless_to_a_terminal(
     tmp_path: Path, name: str
 ) -> None:
-    text = file.quoted(name)
+    text = heads.quoted(name)
     assert text.isprintable()
     command = b"printf %s " + text.encode()
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=True)

@@ -9,8 +9,9 @@ import pytest
 from real_backend import PAGE, Rig, capture_graph, draft_worker, dummy_pool, replay_graph
 
 from g4debug import discovery
+from g4debug.backends.trtllm_mha import ADAPTER
 from g4debug.cpu import fault as device
-from g4debug.faults import page_oob
+from g4debug.faults import page_oob, tables
 from g4debug.faults.base import Injection, install_all, recreated_bugs, replay
 from g4debug.faults.grammar import Chain, GrammarError, parse
 from g4debug.hooking import targets
@@ -153,7 +154,8 @@ def test_a_seed_repeats_itself(rig_with):
             found = []
             for _ in range(6):
                 backend.init_forward_metadata(rig.batch("decode", rig.requests[1:], backend))
-                page_oob.corrupt(backend, arm, "decode", "target")
+                of = tables.tables_of(ADAPTER, backend, None)
+                tables.corrupt(of, arm, "decode", "target", page_oob.out_of_range)
                 found.append(bad_cells(backend))
             runs[seed, again] = found
     assert runs[3, 1] == runs[3, 2]

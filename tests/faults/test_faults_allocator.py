@@ -173,7 +173,7 @@ def test_early_swa_free_takes_the_windows_oldest_page(arm, armed):
     a = rig.admit("a", tokens)
     request.req_pool_idx = a.req_pool_idx
     if armed:
-        tracer = ledger.listeners[0].__self__
+        tracer = ledger.listeners[0][0].__self__
         tracer._ran["a"] = (a.req_pool_idx, 0)  # as if it had run
         with pytest.raises(TrapError, match="inside the window of request a"):
             batch._evict_swa(request, tokens)

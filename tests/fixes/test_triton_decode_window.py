@@ -8,9 +8,10 @@ from real_backend import WINDOW, replay_graph
 from real_triton import TritonRig, listed
 from sglang_of import sglang_of
 
+from g4debug.backends.triton import decode_keys
 from g4debug.fixes import triton_decode_window
 from g4debug.fixes.base import state_of
-from g4debug.fixes.triton_decode_window import FIX, decode_keys, still_broken, whole_window
+from g4debug.fixes.triton_decode_window import FIX, still_broken, whole_window
 
 FIXED = {"G4DEBUG_FIX_TRITON_DECODE_WINDOW": "1"}
 BOTH = pytest.mark.parametrize("fixed", [False, True])

@@ -31,7 +31,7 @@ def main(mode: str) -> None:
     workspace = torch.zeros(512 << 20, dtype=torch.uint8, device=DEV)
     safe = torch.zeros_like(table)
     trap = TrapBuffer(torch.device(DEV))
-    slot = trap.new_slot()
+    mailbox = trap.new_mailbox()
 
     def attend(pages: torch.Tensor) -> torch.Tensor:
         return flashinfer.decode.trtllm_batch_decode_with_kv_cache(
@@ -47,7 +47,7 @@ def main(mode: str) -> None:
         )
 
     def guarded() -> torch.Tensor:
-        page_guard.launch(table, safe, lengths, None, trap, slot, PAGES, PAGE, 511)
+        page_guard.launch(table, safe, lengths, None, trap, mailbox, PAGES, PAGE, 511)
         return attend(safe)
 
     sound = guarded().clone()
@@ -65,8 +65,8 @@ def main(mode: str) -> None:
         out = attend(table) if mode == "bare" else guarded()
     torch.cuda.synchronize()
     for left in trap.take():
-        fields = left.fields
-        print(f"tripped row {fields['row']} column {fields['column']} value {fields['value']}")
+        record = left.record
+        print(f"tripped row {record.row} column {record.at} value {record.value}")
     same = close(out[1:], sound[1:]) and not close(out[0], sound[0])
     print(f"survived; other rows as without the bad page: {same}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -97,8 +98,9 @@ def test_a_real_server_whose_draft_has_half_of_its_table_names_it(tmp_path):
     with log.open("wb") as sink:
         status = subprocess.run(
             [
-                *(sys.executable, str(REPRO / "_variant.py"), "_workload", "cuda", "8"),
+                *(sys.executable, str(REPRO / "harness" / "child.py"), "harness.engine", "cuda"),
                 str(tmp_path / "result.json"),
+                json.dumps({"workload": "e4b_trtllm_mtp", "requests": 8}),
             ],
             env={
                 **os.environ,

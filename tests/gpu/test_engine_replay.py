@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,12 +21,13 @@ REPRO = Path(__file__).parents[2] / "repro"
 
 
 def run_engine(
-    folder: Path, workload: str = "_workload", **switches: str
+    folder: Path, workload: str = "e4b_trtllm_mtp", **switches: str
 ) -> tuple[int, str, list[Path]]:
     """Exit status and log of a small E4B workload, and the dumps that it left."""
-    result = folder / "result.json"
+    child = (str(REPRO / "harness" / "child.py"), "harness.engine", "cuda")
+    arguments = json.dumps({"workload": workload, "requests": 8})
     finished = subprocess.run(
-        [sys.executable, str(REPRO / "_variant.py"), workload, "cuda", "8", str(result)],
+        [sys.executable, *child, str(folder / "result.json"), arguments],
         env={
             **os.environ,
             "SGLANG_TRTLLM_MHA_DEBUG": "1",

@@ -13,7 +13,7 @@ import torch
 from releases import Request
 
 from g4debug.ledger import shadow as shadows
-from g4debug.sanitizer.forward_snapshots import Launches
+from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.snapshot_copy import Copy
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind, Truth
@@ -47,12 +47,12 @@ class Server:
         shadow = shadows.new(PAGES, CUDA)
         shadows.mark(shadow, self.tokens.reshape(-1).to(torch.int64), SIZE)
         self.ledger = SimpleNamespace(shadow=shadow, owners=None)
-        self.launches = Launches()
-        self.copy = self.launches.copy = Copy(self.req_to_token, SIZE, self.ledger)
+        self.snapshots = ForwardSnapshots()
+        self.copy = self.snapshots.copy = Copy(self.req_to_token, SIZE, self.ledger)
         self.table = torch.zeros(2, COLUMNS, dtype=torch.int32, device=CUDA)
         self.out = torch.zeros_like(self.table)
         self.lengths = torch.tensor([160, 155], dtype=torch.int32, device=CUDA)
-        self.slot = self.trap.new_slot()
+        self.mailbox = self.trap.new_mailbox()
         self.schedule, self.forward = torch.cuda.Stream(), torch.cuda.Stream()
         self.copy.make(self.rows, 0)
         self.build()
@@ -78,25 +78,34 @@ class Server:
             padding=1,
         )
         page_guard.launch(
-            self.table, self.out, self.lengths, None, self.trap, self.slot, PAGES, SIZE, -1, truth
+            self.table,
+            self.out,
+            self.lengths,
+            None,
+            self.trap,
+            self.mailbox,
+            PAGES,
+            SIZE,
+            -1,
+            truth,
         )
 
     def launch(self, step: int, spoil: int | None = None) -> None:
         """What ``run_batch`` does."""
         requests = [Request(rid=f"r{row}", req_pool_idx=row) for row in (1, 2)]
         batch = SimpleNamespace(req_pool_indices=self.rows, reqs=requests, forward_iter=step)
-        self.launches.begin()
+        self.snapshots.begin()
         with torch.cuda.stream(self.schedule):
             with torch.cuda.stream(self.forward):
                 self.forward.wait_stream(self.schedule)
                 self.build()
                 torch.cuda._sleep(LONG)
-                self.launches.forward(batch, step)
+                self.snapshots.take(batch, step)
                 if spoil is not None:
                     self.table[1, 4] = spoil
                 self.graph.replay()
             if self.waits:
-                self.launches.launched(BARRIER_COMES_EARLY)
+                self.snapshots.returned(BARRIER_COMES_EARLY)
 
     def goes_on(self) -> None:
         """The scheduler frees the first request's pages, and gives its row to another."""
@@ -123,7 +132,7 @@ def test_without_the_wait_it_would_be_accused():
     server = Server(waits=False)
     server.launch(1)
     server.goes_on()
-    assert [left.fields["row"] for left in server.seen()] == [0]
+    assert [left.record.row for left in server.seen()] == [0]
 
 
 def test_a_wrong_cell_is_found_all_the_same_and_its_row_is_kept():
@@ -133,10 +142,10 @@ def test_a_wrong_cell_is_found_all_the_same_and_its_row_is_kept():
     with torch.cuda.stream(server.forward):
         server.table.zero_()  # the next forward builds its own table
     (left,) = server.seen()
-    fields = left.fields
-    assert (fields["row"], fields["column"], fields["value"]) == (1, 4, 5)
-    assert (fields["kind"], fields["expected"]) == (Kind.MISMATCH, 15)
-    assert (fields["step"], fields["request"], fields["full"]) == (7, 2, 15)
+    record = left.record
+    assert (record.row, record.at, record.value) == (1, 4, 5)
+    assert (record.kind, record.expected) == (Kind.MISMATCH, 15)
+    assert (record.step, record.request, record.full) == (7, 2, 15)
     assert left.cells[0, :10].tolist() == [11, 12, 13, 14, 5, 16, 17, 18, 19, 20]
     assert left.cells[1, :10].tolist() == list(range(11, 21))
 
@@ -150,15 +159,15 @@ def test_many_forwards_in_flight():
             moved = torch.roll(server.tokens, step % 10 * SIZE, dims=1)
             server.req_to_token[1:3, : 10 * SIZE] = moved
         requests = SimpleNamespace(req_pool_indices=server.rows, reqs=[], forward_iter=step)
-        server.launches.begin()
+        server.snapshots.begin()
         with torch.cuda.stream(server.schedule):
             with torch.cuda.stream(server.forward):
                 server.forward.wait_stream(server.schedule)
                 torch.cuda._sleep(20_000)
-                server.launches.forward(requests, step)
+                server.snapshots.take(requests, step)
                 server.build()
                 server.graph.replay()
-            server.launches.launched(BARRIER_COMES_EARLY)
+            server.snapshots.returned(BARRIER_COMES_EARLY)
             # SGLang's own barrier: the table is built before the rows change.
             server.schedule.wait_stream(server.forward)
     assert server.seen() == []

@@ -11,13 +11,12 @@ import random
 
 import pytest
 import torch
-from write_cases import Case, expected, random_case
+from write_cases import SUSPICIONS, Case, expected, random_case
 
 from g4debug.sanitizer.reference_state import Truth
-from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.sanitizer.trap_buffer import Record, TrapBuffer
 from g4debug.tracers.kv_writes import kernels
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
-from g4debug.tracers.kv_writes.kernels import Stamps
+from g4debug.tracers.kv_writes.check import Kind, Rows, Stamps, check_writes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +36,7 @@ def on_gpu(thing):
     return dataclasses.replace(thing, **tensors)
 
 
-def agrees(case: Case, repair: bool, trap: TrapBuffer, slot: int, stamps: Stamps) -> set[int]:
+def agrees(case: Case, repair: bool, trap: TrapBuffer, mailbox: int, stamps: Stamps) -> set[int]:
     bad = expected(case)
     want = check_writes(case.loc, case.slots, case.size, case.rows, case.truth, repair)
     n = case.loc.numel()
@@ -45,7 +44,7 @@ def agrees(case: Case, repair: bool, trap: TrapBuffer, slot: int, stamps: Stamps
     truth = None if case.truth is None else on_gpu(case.truth)
     before = int(trap.total)
     kernels.launch(
-        case.loc.to(CUDA), memory[:n], stamps, trap, slot, case.size, on_gpu(case.rows), truth,
+        case.loc.to(CUDA), memory[:n], stamps, trap, mailbox, case.size, on_gpu(case.rows), truth,
         repair,
     )  # fmt: skip
     torch.cuda.synchronize()
@@ -56,10 +55,10 @@ def agrees(case: Case, repair: bool, trap: TrapBuffer, slot: int, stamps: Stamps
     left = trap.take()
     assert any(not x.suspicion for x in left) == any(k not in SUSPICIONS for k in bad.values())
     for x in left:
-        f = x.fields
-        i = case.place.index((f["row"], f["column"]))
-        assert (f["kind"], f["value"]) == (bad[i], int(case.loc[i]))
-        assert (f["expected"], f["full"]) == (int(want.expected[i]), int(want.others[i]))
+        i = case.place.index((x.record.row, x.record.at))
+        assert (x.record.kind, x.record.value) == (bad[i], int(case.loc[i]))
+        assert x.record.expected == int(want.expected[i])
+        assert (x.record.full, x.record.twin) == (int(want.full[i]), int(want.twins[i]))
     return set(bad.values())
 
 
@@ -90,7 +89,7 @@ class Graph:
         self.out = torch.empty_like(self.loc)
         self.slots = self.PAGES * self.SIZE
         self.stamps = Stamps.new(self.slots, CUDA)
-        self.slot = self.trap.new_slot()
+        self.mailbox = self.trap.new_mailbox()
         self.cache = torch.zeros(self.slots, device=CUDA)
         self.new = torch.arange(1.0, 1 + len(self.loc), device=CUDA)
         self.sound()
@@ -114,15 +113,15 @@ class Graph:
         rows = Rows(3, self.DRAFTS, self.lengths, per_row=self.DRAFTS)
         truth = Truth(self.table, self.requests, padding=1)
         kernels.launch(
-            self.loc, self.out, self.stamps, self.trap, self.slot, self.SIZE, rows, truth, True
+            self.loc, self.out, self.stamps, self.trap, self.mailbox, self.SIZE, rows, truth, True
         )
         self.cache[self.out] = self.new
 
-    def replay(self) -> list[dict[str, int]]:
+    def replay(self) -> list[Record]:
         self.cache.zero_()
         self.graph.replay()
         torch.cuda.synchronize()
-        return [left.fields for left in self.trap.take()]
+        return [left.record for left in self.trap.take()]
 
 
 def test_sound_replays_are_silent():
@@ -149,13 +148,13 @@ def test_a_bad_location_only_in_a_replay(index: int, value: int, kind: Kind):
     it = Graph()
     right = int(it.loc[index])
     it.loc[index] = value
-    (fields,) = it.replay()
-    assert fields["kind"] == kind
-    assert fields["value"] == value
-    assert fields["row"] == index // it.DRAFTS
+    (record,) = it.replay()
+    assert record.kind == kind
+    assert record.value == value
+    assert record.row == index // it.DRAFTS
     written = it.cache.cpu()
     if kind is not Kind.PADDING:
-        assert fields["expected"] == right
+        assert record.expected == right
         assert float(written[right]) == index + 1  # at its own place after all
     if 0 < value < it.slots:
         assert float(written[value]) == 0  # nobody else's KV was overwritten
@@ -167,7 +166,7 @@ def test_two_tokens_at_one_place_only_in_a_replay():
     it = Graph()
     it.loc[6] = it.loc[1].clone()
     found = it.replay()
-    assert {f["kind"] for f in found} == {Kind.TWICE}
+    assert {record.kind for record in found} == {Kind.TWICE}
     assert int(it.trap.total) == 2
     assert float(it.cache[int(it.table[1, 51])]) == 2
     assert float(it.cache[int(it.table[2, 35])]) == 7
@@ -187,6 +186,6 @@ def test_a_long_prefill_in_many_programs():
     torch.cuda.synchronize()
     assert torch.equal(out, loc)  # which of the two is right is not known
     assert int(trap.total) == 2
-    fields = trap.take()[0].fields
-    assert fields["kind"] == Kind.TWICE
-    assert {fields["column"] + 5, fields["full"]} == {7, n - 1}
+    record = trap.take()[0].record
+    assert record.kind == Kind.TWICE
+    assert {record.at + 5, record.twin} == {7, n - 1}

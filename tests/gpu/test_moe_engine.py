@@ -26,8 +26,8 @@ OUTPUT = 16
 
 def test_the_paths_run_in_piecewise_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from _servers import Server, Variant
     from decode_paths import geometries
+    from measuring.servers import Server, Variant
 
     full = geometries()["26B-A4B"]
     small = {"num_hidden_layers": 6, "layer_types": full["layer_types"][:6], "vocab_size": 16_384}
@@ -53,7 +53,7 @@ def test_the_paths_run_in_piecewise_graphs(tmp_path: Path, monkeypatch: pytest.M
     try:
         for state, value in (("off", "0"), ("on", "1")):
             switches = {fix_switch(p): value for p in PATHS}
-            how = {"plugin": "_seeded_weights", "script": "_serve_prefill.py"}
+            how = {"plugin": "seeded_weights", "answers": "prefill"}
             servers[state] = Server(state, Variant(switches, arguments, **how), "cuda", tmp_path)
         for server in servers.values():
             server.read()

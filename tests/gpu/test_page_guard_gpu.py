@@ -23,24 +23,24 @@ HERE = Path(__file__).parent
 CUDA = torch.device("cuda")
 
 
-def run(case: Case, trap: TrapBuffer, slot: int) -> torch.Tensor:
+def run(case: Case, trap: TrapBuffer, mailbox: int) -> torch.Tensor:
     """Launch on a device copy of a case; returns the device's ``out``, poisoned before."""
     on_gpu = case.to("cuda")
     cells = case.table.numel()
     memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32, device=CUDA)
     out = memory[:cells].view(case.table.shape)
     page_guard.launch(
-        on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, slot,
+        on_gpu.table, out, on_gpu.seq_lens, on_gpu.cu_q, trap, mailbox,
         case.pages, case.page_size, case.window, on_gpu.truth,
     )  # fmt: skip
     assert bool((memory[cells:] == POISON).all())  # nothing behind the table is written
     return out
 
 
-def agrees(case: Case, trap: TrapBuffer, slot: int) -> None:
+def agrees(case: Case, trap: TrapBuffer, mailbox: int) -> None:
     safe, bad, short = expected(case)
     seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
-    out = run(case, trap, slot)
+    out = run(case, trap, mailbox)
     torch.cuda.synchronize()
     want = torch.full(case.table.shape, POISON, dtype=torch.int32)
     for (row, column), value in safe.items():
@@ -51,13 +51,13 @@ def agrees(case: Case, trap: TrapBuffer, slot: int) -> None:
     left = trap.take()
     sure = {cell for cell in seen if cell[3] != Kind.FOREIGN}
     assert int(trap.total) == before + len(seen)
-    assert {x.slot for x in left} == ({slot} if seen else set())
+    assert {x.mailbox for x in left} == ({mailbox} if seen else set())
     assert any(not x.suspicion for x in left) == bool(sure)
     for x in left:
-        found = tuple(x.fields[f] for f in ("row", "column", "value", "kind", "expected"))
+        found = tuple(getattr(x.record, f) for f in ("row", "at", "value", "kind", "expected"))
         assert found in (seen - sure if x.suspicion else sure)
-        assert x.fields["seq_len"] == int(case.seq_lens[x.fields["row"]])
-        assert 0 < x.fields["count"] <= len(seen)
+        assert x.record.length == int(case.seq_lens[x.record.row])
+        assert 0 < x.record.bad <= len(seen)
 
 
 def test_many_random_tables():
@@ -66,7 +66,7 @@ def test_many_random_tables():
     for _ in range(150):
         rows, columns = rng.randint(0, 24), rng.choice((0, 1, 7, 255, 256, 257, 700))
         bad = rng.choice((0.0, 0.001, 0.3))
-        agrees(random_case(rng, rows, columns, bad), trap, trap.new_slot())
+        agrees(random_case(rng, rows, columns, bad), trap, trap.new_mailbox())
 
 
 def test_many_random_tables_with_a_truth():
@@ -75,7 +75,7 @@ def test_many_random_tables_with_a_truth():
     for _ in range(150):
         rows, columns = rng.randint(1, 12), rng.choice((1, 7, 40, 256, 300))
         bad = rng.choice((0.01, 0.1))
-        agrees(truthful(rng, rows, columns, bad), trap, trap.new_slot())
+        agrees(truthful(rng, rows, columns, bad), trap, trap.new_mailbox())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -88,7 +88,7 @@ def test_rows_wider_than_a_block(layout):
     lengths = torch.tensor([4000, 3997, 0])
     trap = TrapBuffer(CUDA)
     for window in (-1, 7, 3000):
-        agrees(Case(table, lengths, None, 50, 4, window), trap, trap.new_slot())
+        agrees(Case(table, lengths, None, 50, 4, window), trap, trap.new_mailbox())
 
 
 def test_the_buffer_is_pinned_and_read_without_a_sync():
@@ -102,7 +102,7 @@ def test_the_buffer_is_pinned_and_read_without_a_sync():
         table = torch.zeros(2, 3, dtype=torch.int32, device=CUDA)
         lengths = torch.full((2,), 48, dtype=torch.int32, device=CUDA)
         out = torch.empty_like(table)
-        page_guard.launch(table, out, lengths, None, trap, trap.new_slot(), 10, 16, -1)
+        page_guard.launch(table, out, lengths, None, trap, trap.new_mailbox(), 10, 16, -1)
         assert trap.tripped is False
         assert trap.take() == []
     finally:
@@ -119,7 +119,7 @@ class Graph:
         self.out_full = torch.full_like(self.full, POISON)
         self.out_swa = torch.full_like(self.full, POISON)
         self.lengths = torch.full((4,), 600 * 64, dtype=torch.int32, device=CUDA)
-        self.slots = self.trap.new_slot(), self.trap.new_slot()
+        self.mailboxes = self.trap.new_mailbox(), self.trap.new_mailbox()
         self._guard()  # compiles; must not happen inside the capture
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -130,11 +130,11 @@ class Graph:
         assert not self.trap.tripped  # sound tables at capture
 
     def _guard(self) -> None:
-        for table, out, slot, pages, window in (
-            (self.full, self.out_full, self.slots[0], 1000, -1),
-            (self.swa, self.out_swa, self.slots[1], 100, 511),
+        for table, out, mailbox, pages, window in (
+            (self.full, self.out_full, self.mailboxes[0], 1000, -1),
+            (self.swa, self.out_swa, self.mailboxes[1], 100, 511),
         ):
-            page_guard.launch(table, out, self.lengths, None, self.trap, slot, pages, 64, window)
+            page_guard.launch(table, out, self.lengths, None, self.trap, mailbox, pages, 64, window)
 
     def replay(self) -> None:
         self.graph.replay()
@@ -149,10 +149,10 @@ def test_a_fault_that_exists_only_at_replay():
     g.replay()
     assert g.trap.tripped
     (left,) = g.trap.take()
-    fields = left.fields
-    assert left.slot == g.slots[0]
-    assert (fields["row"], fields["column"], fields["value"]) == (2, 300, 10_000_000)
-    assert (fields["seq_len"], fields["count"]) == (600 * 64, 1)
+    record = left.record
+    assert left.mailbox == g.mailboxes[0]
+    assert (record.row, record.at, record.value) == (2, 300, 10_000_000)
+    assert (record.length, record.bad) == (600 * 64, 1)
     assert int(g.out_full[2, 300]) == 0
     assert int(g.out_full.sum()) == g.full.numel() - 1
     # Read and sound again: armed as before, and nothing sticks to the graph.
@@ -162,7 +162,7 @@ def test_a_fault_that_exists_only_at_replay():
     g.full[1, 599] = -5
     g.replay()
     (left,) = g.trap.take()
-    assert (left.number, left.fields["value"]) == (2, -5)
+    assert (left.number, left.record.value) == (2, -5)
 
 
 def test_two_sites_of_one_graph_are_told_apart():
@@ -171,12 +171,12 @@ def test_two_sites_of_one_graph_are_told_apart():
     g.full[3, 599] = 100
     g.replay()
     (left,) = g.trap.take()
-    assert (left.slot, left.fields["value"]) == (g.slots[1], 100)
+    assert (left.mailbox, left.record.value) == (g.mailboxes[1], 100)
     g.full[0, 0] = 1000
     g.replay()
-    assert [(x.slot, x.fields["value"]) for x in g.trap.take()] == [
-        (g.slots[0], 1000),
-        (g.slots[1], 100),
+    assert [(x.mailbox, x.record.value) for x in g.trap.take()] == [
+        (g.mailboxes[0], 1000),
+        (g.mailboxes[1], 100),
     ]
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from g4debug.ledger import shadow as shadows
+from g4debug.sanitizer.trap_buffer import Record, TrapBuffer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.guard import TrapBuffer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ class Books:
         self.swa[:, :10] = self.swa_of
         self.out_full, self.out_swa = torch.empty_like(self.full), torch.empty_like(self.full)
         self.lengths = torch.tensor([160, 155, 1], dtype=torch.int32, device=CUDA)
-        self.slots = self.trap.new_slot(), self.trap.new_slot()
+        self.mailboxes = self.trap.new_mailbox(), self.trap.new_mailbox()
         self.guard()
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -52,21 +52,21 @@ class Books:
         assert not self.trap.tripped
 
     def guard(self) -> None:
-        for swa, table, out, slot, pages, window in (
-            (False, self.full, self.out_full, self.slots[0], self.PAGES, -1),
-            (True, self.swa, self.out_swa, self.slots[1], self.SWA_PAGES, 40),
+        for swa, table, out, mailbox, pages, window in (
+            (False, self.full, self.out_full, self.mailboxes[0], self.PAGES, -1),
+            (True, self.swa, self.out_swa, self.mailboxes[1], self.SWA_PAGES, 40),
         ):
             truth = Truth(self.req_to_token, self.requests, swa, self.shadow, padding=1)
             page_guard.launch(
-                table, out, self.lengths, None, self.trap, slot, pages, self.SIZE, window, truth
+                table, out, self.lengths, None, self.trap, mailbox, pages, self.SIZE, window, truth
             )
 
-    def replay(self) -> dict[str, dict[str, int]]:
+    def replay(self) -> dict[str, Record]:
         """What each pool's guard saw in one replay."""
         self.graph.replay()
         torch.cuda.synchronize()
-        names = dict(zip(self.slots, ("full", "swa"), strict=True))
-        return {names[left.slot]: left.fields for left in self.trap.take()}
+        names = dict(zip(self.mailboxes, ("full", "swa"), strict=True))
+        return {names[left.mailbox]: left.record for left in self.trap.take()}
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_a_wrong_cell_that_appears_only_at_replay_is_named_and_repaired(pool, va
     table[0, 9] = value
     seen = books.replay()
     assert list(seen) == [pool]
-    fields = seen[pool]
-    assert (fields["row"], fields["column"], fields["value"]) == (0, 9, value)
-    assert (fields["kind"], fields["expected"]) == (kind, right)
+    record = seen[pool]
+    assert (record.row, record.at, record.value) == (0, 9, value)
+    assert (record.kind, record.expected) == (kind, right)
     assert int(out[0, 9]) == right
     table[0, 9] = right
     assert books.replay() == {}
@@ -105,11 +105,11 @@ def test_a_page_that_is_freed_between_replays():
     freed = books.req_to_token[2, 9 * books.SIZE : 10 * books.SIZE].to(torch.int64)
     shadows.mark(books.shadow, freed, books.SIZE, shadows.FREE)
     seen = books.replay()
-    assert {name: f["kind"] for name, f in seen.items()} == {
+    assert {name: f.kind for name, f in seen.items()} == {
         "full": Kind.FREED,
         "swa": Kind.FREED,
     }
-    assert seen["full"]["value"] == page
+    assert seen["full"].value == page
     assert int(books.out_full[1, 9]) == int(books.out_swa[1, 9]) == 0
 
 
@@ -120,17 +120,17 @@ def test_a_swa_page_that_is_evicted_between_replays():
         shadows.mark(books.shadow, tokens.to(torch.int64), books.SIZE, shadows.HELD)
         found = books.replay()
         assert list(found) == seen
-    assert found["swa"]["kind"] == Kind.EVICTED
+    assert found["swa"].kind == Kind.EVICTED
 
 
 def test_a_row_that_outgrows_its_table_between_replays():
     books = Books()
     books.lengths[1] = 13 * books.SIZE
     seen = books.replay()
-    assert seen["full"]["row"] == seen["swa"]["row"] == 1
+    assert seen["full"].row == seen["swa"].row == 1
     # Columns 10 and 11 of the row are zero, too: what is told first is the first bad cell's.
-    assert {f["kind"] for f in seen.values()} <= {Kind.SHORT, Kind.ZERO}
-    assert seen["full"]["count"] == 3  # two cells and the row
+    assert {f.kind for f in seen.values()} <= {Kind.SHORT, Kind.ZERO}
+    assert seen["full"].count == 3  # two cells and the row
 
 
 def test_padding_rows_and_request_0_are_nobodys():
@@ -140,7 +140,7 @@ def test_padding_rows_and_request_0_are_nobodys():
     books.full[1, 3] = 6
     assert books.replay() == {}
     books.full[1, 3] = books.PAGES  # out of range is out of range in any row
-    assert books.replay()["full"]["kind"] == Kind.RANGE
+    assert books.replay()["full"].kind == Kind.RANGE
 
 
 def test_a_ledger_that_was_given_up_is_not_believed_at_replay():
@@ -150,7 +150,7 @@ def test_a_ledger_that_was_given_up_is_not_believed_at_replay():
     books.swa[0, 9] = 3
     assert books.replay() == {}
     books.full[0, 9] = 3
-    assert books.replay()["full"]["kind"] == Kind.MISMATCH
+    assert books.replay()["full"].kind == Kind.MISMATCH
 
 
 def test_a_launch_with_a_truth_waits_for_nothing():

@@ -32,7 +32,7 @@ def plain() -> dict[str, Any]:
     """Without MTP, as repro/ranks.py serves it."""
     sys.path.insert(0, str(REPRO))
     try:
-        from _workload import without_mtp
+        from harness.workload import without_mtp
     finally:
         sys.path.remove(str(REPRO))
     return without_mtp()
@@ -41,7 +41,7 @@ def plain() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def models() -> None:
     """The weights, in a process that ends before an engine starts."""
-    write = "import _draft_embedding; _draft_embedding.write_models()"
+    write = "from workloads import draft_embedding_shard as it; it.write_models()"
     subprocess.run([sys.executable, "-c", write], cwd=REPRO, check=True)
 
 
@@ -52,11 +52,11 @@ def test_a_rank_that_decides_for_itself_is_found(
     tmp_path: Path, models: None, how: str, words: str
 ) -> None:
     engine = {**ENGINE, **(plain() if how == "abort" else {})}
-    shapes = [json.dumps(engine), json.dumps({"longest": 600, "output": [8, 60]}), "cuda"]
-    result = tmp_path / "result.json"
-    program = str(REPRO / "_mixed_variant.py")
+    shape = {"longest": 600, "output": [8, 60]}
+    arguments = {"count": 60, "waves": 1, "overrides": engine, "shape": shape}
+    child = (str(REPRO / "harness" / "child.py"), "harness.mixed", "cuda")
     run = subprocess.run(
-        [sys.executable, program, str(result), "60", "1", *shapes],
+        [sys.executable, *child, str(tmp_path / "result.json"), json.dumps(arguments)],
         env={
             **os.environ,
             "G4DEBUG_TRACE": "rank-divergence,flight-recorder",

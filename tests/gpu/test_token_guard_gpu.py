@@ -11,9 +11,9 @@ from list_cases import expected, list_case, rows_of
 from g4debug.backends.handed_over import TokenLists
 from g4debug.ledger import shadow as shadows
 from g4debug.sanitizer.trap_buffer import CELLS, TrapBuffer
-from g4debug.tracers.page_table import token_guard
+from g4debug.tracers.page_table import token_check, token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.token_guard import Repair
+from g4debug.tracers.page_table.token_check import Repair
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,14 +28,14 @@ def test_the_compiled_kernel_is_its_reference(seed, repair):
     rng = random.Random(seed)
     case = list_case(rng, rng.randint(1, 6), rng.randint(1, 12), rng.choice((0.0, 0.03, 0.2)))
     bad, words = expected(case)
-    mine, trap = case.copy("cuda"), TrapBuffer(CUDA, slots=8)
+    mine, trap = case.copy("cuda"), TrapBuffer(CUDA, mailboxes=8)
     trap.keep_cells(3)
     token_guard.launch(mine.lists, trap, 3, case.tokens, case.page_size, mine.truth, repair)
     torch.cuda.synchronize()
     assert int(trap.total) == len(bad) + len(words)
     seen = {*bad, *words}
     for left in trap.take():
-        found = tuple(left.fields[f] for f in ("row", "column", "value", "kind", "expected"))
+        found = tuple(getattr(left.record, f) for f in ("row", "at", "value", "kind", "expected"))
         assert found in seen
         if found in bad:
             tokens, first, begin = rows_of(case)[found[0]]
@@ -44,7 +44,7 @@ def test_the_compiled_kernel_is_its_reference(seed, repair):
             kept = entries[origin : origin + CELLS].to(torch.int32).tolist()
             assert left.cells[0, : len(kept)].tolist() == kept
     other = case.copy()
-    token_guard.reference(
+    token_check.reference(
         other.lists, TrapBuffer(torch.device("cpu")), 3, case.tokens, case.page_size, other.truth,
         repair,
     )  # fmt: skip
@@ -82,8 +82,8 @@ class Served:
         self.truth = Truth(
             self.req_to_token, torch.tensor([1, 2, 3], device=CUDA), False, self.shadow, padding=1
         )
-        self.slot, self.repair = self.trap.new_slot(), repair
-        self.trap.keep_cells(self.slot)
+        self.mailbox, self.repair = self.trap.new_mailbox(), repair
+        self.trap.keep_cells(self.mailbox)
         self.guard()
         torch.cuda.synchronize()
         assert not self.trap.tripped
@@ -94,14 +94,14 @@ class Served:
 
     def guard(self) -> None:
         token_guard.launch(
-            self.lists, self.trap, self.slot, self.PAGES * self.SIZE, self.SIZE, self.truth,
+            self.lists, self.trap, self.mailbox, self.PAGES * self.SIZE, self.SIZE, self.truth,
             self.repair,
         )  # fmt: skip
 
     def replay(self):
         self.graph.replay()
         torch.cuda.synchronize()
-        return [left.fields for left in self.trap.take()]
+        return [left.record for left in self.trap.take()]
 
 
 def test_a_sound_list_stays_as_it_is():
@@ -122,8 +122,8 @@ def test_a_bad_entry_that_appears_only_at_replay_is_named_and_repaired(at, value
     served.lists.indices[at] = value
     (found,) = served.replay()
     row = 0 if at < 30_000 else 1
-    assert (found["row"], found["column"]) == (row, at - 30_000 * row)
-    assert (found["value"], found["kind"], found["expected"]) == (value, kind, right)
+    assert (found.row, found.at) == (row, at - 30_000 * row)
+    assert (found.value, found.kind, found.expected) == (value, kind, right)
     assert int(served.lists.indices[at]) == right
     assert served.replay() == []
 
@@ -133,7 +133,7 @@ def test_a_broken_indptr_is_named_and_repaired(value):
     served = Served(Repair.UNSAFE)
     served.lists.indptr[1] = value
     (found,) = served.replay()
-    assert (found["kind"], found["value"], found["expected"]) == (Kind.INDPTR, value, 30_000)
+    assert (found.kind, found.value, found.expected) == (Kind.INDPTR, value, 30_000)
     assert served.lists.indptr.tolist() == [0, 30_000, 30_700, 30_701]
 
 
@@ -142,5 +142,5 @@ def test_a_freed_page_is_named_in_the_next_replay():
     token = int(served.lists.indices[1600])
     shadows.mark(served.shadow, torch.tensor([token], device=CUDA), served.SIZE, value=shadows.FREE)
     (found,) = served.replay()
-    assert (found["kind"], found["row"]) == (Kind.FREED, 0)
-    assert found["column"] // served.SIZE == 100
+    assert (found.kind, found.row) == (Kind.FREED, 0)
+    assert found.at // served.SIZE == 100

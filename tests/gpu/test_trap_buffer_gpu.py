@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.sanitizer.trap_buffer import Record, TrapBuffer
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
 
@@ -40,7 +40,7 @@ class Stress:
     """A stream that launches guards; each launch has the next number."""
 
     def __init__(self, trap: TrapBuffer, start: int, bad_rows: int) -> None:
-        self.trap, self.slot, self.bad_rows = trap, trap.new_slot(), bad_rows
+        self.trap, self.mailbox, self.bad_rows = trap, trap.new_mailbox(), bad_rows
         self.stream = torch.cuda.Stream()
         self.number = torch.full((1,), start, dtype=torch.int64, device=CUDA)
         self.table = torch.ones(ROWS, COLUMNS, dtype=torch.int32, device=CUDA)
@@ -55,7 +55,7 @@ class Stress:
         # The length of a row tells the launch once more: 16 values, all of the same pages.
         self.lengths.copy_((COLUMNS * SIZE - self.number % SIZE).expand(ROWS))
         page_guard.launch(
-            self.table, self.out, self.lengths, None, self.trap, self.slot, PAGES, SIZE, -1
+            self.table, self.out, self.lengths, None, self.trap, self.mailbox, PAGES, SIZE, -1
         )
         self.number += 1
 
@@ -73,22 +73,22 @@ class Stress:
         self.launches += 1
 
 
-def check(fields: dict[str, int]) -> tuple[int, int, int]:
+def check(record: Record) -> tuple[int, int, int]:
     """(launch, row, half) of a record whose words belong together."""
-    number, cell = divmod(fields["value"] - FIRST, ROWS * 2)
+    number, cell = divmod(record.value - FIRST, ROWS * 2)
     row, half = divmod(cell, 2)
-    assert fields["row"] == row, fields
-    assert fields["column"] == (256 + number % 40 if half else number % 200), fields
-    assert fields["seq_len"] == COLUMNS * SIZE - number % SIZE, fields
-    assert fields["kind"] == Kind.RANGE, fields
-    assert fields["expected"] == -1, fields
-    assert fields["count"] == 1, fields  # one in each half of a row, which is a program's part
+    assert record.row == row, record
+    assert record.at == (256 + number % 40 if half else number % 200), record
+    assert record.length == COLUMNS * SIZE - number % SIZE, record
+    assert record.kind == Kind.RANGE, record
+    assert record.expected == -1, record
+    assert record.bad == 1, record  # one in each half of a row, which is a program's part
     return number, row, half
 
 
 @pytest.mark.parametrize("bad_rows", [1, ROWS])
 def test_nothing_is_lost_and_nothing_is_torn(bad_rows):
-    trap = TrapBuffer(CUDA, slots=8)
+    trap = TrapBuffer(CUDA, mailboxes=8)
     # Compiled and captured before anything trips: all that is launched is then counted.
     warm = Stress(trap, 0, 0)
     warm.launch()
@@ -99,7 +99,7 @@ def test_nothing_is_lost_and_nothing_is_torn(bad_rows):
     captured.capture()
     torch.cuda.synchronize()
     assert not trap.tripped  # a capture runs nothing
-    seen: dict[int, list[tuple[int, int, int]]] = {eager.slot: [], captured.slot: []}
+    seen: dict[int, list[tuple[int, int, int]]] = {eager.mailbox: [], captured.mailbox: []}
     polls = 0
 
     def poll() -> None:
@@ -108,8 +108,8 @@ def test_nothing_is_lost_and_nothing_is_torn(bad_rows):
             polls += 1
             for left in trap.take():
                 assert not left.suspicion
-                assert left.number == len(seen[left.slot]) + 1  # no number is left out
-                seen[left.slot].append(check(left.fields))
+                assert left.number == len(seen[left.mailbox]) + 1  # no number is left out
+                seen[left.mailbox].append(check(left.record))
 
     for _ in range(LAUNCHES):
         eager.launch()
@@ -126,7 +126,7 @@ def test_nothing_is_lost_and_nothing_is_torn(bad_rows):
     assert trap.told == told
     assert told + trap.merged() == cells
     for stress in (eager, captured):
-        found = seen[stress.slot]
+        found = seen[stress.mailbox]
         assert len(found) == len(set(found))  # each cell at most once
         first = far if stress is eager else 2 * far
         assert {n for n, _, _ in found} <= set(range(first, first + stress.launches))
@@ -139,15 +139,15 @@ def test_nothing_is_lost_and_nothing_is_torn(bad_rows):
 def test_the_host_reads_while_the_device_waits_for_nobody():
     """Readers never block writers: with nobody polling, the first record stands and the rest is
     counted, and a single look afterwards finds both."""
-    trap = TrapBuffer(CUDA, slots=8)
+    trap = TrapBuffer(CUDA, mailboxes=8)
     stress = Stress(trap, 0, ROWS)
     for _ in range(500):
         stress.launch()
     torch.cuda.synchronize()
     (left,) = trap.take()
-    assert check(left.fields)[0] == 0
+    assert check(left.record)[0] == 0
     assert trap.merged() == 500 * ROWS * 2 - 1
     stress.launch()
     torch.cuda.synchronize()
     (left,) = trap.take()
-    assert (left.number, check(left.fields)[0]) == (2, 500)
+    assert (left.number, check(left.record)[0]) == (2, 500)

@@ -74,17 +74,6 @@ def test_no_file_names_a_registry_or_a_machine():
     assert not found, "\n".join(found)
 
 
-def test_ci_runs_the_tests_and_nothing_else():
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    commands = [x for x in lines if x and not x.startswith("#")]
-    assert commands[1:] == [
-        "make test",
-        "newest=$?",
-        "make test SGLANG=0.5.12.post1 || exit",
-        'exit "$newest"',
-    ]
-
-
 @pytest.mark.parametrize(
     ("goals", "given", "environment", "release"),
     [

@@ -37,14 +37,23 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the sources, so that the build leaves nothing in the checkout."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a wheel is built from, so that the build leaves nothing in the checkout."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
     for name in ("g4debug", "fixes"):
         ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(source, tmp_path_factory.mktemp("wheel"))
+
+
+def built(source: Path, out: Path) -> Path:
     pip("wheel", "--no-build-isolation", "-w", str(out), str(source))
     (found,) = out.iterdir()
     return found
@@ -83,6 +92,22 @@ def test_every_source_file_is_in_it_and_nothing_else(wheel: Path) -> None:
     sources |= {f"g4debug/{p.relative_to(ROOT)}" for p in (ROOT / "fixes").rglob("*.*")}
     assert names == {s for s in sources if "__pycache__" not in s}
     assert not any(n.startswith("fixes/") for n in names)  # not everybody's "import fixes"
+
+
+def test_a_build_leaves_nothing_that_the_next_wheel_takes_up(
+    source: Path, wheel: Path, tmp_path: Path
+) -> None:
+    assert not (source / "build").exists()
+    again = shutil.copytree(source, tmp_path / "again", symlinks=True)  # as the build has left it
+    (again / "g4debug" / "launching.py").rename(again / "g4debug" / "launching_renamed.py")
+    (again / "build" / "lib" / "g4debug").mkdir(parents=True)  # of a build by other means
+    (again / "build" / "lib" / "g4debug" / "stale.py").touch()
+    before, after = (
+        {n for n in zipfile.ZipFile(w).namelist() if n.endswith(".py")}
+        for w in (wheel, built(again, tmp_path / "out"))
+    )
+    assert before - after == {"g4debug/launching.py"}
+    assert after - before == {"g4debug/launching_renamed.py"}
 
 
 def test_its_modules_items_templates_and_entry_point_are_found(

@@ -3,8 +3,8 @@
 import json
 import sys
 
-from _mixed import engine as arguments
-from _mixed import requests
+from harness.mixed import engine as arguments
+from harness.mixed import requests
 
 
 def main():

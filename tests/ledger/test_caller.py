@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import types
 
-from g4debug.ledger.pool_registry import caller
+import pytest
+
+from g4debug.ledger.callsite import caller
 
 
-def function(source: str, file: str, **names):
-    """The function ``f`` of a source text that says it is in ``file``."""
-    space = dict(names)
-    exec(compile(source, file, "exec"), space)
+def function(module: str, folder: str = "/site-packages", **names):
+    """A function ``f`` of a module that lies in this folder."""
+    space = {**names, "__name__": module}
+    file = f"{folder}/{module.replace('.', '/')}.py"
+    exec(compile("def f():\n    return inner()\n", file, "exec"), space)
     return space["f"]
 
 
-SGLANG = "/site-packages/sglang/srt/managers/schedule_batch.py"
-ALLOCATOR = "/site-packages/sglang/srt/mem_cache/allocator/swa.py"
-PLUGIN = "/site-packages/their_plugin/look.py"
+SGLANG = "sglang.srt.managers.schedule_batch"
+ALLOCATOR = "sglang.srt.mem_cache.allocator.swa"
+PLUGIN = "their_plugin.look"
 
 
-def chain(*files: str):
-    """A call through functions of these files, outermost first."""
+def chain(*modules: str, folder: str = "/site-packages"):
+    """A call through functions of these modules, outermost first."""
     inner = caller
-    for file in reversed(files):
-        inner = function("def f():\n    return inner()\n", file, inner=inner)
+    for module in reversed(modules):
+        inner = function(module, folder, inner=inner)
     assert isinstance(inner, types.FunctionType)
     return inner()
 
@@ -43,3 +46,14 @@ def test_of_two_plugins_the_inner_one_is_named():
 
 def test_without_sglang_the_nearest_is_named():
     assert chain(PLUGIN) == "look.py:2 f"
+
+
+@pytest.mark.parametrize(
+    "folder", ["/sglang/srt", "/mem_cache/allocator", "/functools", "/g4debug"]
+)
+def test_a_folder_of_any_name_is_only_a_place(folder):
+    """A user may clone anything below a folder that is called like a package."""
+    called = "schedule_batch.py:2 f"
+    assert chain(PLUGIN, folder=folder) == "look.py:2 f"
+    assert chain(SGLANG, ALLOCATOR, folder=folder) == called
+    assert chain(SGLANG, PLUGIN, folder=folder) == f"look.py:2 f, called by {called}"

@@ -15,7 +15,9 @@ from g4debug import plugin
 from g4debug.findings.steps import Recorder
 from g4debug.hooking import targets
 from g4debug.ledger import shadow as shadows
-from g4debug.ledger.ledger import DEPTH, KEPT, Ledger, PoolLedger
+from g4debug.ledger.books import DEPTH, PoolLedger
+from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import KEPT
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU engine refuses CUDA machines"),
@@ -190,9 +192,7 @@ def test_clear(armed):
 def test_a_listener_sees_the_state_before_the_event(armed):
     rig, ledger = armed
     seen = []
-    ledger.listeners.append(
-        lambda pool, event, pages: seen.append((event.kind, pool.held[pages].tolist()))
-    )
+    ledger.listen(lambda pool, event, pages: seen.append((event.kind, pool.held[pages].tolist())))
     request = rig.admit("a", PAGE)
     rig.allocator.free(rig.req_to_token.req_to_token[request.req_pool_idx, :PAGE])
     assert [held for kind, held in seen if kind != "unmap"] == [[False], [False], [True], [True]]
@@ -204,7 +204,7 @@ def test_a_bug_of_ours_gives_up_the_ledger_and_not_the_server(armed, caplog):
     def listener(*args):
         raise KeyError("ours")
 
-    ledger.listeners.append(listener)
+    ledger.listen(listener)
     request = rig.admit("a", PAGE)  # SGLang's allocator goes on
     assert request.req_pool_idx is not None
     assert "KeyError" in ledger.broken
@@ -257,10 +257,10 @@ def delayed(armed, monkeypatch):
         with monkeypatch.context() as only_here:
             only_here.setattr(ledger, "is_far", lambda indices: True)
             post(*args, **kwargs)
-        ledger._send()
+        ledger.transport.send()
 
     post = ledger.post
-    monkeypatch.setattr(ledger, "_sent", sent)
+    monkeypatch.setattr(ledger.transport, "_event", sent)
     monkeypatch.setattr(ledger, "post", each_alone)
     return rig, ledger, arrivals
 
@@ -284,7 +284,7 @@ def test_what_arrives_late_counts_for_the_step_in_which_it_was_handed_out(delaye
     recorder = ledger.recorder
     recorder.prepare_step()
     a = rig.admit("a", PAGE)
-    recorder.step, recorder._preparing = 1, False
+    recorder.step, recorder.preparing = 1, False
     recorder.prepare_step()  # step 2 is being prepared when the first one's pages arrive
     ledger.settle(wait=True)
     (page,) = pages_of(rig, a)
@@ -294,14 +294,14 @@ def test_what_arrives_late_counts_for_the_step_in_which_it_was_handed_out(delaye
 
 
 def test_what_the_device_had_copied_before_it_died(delayed):
-    from g4debug.ledger.ledger import NOT_YET
+    from g4debug.ledger.index_transport import NOT_YET
 
     rig, ledger, _ = delayed
     a, b = rig.admit("a", PAGE), rig.admit("b", PAGE)
-    late = list(ledger._pending)[3:]  # a's: full, SWA and the mapping
+    late = list(ledger.transport.waiting)[3:]  # a's: full, SWA and the mapping
     for pending in late:
-        ledger._staged[pending.words] = NOT_YET
-    ledger.salvage()
+        ledger.transport._arrived(pending)[:] = NOT_YET
+    ledger.transport.salvage()
     full = ledger.pools["full"]
     assert full.held[pages_of(rig, a)].all()
     assert not full.held[pages_of(rig, b)].any()
@@ -320,12 +320,12 @@ def test_a_finding_leaves_the_ledger_whole(armed):
         raise TrapError(Finding("c", "k", "s", "h", Location(), "e", "g"), None, "")
 
     a = rig.admit("a", PAGE)
-    ledger.listeners.append(listener)
+    ledger.listen(listener)
     with pytest.raises(TrapError):
         rig.allocator.free(rig.req_to_token.req_to_token[a.req_pool_idx, :PAGE])
     ledger.listeners.clear()
     agree(rig, ledger)
-    ledger.listeners.append(listener)
+    ledger.listen(listener)
     zero, lengths = torch.zeros(2, dtype=torch.int64), torch.tensor([2 * PAGE, PAGE])
     inner = rig.allocator.full_attn_allocator
     with pytest.raises(TrapError):
@@ -450,7 +450,7 @@ def test_a_step_is_sent_in_one_copy_whose_event_is_used_again(armed, monkeypatch
     rig, ledger = armed
     made = far(ledger, monkeypatch)
     a = rig.admit("a", 2 * PAGE)
-    assert len(ledger._unsent) > 1
+    assert len(ledger.transport.waiting) > 1
     assert not made
     ledger.settle()
     assert len(made) == 1
@@ -478,7 +478,7 @@ def test_what_is_posted_is_of_that_moment(armed, monkeypatch):
 
 
 def test_more_than_there_is_room_for_is_entered_in_order(armed, monkeypatch):
-    from g4debug.ledger import ledger as module
+    from g4debug.ledger import index_transport as module
 
     _, ledger = armed
     far(ledger, monkeypatch)
@@ -494,19 +494,19 @@ def test_what_is_gathered_is_entered_while_the_forward_runs(armed, monkeypatch):
     """Without overlap scheduling the host has time only then. What frees pages does not wait."""
     rig, ledger = armed
     made = far(ledger, monkeypatch)
-    monkeypatch.setattr(ledger, "_beside", lambda ready: nullcontext())
-    full, ledger.gathers = ledger.pools["full"], True
+    monkeypatch.setattr(ledger.transport, "_beside", lambda ready: nullcontext())
+    full, ledger.transport.gathers = ledger.pools["full"], True
     a = rig.admit("a", 2 * PAGE)
     assert not full.held[pages_of(rig, a)].any()
     assert not made  # nothing was asked of the device
-    ledger.before_forward()
+    ledger.transport.before_forward()
     assert len(made) == 1
-    ledger.meanwhile()
+    ledger.transport.meanwhile()
     assert full.held[pages_of(rig, a)].all()
     assert len(made) == 2  # one event before the forward, and one for all copies
     agree(rig, ledger)
-    ledger.before_forward()
-    ledger.meanwhile()  # nothing was allocated
+    ledger.transport.before_forward()
+    ledger.transport.meanwhile()  # nothing was allocated
     assert len(made) == 2
     b = rig.admit("b", PAGE)
     page = int(pages_of(rig, b)[0])

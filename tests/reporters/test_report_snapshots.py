@@ -23,8 +23,7 @@ from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
 
 from g4debug.cli._common import make_console
 from g4debug.dumps import heads
-from g4debug.dumps.file import quoted
-from g4debug.dumps.heads import Head
+from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, group
 from g4debug.reporters import _grid, _histories, json, listing, page_map, terminal
 

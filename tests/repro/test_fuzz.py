@@ -56,13 +56,14 @@ def dump(folder, check="page-table", name="one.pt"):
 
 
 def test_a_seed_is_a_server(fuzz):
-    shapes = [fuzz._fuzz.draw(seed) for seed in range(200)]
-    assert shapes == [fuzz._fuzz.draw(seed) for seed in range(200)]
+    draw = importlib.import_module("suites.fuzz.draw")
+    shapes = [fuzz.draw(seed) for seed in range(200)]
+    assert shapes == [fuzz.draw(seed) for seed in range(200)]
     assert len({shape.words for shape in shapes}) > 190
     for shape in shapes:
         engine = shape.engine
         room = engine["max_total_tokens"] * engine["swa_full_tokens_ratio"]
-        assert room >= fuzz._fuzz.longest_prompt(engine["max_total_tokens"]) + 256
+        assert room >= draw.longest_prompt(engine["max_total_tokens"]) + 256
         if engine["page_size"] != 64:  # trtllm_mha has pages of 64
             assert engine["attention_backend"] == "triton"
         if engine.get("enable_priority_scheduling"):  # SGLang refuses it with any other

@@ -41,18 +41,18 @@ def test_the_short_subset_runs_without_a_finding(script):
 def healthy(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(REPRO))
-    return importlib.import_module("_healthy_run")
+    return importlib.import_module("suites.healthy.run")
 
 
 @pytest.fixture
 def group(healthy):
-    return importlib.import_module("_healthy.groups").group_of("short")
+    return importlib.import_module("suites.healthy.groups").group_of("short")
 
 
 @pytest.fixture
 def runs(healthy, group, tmp_path):
     """Two runs, without tracers and with all of them, that must pass."""
-    outcome = importlib.import_module("_run").Outcome
+    outcome = importlib.import_module("harness.processes").Outcome
     result = {
         workload.id: {
             "outputs": {"a": [[1, 2, 3]]},

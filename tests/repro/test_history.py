@@ -25,6 +25,7 @@ from g4debug.dumps import writing
 from g4debug.hooking import targets
 
 REPRO = Path(__file__).parents[2] / "repro"
+SUITE = REPRO / "suites" / "history"
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def suite(monkeypatch):
     """``suite("table")``: a module of the suite's machinery."""
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(REPRO))
-    return lambda name: importlib.import_module(f"_history.{name}")
+    return lambda name: importlib.import_module(f"suites.history.{name}")
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def known(suite):
 
 
 def test_each_case_has_a_truth_of_its_own(known):
-    truths = {p.stem for p in (REPRO / "history" / "truth").glob("*.py")} - {"__init__"}
+    truths = {p.stem for p in (SUITE / "truth").glob("*.py")} - {"__init__"}
     assert truths == {name.replace("-", "_") for name in known}
     numbers = [case.number for case in known.values()]
     assert len(numbers) == len(set(numbers))
@@ -59,10 +60,10 @@ def test_what_is_left_out_is_no_case_and_is_on_the_page(known, suite):
     assert all(f"- {commit}: {what}." in page for commit, what in suite("changed").CHANGED)
 
 
-@pytest.mark.parametrize("path", sorted((REPRO / "history" / "truth").glob("*.py")), ids=str)
+@pytest.mark.parametrize("path", sorted((SUITE / "truth").glob("*.py")), ids=str)
 def test_a_truth_imports_nothing_of_g4debug(path):
     """Nor of the suite, but for the counter, which imports nothing but Python's library."""
-    for file in (path, REPRO / "_history" / "counter.py"):
+    for file in (path, SUITE / "counter.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = []
             if isinstance(node, ast.Import):
@@ -71,7 +72,8 @@ def test_a_truth_imports_nothing_of_g4debug(path):
                 names = [node.module or ""]
             for name in names:
                 assert not name.startswith("g4debug"), f"{file}: {name}"
-                assert not name.startswith("_") or name in ("__future__", "_history.counter")
+                ours = name.startswith(("_", "suites", "harness", "workloads"))
+                assert not ours or name in ("__future__", "suites.history.counter")
 
 
 def test_a_tool_that_cannot_run_beside_mtp_refuses_there(suite):
@@ -94,7 +96,7 @@ def test_what_is_predicted_is_a_grade_of_a_tool(known, suite):
 def test_counts_outlive_a_process_that_is_killed(tmp_path, suite):
     counter = suite("counter")
     script = (
-        "import sys; from pathlib import Path; from _history.counter import Counter\n"
+        "import sys; from pathlib import Path; from suites.history.counter import Counter\n"
         "c = Counter(Path(sys.argv[1])); c.step(); c.reached(); c.step(); c.triggered('page 7')\n"
         "c.step(); c.triggered('page 8'); print(flush=True); sys.stdin.read()\n"
     )
@@ -167,7 +169,7 @@ def judged(suite, known, tmp_path, monkeypatch):
     cell, tools = suite("cell"), suite("tools").TOOLS
     case = next(iter(known.values()))
     monkeypatch.syspath_prepend(str(REPRO))
-    outcome = importlib.import_module("_run").Outcome
+    outcome = importlib.import_module("harness.processes").Outcome
 
     def judge(
         tool="g4debug",
@@ -216,7 +218,7 @@ def test_sglangs_own_death_is_not_an_alarm(judged):
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
         "ValueError: The memory capacity is unbalanced. Some GPUs may be occupied",
-        "_healthy.workload.NotExercised: the log has no 1 lines with 'Prefill batch'",
+        "suites.healthy.workload.NotExercised: the log has no 1 lines with 'Prefill batch'",
     ],
 )
 def test_what_the_machine_ended_proves_nothing(judged, said):
@@ -240,9 +242,9 @@ def test_a_truth_that_failed_is_named_and_not_its_cause(judged):
     """Python shows the cause first."""
     text = (
         "AttributeError: no attribute 'pool'\n\nThe above exception was the direct cause\n\n"
-        "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'\n"
+        "suites.history.counter.GroundTruthError: AttributeError: no attribute 'pool'\n"
     )
-    said = "_history.counter.GroundTruthError: AttributeError: no attribute 'pool'"
+    said = "suites.history.counter.GroundTruthError: AttributeError: no attribute 'pool'"
     cell = judged("nothing", text, status=1, arm="0.5.14")
     assert (cell.said, cell.ended) == (said, "died")
     cell = judged("nothing", text, status=1, **TRUTH)  # it proves nothing of the bug
@@ -250,7 +252,7 @@ def test_a_truth_that_failed_is_named_and_not_its_cause(judged):
 
 
 def test_a_workload_that_comes_to_nothing_on_another_release_is_an_answer(judged):
-    log = "_healthy.workload.NotExercised: all done before the abort\n"
+    log = "suites.healthy.workload.NotExercised: all done before the abort\n"
     assert judged("nothing", log, status=1, arm="0.5.14").ended == "died"
     assert judged("nothing", log, status=1).ended == "spoiled"
 
@@ -791,7 +793,7 @@ def test_an_engine_that_does_not_come_up_with_a_tool_is_its_refusal(judged, suit
     said = "AssertionError: kv-canary: called without an active manager"
     cell = judged("kv-canary", f"Traceback\n{said}\n", status=1)
     assert (cell.grade, cell.said) == ("n/a", said)
-    up = importlib.import_module("_run").UP
+    up = importlib.import_module("harness.processes").UP
     cell = judged("kv-canary", f"{up}\nIndexError: list index out of range\n", status=1, **TRUTH)
     assert cell.grade == "crash only"
 
@@ -808,7 +810,7 @@ def test_an_engine_that_does_not_come_up_with_a_tool_is_its_refusal(judged, suit
     ],
 )
 def test_the_alarms_of_the_tools_for_a_gpu_are_known_by_their_words(judged, suite, tool, said):
-    up = importlib.import_module("_run").UP
+    up = importlib.import_module("harness.processes").UP
     assert judged(tool, f"{up}\n{said}\n", status=1, **TRUTH).grade == "alarm"
     assert judged(tool, f"{up}\n========= ERROR SUMMARY: 0 errors\n", **TRUTH).grade == "silent"
 
@@ -918,6 +920,9 @@ def test_a_release_is_an_arm_with_the_settings_of_the_bug(suite, known):
         ([{"reached": 0}], "not met"),
         ([{"ended": "died", "said": "IndexError: x"}], "dies first"),
         ([{"reached": 0, "ended": "hangs", "said": "hangs"}], "hangs"),
+        ([{"ended": "died", "said": "suites.history.counter.GroundTruthError: KeyError: 'y'"}],
+         "other code"),
+        # As the first cells have it, which were kept when the module had another name.
         ([{"ended": "died", "said": "_history.counter.GroundTruthError: KeyError: 'y'"}],
          "other code"),
         ([], "not run"),
@@ -966,5 +971,5 @@ def test_a_release_without_an_environment_is_not_asked(runner, known, monkeypatc
     chosen = {n: known[n] for n in ("lost-key", "page-0-freed", "unfenced-results")}
     found = runner.across_tasks(chosen, ["nothing"], 5)
     assert {(t.name, t.arm) for t in found} == {("lost-key", "0.5.14")}
-    assert len(found) == sys.modules["_history.across"].SEEDS
+    assert len(found) == sys.modules["suites.history.across"].SEEDS
     assert runner.across_tasks(chosen, ["sglang"], 5) == []

@@ -16,7 +16,7 @@ TRACERS = ("page-table", "pool-leak", "flight-recorder")
 def ranks(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(REPRO))
-    return importlib.import_module("_ranks")
+    return importlib.import_module("suites.ranks")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run(ranks, tmp_path):
     log.write_text("g4debug-repro: engine up\n")
     checked = {f"rank {r}": {t: {"off": "", "count": 5 + r} for t in TRACERS} for r in (0, 1)}
     result = {"outputs": {"a": {}}, "s": 2.0, "accept_length": 1.8, "checked": checked}
-    return importlib.import_module("_run").Outcome("mode", 0, 1.0, log, result)
+    return importlib.import_module("harness.processes").Outcome("mode", 0, 1.0, log, result)
 
 
 @pytest.fixture

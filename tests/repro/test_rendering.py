@@ -20,6 +20,7 @@ from rich.console import Console
 from sample_trap import sample_record
 
 from g4debug.dumps import writing
+from g4debug.hooking import targets
 
 pytestmark = pytest.mark.once("a terminal's width has nothing to do with SGLang")
 
@@ -86,7 +87,7 @@ def finding():
 
 def demo_runs(repro, folder):
     """The demo's four outcomes."""
-    outcome = repro("_run").Outcome
+    outcome = repro("harness.processes").Outcome
     (folder / DUMP).write_bytes(writing.encode(finding()))
     logs = {
         "clean": (0, 11.2, f"{UP}\n{USED}\n", TOKENS),
@@ -104,10 +105,11 @@ def demo_runs(repro, folder):
 
 def judged(script, runs):
     """name -> (outcome, verdict), as run_all makes it."""
-    return {
-        name: (run, script.REPRO.variants[name].judge(run, runs.get("clean")))
-        for name, run in runs.items()
-    }
+    with targets.looking_at(Path(PACKAGES)):  # the SGLang of the logs
+        return {
+            name: (run, script.REPRO.variants[name].judge(run, runs.get("clean")))
+            for name, run in runs.items()
+        }
 
 
 def console(width, terminal=True):
@@ -138,7 +140,7 @@ def whole(text, got, width):
 
 def demo(repro, folder, monkeypatch, width, terminal=True):
     """What the demo prints after each variant, and at the end."""
-    variants, script = repro("_variants"), repro("e4b_trtllm_mtp")
+    variants, script = repro("harness.variants"), repro("e4b_trtllm_mtp")
     monkeypatch.setattr(variants, "viewer", lambda: ".venv/bin/g4debug")
     done = judged(script, demo_runs(repro, folder))
     out = console(width, terminal)
@@ -169,6 +171,17 @@ def test_no_name_of_the_demo_is_broken_at_80_columns(repro, at_home, monkeypatch
     assert "g4debug/cpu" not in got  # its stand-ins are no part of what a GPU shows
 
 
+def test_a_folder_called_like_sglang_makes_nothing_sglangs(repro, at_home):
+    """PACKAGES may lie below any folder, and so may the clone that has the stand-ins."""
+    log = at_home / "broken.log"
+    log.write_text(CRASH.replace('File "/', 'File "/sglang/g4debug/cpu/'))
+    run = repro("_run").Outcome("broken", -9, 1.0, log, {})
+    with targets.looking_at(Path("/sglang/g4debug/cpu" + PACKAGES)):
+        assert repro("_variants").blamed(run).startswith("process_batch_result_prefill (")
+    shown = [line for line in run.traceback(99) if line.startswith("  File ")]
+    assert len(shown) == 5  # none of them is a stand-in of this g4debug
+
+
 def test_in_a_file_what_is_quoted_stays_whole(repro, at_home, monkeypatch):
     got = demo(repro, at_home, monkeypatch, 80, terminal=False)[1].splitlines()
     assert f"    {HEADLINE}" in got
@@ -181,9 +194,12 @@ def test_in_a_file_what_is_quoted_stays_whole(repro, at_home, monkeypatch):
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_demo_that_fails(repro, at_home, width):
     """Each verdict that can be bad, with the place of its log on a line of its own."""
-    script, render = repro("e4b_trtllm_mtp"), repro("_render")
+    script, render = repro("e4b_trtllm_mtp"), repro("harness.render")
     good = demo_runs(repro, at_home)
-    outcome, crash = repro("_run").Outcome, "torch.OutOfMemoryError: CUDA out of memory.\n"
+    outcome, crash = (
+        repro("harness.processes").Outcome,
+        "torch.OutOfMemoryError: CUDA out of memory.\n",
+    )
     (at_home / "other.log").write_text(crash)
     runs = {
         "clean": outcome("clean", -9, 9.4, good["broken"].log),
@@ -194,7 +210,7 @@ def test_a_demo_that_fails(repro, at_home, width):
     done = judged(script, runs)
     assert not any(verdict.good for _, verdict in done.values())
     out = console(width)
-    render.summary(out, "What happened:", repro("_variants").blocks(script.REPRO, done))
+    render.summary(out, "What happened:", repro("harness.variants").blocks(script.REPRO, done))
     got = out.file.getvalue()
     whole(" ".join(verdict.what for _, verdict in done.values()), got, width)
     for run, _ in done.values():
@@ -203,7 +219,7 @@ def test_a_demo_that_fails(repro, at_home, width):
 
 
 def test_a_log_far_away_is_not_broken(repro):
-    render = repro("_render")
+    render = repro("harness.render")
     far = Path("/") / "/".join(["a-folder-with-a-long-name"] * 8) / "broken.log"
     out = console(80)
     render.block(out, render.Block("broken", False, "It completes.", log=far))
@@ -216,9 +232,9 @@ WITH_VARIANTS = [s for s in SCRIPTS if "\nREPRO = " in (REPRO / f"{s}.py").read_
 @pytest.mark.parametrize("name", WITH_VARIANTS)
 def test_titles_and_switches_of_every_script(repro, tmp_path, name):
     """At 80 columns each is whole, and a switch can be typed into a shell."""
-    script, variants, render = repro(name), repro("_variants"), repro("_render")
-    run = repro("_run").Outcome(name, 0, 1.0, tmp_path / "log")
-    verdict = variants.Verdict(True, "It completes.")
+    script, variants, render = repro(name), repro("harness.variants"), repro("harness.render")
+    run = repro("harness.processes").Outcome(name, 0, 1.0, tmp_path / "log")
+    verdict = repro("harness.verdicts").Verdict(True, "It completes.")
     done = dict.fromkeys(script.REPRO.variants, (run, verdict))
     out = console(80)
     render.summary(out, script.REPRO.title, variants.blocks(script.REPRO, done))
@@ -236,8 +252,12 @@ def test_titles_and_switches_of_every_script(repro, tmp_path, name):
 
 def test_the_other_layouts_share_it(repro):
     """Verdicts as residual_aliasing and the matrix write them."""
-    residual, table, matrix = repro("residual_aliasing"), repro("_matrix_table"), repro("_matrix")
-    render = repro("_render")
+    residual, table, matrix = (
+        repro("residual_aliasing"),
+        repro("suites.matrix.table"),
+        repro("suites.matrix.drill"),
+    )
+    render = repro("harness.render")
     some = {"captured": list(range(1, 42)), "wrong": list(range(1, 41)), "cosine": 0.6071}
     row = matrix.Row("alloc-out-of-range", "1*swa@mode=decode", ("kv-allocator", "page-table"))
     row.fired, row.caught = 12, {"kv-allocator": 0, "flight-recorder": 3}
@@ -274,6 +294,6 @@ def test_help_fits_into_80_columns_and_shows_no_markup(name):
 
 @pytest.mark.parametrize("flag", ["--variant", "--arm"])
 def test_variant_and_its_old_name_are_one_flag(repro, monkeypatch, flag):
-    variants, script = repro("_variants"), repro("e4b_trtllm_mtp")
+    variants, script = repro("harness.variants"), repro("e4b_trtllm_mtp")
     monkeypatch.setattr(sys, "argv", ["e4b_trtllm_mtp.py", flag, "broken", flag, "fixed"])
     assert variants.arguments(script.REPRO, script.__doc__, "10").variants == ["broken", "fixed"]

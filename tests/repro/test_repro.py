@@ -159,10 +159,10 @@ def test_ctrl_c_in_the_middle_of_a_variant_leaves_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "started"),
     [
-        ("e4b_trtllm_mtp.py", [*CPU, "--variant", "clean"], "_variant.py"),
-        ("matrix.py", ["--fault", "page-oob", "--jobs", "2"], "_mixed_variant.py"),
-        ("soak.py", [], "_mixed_variant.py"),
-        ("residual_aliasing.py", CPU, "_residual.py"),
+        ("e4b_trtllm_mtp.py", [*CPU, "--variant", "clean"], "harness.engine"),
+        ("matrix.py", ["--fault", "page-oob", "--jobs", "2"], "harness.mixed"),
+        ("soak.py", [], "harness.mixed"),
+        ("residual_aliasing.py", CPU, "workloads.residual_aliasing"),
     ],
 )
 def test_a_script_that_is_told_to_end_leaves_nothing(tmp_path, name, flags, started, ignored):
@@ -188,7 +188,7 @@ def test_so_does_make_that_is_told_to_end(tmp_path, ignored):
     command = ("make", "-C", str(REPRO.parents[1]), "-o", "env", f"RUN={sys.executable}", "demo")
     arguments = "ARGS=--device cpu --arm clean"
     with session(tmp_path, arguments, command=command, ignored=ignored) as run:
-        assert run.wait(300, until="_variant.py") is None
+        assert run.wait(300, until="harness.engine") is None
         run.process.send_signal(signal.SIGTERM)
         assert run.wait(300) != 0
         assert run.gone()
@@ -199,7 +199,7 @@ def test_so_does_make_that_is_told_to_end(tmp_path, ignored):
 @pytest.mark.parametrize("number", NOHUP)
 def test_so_do_a_closed_terminal_and_its_other_keys(tmp_path, number):
     with session(tmp_path, *CPU, "--arm", "clean") as run:
-        assert run.wait(300, until="_variant.py") is None
+        assert run.wait(300, until="harness.engine") is None
         run.process.send_signal(number)
         assert run.wait(300) == 128 + number
         assert run.gone()

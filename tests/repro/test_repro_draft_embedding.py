@@ -41,7 +41,7 @@ def test_an_answer_is_wrong_and_the_cause_is_named_at_start(script):
 
 def test_one_gpu_is_too_few(monkeypatch):
     monkeypatch.syspath_prepend(str(REPRO))
-    workload = importlib.import_module("_draft_embedding")
+    workload = importlib.import_module("workloads.draft_embedding_shard")
     for count, says in ((0, False), (1, True), (2, False)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert bool(workload.too_few_gpus()) is says

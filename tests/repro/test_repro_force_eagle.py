@@ -1,7 +1,7 @@
 """repro/force_eagle.py as a user runs it: two variants of it, which are what the switch changes.
 
 That NEXTN is promoted without it, and an assistant with two head dimensions refused:
-tests/fixes/test_force_eagle.py.
+tests/fixes/before_0_5_14/test_force_eagle.py.
 """
 
 from __future__ import annotations

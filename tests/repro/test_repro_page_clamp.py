@@ -39,7 +39,8 @@ def test_the_clamp_survives_and_guesses_worse_than_the_fix(script):
 def judges(monkeypatch):
     pytest.importorskip("rich")
     monkeypatch.syspath_prepend(str(REPRO))
-    return importlib.import_module("page_clamp"), importlib.import_module("_run").Outcome
+    outcome = importlib.import_module("harness.processes").Outcome
+    return importlib.import_module("page_clamp"), outcome
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def soak(monkeypatch):
 def test_a_server_on_v2_says_so_in_the_words_that_are_looked_for(soak, sglang, caplog):
     from types import SimpleNamespace
 
-    from g4debug.fixes.paths.frozen_kv_mtp_v2 import fix, limits
+    from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import fix, limits
 
     args = SimpleNamespace(speculative_algorithm="FROZEN_KV_MTP", disable_overlap_schedule=True)
     fix.around_arguments(lambda _: None, args)
@@ -56,22 +55,16 @@ def test_what_sglang_retracts_itself_counts(soak):
 @pytest.mark.parametrize("v2", [True, False])
 def test_only_v2_asks_for_overlap_scheduling(soak, monkeypatch, tmp_path, device, v2):
     seen = []
-    monkeypatch.setattr(
-        soak, "run_command", lambda name, command, *rest, **on: seen.append(command)
-    )
-    monkeypatch.setattr(soak._tracers, "on_one_rank", lambda: ["page-table"])
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
+    monkeypatch.setattr(soak.tracers, "on_one_rank", lambda: ["page-table"])
     soak.run("armed", True, 1, tmp_path, soak.Console(quiet=True), device, v2)
-    engine = json.loads(seen[0][5])
+    engine = seen[0][5]
     assert engine.get("disable_overlap_schedule") == (False if v2 else None)
 
 
 def test_a_backend_is_that_of_prefill_and_decode(soak, monkeypatch, tmp_path):
     seen = []
-
-    def run(name, command, *rest, **on):
-        seen.append(command)
-
-    monkeypatch.setattr(soak, "run_command", run)
+    monkeypatch.setattr(soak.mixed, "run", lambda *given, **more: seen.append(given))
     soak.run("plain", False, 1, tmp_path, soak.Console(quiet=True), backend="triton")
-    engine = json.loads(seen[0][5])
+    engine = seen[0][5]
     assert engine["prefill_attention_backend"] == engine["decode_attention_backend"] == "triton"

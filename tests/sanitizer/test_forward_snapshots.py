@@ -2,7 +2,7 @@
 
 On a CPU a forward ends before its launch returns. So here the scheduler is made to run ahead: the
 forward's tables are built when it is launched, then pages are freed and handed out again, and only
-then the layers ask for their tables. With real streams: tests/gpu/test_as_of_launch_gpu.py.
+then the layers ask for their tables. With real streams: tests/gpu/test_forward_snapshots_gpu.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from releases import Request
 from served_rows import ARMED, Serving, release, row_of
 
 from g4debug import plugin
-from g4debug.backends import adapter
 from g4debug.dumps import reading
 from g4debug.hooking import targets
 from g4debug.hooking.table_barrier import wait_for_tables
-from g4debug.sanitizer.forward_snapshots import IN_FLIGHT, Launches
+from g4debug.sanitizer.forward_snapshots import IN_FLIGHT, ForwardSnapshots
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
 
@@ -217,8 +216,8 @@ def test_a_forward_that_was_not_launched_by_the_scheduler_has_no_copy(ahead):
 def test_without_the_barrier_only_ranges_are_checked(ahead, monkeypatch):
     monkeypatch.setitem(targets.SITES, "scheduler.war_barrier", (("", None),))
     it = ahead()
-    assert it.tracer.in_flight.copy is None
-    assert any("overlap scheduling" in why for why in it.tracer.books.limits)
+    assert it.tracer.snapshots.copy is None
+    assert any("overlap scheduling" in why for why in it.tracer.backends.limits)
     launched = it.launch()
     it.backend.forward_metadata.page_table[1, 2] += 1
     it.run(launched)
@@ -234,35 +233,35 @@ def served(row, number):
     )
 
 
-def test_launches_are_remembered_as_long_as_they_may_be_in_flight():
-    launches = Launches()
-    launches.copy = SimpleNamespace(make=lambda rows, step: None)
+def test_forwards_are_remembered_as_long_as_they_may_be_in_flight():
+    snapshots = ForwardSnapshots()
+    snapshots.copy = SimpleNamespace(make=lambda rows, step: None)
     batches = {n: served(3, n) for n in range(1, 3 * IN_FLIGHT)}
     for number, batch in batches.items():
-        launches.begin()
-        launches.forward(batch, 100 + number)
-        launches.forward(served(4, 999), 0)  # the draft's forward of the same batch makes no copy
-        launches.launched(None)
+        snapshots.begin()
+        snapshots.take(batch, 100 + number)
+        snapshots.take(served(4, 999), 0)  # the draft's forward of the same batch makes no copy
+        snapshots.returned(None)
     last = max(batches)
-    assert launches.request(100 + last, 3).rid == f"r{last}"
-    assert launches.request(100 + last, 4) is None
-    assert launches.is_void(101, 3)  # too long ago to be known
-    assert not launches.is_void(100 + last, 3)
-    launches.processing(batches[last])
+    assert snapshots.request(100 + last, 3).rid == f"r{last}"
+    assert snapshots.request(100 + last, 4) is None
+    assert snapshots.is_void(101, 3)  # too long ago to be known
+    assert not snapshots.is_void(100 + last, 3)
+    snapshots.processing(batches[last])
     batches[last].reqs[0].finished = lambda: True
-    assert not launches.is_void(100 + last, 3)  # it ended in that forward
-    assert launches.is_void(99 + last, 3) is False
+    assert not snapshots.is_void(100 + last, 3)  # it ended in that forward
+    assert snapshots.is_void(99 + last, 3) is False
     batches[last - 1].reqs[0].put(req_pool_idx=None)  # retracted meanwhile
-    assert launches.is_void(99 + last, 3)
-    launches.processing(SimpleNamespace(forward_iter=None))  # SGLang has batches without a number
+    assert snapshots.is_void(99 + last, 3)
+    snapshots.processing(SimpleNamespace(forward_iter=None))  # SGLang has batches without a number
 
 
 def test_an_empty_batch_makes_no_copy():
-    launches = Launches()
-    launches.copy = SimpleNamespace(make=lambda rows, step: pytest.fail("nothing to copy"))
-    launches.begin()
-    launches.forward(SimpleNamespace(req_pool_indices=torch.tensor([]), reqs=[]), 1)
-    launches.forward(SimpleNamespace(req_pool_indices=None, reqs=None), 1)
+    snapshots = ForwardSnapshots()
+    snapshots.copy = SimpleNamespace(make=lambda rows, step: pytest.fail("nothing to copy"))
+    snapshots.begin()
+    snapshots.take(SimpleNamespace(req_pool_indices=torch.tensor([]), reqs=[]), 1)
+    snapshots.take(SimpleNamespace(req_pool_indices=None, reqs=None), 1)
 
 
 def test_without_a_barrier_the_scheduling_stream_waits_for_the_forward():
@@ -310,12 +309,12 @@ def test_the_tables_of_a_draft(ahead, algorithm):
     draft.server_args.disable_overlap_schedule = False
     it.rig.runner = lambda draft_worker=False: draft
     backend = it.rig.backend(True)
-    books, batch = it.tracer.books, it.rig.batch("decode", it.rig.requests[1:], backend)
+    state, batch = it.tracer.backends, it.rig.batch("decode", it.rig.requests[1:], backend)
     frozen = algorithm == "FROZEN_KV_MTP"
     for pool in ("full", "swa"):
-        truth = books.truth(adapter("trtllm_mha"), backend, batch, pool, 3, captured=False)
+        truth = state.truth(backend, batch, batch.req_pool_indices, 3, pool, 0)
         assert (truth is not None and truth.shadow is not None) is frozen
         assert (truth is not None) is (frozen or pool == "full")
-    assert (books.partial is None) is frozen
+    assert (state.partial is None) is frozen
     if not frozen:
-        assert "in the draft's sliding layers only ranges" in books.partial
+        assert "in the draft's sliding layers only ranges" in state.partial

@@ -56,14 +56,14 @@ def register() -> None:
 
         return forgetful
 
-    def lossy(feed: Any, hook: Any, watches: bool = False) -> Any:
-        isolated = isolate(feed, missing(hook), watches)
+    def lossy(registry: Any, hook: Any, watches: bool = False) -> Any:
+        isolated = isolate(registry, missing(hook), watches)
         if getattr(hook, "__name__", "") != "after_clear":
             return isolated
 
         def begins_anew(*args: Any, **kwargs: Any) -> Any:
             nonlocal missed
-            ledger = feed.ledger
+            ledger = registry.ledger
             print(MISSED, missed, flush=True)
             missed = 0
             if ledger.broken:
@@ -80,4 +80,4 @@ def register() -> None:
         return begins_anew
 
     PoolRegistry.isolate = lossy  # type: ignore[method-assign]
-    PoolRegistry.once = lambda feed, entry: once(feed, missing(entry))  # type: ignore[method-assign]
+    PoolRegistry.once = lambda registry, entry: once(registry, missing(entry))  # type: ignore[method-assign]

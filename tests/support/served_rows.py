@@ -104,7 +104,7 @@ def in_release(it, rid, call):
 
 def tracer_of(it):
     """The tracer kv-allocator."""
-    return next(e.__self__ for e in it.ledger.listeners if hasattr(e.__self__, "_ran"))
+    return next(e.__self__ for e, _ in it.ledger.listeners if hasattr(e.__self__, "_ran"))
 
 
 def late(it, monkeypatch):
@@ -116,7 +116,7 @@ def late(it, monkeypatch):
         return copies[-1]
 
     monkeypatch.setattr(it.ledger, "is_far", lambda indices: True)
-    monkeypatch.setattr(it.ledger, "_sent", sent)
+    monkeypatch.setattr(it.ledger.transport, "_event", sent)
     return copies
 
 

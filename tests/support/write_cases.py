@@ -16,6 +16,7 @@ from g4debug.sanitizer.reference_state import Truth
 from g4debug.tracers.kv_writes.check import Kind, Rows
 
 MODES = ("decode", "verify", "extend")
+SUSPICIONS = {kind for kind in Kind if kind.record.suspicion}
 
 
 @dataclass

@@ -36,7 +36,8 @@ from g4debug.findings.kinds import KINDS
 from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
 from g4debug.tracers.flight_recorder import report as flight_report
@@ -48,6 +49,7 @@ from g4debug.tracers.kv_writes import report as writes_report
 from g4debug.tracers.kv_writes.check import Kind as WriteKind
 from g4debug.tracers.kv_writes.checked_writes import Write
 from g4debug.tracers.page_table import report as table_report
+from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.rank_divergence import report as rank_report
@@ -70,7 +72,7 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_state,
     check_written,
 )
-from g4debug.tracers.spec_lifecycle.hand_over import HandOver, Left
+from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.trapping.trap import TrapError
 
 pytestmark = [
@@ -243,9 +245,10 @@ def the_backend_forgot_its_pool(arm: Any) -> Any:
 @later
 def record(arm: Any, kind: int, row: int) -> Any:
     """What the guard has left is of that kind and row."""
-    fields = {**dict.fromkeys(trap_buffer.NAMES, 0), "kind": kind, "row": row}
-    left = trap_buffer.Left(1, False, 1, fields, trap_buffer.NO_CELLS)
-    return table_report.describe(None, left, Recorder(4), False, None)[0]
+    zeros = trap_buffer.Record(*[0] * len(trap_buffer.Record._fields))
+    words = zeros._replace(kind=kind, row=row)
+    left = trap_buffer.Left(1, False, 1, words, trap_buffer.NO_CELLS)
+    return table_report.describe(None, cell_of(words), left, Recorder(4), False, None)[0]
 
 
 @later
@@ -614,22 +617,15 @@ LEAKS = (
 
 
 @later
-def hands_over(
-    arm: Any,
-    violation: Violation | None,
-    site: str = "batch.merge",
-    left: Left | None = None,
-    v2: bool = False,
-) -> Any:
-    """The finding about a hand-over. left: the verify input that is still on the batch."""
+def hands_over(arm: Any, violation: Violation | None, site: str = "batch.merge") -> Any:
+    """The finding about a hand-over."""
     assert violation is not None
-    batch = SimpleNamespace(forward_mode=None)
-    at = HandOver(site, "here", batch, ("a", "b"), left, v2=v2)
+    at = HandOver(site, "here", SimpleNamespace(forward_mode=None), ("a", "b"))
     return spec_report.describe(violation, at, Recorder(4))
 
 
-def in_v2(violation: Violation | None, site: str = "scheduler.run_batch") -> Any:
-    return hands_over(violation, site, v2=True)
+def in_step(violation: Violation | None, site: str = "scheduler.run_batch") -> Any:
+    return hands_over(violation, site)
 
 
 def counts(kind: str, what: str, got: list[int]) -> Violation | None:
@@ -656,16 +652,12 @@ embedding = partial(check_embedding, 256, table=512, vocabulary=512, rank=1, ran
 at_step = partial(Cause, "spec-lifecycle")
 # fmt: off
 STEPS = (
-    at_step("verify-input-left", "finished in the verify of step 5",
-        hands_over(STILL_VERIFY, left=Left(5, 2, 0))),
-    at_step("verify-input-left", "although 1 of 2 requests go on",
-        hands_over(STILL_VERIFY, left=Left(5, 2, 1))),
     at_step("verify-input-left", UNKNOWN + ": no forward", hands_over(STILL_VERIFY)),
-    at_step("verify-input-left", "the verify input of its own step", in_v2(STILL_VERIFY)),
+    at_step("verify-input-left", "the verify input of its own step", in_step(STILL_VERIFY)),
     at_step("spec-info-dropped", "lost between two steps", hands_over(NOTHING)),
     at_step("spec-info-dropped", "lost inside the worker's step",
         hands_over(NOTHING, "worker.verify")),
-    at_step("spec-info-dropped", "lost when the step ended", in_v2(NOTHING)),
+    at_step("spec-info-dropped", "lost when the step ended", in_step(NOTHING)),
     at_step("wrong-type", "of the right type, but is not the one", hands_over(ANOTHER)),
     at_step("wrong-type", "a stage was left out, or ran twice",
         hands_over(check_state("draft-extend-input", "X", ("draft-input",)))),
@@ -682,14 +674,10 @@ STEPS = (
         hands_over(counts("seq-len", "seq_lens", [10, 18]))),
     at_step("seq-len", "of another number of requests",
         hands_over(counts("seq-len", "seq_lens", [10]))),
-    at_step("bookkeeping", "was advanced more than once",
-        hands_over(counts("bookkeeping", "kv_committed_len", [13, 20]))),
-    at_step("bookkeeping", "was advanced too little",
-        hands_over(counts("bookkeeping", "kv_committed_len", [7, 20]))),
     at_step("bookkeeping", "by the processing of the verify's result",
-        in_v2(counts("bookkeeping", "spec_verify_ct", [10, 21]), "result.resolve")),
+        in_step(counts("bookkeeping", "spec_verify_ct", [10, 21]), "result.resolve")),
     at_step("bookkeeping", "by putting the tokens out",
-        in_v2(counts("bookkeeping", "output_ids", [10, 21]), "scheduler.stream_output")),
+        in_step(counts("bookkeeping", "output_ids", [10, 21]), "scheduler.stream_output")),
     at_step("stale-hidden-state", "overwritten in place",
         hands_over(states("a tensor that was written to since then"))),
     at_step("stale-hidden-state", "another tensor is in the place",
@@ -698,42 +686,42 @@ STEPS = (
     at_step("stale-hidden-state", "the tensor of the step before",
         hands_over(states("those of the step before"))),
     at_step("future-row", "two requests that both live",
-        in_v2(check_owners([3, 3], ["a", "b"], [None, None]))),
+        in_step(check_owners([3, 3], ["a", "b"], [None, None]))),
     at_step("future-row", "were filtered, merged or put in order at different times",
-        in_v2(check_same_rows([3, 1], [1, 3]))),
-    at_step("future-row", "nothing wrote the lengths of this request", in_v2(written(None))),
-    at_step("future-row", "written for another request in between", in_v2(written(("b", 5)))),
+        in_step(check_same_rows([3, 1], [1, 3]))),
+    at_step("future-row", "nothing wrote the lengths of this request", in_step(written(None))),
+    at_step("future-row", "written for another request in between", in_step(written(("b", 5)))),
     at_step("future-row", "the step ended without a stash",
-        in_v2(Violation("future-row", "x", "not stashed", what="not stashed"))),
+        in_step(Violation("future-row", "x", "not stashed", what="not stashed"))),
     at_step("future-row", "the rows by which the worker's step was published",
-        in_v2(publish(own_rows=False))),
-    at_step("publish-order", "before its verify had counted", in_v2(publish(verified=False))),
-    at_step("publish-order", "published, or the worker did so twice", in_v2(publish(times=1))),
+        in_step(publish(own_rows=False))),
+    at_step("publish-order", "before its verify had counted", in_step(publish(verified=False))),
+    at_step("publish-order", "published, or the worker did so twice", in_step(publish(times=1))),
     at_step("publish-order", "is not the one that the verify made",
-        in_v2(publish(own_lengths=False))),
-    at_step("publish-order", "did not call it", in_v2(check_published(True))),
+        in_step(publish(own_lengths=False))),
+    at_step("publish-order", "did not call it", in_step(check_published(True))),
     at_step("bonus-token", "the token is the last token of request a",
-        in_v2(bonus(got=[7, 7]), "result.resolve")),
+        in_step(bonus(got=[7, 7]), "result.resolve")),
     at_step("bonus-token", "the request had this token before",
-        in_v2(bonus(got=[7, 2]), "result.resolve")),
+        in_step(bonus(got=[7, 2]), "result.resolve")),
     at_step("bonus-token", UNKNOWN + ": no request of the batch",
-        in_v2(bonus(got=[7, 5]), "result.resolve")),
+        in_step(bonus(got=[7, 5]), "result.resolve")),
     at_step("allocated-len", "the allocation for this step was left out",
-        in_v2(check_allocated([8], [5], "why"), "batch.prepare_for_decode")),
+        in_step(check_allocated([8], [5], "why"), "batch.prepare_for_decode")),
     at_step("allocated-len", "went further than was allocated ahead",
-        in_v2(check_allocated([8], [5], "why"), "result.resolve")),
+        in_step(check_allocated([8], [5], "why"), "result.resolve")),
     at_step("draft-embedding", "the rows of one tensor-parallel rank",
-        in_v2(embedding(256), "draft.bind_embedding")),
+        in_step(embedding(256), "draft.bind_embedding")),
     at_step("draft-embedding", "not known: the table is no part of the target's",
-        in_v2(embedding(-1), "draft.bind_embedding")),
+        in_step(embedding(-1), "draft.bind_embedding")),
     at_step("draft-pool", "did not hand it on to the backend inside it",
-        in_v2(pool("its own"), "attn.hybrid_metadata")),
+        in_step(pool("its own"), "attn.hybrid_metadata")),
     at_step("draft-pool", "not known: that pool is neither",
-        in_v2(pool("another"), "attn.hybrid_metadata")),
+        in_step(pool("another"), "attn.hybrid_metadata")),
     at_step("draft-places", "has to set them to None before its forward",
-        in_v2(check_places(146, 1, cleared=False), "worker.draft_forward")),
+        in_step(check_places(146, 1, cleared=False), "worker.draft_forward")),
     at_step("draft-places", UNKNOWN + ": in this release",
-        in_v2(check_places(146, 1, cleared=True), "worker.draft_forward")),
+        in_step(check_places(146, 1, cleared=True), "worker.draft_forward")),
 )
 # fmt: on
 
@@ -800,7 +788,7 @@ def checked(it: Any) -> Any:
         for e in plugin.in_force.hooks._entries["attn.forward"]
         if e.owner == "kv-writes"
     )
-    return next(iter(tracer.launches.values()))
+    return next(iter(tracer.checks.values()))
 
 
 def the_mapping_is_wrong(arm: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 import releases
 
 from g4debug import plugin
+from g4debug.backends import adapters
 from g4debug.dumps import reading
 from g4debug.findings.record import Finding, Location
 from g4debug.hooking import targets
@@ -250,6 +251,24 @@ def test_a_wrapper_outside_is_told_and_limits_where_it_can_change_what_is_checke
     assert found["spec-lifecycle"].sound  # a wrapper there sees only what we see
     assert found["ledger"].limits[0].what == hook_watch.BEHIND
     assert "plugin timer wraps it at pool.alloc_extend" in found["ledger"].limits[0].why
+
+
+@pytest.mark.parametrize("part", ["page-table", "kv-writes"])
+@pytest.mark.parametrize("adapter", adapters(), ids=lambda a: a.name)
+def test_a_wrapper_where_a_backend_hands_over_limits_who_looks_there(arm, caplog, adapter, part):
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", G4DEBUG_TRACE=part)
+    caplog.set_level(logging.WARNING, "g4debug")
+    state = plugin.in_force
+    looked_at = state.hooks.sites_of(part)
+    handed = [s for s in (*adapter.sites, *adapter.fused_writes) if s in looked_at]
+    for site in handed:
+        owner, name = _place(site)
+        setattr(owner, name, over(getattr(owner, name)))
+    state.watch.look()
+    told = {x.what: x.why for x in states(state)[part].limits}
+    assert (hook_watch.BEHIND in told) is bool(handed)
+    for site in handed:
+        assert f" at {site}: over.patched (test_hook_watch.py:" in caplog.text
 
 
 def test_the_dump_lists_the_plugins_and_who_is_at_our_sites(armed, originals, tmp_path):

@@ -95,8 +95,8 @@ class Books:
         self.late, self.fault = late, fault
         if late is not None:
             self.ledger.is_far = lambda indices: True  # type: ignore[method-assign]
-            self.ledger._sent = lambda: Arrival(late)  # type: ignore[method-assign]
-            self.ledger._beside = lambda ready: nullcontext()  # type: ignore[method-assign]
+            self.ledger.transport._event = lambda: Arrival(late)  # type: ignore[method-assign]
+            self.ledger.transport._beside = lambda ready: nullcontext()  # type: ignore[method-assign]
         self.server: served.Server | None = None
         self.calls: collections.Counter[str] = collections.Counter()
         self._watch()
@@ -157,7 +157,7 @@ class Books:
         self.hooks.before_forward()
         self.hooks.meanwhile()
         if self.late is not None:
-            self.ledger.gathers = self.late.random() < 0.5
+            self.ledger.transport.gathers = self.late.random() < 0.5
 
     def before_result(self) -> None:
         self.hooks.before_result()

@@ -1,4 +1,4 @@
-"""What is known of an assertion that failed in a kernel: CUDA's words, and which lookup it was.
+"""The evidence about an assertion that failed in a kernel: CUDA's words, and the suspected lookup.
 
 From host memory alone, as everything here. ``g4debug show --log`` makes one of a dump and a log.
 """

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import torch
 
-from g4debug.dumps import file, reading
+from g4debug.dumps import heads, reading
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
@@ -36,7 +36,7 @@ def fire(folder: Path, device: torch.device) -> str:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     except RuntimeError:
         tracer.on_loop_exception()
-    found = sorted(folder.glob(f"*{file.SUFFIX}"))
+    found = sorted(folder.glob(f"*{heads.SUFFIX}"))
     if len(found) != 1:
         raise CanaryError(f"expected one dump, got {len(found)}")
     record = reading.read(found[0])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from g4debug.backends import adapters
 from g4debug.findings.record import TracerStatus
 from g4debug.sanitizer.unsupported import BACKEND, PHASE
 
@@ -26,14 +27,14 @@ SUBJECTS: Mapping[str, str] = {
     "kv-integrity": "what is in the KV pages",
     "kv-writes": "where KV is written",
 }
-GUARDED = ("triton", "trtllm_mha")  # attention backends that page-table has an adapter for
+GUARDED = tuple(adapter.name for adapter in adapters())
 COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"
 Judged = Literal["right", "range", "nothing"]
 
 
 @dataclass(frozen=True)
 class Death:
-    """What is known about the end.
+    """The known facts about the end.
 
     step: the step that had begun last. finished: the last step that the device had certainly
     finished. replays: how many of the finished steps were CUDA-graph replays. cuda: the device
@@ -66,26 +67,10 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
     return lines
 
 
-def attention_backends(scheduler: Any) -> dict[str, str]:
-    """Phase -> the attention backend that the server was told to use for it. {} if not known."""
-    args = getattr(scheduler, "server_args", None)
-
-    def named(*names: str) -> str:
-        return next((str(v) for n in names if (v := getattr(args, n, None))), "")
-
-    prefill = named("prefill_attention_backend", "attention_backend")
-    decode = named("decode_attention_backend", "attention_backend")
-    found = {"prefill": prefill, "decode": decode}
-    if named("speculative_algorithm"):
-        found["verify"] = prefill if named("speculative_attention_mode") == "prefill" else decode
-        found["draft"] = named("speculative_draft_attention_backend") or decode
-    return {phase: backend for phase, backend in found.items() if backend}
-
-
 def _verdict(
     death: Death, judged: Judged, pages: bool, guarded: Sequence[str] | None, until: int
 ) -> str:
-    """guarded: the backends whose tables are judged, None if those are all. until: see _until."""
+    """guarded: the backends with judged tables, None for all. until: see _until."""
     if death.finished < 1:
         return "Nothing is known to be innocent: the device had finished no step yet."
     step = death.finished if judged == "nothing" else until
@@ -116,7 +101,7 @@ def _verdict(
 
 
 def _guarded(death: Death, table: TracerStatus | None) -> list[str] | None:
-    """The backends in use whose tables page-table judges. None if those are all that are in use."""
+    """The backends in use that page-table judges. None if it judges all of them."""
     used = set(death.backends.values())
     said = [limit.what for limit in table.limits] if table is not None else []
     judged = {name for name in GUARDED if BACKEND.format(name) not in said}
@@ -131,9 +116,9 @@ def _is_whole(limit: str) -> bool:
 
 
 def _until(death: Death, table: TracerStatus | None) -> int:
-    """The last finished step whose tables were checked.
+    """The last finished step with checked tables.
 
-    What is captured is checked in each replay, and counted at its capture. So with a guard in the
+    A captured table is checked in each replay, and counted at its capture. So with a guard in the
     graphs that is the last step that was finished.
     """
     if table is None or any(_captured(table, what) for what in COUNTED):

@@ -1,11 +1,11 @@
 """Reads the lines that CUDA prints about assertions that failed in kernels. Imports no SGLang.
 
-Each thread of a kernel whose assertion fails prints a line, thousands of threads the same one::
+Each thread with a failed assertion prints a line, thousands of threads the same one::
 
     /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1141: indexSelectLargeIndex: block: [3,0,0],
     thread: [64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
 
-The form is that of NVIDIA's CUDA C++ Programming Guide, section "Assertion". What file and kernel
+The form is in NVIDIA's CUDA C++ Programming Guide, section "Assertion". What file and kernel
 say about the lookup is read off PyTorch's sources (``aten/src/ATen/native/cuda``). An embedding is
 an ``index_select`` there, and in newer ones a large ``index_select`` is a ``gather``.
 ``torch.compile`` makes Triton kernels, whose assertions do not name the lookup, but the size of the
@@ -83,7 +83,9 @@ def any_in(text: str) -> bool:
 
 def _file(path: str) -> str:
     """The end of a path, because its beginning may name a person."""
-    parts = PurePosixPath(path.replace("\\", "/")).parts
+    # What is above the packages is a place of the user's, and may be called like one of them.
+    installed = re.split(r"(?:site|dist)-packages/", path.replace("\\", "/"))[-1]
+    parts = PurePosixPath(installed).parts
     for package in ("ATen", "sglang", "flashinfer"):
         if package in parts[:-1]:
             return "/".join(parts[parts.index(package) :])[-TEXT:]

@@ -54,7 +54,7 @@ class Seen:
 
 
 class Host:
-    """What is known on the host when the scheduler has died.
+    """The host's knowledge when the scheduler has died.
 
     unfinished: the recorded steps that the device may not have finished, oldest first. whole: they
     are all recorded. rank: the tensor-parallel one, -1 if not known.

@@ -1,4 +1,4 @@
-"""Judges which lookup it may have been whose index was out of range. Pure: plain values only.
+"""Judges which lookup may have had an index out of range. Pure: plain values only.
 
 Only two things clear a lookup. Its index cannot be out of range at all, because SGLang masks it or
 because the host made it and it fits; or the assertion is of another sort of lookup, or of a table

@@ -62,7 +62,7 @@ def install(context: Context, server: bool) -> None:
 
 
 def name_ranks(others: PeerRanks, recorder: Recorder) -> None:
-    """What is known of this process's ranks by now."""
+    """Enter the ranks of this process, as far as they are known by now."""
     ranks = recorder.ranks
     others.name_ranks(ranks.dp, ranks.tp, ranks.pp)
 

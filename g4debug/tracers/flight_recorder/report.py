@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from g4debug import discovery
-from g4debug.dumps.file import quoted
+from g4debug.dumps.heads import quoted
 from g4debug.findings import kinds
 from g4debug.findings.record import Finding, Location
 from g4debug.settings import Settings
@@ -32,6 +33,7 @@ WRAPPERS = (
     "g4debug/cpu/fault.py",
     "sglang/srt/plugins/",
 )
+SIGTERM = "g4debug.tracers.flight_recorder.sigterm"  # the module of our own signal handler
 FRAMES = 12  # innermost frames that are kept
 TEXT = 200  # characters that are kept of an exception's first line
 BLOCKING = "CUDA_LAUNCH_BLOCKING=1 <your launch command> --disable-cuda-graph"
@@ -99,9 +101,7 @@ def of_exception(
     is known of the assertion in a kernel, if that was it.
     """
     cuda = is_cuda(error)
-    frames = _frames(
-        _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
-    )
+    frames = _frames(traceback.walk_tb(error.__traceback__))
     got = f"{type(error).__name__} in {_innermost(frames)}"
     if cuda:
         got += (
@@ -162,9 +162,7 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
         frames = main_thread()
         got = f"this rank found nothing; its main thread was in {_innermost(frames)}"
     else:
-        frames = _frames(
-            _place(s.filename, s.lineno, s.name) for s in traceback.extract_tb(error.__traceback__)
-        )
+        frames = _frames(traceback.walk_tb(error.__traceback__))
         got = (
             f"this rank found nothing, and then died of {_name_and_line(error)} in "
             f"{_innermost(frames)}, because the other one was gone"
@@ -190,14 +188,9 @@ def of_other_rank(first: Seat, error: BaseException | None, context: Context) ->
 def main_thread() -> list[str]:
     """The main thread's frames, outermost first, without our own signal handler."""
     ident = threading.main_thread().ident
-    frame: FrameType | None = sys._current_frames().get(ident) if ident is not None else None
-    stack = [_place(f.f_code.co_filename, n, f.f_code.co_name) for f, n in _walk(frame)]
-    ours = [i for i, text in enumerate(stack) if "flight_recorder/sigterm.py" in text]
-    return _frames(stack[: ours[0]] if ours else stack)
-
-
-def _walk(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    return list(traceback.walk_stack(frame))[::-1] if frame is not None else []
+    frame = sys._current_frames().get(ident) if ident is not None else None
+    stack = list(traceback.walk_stack(frame))[::-1] if frame is not None else []
+    return _frames(itertools.takewhile(lambda at: _module(at[0]) != SIGTERM, stack))
 
 
 def _name_and_line(error: BaseException) -> str:
@@ -245,9 +238,17 @@ def _earlier(context: Context) -> str:
     return f"{which} did not stop the server ({context.settings.mode} mode): {earlier[0]}"
 
 
-def _frames(places: Iterable[str]) -> list[str]:
-    """Leaves out the wrappers of hooked calls, and the CPU engine's pretended device."""
+def _frames(stack: Iterable[tuple[FrameType, int]]) -> list[str]:
+    """The place of each frame, outermost first.
+
+    Leaves out the wrappers of hooked calls, and the CPU engine's pretended device.
+    """
+    places = (_place(_module(f), f.f_code.co_filename, n, f.f_code.co_name) for f, n in stack)
     return [p for p in places if not p.startswith(WRAPPERS)]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _innermost(frames: list[str]) -> str:
@@ -260,18 +261,16 @@ def _innermost(frames: list[str]) -> str:
     return f"{frames[-1]}, called by {sglang}"
 
 
-def _place(file: str, line: int | None, function: str) -> str:
-    """For example ``sglang/srt/managers/scheduler.py:3183 process_batch_result``, no full path."""
-    parts = PurePath(file).parts
-    for root in ("site-packages", "dist-packages"):
-        if root in parts:
-            parts = parts[_last(parts, root) + 1 :]
+def _place(module: str, file: str, line: int, function: str) -> str:
+    """For example ``sglang/srt/managers/scheduler.py:3183 process_batch_result``, no full path.
+
+    The module's name tells which part of the path is inside the package. The names of the folders
+    above it mean nothing: a package may be installed below a folder that is called like another.
+    """
+    inside = module.replace(".", "/")
+    for place in (f"{inside}.py", f"{inside}/__init__.py"):
+        if "." in module and file.endswith(f"/{place}"):
             break
     else:
-        package = next((p for p in ("sglang", "g4debug") if p in parts[:-1]), "")
-        parts = parts[_last(parts, package) :] if package else parts[-2:]
-    return f"{'/'.join(parts)}:{line} {function}"
-
-
-def _last(parts: tuple[str, ...], name: str) -> int:
-    return len(parts) - 1 - parts[::-1].index(name)
+        place = "/".join(PurePath(file).parts[-2:])
+    return f"{place}:{line} {function}"

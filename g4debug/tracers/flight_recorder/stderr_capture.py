@@ -18,7 +18,7 @@ nothing before, and can neither lose nor delay a byte. Where stderr is a pipe, a
 socket, the text is in the log of whoever reads the other end, and ``why`` says so; ``g4debug show
 <dump> --log <that log>`` puts both together.
 
-Processes that share a stderr share its file. Whose line it was cannot be told.
+Processes that share a stderr share its file. The writer of a line cannot be told.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Any
 
+from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context, Tracer
@@ -28,7 +29,7 @@ from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.completed_steps import Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump
-from g4debug.tracers.flight_recorder.coverage import Death, attention_backends, innocence
+from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
 from g4debug.tracers.flight_recorder.stderr_capture import Printed
@@ -76,7 +77,7 @@ class FlightRecorder:
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
-            describer.remember_machine()
+            describer.remember()
         return result
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +131,7 @@ class FlightRecorder:
             trap.stop(found, path)
 
     def _asserted(self, error: BaseException) -> Asserted | None:
-        """What is known of an assertion in a kernel, None if that is not what the device died of.
+        """The evidence about an assertion in a kernel, None if the device died of something else.
 
         cuBLAS and NCCL say only that the device failed. Then an assertion is believed if no other
         rank can have printed it.
@@ -169,7 +170,7 @@ class FlightRecorder:
             finished=self.waited.last,
             replays=self.waited.replays,
             cuda=cuda,
-            backends=attention_backends(self.recorder.scheduler),
+            backends=phases.asked(getattr(self.recorder.scheduler, "server_args", None)),
         )
         lines = innocence(death, status.records())
         dump = core_dump(os.environ, os.getpid(), self.armed_at) if cuda else ""

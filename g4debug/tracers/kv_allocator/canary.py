@@ -34,7 +34,7 @@ def fire(folder: Path, device: torch.device) -> str:
     hooks = LedgerHooks(ledger)
     trap = Trap(settings, Describer(recorder))
     tracer = KvAllocatorTracer(Context("kv-allocator", Hooks(), settings, recorder, trap, ledger))
-    ledger.listeners.append(tracer.listen)
+    ledger.listen(tracer.listen)
     pool = _pool(device)
     hooks.attach(pool)
     try:
@@ -79,14 +79,14 @@ def _alloc(hooks: LedgerHooks, pool: Any, pages: int) -> torch.Tensor:
     taken, pool.free_pages = pool.free_pages[:pages], pool.free_pages[pages:]
     offsets = torch.arange(PAGE_SIZE, device=taken.device)
     found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)
-    hooks.handed_out.after_alloc(found, pool, pages * PAGE_SIZE)
+    hooks.allocs.after_alloc(found, pool, pages * PAGE_SIZE)
     return found
 
 
 def _free(hooks: LedgerHooks, pool: Any, tokens: torch.Tensor) -> None:
     """Free as PagedTokenToKVPoolAllocator.free does, with the ledger's hook around it."""
 
-    def free(pool: Any, indices: torch.Tensor) -> None:
-        pool.free_pages = torch.cat((torch.unique(indices // PAGE_SIZE), pool.free_pages))
+    def release(pool: Any, pages: torch.Tensor) -> None:
+        pool.free_pages = torch.cat((pages, pool.free_pages))
 
-    hooks.taken_back.around_free(free, pool, tokens)
+    hooks.frees.around_release(release, pool, torch.unique(tokens // PAGE_SIZE))

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from g4debug.findings.record import PageEvent
-from g4debug.ledger.ledger import KEPT, Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
 from g4debug.tracers.kv_allocator.check import Violation
 
@@ -48,7 +49,7 @@ def _no_page(case: Case) -> str:
             "allocator: an unset, cleared or overwritten cell of req_to_token or of the mapping; "
             "which of them is not known"
         )
-    earlier = _earlier_free(case)
+    earlier = case.ledger.log.last_naming(case.pool.name, case.page, TAKES)
     if earlier is not None:
         return f"{_named(case)} was freed into the free list before, {said(earlier)}: look there"
     return (
@@ -59,15 +60,6 @@ def _no_page(case: Case) -> str:
 
 def _named(case: Case) -> str:
     return "the reserved page 0" if case.page == 0 else f"page {case.page}"
-
-
-def _earlier_free(case: Case) -> PageEvent | None:
-    found = [
-        e
-        for e in case.ledger.last_events(KEPT)
-        if e.pool == case.pool.name and e.kind in TAKES and case.page in e.pages
-    ]
-    return found[-1] if found else None
 
 
 def _replaced(case: Case) -> str:
@@ -156,7 +148,7 @@ def _continues(case: Case) -> str:
 
 
 def _mapping(case: Case) -> str:
-    given, got = case.ledger.mapped.get(case.page, (0, 0))
+    given, got = case.ledger.pairs.of(case.page) if case.ledger.pairs is not None else (0, 0)
     swa, full = case.ledger.pools.get("swa"), case.ledger.pools.get("full")
     shared = ""
     if swa is not None and full is not None and 0 < got < swa.pages:

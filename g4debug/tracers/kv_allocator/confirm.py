@@ -14,8 +14,9 @@ import numpy as np
 
 from g4debug.findings.record import PageEvent
 from g4debug.hooking import req_kv
+from g4debug.ledger.books import PoolLedger
 from g4debug.ledger.holders import Holders
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.kv_allocator.check import Pages, Violation
 
 
@@ -100,12 +101,14 @@ def _is_mapping_wrong(ledger: Ledger, holders: Holders, pool: PoolLedger, pages:
     """SGLang's mapping contradicts itself about the SWA pages that are in question."""
     if holders.scheduler is None:
         return True
-    # While SWA pages are freed, the question is about the full pages that they belong to.
-    freeing = ledger.losing_swa is not None
-    full = ledger.losing_swa if ledger.losing_swa is not None else pool.inside(pages)
-    given = ledger.pools["full"].partner[full]
-    if not freeing and np.array_equal(holders.mapped(full), given):
-        return True  # the mapping and the ledger agree: it was the allocator that erred
+    if pool.name == "swa" and ledger.pairs is not None:
+        # SWA pages are freed: the question is about the full pages that they belong to.
+        full, given = ledger.pairs.full, ledger.pairs.given
+    else:
+        full = pool.inside(pages)
+        given = pool.partner[full]
+        if np.array_equal(holders.mapped(full), given):
+            return True  # the mapping and the ledger agree: it was the allocator that erred
     return holders.mapping_contradicts(full, given, ledger.requests.values())
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from g4debug.hooking import req_kv
-from g4debug.ledger.host import Pages, on_host
+from g4debug.ledger.books import Pages, on_host
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import EVERYTHING, cached_tokens
 
@@ -43,14 +43,14 @@ class Reading:
 
 
 class Readers:
-    """The running requests' prefixes. ``isolate`` is that of the tracer's context."""
+    """The running requests' prefixes: ``reading``, by rid. ``isolate`` is the context's."""
 
     def __init__(
         self, ledger: Ledger, isolate: Callable[[Callable[..., None]], Callable[..., Any]]
     ) -> None:
         self._ledger = ledger
         self._entered = isolate(self._enter)
-        self._reading: dict[str, Reading] = {}
+        self.reading: dict[str, Reading] = {}
         # By how many requests each full page is read.
         self._readers: np.ndarray[Any, np.dtype[np.int32]] = np.zeros(0, dtype=np.int32)
 
@@ -64,20 +64,20 @@ class Readers:
         if pool is None or self._ledger.broken:
             return
         if len(self._readers) != pool.pages:
-            self._reading.clear()
+            self.reading.clear()
             self._readers = np.zeros(pool.pages, dtype=np.int32)
         new: list[Reading] = []
         parts: list[torch.Tensor] = []
         for request in requests:
             rid, row, tokens = str(request.rid), req_kv.row(request), cached_tokens(request)
-            known = self._reading.get(rid)
+            known = self.reading.get(rid)
             if known is not None and (known.row, known.tokens) == (row, tokens):
                 continue
             self.forget(rid)
             if row < 0 or not 0 < tokens < EVERYTHING or request.finished():
                 continue
-            self._reading[rid] = Reading(rid, row, tokens)
-            new.append(self._reading[rid])
+            self.reading[rid] = Reading(rid, row, tokens)
+            new.append(self.reading[rid])
             parts.append(req_to_token[row, : tokens : pool.page_size])
         if new:
             together = torch.cat(parts)
@@ -86,7 +86,7 @@ class Readers:
     def _enter(self, new: list[Reading], words: Pages, page_size: int) -> None:
         ends = np.cumsum([-(-reading.tokens // page_size) for reading in new])
         for reading, pages in zip(new, np.split(words // page_size, ends[:-1]), strict=True):
-            if self._reading.get(reading.rid) is reading:  # it was not forgotten since
+            if self.reading.get(reading.rid) is reading:  # it was not forgotten since
                 reading.pages = pages
                 np.add.at(self._readers, self._inside(pages), 1)
 
@@ -95,7 +95,7 @@ class Readers:
 
     def forget(self, rid: str) -> None:
         """The request reads nothing any more."""
-        reading = self._reading.pop(rid, None)
+        reading = self.reading.pop(rid, None)
         if reading is not None:
             np.subtract.at(self._readers, self._inside(reading.pages), 1)
 
@@ -103,7 +103,7 @@ class Readers:
         """Who seems to read which of these full pages, which are pages of the pool."""
         if not len(self._readers) or not len(pages) or not self._readers[pages].any():
             return []
-        known = self._reading.values()
+        known = self.reading.values()
         found = [(reading, pages[np.isin(pages, reading.pages)]) for reading in known]
         return [(reading, theirs) for reading, theirs in found if len(theirs)]
 

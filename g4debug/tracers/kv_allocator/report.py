@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 
 from g4debug.findings.kinds import ALLOCATOR, ARMED, KINDS, FindingKind
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.fixes import locked_prefix
 from g4debug.hooking import targets
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import about, short
 from g4debug.tracers.kv_allocator.causes import cause, frees_locked
 from g4debug.tracers.kv_allocator.check import Violation
 
@@ -30,7 +31,7 @@ def describe(
     rid: the request to blame, '' for that of the event. row: see ``causes.cause``.
     """
     page, count = int(violation.pages[0]), len(violation.pages)
-    events = (*ledger.history(pool.name, page), _about(event, page))
+    events = (*ledger.history(pool.name, page), about(event, page))
     record = KINDS["kv-allocator"][violation.kind]
     request = rid or event.request
     verb = "freed" if event.kind in ("free", "evict", "unmap") else "handed out"
@@ -62,7 +63,7 @@ def describe(
         expected=record.expected.format(**facts),
         got=_got(violation, note or event.note, count),
         owner=_owner(pool, page, request),
-        history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
+        history=short(events),
         cause=cause(ledger, pool, event, violation, row),
         reference=fix + record.reference,
         next_command=command,
@@ -78,11 +79,6 @@ def _explain(event: PageEvent, record: FindingKind) -> tuple[str, str]:
         return fix, f"G4DEBUG_FIX_LOCKED_PREFIX=1 {ARMED}"
     # Contain mode corrects what is found at a free, before it happens.
     return "", record.command if event.kind == "free" else ALLOCATOR
-
-
-def _about(event: PageEvent, page: int) -> PageEvent:
-    others = tuple(p for p in event.pages if p != page)
-    return dataclasses.replace(event, pages=(page, *others)[:NAMED])
 
 
 def _got(violation: Violation, note: str, count: int) -> str:

@@ -37,9 +37,8 @@ from g4debug.findings.kinds import KINDS, Contain
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
-from g4debug.hooking.free_group import in_free_group
-from g4debug.ledger.host import on_host
-from g4debug.ledger.ledger import Judge, PoolLedger
+from g4debug.ledger.books import PoolLedger, on_host
+from g4debug.ledger.ledger import Judge
 from g4debug.ledger.owners import cached_tokens
 from g4debug.sanitizer import unsupported
 from g4debug.tracers.base import Context, Tracer
@@ -90,9 +89,12 @@ class KvAllocatorTracer:
         # rid -> (step, length that _evict_swa was given). What it frees may be judged later.
         self._evicting: dict[str, tuple[int, int]] = {}
         self._unjudged = ""  # why this server's pages are not judged, '' if they are
+        # By kind of event. They are added to without a call, because there are many events.
+        self._tallies = {kind: context.status.tally(what) for kind, what in COUNTED.items()}
+        self._others = context.status.tally("other events")
 
     def install(self) -> None:
-        self.ledger.listeners.append(self.listen)
+        self.ledger.listen(self.listen)
         self.ledger.asked.append(self.asked)
         self.context.before("scheduler.init", self.before_scheduler_init)
         self.context.before("scheduler.run_batch", self.before_run_batch)
@@ -102,7 +104,7 @@ class KvAllocatorTracer:
         self.context.after("scheduler.process_result", self.after_process_result)
         # Judge what was handed out in this step before the step's tokens leave the server.
         self.context.before("scheduler.stream_output", self.before_stream_output)
-        self.context.on_exception("scheduler.run_event_loop", self.ledger.salvage)
+        self.context.on_exception("scheduler.run_event_loop", self.ledger.transport.salvage)
 
     def before_scheduler_init(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         self._unjudged = unsupported.other_books(argument(args, kwargs, 0, "server_args"))
@@ -149,15 +151,13 @@ class KvAllocatorTracer:
         if not self.ledger.broken:
             self.ledger.settle()
 
-    def asked(self) -> Judge | None:
+    def asked(self, deferred: bool) -> Judge | None:
         """SGLang asks to free full pages: who judges whether they may be freed.
 
         Whose release it is, and who asks, is not known any more at the end of a free group.
         """
-        release, holders = self._releasing, self.ledger.holders
-        if self._unjudged:
-            return None
-        if release is None and (holders is None or not in_free_group(holders.allocator)):
+        release = self._releasing
+        if self._unjudged or (release is None and not deferred):
             return None
 
         def judge(pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages:
@@ -172,7 +172,8 @@ class KvAllocatorTracer:
         """Judge an event. If some pages must not be freed, returns those to free instead."""
         if self._unjudged:
             return None
-        self.context.checked(1, COUNTED.get(event.kind, "other events"))
+        tally = self._tallies.get(event.kind, self._others)
+        tally.count, tally.step = tally.count + 1, self.context.recorder.step
         if event.kind in ("extend", "decode", "alloc"):
             violation = check_handed_out(pages, pool.held) if len(pages) else None
             if violation is not None:
@@ -197,9 +198,10 @@ class KvAllocatorTracer:
 
     def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
         """Judge what the mapping says of full pages that lose their SWA pages ``pages``."""
-        expected = self.ledger.expected_swa if pool.name == "swa" else None
-        if expected is None:
+        pairs = self.ledger.pairs
+        if pairs is None or pool.name != "swa":
             return None
+        expected = pairs.swa
         foreign, lost = check_partners(pages, expected)
         if not (len(foreign) or len(lost)):
             return None
@@ -212,7 +214,6 @@ class KvAllocatorTracer:
         return expected[pool.held[expected]]
 
     def _freed(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
-        expected = self.ledger.expected_swa if pool.name == "swa" else None
         instead = self._unmapped(pool, event, pages)
         if instead is not None:
             return None if instead is pages else instead
@@ -222,7 +223,7 @@ class KvAllocatorTracer:
         if self.ledger.broken:
             return None
         inside = pool.inside(pages)
-        if pool.name == "swa" and expected is None:
+        if pool.name == "swa" and self.ledger.pairs is None:
             self._freed_unmapped(pool, event, inside)
         if event.kind == "evict":
             self._evicted(pool, event, inside)
@@ -262,7 +263,7 @@ class KvAllocatorTracer:
     def _read(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
         """Judge a free of full pages: does a request that runs read them from the prefix cache?"""
         batch = self.ledger.batch
-        if batch is None or self.ledger.broken:
+        if batch is None or self.ledger.broken or not self._readers.reading:
             return
         for reading, theirs in self._readers.of(pages):
             request = self.ledger.requests.get(reading.rid)
@@ -335,20 +336,12 @@ class KvAllocatorTracer:
         return self._ran.get(rid) == (row, _retractions(request))
 
     def _in_row(self, pool: PoolLedger, pages: Pages, request: Any, batch: Any) -> Pages:
-        """Those of ``pages`` that the request's row and the mapping really lead to.
+        """Those of the SWA ``pages`` that the request's row and the mapping really lead to.
 
         Others may be pages that the request had before it was retracted, and that the prefix cache
         holds now. This waits for the device, but is rarely called.
         """
-        full = _full_pages(pool, pages, request, batch)
-        assert self.ledger.holders is not None, "known since the allocator was made"
-        parted = self.ledger.parted
-        if parted:  # the mapping was cleared already
-            before = np.array([parted.get(p, (-1, True))[0] for p in pages.tolist()])
-            named: Pages = pages[before == full]
-            return named
-        found: Pages = pages[self.ledger.holders.mapped(full) == pages]
-        return found
+        return pages[self.ledger.belongs(_full_pages(pool, pages, request, batch), pages)]
 
     def _stops(self, pool: PoolLedger, event: PageEvent, violation: Violation) -> bool:
         """True if the allocator does not get back the page that the finding is about."""

@@ -74,7 +74,7 @@ class _Server:
         trap = Trap(settings, Describer(self.recorder))
         self.context = Context("kv-integrity", Hooks(), settings, self.recorder, trap, self.ledger)
         self.tracer = KvIntegrityTracer(self.context)
-        self.ledger.listeners.append(self.tracer.listen)
+        self.ledger.listen(self.tracer.listen)
         dtype = torch.bfloat16
         self.kv = SimpleNamespace(
             dtype=dtype,
@@ -108,7 +108,7 @@ class _Server:
         found: torch.Tensor = (taken[:, None] * PAGE_SIZE + offsets).reshape(-1)
         none, lengths = torch.tensor([0]), torch.tensor([length])
         arguments = (self.pool, none, none, lengths, lengths, none, length)
-        self.hooks.handed_out.after_extend(found, *arguments)
+        self.hooks.allocs.after_extend(found, *arguments)
         self.tracer.after_extend(found, *arguments)
         for buffer in (*self.kv.k_buffer, *self.kv.v_buffer):
             buffer[found] = torch.randn(length, HEADS, DIM).to(buffer)
@@ -122,10 +122,10 @@ class _Server:
     def free(self, tokens: torch.Tensor) -> None:
         """Free tokens as SGLang does, with the hooks, and wait for what the tracer finds."""
 
-        def free(pool: Any, indices: torch.Tensor) -> None:
-            pool.free_pages = torch.cat((torch.unique(indices // PAGE_SIZE), pool.free_pages))
+        def release(pool: Any, pages: torch.Tensor) -> None:
+            pool.free_pages = torch.cat((pages, pool.free_pages))
 
-        self.hooks.taken_back.around_free(free, self.pool, tokens)
+        self.hooks.frees.around_release(release, self.pool, torch.unique(tokens // PAGE_SIZE))
         self.tracer.after_free(None, self.pool, tokens)
         self.ledger.settle(wait=True)
 

@@ -218,7 +218,7 @@ class Launcher:
         return self._codes(flags)
 
     def not_finite(self, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """dtype: of what is in the buffers, one of NOT_FINITE."""
+        """dtype: the buffers' contents', one of NOT_FINITE."""
         mask, value = NOT_FINITE[dtype]
         flags = self._flags(pages, self.page_size)
         if len(pages):

@@ -8,7 +8,7 @@ even) or V (if b is odd) of the pool's layer b // 2.
 A stamp is the value STAMP in the first WORDS int16 of every row of a page, in all buffers. Writing
 KV replaces whole rows, and so the stamp. As a number of any KV dtype the stamp is small and finite
 (bf16 1.2e-12, fp16 0.06, fp32 1.2e-12, fp8 e4m3 0.34 and -0.41). So a kernel that loads a masked
-row and multiplies it by zero still gets zero. The idea is that of KFENCE's canaries and KASAN's
+row and multiplies it by zero still gets zero. The idea comes from KFENCE's canaries and KASAN's
 poison.
 
 The checksum (digest) of page p in buffer b is, with x the page as int64 words::
@@ -38,7 +38,7 @@ class KvPages:
     """K and V of one pool, by page. Raises Unsupported.
 
     kv_pool: SGLang's MHATokenToKVPool. It has ``k_buffer`` and ``v_buffer``, with one tensor for
-    each layer, and ``dtype``, the dtype of what is in them. pages: includes the reserved page 0.
+    each layer, and ``dtype``, the dtype of their contents. pages: includes the reserved page 0.
 
     Arguments called "pages" are int64 [n] on the device of the buffers, each from 0 to pages - 1.
     Results called "codes" are int64 [2, n] on the device. For each page they hold a code, which is

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from g4debug.ledger.host import Pages
+from g4debug.ledger.books import Pages
 
 if TYPE_CHECKING:
     from g4debug.ledger.ledger import Ledger

@@ -10,6 +10,7 @@ from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import short
 from g4debug.tracers.kv_integrity.causes import cause_of_change, cause_of_nan, cause_of_write
 from g4debug.tracers.kv_integrity.watched import Look, Watched
 
@@ -55,7 +56,7 @@ def describe_written(
             + (f"now {heir} holds it" if heir else "nobody holds it now")
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_write(freed, still),
         reference=record.reference,
         next_command=record.command,
@@ -97,7 +98,7 @@ def describe_changed(
             f"page {page} was handed out to {owner or 'a request that is not known'}"
             + (f"; {still}" if still else "")
         ),
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_change(count, still),
         reference=record.reference,
         next_command=record.command,
@@ -130,7 +131,7 @@ def describe_not_finite(
         expected="finite KV in a page whose tokens are all committed",
         got=f"NaN or Inf in {count} rows of the page's K and V buffers",
         owner=f"page {page} was handed out to {owner or 'a request that is not known'}",
-        history=_lines(events),
+        history=short(events),
         cause=cause_of_nan(layer, pool.name, layer == watched.layers[0], count),
         reference=record.reference,
         next_command=sglangs_check() + record.command,
@@ -208,7 +209,3 @@ def _location(watched: Watched, ledger: Ledger, layer: int, request: str, step: 
         layer_kind=kind,
         request=request,
     )
-
-
-def _lines(events: tuple[PageEvent, ...]) -> tuple[str, ...]:
-    return tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events)

@@ -36,8 +36,8 @@ from g4debug.hooking.arguments import argument
 from g4debug.hooking.free_group import in_free_group
 from g4debug.hooking.idle_work import IdleWork
 from g4debug.ledger.alloc_hooks import plan
-from g4debug.ledger.ledger import Pages, PoolLedger
-from g4debug.sanitizer.unsupported import as_of_launch, moving_pages
+from g4debug.ledger.books import Pages, PoolLedger
+from g4debug.sanitizer.unsupported import moving_pages, takes_snapshots
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.kv_integrity import report
 from g4debug.tracers.kv_integrity.kv_pages import KvPages, Unsupported
@@ -63,12 +63,12 @@ class KvIntegrityTracer:
 
     def install(self) -> None:
         context = self.context
-        self.ledger.listeners.append(context.isolate(self.listen))
+        self.ledger.listen(context.isolate(self.listen))
         for size in ("", ".token"):  # page size 1 has an allocator of its own
             context.after(f"pool.init{size}", self.after_pool_init)
             context.after(f"pool.alloc{size}", self.after_alloc)
         # Where all frees end in one place, that place.
-        if targets.path("pool.release") is not None:
+        if targets.frees_in_one_place():
             context.after("pool.release", self.after_release)
         else:
             context.after("pool.free", self.after_free)
@@ -278,7 +278,7 @@ class KvIntegrityTracer:
                 self._seal(watched, part)
 
     def check_step(self) -> None:
-        """Seal the pages that the step completed, and compare those whose turn it is."""
+        """Seal the pages that the step completed, and compare the next ones in turn."""
         self.seal_completed()
         for watched in self.pools.values():
             for part in watched.chunks(watched.sample(watched.pages_of(SAMPLE))):
@@ -413,7 +413,7 @@ def _verified(batch: Any) -> bool:
 
 def limits(server_args: Any) -> list[str]:
     """Why KV cannot be judged on this server; empty if it can."""
-    found = moving_pages(server_args, as_of_launch(server_args))
+    found = moving_pages(server_args, takes_snapshots(server_args))
     for name, why in (
         ("enable_hierarchical_cache", "the hierarchical cache copies KV on streams of its own"),
         ("enable_lmcache", "LMCache copies KV on streams of its own"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
-from g4debug.ledger.ledger import Pages, PoolLedger
+from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.tracers.kv_integrity.kv_pages import KvPages
 
 CHUNK = 4096  # tokens read at a time; the device needs extra memory for so many of a buffer
@@ -116,7 +116,7 @@ class Watched:
         return gone, sealed
 
     def look(self, pages: Pages, step: int) -> Look:
-        """What is known of these pages now, in this step."""
+        """The knowledge about these pages now, in this step."""
         pool = self.pool
         known = pool.position[pages], self.sealed_at[pages], self.checked_at[pages]
         return Look(pages, *known, pool.owner[pages], step, self.hand_outs)
@@ -140,7 +140,7 @@ class Watched:
     def completed(self, committed: Mapping[str, int]) -> Pages:
         """The pages that have all their tokens now. They are no longer being filled.
 
-        committed: rid -> tokens whose KV is written and will not be written again.
+        committed: rid -> tokens with KV that will not be written again.
         """
         pool, done = self.pool, []
         for page, rid in list(self.filling.items()):
@@ -183,7 +183,7 @@ class Watched:
 
 
 def to_device(indices: Pages, device: torch.device) -> torch.Tensor:
-    """These indices on the device. Does not wait for what is queued on its stream."""
+    """These indices on the device. Does not wait for its stream."""
     return torch.from_numpy(indices).to(device, non_blocking=True)
 
 

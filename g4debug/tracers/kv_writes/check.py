@@ -1,8 +1,9 @@
 """What must hold for the locations that a forward writes KV to: each token has its own place.
 
-These are pure functions on tensors. The Triton kernels in :mod:`g4debug.tracers.kv_writes.kernels`
-compute the same. A forward writes ``loc[i]`` for its i-th token. That token is the j-th of its row
-r, at position p of the row's request q = req_pool_indices[r]::
+These are pure functions on tensors, and :func:`reference`, which is the check for CPU tensors. The
+Triton kernels in :mod:`g4debug.tracers.kv_writes.kernels` compute the same. A forward writes
+``loc[i]`` for its i-th token. That token is the j-th of its row r, at position p of the row's
+request q = req_pool_indices[r]::
 
     p     = firsts[r] + offset + j        decode: seq_len - 1, verify: seq_len + j,
                                           extend: prefix_len + j
@@ -25,14 +26,11 @@ from dataclasses import dataclass
 import torch
 
 from g4debug.findings import kinds
-from g4debug.ledger.owners import EVERYTHING
-from g4debug.ledger.shadow import FREE
+from g4debug.sanitizer.lookup import UNKNOWN, look_up
 from g4debug.sanitizer.reference_state import Truth
+from g4debug.sanitizer.trap_buffer import NO_CELLS, Cells, Record, TrapBuffer
 
 Kind = kinds.KvWritesKind
-UNKNOWN = -1
-# Must be confirmed by SGLang's own structures.
-SUSPICIONS = tuple(kind for kind in Kind if kind.record.suspicion)
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,24 @@ class Rows:
         return row, torch.arange(len(row)) - starts[row]
 
 
+@dataclass
+class Stamps:
+    """What the kernel that stamps writes, for one pool. ``number`` is that of the next check.
+
+    slots: int64 [slots of the pool, 2]. number: int64 [1], from 1.
+    """
+
+    slots: torch.Tensor
+    number: torch.Tensor
+
+    @classmethod
+    def new(cls, slots: int, device: torch.device) -> Stamps:
+        return cls(
+            torch.zeros((slots, 2), dtype=torch.int64, device=device),
+            torch.ones(1, dtype=torch.int64, device=device),
+        )
+
+
 @dataclass(frozen=True)
 class WriteCheck:
     """What :func:`check_writes` found. All int64 [tokens], on the CPU, but ``safe``.
@@ -74,15 +90,16 @@ class WriteCheck:
         place if that is known and held, else slot 0.
     kinds: the Kind of each location, 0 if nothing is wrong.
     expected: the right place, UNKNOWN if that is not known.
-    others: of a TWICE location, another token that has it; else the right place in the full pool,
-        UNKNOWN if that is not known.
+    full: the right place in the full pool, UNKNOWN if that is not known.
+    twins: of a TWICE location, another token that has it, else UNKNOWN.
     rows, positions: of each token; position -1 if it is not known.
     """
 
     safe: torch.Tensor
     kinds: torch.Tensor
     expected: torch.Tensor
-    others: torch.Tensor
+    full: torch.Tensor
+    twins: torch.Tensor
     rows: torch.Tensor
     positions: torch.Tensor
 
@@ -104,19 +121,15 @@ def check_writes(
     outside = (values < 0) | (values >= slots)
     real = ~outside & (values >= page_size)
     kinds, expected = torch.zeros_like(values), torch.full_like(values, UNKNOWN)
-    others, held = expected.clone(), torch.zeros_like(real)
-    positions = expected.clone()
+    full, twins, positions = expected.clone(), expected.clone(), expected.clone()
+    held = torch.zeros_like(real)
     if rows.firsts is not None:
         first = rows.firsts.to(torch.int64)[row]
         positions = first + rows.offset + number
         if truth is not None:
-            kinds, expected, others, held = _against(
-                values, row, first, positions, page_size, truth
-            )
-        twin = _twins(values, real)
-        twice = twin != UNKNOWN
-        kinds[twice] = int(Kind.TWICE)
-        others = torch.where(twice, twin, others)
+            kinds, expected, full, held = _verdict(values, row, first, positions, page_size, truth)
+        twins = _twins(values, real)
+        kinds[twins != UNKNOWN] = int(Kind.TWICE)
     kinds[values >= slots] = int(Kind.RANGE)
     kinds[values < 0] = int(Kind.NEGATIVE)
     known = expected != UNKNOWN
@@ -126,7 +139,7 @@ def check_writes(
     if repair:
         replaced |= (kinds > 0) & ~suspicious & (known | (kinds != int(Kind.TWICE)))
     safe = torch.where(replaced, torch.where(sound, expected, 0), values)
-    return WriteCheck(safe.to(loc.dtype), kinds, expected, others, row, positions)
+    return WriteCheck(safe.to(loc.dtype), kinds, expected, full, twins, row, positions)
 
 
 def _twins(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -142,7 +155,7 @@ def _twins(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return torch.where(first == last, UNKNOWN, torch.where(first == at, last, first))
 
 
-def _against(
+def _verdict(
     values: torch.Tensor,
     row: torch.Tensor,
     first: torch.Tensor,
@@ -151,42 +164,15 @@ def _against(
     truth: Truth,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(kind, right place, right place in the full pool, is it held) of each token."""
-    requests, words = truth.req_to_token.shape
-    request = truth.req_pool_indices.to(torch.int64)[row]
-    named = (request > 0) & (request < requests) & (position >= 0)
-    apart = truth.apart or 1
     by_page = truth.apart == 1 and size > 1
-    cell = position // size if by_page else position * apart
-    named &= cell < words
-    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(0, words - 1)]
-    token = token.to(torch.int64)
-    named &= token >= 0
-    full = torch.where(named, token + (position % size if by_page else 0), UNKNOWN)
-    page = torch.where(named, full // size, 0)
+    cell = position // size if by_page else position * (truth.apart or 1)
+    within = position % size if by_page else 0
+    found = look_up(truth, row, cell, within, position, position >= 0, size)
+    named = found.place >= 0
     theirs = named & ((first > truth.padding) | (truth.padding == 0))
-    judged, right = named, full
-    freed, foreign, cached = (torch.zeros_like(named) for _ in range(3))
-    if truth.shadow is not None:
-        sound = truth.shadow[-1] == 1
-        inside = named & (page > 0) & (page < truth.shadow.numel() - 1)
-        word = torch.where(inside, truth.shadow[torch.where(inside, page, 0)].to(torch.int64), 0)
-        freed = theirs & sound & inside & (word == FREE)
-        if truth.owners is not None and truth.protected is not None:
-            owner = truth.owners[torch.where(inside, page, 0)].to(torch.int64)
-            begin = truth.protected[request.clamp(0, requests - 1)].to(torch.int64)
-            begins = position // size * size
-            mine = theirs & sound & inside
-            foreign = mine & (owner > 0) & (owner != request) & (begins >= begin)
-            cached = mine & (begin != EVERYTHING) & (position < begin)
-        if truth.swa:
-            judged = named & sound & (word != FREE) & (inside | (page == 0))
-            right = torch.where(word > 0, word * size + full % size, 0)
-    elif truth.swa:
-        assert truth.mapping is not None
-        inside = named & (full < truth.mapping.numel())
-        mapped = truth.mapping[torch.where(inside, full, 0)].to(torch.int64)
-        judged, right = inside & (mapped >= 0), mapped
-    right = torch.where(judged, right, UNKNOWN)
+    judged = found.judged & named & ~(found.freed & truth.swa)
+    freed, foreign, cached = (theirs & x for x in (found.freed, found.foreign, found.cached))
+    right = torch.where(judged, found.own_place, UNKNOWN)
     in_zero = (values >= 0) & (values < size)
     wrong = judged & (values != right) & ~(in_zero & (right < size))
     kind = torch.zeros_like(values)
@@ -197,4 +183,45 @@ def _against(
     kind[cached & (kind == 0)] = int(Kind.CACHED)
     if truth.padding > 0:
         kind[~theirs & ~in_zero & ~(judged & ~wrong)] = int(Kind.PADDING)
-    return kind, torch.where(theirs, right, UNKNOWN), torch.where(theirs, full, UNKNOWN), ~freed
+    full = torch.where(theirs, found.place, UNKNOWN)
+    return kind, torch.where(theirs, right, UNKNOWN), full, ~freed
+
+
+def reference(
+    loc: torch.Tensor,
+    out: torch.Tensor,
+    stamps: Stamps,
+    trap: TrapBuffer,
+    mailbox: int,
+    page_size: int,
+    rows: Rows,
+    truth: Truth | None = None,
+    repair: bool = True,
+) -> None:
+    """The same as ``kernels.launch``, for CPU tensors. Records the first bad token, by its index.
+
+    It counts all bad tokens in that record, where the kernel counts those of one row.
+    """
+    found = check_writes(loc, stamps.slots.shape[0], page_size, rows, truth, repair)
+    out.copy_(found.safe)
+
+    def record(i: int, count: int) -> tuple[Record, Cells]:
+        row = int(found.rows[i])
+        known = truth is not None and rows.firsts is not None
+        seen = Record(
+            row=row,
+            at=int(found.positions[i]),
+            value=int(loc[i]),
+            length=0 if rows.firsts is None else int(rows.firsts[row]),
+            bad=count,
+            kind=int(found.kinds[i]),
+            expected=int(found.expected[i]),
+            step=-1 if truth is None or truth.step is None else int(truth.step),
+            request=int(truth.req_pool_indices[row]) if known and truth is not None else -1,
+            full=int(found.full[i]),
+            twin=int(found.twins[i]),
+        )
+        return seen, NO_CELLS
+
+    bad = found.kinds.nonzero().flatten().tolist()
+    trap.leave_first(mailbox, bad, lambda i: Kind(int(found.kinds[i])).record.suspicion, record)

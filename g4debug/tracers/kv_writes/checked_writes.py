@@ -7,32 +7,23 @@ from typing import Any
 
 import torch
 
-from g4debug.findings.steps import Recorder
-from g4debug.sanitizer.reference_state import Truth
+from g4debug.sanitizer.device_check import Checked
+from g4debug.sanitizer.trap_buffer import Record
 from g4debug.tracers.kv_writes.check import Kind, Rows
 
 
-@dataclass(slots=True)
-class Launch:
+@dataclass(slots=True, kw_only=True)
+class CheckedWrites(Checked):
     """One check, with what is needed to describe what it found.
 
-    layer: the first one that writes into this pool in the forward; the others get the same
-    locations. loc: what SGLang wanted to write to. out: where it may write. pool_name: "full" or
-    "swa". slots: of the pool, with those of page 0.
+    The other layers that write into this pool in the forward get the same locations. loc: what
+    SGLang wanted to write to. out: where it may write. slots: of the pool, with those of page 0.
     """
 
-    backend: Any
-    layer: Any
-    batch: Any  # the ForwardBatch; in a captured CUDA graph, with static buffers
     loc: torch.Tensor
     out: torch.Tensor
-    pool_name: str
     slots: int
-    page_size: int
     rows: Rows
-    truth: Truth | None
-    slot: int
-    captured: bool
 
     def is_for(self, layer: Any, batch: Any, loc: torch.Tensor) -> bool:
         """True if these are the locations that were checked, for another layer of the forward."""
@@ -49,12 +40,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Write:
-    """One bad location, as the kernel left it. An unknown number is -1.
+    """One bad location: the words of a ``trap_buffer.Record`` as they are called here.
 
     row: in the batch. position: of the token in its request. value: the location. first: what the
-    row's positions begin from. expected: where it belongs. other: of TWICE, another token of the
-    forward that has this location; else the right place in the full pool. step: that the forward
-    was launched in, -1 if it was compared with the live tables. request: row of ``req_to_token``.
+    row's positions begin from. expected: where it belongs.
     """
 
     row: int
@@ -66,39 +55,11 @@ class Write:
     expected: int
     step: int
     request: int
-    other: int
+    full: int
+    twin: int = -1
 
 
-def write_of(fields: dict[str, int]) -> Write:
-    """What is in a slot of the trap buffer, whatever that is."""
-    known = fields["kind"] in {int(kind) for kind in Kind}
-    return Write(
-        row=fields["row"],
-        position=fields["column"],
-        value=fields["value"],
-        first=fields["seq_len"],
-        count=fields["count"],
-        kind=Kind(fields["kind"]) if known else Kind.UNREADABLE,
-        expected=fields["expected"],
-        step=fields["step"],
-        request=fields["request"],
-        other=fields["full"],
-    )
-
-
-def rid_of(recorder: Recorder, write: Write) -> str:
-    """The request that the write is of. '' if not known."""
-    if write.step < 0:
-        return recorder.requests_by_pool_index().get(write.request, "")
-    for step in reversed(recorder.steps):
-        if step.step == write.step and write.request in step.rows:
-            return step.rids[step.rows.index(write.request)]
-    return ""
-
-
-def rid_in_row(recorder: Recorder, write: Write, row: int) -> str:
-    """The request in another row of the same forward. '' if not known."""
-    for step in reversed(recorder.steps):
-        if write.step < 0 or step.step == write.step:
-            return step.rids[row] if 0 <= row < len(step.rids) else ""
-    return ""
+def write_of(record: Record) -> Write:
+    """What is in a record, whatever that is."""
+    kind = Kind(record.kind) if record.kind in set(Kind) else Kind.UNREADABLE
+    return Write(*record[:5], kind, *record[6:])

@@ -11,17 +11,15 @@ leaves what it saw in the trap buffer. There is no sort, and no wait.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.ledger.owners import EVERYTHING
-from g4debug.sanitizer.device_library import leave
+from g4debug.sanitizer.device_library import claim, leave, pick
+from g4debug.sanitizer.lookup import lookup
 from g4debug.sanitizer.reference_state import Truth, arguments
 from g4debug.sanitizer.trap_buffer import TrapBuffer
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
+from g4debug.tracers.kv_writes.check import Kind, Rows, Stamps
 
 BLOCK = 256
 BITS = 24  # of a stamp that say which token; the others are the number of the check
@@ -78,8 +76,8 @@ def _write_kernel(
     per_row,
     slots,
     page_size,
-    slot,
-    places,
+    mailbox,
+    mailboxes,
     requests,
     words,
     apart,
@@ -101,7 +99,6 @@ def _write_kernel(
     BLOCK: tl.constexpr = BLOCK,
     BITS: tl.constexpr = BITS,
     TOKENS: tl.constexpr = TOKENS,
-    EVERYTHING: tl.constexpr = EVERYTHING,
     NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
     RANGE: tl.constexpr = int(Kind.RANGE),
     TWICE: tl.constexpr = int(Kind.TWICE),
@@ -130,7 +127,7 @@ def _write_kernel(
         outside = live & ((value < 0) | (value >= slots))
         kind = tl.zeros([BLOCK], tl.int32)
         expected = tl.zeros([BLOCK], tl.int64) - 1
-        other = tl.zeros([BLOCK], tl.int64) - 1
+        full = tl.zeros([BLOCK], tl.int64) - 1
         position = tl.zeros([BLOCK], tl.int64) - 1
         held = live
         first = row * 0
@@ -140,67 +137,42 @@ def _write_kernel(
             position = first + offset + j
             if HAS_TRUTH:
                 request = tl.load(req_pool_indices + row).to(tl.int64)
-                has = (request > 0) & (request < requests)
-                safe_row = tl.where(has, request, 0)
+                of_row = (request > 0) & (request < requests)
                 cell = position * apart
                 within = position * 0
                 if BY_PAGE:
                     cell = position // page_size
                     within = position % page_size
-                named = live & (position >= 0) & (cell < tl.where(has, words, 0))
-                token = tl.load(
-                    req_to_token + safe_row * stride_request + cell, mask=named, other=-1
-                )
-                token = token.to(tl.int64)
-                named = named & (token >= 0)
-                full = tl.where(named, token + within, -1)
-                page = tl.where(named, full // page_size, 0)
+                begins = position // page_size * page_size
+                judged, full, _, right, _, freed, foreign, cached = lookup(
+                    req_to_token, book, owners, protected, request, of_row, cell, within,
+                    position, begins, live & (position >= 0), words, known, stride_request,
+                    page_size, HAS_SHADOW, HAS_OWNERS, SWA,
+                )  # fmt: skip
+                named = full >= 0
                 theirs = named & ((first > padding) | (padding == 0))
-                judged = named
-                right = full
-                freed = live & (j < 0)
-                foreign = freed
-                cached = freed
-                if HAS_SHADOW:
-                    sound = j < tl.where(tl.load(book + known) == 1, many, 0)
-                    inside = named & (page > 0) & (page < known)
-                    word = tl.load(book + page, mask=inside, other=0).to(tl.int64)
-                    freed = theirs & sound & inside & (word == -1)
-                    if HAS_OWNERS:
-                        owner = tl.load(owners + page, mask=inside, other=0).to(tl.int64)
-                        until = tl.load(protected + safe_row).to(tl.int64)
-                        begins = position // page_size * page_size
-                        mine = theirs & sound & inside
-                        foreign = mine & (owner > 0) & (owner != request) & (begins >= until)
-                        cached = mine & (until != EVERYTHING) & (position < until)
-                    if SWA:
-                        judged = named & sound & (word != -1) & (inside | (page == 0))
-                        right = tl.where(word > 0, word * page_size + full % page_size, 0)
-                elif SWA:
-                    judged = named & (full < known)
-                    mapped = tl.load(book + full, mask=judged, other=-1).to(tl.int64)
-                    judged = judged & (mapped >= 0)
-                    right = mapped
+                judged = judged & named
+                if SWA:
+                    judged = judged & (freed == 0)
                 right = tl.where(judged, right, -1)
                 in_zero = (value >= 0) & (value < page_size)
                 wrong = judged & (value != right) & ((in_zero & (right < page_size)) == 0)
                 kind = tl.where(cached, CACHED, kind)
                 kind = tl.where(foreign, FOREIGN, kind)
                 kind = tl.where(freed, FREED, kind)
-                kind = tl.where(theirs & wrong, MISMATCH, kind)
-                kind = tl.where(theirs & wrong & in_zero, ZERO, kind)
+                kind = tl.where(wrong, tl.where(in_zero, ZERO, MISMATCH), kind)
+                kind = tl.where(theirs, kind, 0)
                 stray = live & (theirs == 0) & (in_zero == 0) & ((judged & (wrong == 0)) == 0)
                 kind = tl.where(stray & (padding > 0), PADDING, kind)
                 expected = tl.where(theirs, right, -1)
-                other = tl.where(theirs, full, -1)
-                held = live & (freed == 0)
+                full = tl.where(theirs, full, -1)
+                held = live & ((theirs & freed) == 0)
             real = live & (outside == 0) & (value >= page_size)
             at = stamps + 2 * tl.where(real, value, 0)
             last = tl.load(at, mask=real, other=0) & (TOKENS - 1)
             earliest = (TOKENS - 1) - (tl.load(at + 1, mask=real, other=0) & (TOKENS - 1))
             twice = real & (last != earliest)
             kind = tl.where(twice, TWICE, kind)
-            other = tl.where(twice, tl.where(earliest == i, last, earliest), other)
         kind = tl.where(outside, tl.where(value < 0, NEGATIVE, RANGE), kind)
         bad = live & (kind > 0)
         sure = bad & (kind != FOREIGN) & (kind != CACHED)
@@ -208,56 +180,40 @@ def _write_kernel(
         if REPAIR:
             replaced = outside | (sure & ((expected != -1) | (kind != TWICE)))
         sound_place = held & (expected > 0) & (expected < slots)
-        place = tl.where(replaced, tl.where(sound_place, expected, 0), value)
-        tl.store(out + i, place.to(out.dtype.element_ty), mask=live)
+        safe = tl.where(replaced, tl.where(sound_place, expected, 0), value)
+        tl.store(out + i, safe.to(out.dtype.element_ty), mask=live)
         cells = tl.sum(bad.to(tl.int32), axis=0)
         certain = tl.sum(sure.to(tl.int32), axis=0)
         if cells > 0:
-            # What must be confirmed first has a slot of its own: it must not hide what is certain.
             suspicion = certain == 0
-            mine_at = slot.to(tl.int64) + tl.where(suspicion, places, 0)
+            place, claimed, seq = claim(claims, acks, mailbox, mailboxes, suspicion, BLOCK)
             where = tl.min(tl.where(tl.where(suspicion, bad, sure), j, 2147483647), axis=0)
             here = j == where
+            why = pick(here, kind)
+            what = pick(here, value)
+            twin = row * 0 - 1
+            if why == TWICE:  # the first other token, or of the first one the last
+                twin = (TOKENS - 1) - (tl.load(stamps + 2 * what + 1) & (TOKENS - 1))
+                if twin == begin + where:
+                    twin = tl.load(stamps + 2 * what) & (TOKENS - 1)
             as_of = row * 0 - 1
             if HAS_STEP:
                 as_of = tl.load(step).to(tl.int64)
             leave(
-                claims,
-                total,
-                acks,
-                host,
-                mine_at,
-                cells.to(tl.int64),
+                host, total, place, claimed, seq,
                 row,
-                tl.sum(tl.where(here, position, 0), axis=0),
-                tl.sum(tl.where(here, value, 0), axis=0),
+                pick(here, position),
+                what,
                 first,
-                tl.sum(tl.where(here, kind, 0), axis=0).to(tl.int64),
-                tl.sum(tl.where(here, expected, 0), axis=0),
+                cells.to(tl.int64),
+                why.to(tl.int64),
+                pick(here, expected),
                 as_of,
                 request,
-                tl.sum(tl.where(here, other, 0), axis=0),
-                LANES=BLOCK,
-                FENCE=FENCE,
-            )
-
-
-@dataclass
-class Stamps:
-    """What the first kernel writes, for one pool. ``number`` is that of the next check.
-
-    slots: int64 [slots of the pool, 2]. number: int64 [1], from 1.
-    """
-
-    slots: torch.Tensor
-    number: torch.Tensor
-
-    @classmethod
-    def new(cls, slots: int, device: torch.device) -> Stamps:
-        return cls(
-            torch.zeros((slots, 2), dtype=torch.int64, device=device),
-            torch.ones(1, dtype=torch.int64, device=device),
-        )
+                pick(here, full),
+                twin,
+                FENCE,
+            )  # fmt: skip
 
 
 _launch_stamp = launching.Launcher(_stamp_kernel)
@@ -269,7 +225,7 @@ def launch(
     out: torch.Tensor,
     stamps: Stamps,
     trap: TrapBuffer,
-    slot: int,
+    mailbox: int,
     page_size: int,
     rows: Rows,
     truth: Truth | None = None,
@@ -315,8 +271,8 @@ def launch(
             rows.per_row,
             slots,
             page_size,
-            slot,
-            trap.slots,
+            mailbox,
+            trap.mailboxes,
             *given.numbers,
             given.stride,
         ),
@@ -330,36 +286,3 @@ def launch(
             loc.is_cuda,
         ),
     )
-
-
-def reference(
-    loc: torch.Tensor,
-    out: torch.Tensor,
-    stamps: Stamps,
-    trap: TrapBuffer,
-    slot: int,
-    page_size: int,
-    rows: Rows,
-    truth: Truth | None = None,
-    repair: bool = True,
-) -> None:
-    """The same as :func:`launch`, for CPU tensors. Records the first bad token, by its index.
-
-    It counts all bad tokens in that record, where the kernel counts those of one row.
-    """
-    found = check_writes(loc, stamps.slots.shape[0], page_size, rows, truth, repair)
-    out.copy_(found.safe)
-    bad = found.kinds.nonzero().flatten().tolist()
-    suspicions = [i for i in bad if int(found.kinds[i]) in SUSPICIONS]
-    sure = [i for i in bad if i not in suspicions]
-    for part, suspicion in ((sure, False), (suspicions, True)):
-        if part:
-            i = part[0]
-            row = int(found.rows[i])
-            first = 0 if rows.firsts is None else int(rows.firsts[row])
-            known = truth is not None and rows.firsts is not None
-            request = int(truth.req_pool_indices[row]) if known and truth is not None else -1
-            step = -1 if truth is None or truth.step is None else int(truth.step)
-            words = [row, int(found.positions[i]), int(loc[i]), first, len(part)]
-            words += [int(found.kinds[i]), int(found.expected[i]), step, request]
-            trap.leave(slot, [*words, int(found.others[i])], suspicion)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from g4debug.tracers.kv_writes.checked_writes import Launch
+from g4debug.tracers.kv_writes.checked_writes import CheckedWrites
 
 # Who has the locations, as what, SGLang's, and the checked ones.
 Places = list[tuple[Any, str, torch.Tensor, torch.Tensor]]
@@ -26,18 +26,18 @@ def shares(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return (args[1] if len(args) > 1 else kwargs.get("k")) is None
 
 
-def places(backend: Any, batch: Any, launches: Iterable[Launch]) -> Places:
+def places(backend: Any, batch: Any, checks: Iterable[CheckedWrites]) -> Places:
     """Where a layer finds the locations of this forward that were checked.
 
-    launches: the latest checks of this backend, of either pool.
+    checks: the latest ones of this backend, of either pool.
     """
     found: Places = []
     metadata = getattr(backend, "forward_metadata", None)
-    for launch in launches:
+    for checked in checks:
         for owner, name in ((batch, "out_cache_loc"), (metadata, "swa_out_cache_loc")):
             loc = getattr(owner, name, None)
-            if loc is not None and launch.batch is batch and launch.has(loc):
-                found.append((owner, name, loc, launch.out))
+            if loc is not None and checked.batch is batch and checked.has(loc):
+                found.append((owner, name, loc, checked.out))
     return found
 
 

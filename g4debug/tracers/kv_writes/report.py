@@ -12,16 +12,18 @@ from contextlib import suppress
 from g4debug.findings import kinds
 from g4debug.findings.record import Finding, LayerKind, Location, PageEvent
 from g4debug.findings.steps import Recorder
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, event_line, last_of, said, settle
+from g4debug.sanitizer.page_facts import rid_of
 from g4debug.tracers.kv_writes.check import Kind
-from g4debug.tracers.kv_writes.checked_writes import Launch, Write, rid_in_row, rid_of
+from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 
 Found = tuple[Finding, tuple[PageEvent, ...]]
 
 
 def describe(
-    launch: Launch | None, write: Write, recorder: Recorder, ledger: Ledger | None
+    launch: CheckedWrites | None, write: Write, recorder: Recorder, ledger: Ledger | None
 ) -> Found:
     """The finding, and the events of the page that it is about."""
     if launch is None or write.kind is Kind.UNREADABLE:
@@ -69,16 +71,16 @@ class Words:
     """How the report says what is known about one bad location."""
 
     def __init__(
-        self, launch: Launch, write: Write, recorder: Recorder, ledger: Ledger | None
+        self, launch: CheckedWrites, write: Write, recorder: Recorder, ledger: Ledger | None
     ) -> None:
         self.launch, self.write, self.ledger = launch, write, ledger
         self.size = launch.page_size
-        self.rid = "" if write.kind is Kind.PADDING else rid_of(recorder, write)
+        self.rid = "" if write.kind is Kind.PADDING else rid_of(recorder, write.step, write.request)
         self.page = write.value // self.size
         self.twin = ""
         if write.kind is Kind.TWICE:
-            row = self._row_of(write.other)
-            rid = self.rid if row == write.row else rid_in_row(recorder, write, row)
+            row = self._row_of(write.twin)
+            rid = self.rid if row == write.row else _rid_in_row(recorder, write, row)
             self.twin = f"of request {rid}" if rid else f"of row {row}"
         self.record = self._record()
         self.kind = self.record.name
@@ -125,7 +127,7 @@ class Words:
         w, kind, name = self.write, self.kind, self.launch.pool_name.upper()
         who = f"the KV of token {w.position} (request {self.rid or '?'}, row {w.row})"
         at = f"slot {w.value} (page {self.page})"
-        full = w.other // self.size
+        full = w.full // self.size
         if w.position < 0:
             who = "the KV of a token"
         right = f", but its place is slot {w.expected} (page {w.expected // self.size})"
@@ -189,7 +191,7 @@ class Words:
     def _subject(self) -> tuple[str, int]:
         """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
         if self.record.right_place:
-            return "full", self.write.other // self.size
+            return "full", self.write.full // self.size
         if self.record.outside or self.kind == "page-zero":
             right = self.write.expected
             return self.launch.pool_name, right // self.size if right >= 0 else -1
@@ -205,7 +207,7 @@ class Words:
         at = f" for tokens {position}..{position + self.size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{name} page {page} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{name} page {page} was never handed out"
         return f"{name} page {page} is free; request {owner} had it last{at}"
 
@@ -247,7 +249,7 @@ class Words:
             )
         if swa and self._mapped() == w.value:
             return (
-                f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.other} of "
+                f"full_to_swa_index_mapping is wrong: it says slot {w.value} for slot {w.full} of "
                 "the full pool, which was handed out together with another one. Who changed it is "
                 "not known"
             )
@@ -275,8 +277,8 @@ class Words:
         """What SGLang's mapping says of the token's place in the full pool; -1: not known."""
         holders = self.ledger.holders if self.ledger is not None else None
         with suppress(RuntimeError, AttributeError, IndexError):
-            if holders is not None and self.write.other > 0:
-                return int(holders.allocator.full_to_swa_index_mapping[self.write.other])
+            if holders is not None and self.write.full > 0:
+                return int(holders.allocator.full_to_swa_index_mapping[self.write.full])
         return -1
 
     def _cause_of_right_place(self, row: str) -> str:
@@ -298,6 +300,14 @@ class Words:
             "prefix length is too short, or its cache_protected_len too long; which of the two is "
             f"not known.{last}"
         )
+
+
+def _rid_in_row(recorder: Recorder, write: Write, row: int) -> str:
+    """The request in another row of the same forward. '' if not known."""
+    for step in reversed(recorder.steps):
+        if write.step < 0 or step.step == write.step:
+            return step.rids[row] if 0 <= row < len(step.rids) else ""
+    return ""
 
 
 def _bare(write: Write, recorder: Recorder) -> Finding:

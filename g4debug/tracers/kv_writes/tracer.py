@@ -50,56 +50,61 @@ A layer that reads by these locations gets the copy, too
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from g4debug.findings.record import Evidence
+from g4debug.backends import adapters, names
+from g4debug.findings.record import Evidence, Finding
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.hooks import Order
 from g4debug.hooking.layer_pools import pool_of_layer
-from g4debug.sanitizer.device_check import TrapTracer
-from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.sanitizer import unsupported
+from g4debug.sanitizer.device_check import DeviceCheck, Key
+from g4debug.sanitizer.trap_buffer import Left, Record, TrapBuffer
+from g4debug.speculation import draft_reads_target_kv
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.kv_writes import kernels, read_back
-from g4debug.tracers.kv_writes.checked_writes import Launch, Write, write_of
-from g4debug.tracers.kv_writes.confirm import HARMLESS, confirm
+from g4debug.tracers.kv_writes import check, kernels, read_back
+from g4debug.tracers.kv_writes.check import Stamps
+from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write, write_of
+from g4debug.tracers.kv_writes.confirm import confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.report import describe
-from g4debug.tracers.kv_writes.truth import Books
 
 POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
-logger = logging.getLogger("g4debug")
 
 
-class KvWritesTracer(TrapTracer[Launch]):
+class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "bad locations")
-        self.books = Books(context.ledger, self.in_flight)
+        self.draft_writes = False  # a draft has KV of its own, which is not looked at
+        self.unjudged = ""  # why nothing is looked at, '' if that is not so
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
-        self._latest: dict[tuple[int, str], Launch] = {}
-        self._stamps: dict[int, tuple[Any, kernels.Stamps]] = {}  # by id() of a pool
-        self._buffers: dict[tuple[int, str, torch.dtype], list[torch.Tensor]] = {}
+        self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
 
     def install(self) -> None:
         context = self.context
-        context.after("attn.trtllm_mha.init", self.after_backend_init)
-        context.after("attn.triton.init", self.after_backend_init)
+        for adapter in adapters():
+            context.after(adapter.built, self.after_backend_init)
+            for site in adapter.fused_writes:
+                context.after(site, self.after_layer_cache_loc)
         put = context.hooks.around
         put("attn.forward", Order.TRACER, context.tracer_id, self.around_attention)
         put("kv.set", Order.TRACER, context.tracer_id, self._around_write())
-        context.after("attn.trtllm_mha.layer_cache_loc", self.after_layer_cache_loc)
         self.follow()
         context.after("scheduler.init", self.after_scheduler_init)
 
     def after_backend_init(
         self, result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        self.books.learn(backend, model_runner)
-        if self.books.knows(backend):
+        if getattr(model_runner, "is_draft_worker", False):
+            self.draft_writes |= not draft_reads_target_kv(model_runner)
+            return result
+        self.unjudged = unsupported.other_rows(model_runner.server_args)
+        if not self.unjudged:
+            self.backends.learn(backend, model_runner, int(model_runner.page_size))
             self._prepare(getattr(model_runner, "token_to_kv_pool", None))
         return result
 
@@ -115,19 +120,18 @@ class KvWritesTracer(TrapTracer[Launch]):
                 self.trap = self.trap or TrapBuffer(device)
 
     def after_scheduler_init(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self.books.targets:
+        if not self.backends.known:
             self.context.off(
-                self.books.unjudged
-                or "this server has no trtllm_mha or triton attention backend, so there is "
-                "nothing to check"
+                self.unjudged
+                or f"this server has no {names()} attention backend, so there is nothing to check"
             )
-        if self.books.draft_writes:
+        if self.draft_writes:
             self.context.limit(
                 "not what the draft writes",
                 "this kind of draft has KV of its own, and writes into pages that it has given "
                 "back already",
             )
-        for why in sorted(self.books.limits):
+        for why in sorted(self.backends.limits):
             self.context.limit("ranges, and tokens that are written to one place", why)
         return result
 
@@ -151,7 +155,7 @@ class KvWritesTracer(TrapTracer[Launch]):
     def checked_places(self, backend: Any, batch: Any) -> read_back.Places:
         """Where a layer without KV of its own finds the locations that were written to."""
         keys = ((id(backend), name) for name in ("full", "swa"))
-        latest = [self._latest[key] for key in keys if key in self._latest]
+        latest = [self.latest[key] for key in keys if key in self.latest]
         return read_back.places(backend, batch, latest)
 
     def _around_write(self) -> Callable[..., Any]:
@@ -174,7 +178,7 @@ class KvWritesTracer(TrapTracer[Launch]):
         """``_get_layer_cache_loc(layer, forward_batch)``, for the fused kernel that writes FP8."""
         layer = argument(args, kwargs, 0, "layer")
         batch = argument(args, kwargs, 1, "forward_batch")
-        if not self.books.knows(backend):
+        if id(backend) not in self.backends.known:
             return loc
         pool, name = pool_of_layer(backend, layer, batch)
         return self._safe(loc, backend, layer, batch, pool, name)
@@ -183,7 +187,7 @@ class KvWritesTracer(TrapTracer[Launch]):
         """Check where a layer writes. Returns where it may: what SGLang wanted, or a safe copy."""
         assert self._now is not None
         backend, layer, batch = self._now
-        if not self.books.knows(backend):
+        if id(backend) not in self.backends.known:
             return loc_info
         inner, name = pool_of_layer(backend, layer, batch)
         if inner is not pool:
@@ -196,15 +200,12 @@ class KvWritesTracer(TrapTracer[Launch]):
     def _safe(
         self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
     ) -> torch.Tensor:
-        if not self._knows(pool):
-            return loc
-        if not loc.numel():
+        if not self._knows(pool) or not loc.numel():
             return loc
         key = (id(backend), name)
-        latest = self._latest.get(key)
+        latest = self.latest.get(key)
         if latest is None or not latest.is_for(layer, batch, loc):
-            latest = self._check(loc, backend, layer, batch, pool, name)
-            self._latest[key] = latest
+            latest = self._check(key, loc, backend, layer, batch, pool)
         return latest.out if self.contain else loc
 
     def _knows(self, pool: Any) -> bool:
@@ -220,13 +221,12 @@ class KvWritesTracer(TrapTracer[Launch]):
         return False
 
     def _check(
-        self, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any, name: str
-    ) -> Launch:
-        key = (id(backend), name)
-        slot, captured = self.slot(key, loc)
+        self, key: Key, loc: torch.Tensor, backend: Any, layer: Any, batch: Any, pool: Any
+    ) -> CheckedWrites:
+        mailbox, captured = self.mailbox(key, loc)
         assert self.trap is not None
-        plain = loc if loc.is_contiguous() else loc.contiguous()
         rows = rows_of(batch, loc.numel(), captured)
+        truth = None
         if rows.firsts is None:
             mode = batch.forward_mode.name.lower().replace("_", "-")
             self.context.limit(
@@ -234,112 +234,64 @@ class KvWritesTracer(TrapTracer[Launch]):
                 + (" inside of CUDA graphs" if captured else ""),
                 "such a forward does not say which token each location is for",
             )
+        elif self.has_truth(backend, captured):
+            padding = int(backend.get_cuda_graph_seq_len_fill_value()) if captured else 0
+            indices = batch.req_pool_indices
+            truth = self.backends.truth(backend, batch, indices, rows.rows, key[1], padding)
         stamps = self._stamps_of(pool, loc.device)
-        launch = Launch(
+        checked = CheckedWrites(
             backend=backend,
             layer=layer,
             batch=batch,
             loc=loc,
-            out=self._buffer(key, loc),
-            pool_name=name,
+            out=self.buffer(key, loc, loc.dtype, 0),
+            pool_name=key[1],
             slots=stamps.slots.shape[0],
             page_size=int(pool.page_size),
             rows=rows,
-            truth=None if rows.firsts is None else self._truth(backend, batch, name, captured),
-            slot=slot,
+            truth=truth,
+            mailbox=mailbox,
             captured=captured,
         )
-        self.launches[slot] = launch
-        self.remember(launch)
-        run = kernels.launch if loc.is_cuda else kernels.reference
-        run(
-            plain,
-            launch.out,
+        (kernels.launch if loc.is_cuda else check.reference)(
+            loc.contiguous(),
+            checked.out,
             stamps,
             self.trap,
-            slot,
-            launch.page_size,
+            mailbox,
+            checked.page_size,
             rows,
-            launch.truth,
+            truth,
             self.repair,
         )
-        what = "locations captured in CUDA graphs" if captured else "locations"
-        self.context.checked(loc.numel(), what)
-        if not loc.is_cuda:
-            self.poll()
-        return launch
+        self.launched(key, checked, loc.is_cuda, loc.numel(), "locations")
+        return checked
 
-    def _truth(self, backend: Any, batch: Any, name: str, captured: bool) -> Any:
-        if self.is_strange(captured):
-            return None
-        return self.books.truth(backend, batch, name, captured)
-
-    def _stamps_of(self, pool: Any, device: torch.device) -> kernels.Stamps:
+    def _stamps_of(self, pool: Any, device: torch.device) -> Stamps:
         """The stamps of a pool, which is kept, so that its id() stays its own."""
         if id(pool) not in self._stamps:
             slots = int(pool.size) + int(pool.page_size)
-            self._stamps[id(pool)] = (pool, kernels.Stamps.new(slots, device))
+            self._stamps[id(pool)] = (pool, Stamps.new(slots, device))
         return self._stamps[id(pool)][1]
 
-    def _buffer(self, key: tuple[int, str], loc: torch.Tensor) -> torch.Tensor:
-        """Memory of the shape and dtype of ``loc``, for the safe locations.
+    def seen(self, checked: CheckedWrites | None, record: Record) -> Write:
+        return write_of(record)
 
-        There is one buffer for each backend and pool, and a larger one when that is needed. A
-        captured CUDA graph keeps pointing at the buffer that it was captured with, so buffers that
-        became too small are kept.
-        """
-        kept = self._buffers.setdefault((*key, loc.dtype), [])
-        if not kept or kept[-1].numel() < loc.numel():
-            kept.append(torch.zeros(loc.numel(), dtype=loc.dtype, device=loc.device))
-        return kept[-1][: loc.numel()].view(loc.shape)
+    def words(self, checked: CheckedWrites | None, seen: Write) -> str:
+        what = f"{seen.kind.name.lower()} at position {seen.position} of row {seen.row}"
+        return f"{what} of a forward's writes"
 
-    def report(self, trap: TrapBuffer) -> None:
-        found = []
-        for left in trap.take():
-            launch = self.launch_of(left)
-            write = write_of(left.fields)
-            if not self._is_real(launch, write):
-                continue
-            try:
-                found.append(describe(launch, write, self.context.recorder, self.context.ledger))
-            except Exception:
-                # A bug of ours must not hide the finding.
-                logger.exception("g4debug: kv-writes: a finding cannot be described in full")
-                found.append(describe(None, write, self.context.recorder, None))
-        self.account.give(trap)
-        for finding, events in found:  # in raise mode the first one raises
-            self.context.trap.report(finding, Evidence(events=events))
+    def confirm(self, checked: CheckedWrites | None, seen: Write) -> Write:
+        return confirm(checked, seen, self.context.ledger, self.context.recorder)
 
-    def _is_real(self, launch: Launch | None, write: Write) -> bool:
-        """True if SGLang's own structures confirm what was seen. If not, it is said why."""
-        ledger = self.context.ledger
-        what = f"{write.kind.name.lower()} at position {write.position} of row {write.row}"
-        left_early = write.step >= 0 and self.in_flight.is_void(write.step, write.request)
-        if left_early and not write.kind.record.ended:
-            logger.info(
-                "g4debug: kv-writes: nothing is reported of %s, because its request had ended "
-                "before the result of step %d was looked at",
-                what,
-                write.step,
-            )
-            return False
-        try:
-            why = confirm(launch, write, ledger, self.context.recorder)
-        except Exception as e:
-            logger.exception("g4debug: kv-writes: SGLang's own structures cannot be asked")
-            if ledger is not None:
-                ledger.give_up(f"kv-writes could not confirm what it saw ({type(e).__name__})")
-            return False
-        if not why:
-            return True
-        if ledger is not None and ledger.owners is not None and write.kind.record.suspicion:
-            page = write.other // launch.page_size if launch is not None else -1
-            ledger.owners.doubt(page, why)
-        elif ledger is not None and why not in HARMLESS:
-            ledger.mistaken(f"{what} of a forward's writes: {why}")
-        else:
-            logger.warning("g4debug: kv-writes: nothing is reported of %s: %s", what, why)
-        return False
+    def describe(
+        self, checked: CheckedWrites | None, seen: Write, left: Left
+    ) -> tuple[Finding, Evidence]:
+        finding, events = describe(checked, seen, self.context.recorder, self.context.ledger)
+        return finding, Evidence(events=events)
+
+    def bare(self, checked: CheckedWrites | None, seen: Write, left: Left) -> Finding:
+        return describe(None, seen, self.context.recorder, None)[0]
 
 
 def install(context: Context) -> None:
@@ -351,8 +303,7 @@ TRACER = Tracer(
     title="the KV of every token is written to its own place, once, and nowhere else",
     sites=(
         "attn.forward",
-        "attn.trtllm_mha.init",
-        "attn.trtllm_mha.layer_cache_loc",
+        *(site for adapter in adapters() for site in (adapter.built, *adapter.fused_writes)),
         "forward_batch.init_new",
         "kv.set",
         "scheduler.init",
@@ -360,7 +311,6 @@ TRACER = Tracer(
         "scheduler.run_batch",
         "scheduler.run_event_loop",
         "scheduler.stream_output",
-        "attn.triton.init",
     ),
     install=install,
     ledger=True,

@@ -1,10 +1,11 @@
 """What must hold for a page table: each live cell holds the page that belongs there.
 
-These are pure functions on tensors. The Triton kernel in :mod:`g4debug.tracers.page_table.guard`
-computes the same. A cell (row, column) is *dereferenced* if ``column < ceil(seq_len / page_size)``.
-It is *live* if, in a sliding layer, it also overlaps the window of the row's first query token.
-Cells behind the row's length are legal garbage: zeros, or what an earlier owner of the row left.
-Page 0 is never handed out (sglang mem_cache/allocator.py).
+These are pure functions on tensors, and :func:`reference`, which is the guard for CPU tensors. The
+Triton kernel in :mod:`g4debug.tracers.page_table.guard` computes the same. A cell (row, column) is
+*dereferenced* if ``column < ceil(seq_len / page_size)``. It is *live* if, in a sliding layer, it
+also overlaps the window of the row's first query token. Cells behind the row's length are legal
+garbage: zeros, or what an earlier owner of the row left. Page 0 is never handed out (sglang
+mem_cache/allocator.py).
 
 Without a :class:`Truth` only ranges are checked. With one, the live cells of a row that belongs to
 a request are also compared with ``req_to_token`` and with what the allocators did.
@@ -17,11 +18,11 @@ from dataclasses import dataclass
 import torch
 
 from g4debug.findings import kinds
+from g4debug.sanitizer.lookup import UNKNOWN, Found, look_up
 from g4debug.sanitizer.reference_state import Truth as Truth
+from g4debug.sanitizer.trap_buffer import CELLS, NO_CELLS, Cells, Record, TrapBuffer
 
 Kind = kinds.PageTableKind
-FREE = -1  # word of a free page in the shadow, see ledger/shadow.py
-UNKNOWN = -1  # it is not known which page is expected
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,19 @@ def check_page_table(
     first_live = torch.zeros(rows, dtype=torch.int64, device=device)
     if window >= 0:
         first_live = (lengths - queries - window).clamp(min=0) // page_size
+    row = torch.arange(rows, device=device)[:, None]
     column = torch.arange(columns, device=device)[None, :]
     values = table.to(torch.int64)
     dereferenced = column < needed[:, None]
     live = dereferenced & (column >= first_live[:, None])
-    kind = torch.zeros_like(values)
-    expected = torch.full_like(values, UNKNOWN)
-    repaired = torch.zeros_like(values)
+    kind, expected = torch.zeros_like(values), torch.full_like(values, UNKNOWN)
+    repaired = kind.clone()
     if truth is not None and rows and columns:
         judged = live & (lengths > truth.padding)[:, None]
-        kind, expected, held = disagreements(values, judged, page_size, truth)
-        repaired = torch.where(held & (expected > 0) & (expected < pages), expected, repaired)
+        found = at_pages(truth, row, column, judged, page_size)
+        kind, expected, held = verdict(values, found.own_page, found, 1, truth.swa)
+        held &= (expected >= 0) & (expected < pages)
+        repaired = torch.where(held, expected, repaired)
     outside = (values < 0) | (values >= pages)
     kind[values < 0] = int(Kind.NEGATIVE)
     kind[values >= pages] = int(Kind.RANGE)
@@ -106,93 +109,72 @@ def check_page_table(
     )
 
 
-def disagreements(
-    values: torch.Tensor, judged: torch.Tensor, page_size: int, truth: Truth
+def verdict(
+    values: torch.Tensor, right: torch.Tensor, found: Found, reserved: int, swa: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """For each cell: its Kind or 0, the page that belongs there, and whether that page is held."""
-    rows, columns = values.shape
-    column = torch.arange(columns, device=values.device)[None, :]
-    row = torch.arange(rows, device=values.device)[:, None]
-    found = belongs(row, column, judged, page_size, truth)
-    kind = torch.zeros_like(values)
-    kind[values != found.page] = int(Kind.MISMATCH)
-    kind[(values == 0) & (found.page != UNKNOWN)] = int(Kind.ZERO)
-    return found.kinds(kind), found.expected(kind, found.page), found.judged & ~found.freed
+    """For each cell or entry: its Kind or 0, what belongs there, and whether that is held.
 
-
-@dataclass(frozen=True)
-class Belongs:
-    """What belongs in each cell. All are of the cells' shape.
-
-    judged: the truth knows. full: the page of the full pool that ``req_to_token`` names, or
-    UNKNOWN. page: of the cell's own pool, UNKNOWN if it was freed. freed, foreign, evicted: that
-    page is what the Kind of this name says.
+    values, right: what it has, and what ``req_to_token`` says that it must have, UNKNOWN for
+    nothing. reserved: the values 0..reserved-1 lie in the reserved page 0.
     """
-
-    judged: torch.Tensor
-    full: torch.Tensor
-    page: torch.Tensor
-    freed: torch.Tensor
-    foreign: torch.Tensor
-    evicted: torch.Tensor
-
-    def kinds(self, kind: torch.Tensor) -> torch.Tensor:
-        """Put what is wrong with the page itself over ``kind``, what is wrong with the cell."""
-        kind[self.evicted] = int(Kind.EVICTED)
-        kind[self.freed] = int(Kind.FREED)
-        kind[self.foreign & (kind == 0)] = int(Kind.FOREIGN)
-        kind[~self.judged] = 0
-        return kind
-
-    def expected(self, kind: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """``right``, and UNKNOWN where it is not known what belongs there."""
-        return torch.where(self.judged & (kind != int(Kind.FOREIGN)), right, UNKNOWN)
+    kind = torch.where(values != right, int(Kind.MISMATCH), 0)
+    kind[(values >= 0) & (values < reserved) & (right != UNKNOWN)] = int(Kind.ZERO)
+    if swa:
+        kind[(found.page > 0) & (found.own_page == 0)] = int(Kind.EVICTED)
+    kind[found.freed] = int(Kind.FREED)
+    kind[found.foreign & (kind == 0)] = int(Kind.FOREIGN)
+    kind[~found.judged] = 0
+    expected = torch.where(found.judged & (kind != int(Kind.FOREIGN)), right, UNKNOWN)
+    return kind, expected, found.judged & ~found.freed & (found.own_page > 0)
 
 
-def belongs(
-    row: torch.Tensor, column: torch.Tensor, judged: torch.Tensor, page_size: int, truth: Truth
-) -> Belongs:
-    """What belongs in the cells (row, column). row, column, judged: of shapes that broadcast."""
-    requests, words = truth.req_to_token.shape
-    request = truth.req_pool_indices.to(torch.int64)[row]
-    at, cell = column * page_size, column * (truth.apart or page_size)
-    judged = judged & (request > 0) & (request < requests) & (cell < words)
-    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(max=words - 1)]
-    full = torch.where(token < 0, UNKNOWN, token.to(torch.int64) // page_size)
-    freed, foreign = torch.zeros_like(judged), torch.zeros_like(judged)
-    word = torch.zeros_like(full)
-    if truth.shadow is not None:
-        sound = truth.shadow[-1] == 1
-        inside = (full > 0) & (full < truth.shadow.numel() - 1)
-        word = torch.where(inside, truth.shadow[torch.where(inside, full, 0)], 0).to(torch.int64)
-        freed = sound & inside & (word == FREE)
-        foreign = sound & inside & _foreign(full, inside, row, request, at, truth)
-        if truth.swa:  # the shadow knows nothing about a page that does not exist
-            judged = judged & sound & (inside | (full == 0))
-    elif truth.swa:
-        assert truth.mapping is not None
-        known = (token >= 0) & (token < truth.mapping.numel())
-        there = truth.mapping[torch.where(known, token, 0).to(torch.int64)]
-        judged = judged & known & (there >= 0)
-        word = there // page_size
-    page = torch.where(freed, UNKNOWN, word) if truth.swa else full
-    evicted = (full > 0) & (word == 0) if truth.swa else torch.zeros_like(judged)
-    return Belongs(judged, full, page, freed, foreign, evicted)
+def at_pages(
+    truth: Truth, row: torch.Tensor, column: torch.Tensor, inside: torch.Tensor, page_size: int
+) -> Found:
+    """Look up the first token of each page: the cells (row, column)."""
+    cell = column * (truth.apart or page_size)
+    return look_up(truth, row, cell, 0, column * page_size, inside, page_size)
 
 
-def _foreign(
-    full: torch.Tensor,
-    inside: torch.Tensor,
-    row: torch.Tensor,
-    request: torch.Tensor,
-    at: torch.Tensor,
-    truth: Truth,
-) -> torch.Tensor:
-    """True for each cell whose page was handed out to another row, and is not the cache's."""
-    if truth.owners is None or truth.protected is None:
-        return torch.zeros_like(inside)
-    owner = truth.owners[torch.where(inside, full, 0)].to(torch.int64)
-    known = (request > 0) & (request < len(truth.protected))
-    begin = truth.protected[torch.where(known, request, 0)].to(torch.int64)
-    numbers = request if truth.rows_of is None else truth.rows_of.to(torch.int64)[row]
-    return known & (at >= begin) & (owner > 0) & (owner != numbers)
+def reference(
+    table: torch.Tensor,
+    out: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_q: torch.Tensor | None,
+    trap: TrapBuffer,
+    mailbox: int,
+    pages: int,
+    page_size: int,
+    window: int,
+    truth: Truth | None = None,
+    repair: bool = True,
+) -> None:
+    """The same as ``guard.launch``, for CPU tensors. Records the first violation in row order."""
+    q_lens = None if cu_q is None else cu_q.diff()
+    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth, repair)
+    out.copy_(checked.safe)
+    if not len(checked.bad) and not len(checked.short):
+        return
+    found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
+    bad: list[list[int]] = found.tolist()
+    for row, needed in checked.short.tolist():
+        bad.append([row, table.shape[1], needed, int(Kind.SHORT), UNKNOWN])
+
+    def record(first: list[int], count: int) -> tuple[Record, Cells]:
+        row, column, value, kind, right = first
+        seen = Record(row, column, value, int(seq_lens[row]), count, kind, right)
+        if truth is None or truth.step is None:
+            return seen, NO_CELLS
+        short = kind == Kind.SHORT
+        origin = 0 if short else column // CELLS * CELLS
+        values = table[row, origin : origin + CELLS].to(torch.int64)
+        columns = origin + torch.arange(len(values))
+        judged = (columns >= 0) & (seen.length > truth.padding)
+        known = at_pages(truth, torch.full_like(columns, row), columns, judged, page_size)
+        _, belongs, _ = verdict(values, known.own_page, known, 1, truth.swa)
+        named = UNKNOWN if short else int(known.page[column - origin])
+        of = int(truth.req_pool_indices[row])
+        seen = seen._replace(step=int(truth.step), request=of, full=named)
+        return seen, torch.stack([values, belongs]).to(torch.int32).numpy()
+
+    trap.leave_first(mailbox, sorted(bad), lambda cell: cell[3] == Kind.FOREIGN, record)

@@ -1,85 +1,119 @@
 """Asks SGLang's own structures whether what the guard saw in a table is real.
 
-The guard compares a table with ``req_to_token``, which is SGLang's own, and with the shadow of the
-page ledger, which is ours and may be wrong. What rests on the shadow is confirmed here by the free
-lists and by the full-to-SWA mapping. If a device is lost, they cannot be asked any more. Then the
-guard is believed, because the server is dead anyway.
+The guard compares a table with ``req_to_token``, which is SGLang's own, and with the page ledger
+(:mod:`g4debug.sanitizer.confirm`). Where a row of ``req_to_token`` itself names another request's
+page, the guard suspects that from what the ledger knows (:mod:`g4debug.ledger.owners`). Here it is
+held against SGLang: how much of the request lies in the prefix cache, and whether the other
+request's own row names the page, too. Two rows that name one page which the prefix cache lent to
+neither are wrong, whoever wrote them.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from contextlib import suppress
+from dataclasses import replace
 
-from g4debug.ledger.holders import Holders
+from g4debug.findings.steps import Recorder
+from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.owners import cached_tokens
+from g4debug.sanitizer.confirm import GIVEN_UP, Question, Unconfirmed, rests_on_ledger
+from g4debug.sanitizer.page_facts import rid_of
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.checked_table import Cell, Launch
+from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, Foreign
 
 
-def is_real(launch: Launch | None, cell: Cell, ledger: Ledger | None) -> bool:
-    """True if the finding needs no ledger, or SGLang's structures confirm it. May wait."""
-    if launch is None or ledger is None or ledger.holders is None or not _rests_on(launch, cell):
-        return True
+def confirm(
+    checked: CheckedTable | None, cell: Cell, ledger: Ledger | None, recorder: Recorder
+) -> Cell:
+    """The cell, and what SGLang's structures say of it. May wait. Raises Unconfirmed."""
+    if checked is None:
+        return cell
+    if cell.kind is Kind.FOREIGN:
+        return replace(cell, foreign=_foreign(checked, cell, ledger, recorder))
+    if ledger is None or ledger.holders is None or not rests_on_ledger(cell.kind, checked.truth):
+        return cell
     if cell.position >= 0 and cell.value == cell.expected:
-        return True  # the right page, and in it another token: the ledger knows pages only
+        return cell  # the right page, and in it another token: the ledger knows pages only
     if ledger.broken:
-        return False
-    try:
-        return _confirmed(launch, cell, ledger, ledger.holders)
-    except RuntimeError:  # the device is lost
-        return True
+        raise Unconfirmed(GIVEN_UP)
+    with suppress(RuntimeError):  # the device is lost
+        row, page = _named(checked, cell)
+        _ask(cell, Question(ledger, ledger.holders, page, row, cell.step))
+    return cell
 
 
-def has_ended(launch: Launch, cell: Cell, ledger: Ledger) -> bool:
-    """True if no request holds the row of ``req_to_token`` of this cell any more."""
-    holders = ledger.holders
-    if cell.step >= 0 or launch.truth is None or holders is None or holders.scheduler is None:
-        return False  # of a launch's copy it is known who had left, see as_of_launch.py
-    row = int(launch.truth.req_pool_indices[cell.row])
-    return not holders.is_served(row, ledger.requests.values())
+def _named(checked: CheckedTable, cell: Cell) -> tuple[int, int]:
+    """The row of ``req_to_token``, and the page of the full pool that it has for the cell."""
+    if cell.step >= 0:  # as it was then; the live row may be another request's by now
+        return cell.request, cell.full
+    row = int(checked.req_pool_indices[cell.row])
+    token = int(checked.backend.req_to_token[row, cell.column * checked.page_size])
+    return row, token // checked.page_size
 
 
-def _rests_on(launch: Launch, cell: Cell) -> bool:
-    """True if only the shadow says that this cell is wrong."""
-    if launch.truth is None or launch.truth.shadow is None:
-        return False
-    kind = cell.kind.record
-    if kind.suspicion:  # the report asks SGLang's own tables, see foreign.py
-        return False
-    return bool(kind.confirmed_by) and (launch.truth.swa or not kind.in_swa)
-
-
-def _confirmed(launch: Launch, cell: Cell, ledger: Ledger, holders: Holders) -> bool:
-    assert launch.truth is not None
-    if cell.step >= 0:
-        full = np.array([cell.full], dtype=np.int64)
-    else:
-        row = int(launch.truth.req_pool_indices[cell.row])
-        token = int(launch.truth.req_to_token[row, cell.column * holders.page_size])
-        full = np.array([token // holders.page_size], dtype=np.int64)
-    if has_ended(launch, cell, ledger):
-        return False  # it ended since then, so that its pages are free now by right
+def _ask(cell: Cell, ask: Question) -> None:
+    ask.is_served()
     if cell.kind is Kind.FREED:
-        if holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any():
-            return True
-        return cell.step >= 0 and _is_named_twice(holders, ledger, int(full[0]))
-    mapped = int(holders.mapped(full)[0])
-    if cell.kind is Kind.EVICTED:
-        # SGLang's own mapping has no SWA page for it either, although the window needs one. Since a
-        # launch, the page may have left the window by right: there the table tells what was then.
-        return (mapped if cell.step < 0 else cell.value) == 0
-    # Since the launch, the page may have left the window, and then it has no SWA page any more.
-    if mapped != cell.value and (mapped > 0 or cell.step < 0):
-        return True  # the table is not what SGLang's own mapping says
-    if holders.scheduler is None:
-        return True
-    given = np.array([cell.expected], dtype=np.int64)
-    return holders.mapping_contradicts(full, given, ledger.requests.values())
+        ask.is_free()
+        return
+    mapped = int(ask.holders.mapped(ask.full)[0])
+    if cell.kind is not Kind.EVICTED:
+        ask.is_mapped_elsewhere(cell.value, mapped, cell.expected)
+    # SGLang's own mapping has no SWA page for it either, although the window needs one. Since a
+    # launch, the page may have left the window by right: there the table tells what was then.
+    elif (mapped if cell.step < 0 else cell.value) != 0:
+        raise Unconfirmed(f"SGLang's own mapping has a SWA page for full page {ask.page}")
 
 
-def _is_named_twice(holders: Holders, ledger: Ledger, page: int) -> bool:
-    """Two rows name a page that was free when the forward was launched: it has a new owner."""
-    if holders.scheduler is None:
-        return True
-    cells, maybe = holders.in_rows(holders.rows(ledger.requests.values()))
-    return int((cells == page).sum()) + int((maybe == page).sum()) > 1
+def _foreign(
+    checked: CheckedTable, cell: Cell, ledger: Ledger | None, recorder: Recorder
+) -> Foreign:
+    page = -1
+    try:
+        row, page = _named(checked, cell)
+        found = _owned_by_another(checked, cell, row, page, ledger, recorder)
+    except (RuntimeError, IndexError) as e:
+        found = f"they cannot be read: {e}".splitlines()[0]
+    if isinstance(found, str):
+        raise Unconfirmed(found, page)
+    return found
+
+
+def _owned_by_another(
+    checked: CheckedTable,
+    cell: Cell,
+    row: int,
+    page: int,
+    ledger: Ledger | None,
+    recorder: Recorder,
+) -> Foreign | str:
+    """What SGLang's rows say, or why it is not confirmed."""
+    pool = ledger.pools.get("full") if ledger is not None else None
+    if ledger is None or pool is None or ledger.owners is None or ledger.broken:
+        return GIVEN_UP
+    size, rows = checked.page_size, checked.backend.req_to_token
+    at = cell.column * size
+    if not 0 < page < pool.pages or int(rows[row, at]) // size != page:
+        return f"row {row} of req_to_token does not name it any more"
+    ledger.settle(wait=True)
+    rid = rid_of(recorder, cell.step, row)
+    request = ledger.requests.get(rid)
+    if request is None:
+        return f"the request of row {row} is not known"
+    if cached_tokens(request) > at:
+        return f"token {at} of request {rid} lies in the prefix cache"
+    owner, owner_row = str(pool.owner[page]), int(ledger.owners.pages[page])
+    column = int(pool.position[page]) // size
+    if not owner or owner == rid or column < 0 or not 0 < owner_row < len(rows):
+        return f"page {page} is not known to be another request's"
+    holder = ledger.requests.get(owner)
+    if holder is None or req_kv.row(holder) != owner_row:
+        return f"request {owner} does not hold row {owner_row} any more"
+    if column * size >= req_kv.allocated(holder):
+        return f"request {owner} has no room for token {column * size} any more"
+    if int(rows[owner_row, column * size]) // size != page:
+        return f"row {owner_row} of request {owner} does not name page {page}"
+    own = ((pool.owner == rid) & (pool.position == at) & pool.held).nonzero()[0]
+    found = int(own[-1]) if len(own) else -1
+    return Foreign(row, rid, page, owner, owner_row, column, found)

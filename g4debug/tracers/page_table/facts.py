@@ -8,10 +8,10 @@ from __future__ import annotations
 from g4debug.findings.kinds import FULL_INDEX, OTHER_REQUEST, STALE, FindingKind
 from g4debug.findings.record import PageEvent
 from g4debug.hooking.layer_pools import target_pool
-from g4debug.ledger.ledger import Ledger, PoolLedger
+from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.checked_table import Cell, Launch
-from g4debug.tracers.page_table.foreign import Foreign
+from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
 
 
 class Facts:
@@ -19,14 +19,13 @@ class Facts:
 
     def __init__(
         self,
-        launch: Launch,
+        launch: CheckedTable,
         cell: Cell,
         rid: str,
         ledger: Ledger | None,
-        foreign: Foreign | None = None,
     ) -> None:
         self.launch, self.cell, self.rid = launch, cell, rid
-        self.ledger, self.foreign = ledger, foreign
+        self.ledger, self.foreign = ledger, cell.foreign
         self.request = ledger.requests.get(rid) if ledger is not None and rid else None
         self.value = cell.value
         self.pool_name = launch.pool_name

@@ -26,19 +26,47 @@ synchronises twice for each layer and cannot see into CUDA graphs).
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
+import triton
 import triton.language as tl
 
 from g4debug import launching
-from g4debug.sanitizer import trap_buffer
-from g4debug.sanitizer.device_library import fence_system
-from g4debug.sanitizer.reference_state import arguments
-from g4debug.sanitizer.trap_buffer import CELLS, FIELDS, NO_CELLS, Cells, TrapBuffer
-from g4debug.tracers.page_table.check import Kind, Truth, check_page_table, disagreements
+from g4debug.sanitizer.device_library import claim, keep, leave, pick
+from g4debug.sanitizer.lookup import lookup
+from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table.check import Kind
 
 BLOCK = 256
+
+
+@triton.jit
+def verdict(
+    value,
+    right,
+    page,
+    own_page,
+    judged,
+    freed,
+    foreign,
+    reserved,
+    SWA: tl.constexpr,
+    ZERO: tl.constexpr = int(Kind.ZERO),
+    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
+    FREED: tl.constexpr = int(Kind.FREED),
+    EVICTED: tl.constexpr = int(Kind.EVICTED),
+    FOREIGN: tl.constexpr = int(Kind.FOREIGN),
+):
+    """(kind, expected, held) of each cell or entry, see ``check.verdict``."""
+    kind = tl.where(value != right, MISMATCH, 0)
+    kind = tl.where((value >= 0) & (value < reserved) & (right != -1), ZERO, kind)
+    if SWA:
+        kind = tl.where((page > 0) & (own_page == 0), EVICTED, kind)
+    kind = tl.where(freed, FREED, kind)
+    kind = tl.where(foreign & (kind == 0), FOREIGN, kind)
+    kind = tl.where(judged, kind, 0)
+    expected = tl.where(judged & (kind != FOREIGN), right, -1)
+    return kind, expected, judged & (freed == 0) & (own_page > 0)
 
 
 @launching.kernel(tensors=15, numbers=15)
@@ -53,7 +81,7 @@ def _page_guard_kernel(
     host,
     req_to_token,
     req_pool_indices,
-    book,  # the shadow, or where there is none the full-to-SWA mapping
+    book,
     owners,
     protected,
     step,  # of the copy that req_to_token is, if HAS_STEP
@@ -62,12 +90,12 @@ def _page_guard_kernel(
     page_size,
     window,
     columns,
-    slot,
-    slots,
+    mailbox,
+    mailboxes,
     requests,
     words,
     apart,
-    known,  # words of the book: full pages, or tokens of the mapping
+    known,
     padding,
     stride_row,
     stride_column,
@@ -80,32 +108,14 @@ def _page_guard_kernel(
     HAS_STEP: tl.constexpr,
     SWA: tl.constexpr,
     REPAIR: tl.constexpr,
-    FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
+    FENCE: tl.constexpr,
     # Constants are arguments here: Triton compares each global of a kernel at each launch, which
     # takes four times as long.
-    N_FIELDS: tl.constexpr = FIELDS,
-    N_CELLS: tl.constexpr = CELLS,
     BLOCK: tl.constexpr = BLOCK,
     NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
     RANGE: tl.constexpr = int(Kind.RANGE),
     SHORT: tl.constexpr = int(Kind.SHORT),
-    ZERO: tl.constexpr = int(Kind.ZERO),
-    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
-    FREED: tl.constexpr = int(Kind.FREED),
-    EVICTED: tl.constexpr = int(Kind.EVICTED),
     FOREIGN: tl.constexpr = int(Kind.FOREIGN),
-    AT_SEQ: tl.constexpr = trap_buffer.SEQ,
-    AT_ROW: tl.constexpr = trap_buffer.ROW,
-    AT_COLUMN: tl.constexpr = trap_buffer.COLUMN,
-    AT_VALUE: tl.constexpr = trap_buffer.VALUE,
-    AT_SEQ_LEN: tl.constexpr = trap_buffer.SEQ_LEN,
-    AT_COUNT: tl.constexpr = trap_buffer.COUNT,
-    AT_KIND: tl.constexpr = trap_buffer.KIND,
-    AT_EXPECTED: tl.constexpr = trap_buffer.EXPECTED,
-    AT_STEP: tl.constexpr = trap_buffer.STEP,
-    AT_REQUEST: tl.constexpr = trap_buffer.REQUEST,
-    AT_FULL: tl.constexpr = trap_buffer.FULL,
-    AT_SUMMARY: tl.constexpr = trap_buffer.SUMMARY,
 ):
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
@@ -132,45 +142,17 @@ def _page_guard_kernel(
         request = n * 0 - 1
         if HAS_TRUTH:
             request = tl.load(req_pool_indices + row).to(tl.int64)
-            at = column.to(tl.int64) * page_size
             theirs = (request > 0) & (request < requests) & (n > padding)  # some request's row
             cell = column.to(tl.int64) * apart
-            judged = live & (column < tl.where(theirs, used, 0)) & (cell < words)
-            token = tl.load(req_to_token + request * stride_request + cell, mask=judged, other=0)
-            token = token.to(tl.int64)
-            full = tl.where(judged & (token >= 0), token // page_size, -1)
-            freed = judged & (column < 0)
-            foreign = judged & (column < 0)
-            word = tl.zeros([BLOCK], tl.int64)
-            if HAS_SHADOW:
-                sound = column < tl.where(tl.load(book + known) == 1, used, 0)
-                there = judged & (full > 0) & (full < known)
-                word = tl.load(book + full, mask=there, other=0).to(tl.int64)
-                freed = there & sound & (word == -1)
-                if HAS_OWNERS:
-                    owner = tl.load(owners + full, mask=there, other=0).to(tl.int64)
-                    begin = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
-                    foreign = there & sound & (owner > 0) & (owner != request) & (at >= begin)
-                if SWA:
-                    judged = judged & sound & (there | (full == 0))
-            elif SWA:
-                judged = judged & (token >= 0) & (token < known)
-                mapped = tl.load(book + token, mask=judged, other=0).to(tl.int64)
-                judged = judged & (mapped >= 0)
-                word = mapped // page_size
-            right = full
-            if SWA:
-                right = tl.where(freed, -1, word)
-            kind = tl.where(value != right, MISMATCH, kind)
-            kind = tl.where((value == 0) & (right != -1), ZERO, kind)
-            if SWA:
-                kind = tl.where((full > 0) & (word == 0), EVICTED, kind)
-            kind = tl.where(freed, FREED, kind)
-            kind = tl.where(foreign & (kind == 0), FOREIGN, kind)
-            kind = tl.where(judged, kind, 0)
-            expected = tl.where(judged & (kind != FOREIGN), right, -1)
-            held = judged & (freed == 0)
-            repaired = tl.where(held & (expected > 0) & (expected < pages), expected, 0)
+            at = column.to(tl.int64) * page_size
+            judged, _, full, _, right, freed, foreign, _ = lookup(
+                req_to_token, book, owners, protected, request, theirs, cell, 0, at, at, live,
+                words, known, stride_request, page_size, HAS_SHADOW, HAS_OWNERS, SWA,
+            )  # fmt: skip
+            kind, expected, held = verdict(
+                value, right, full, right, judged, freed, foreign, 1, SWA
+            )
+            repaired = tl.where(held & (expected >= 0) & (expected < pages), expected, 0)
         outside = (value < 0) | (value >= pages)
         kind = tl.where(value < 0, NEGATIVE, tl.where(outside, RANGE, kind))
         bad = live & (kind > 0)
@@ -180,58 +162,37 @@ def _page_guard_kernel(
             replaced = sure & outside
         safe = tl.where(replaced, repaired, tl.where(outside, 0, value))
         tl.store(out + row * out_stride_row + column, safe, mask=inside)
-        cells = tl.sum(bad.to(tl.int32), axis=0)
         certain = tl.sum(sure.to(tl.int32), axis=0)
         lacks = (needed > columns).to(tl.int32)
         if start != 0:
             lacks = lacks * 0
-        # What follows is the writer's side of the hand-over in trap_buffer.py.
-        if cells + lacks > 0:
-            many = (cells + lacks).to(tl.int64)
-            # What must be confirmed first has a slot of its own: it must not hide what is certain.
+        many = tl.sum(bad.to(tl.int32), axis=0) + lacks
+        if many > 0:
             suspicion = certain + lacks == 0
-            mine = slot.to(tl.int64) + tl.where(suspicion, slots, 0)
-            at_host = host + mine * N_FIELDS
-            # The host may write this word now. Each thread loads it for itself, and all must go on
-            # with the same number, or they part at the next line. The latest one is right.
-            each = tl.load(acks + mine + tl.arange(0, BLOCK) * 0, volatile=True)
-            acked = tl.max(each, axis=0)
-            if tl.atomic_cas(claims + mine, acked, acked + 1) == acked:
-                where = tl.min(tl.where(tl.where(suspicion, bad, sure), column, 2147483647), axis=0)
-                here = column == where
-                short = (certain == 0) & (lacks > 0)
-                what = tl.sum(tl.where(here, value, 0), axis=0)
-                why = tl.sum(tl.where(here, kind, 0), axis=0)
-                belongs = tl.sum(tl.where(here, expected, 0), axis=0)
-                if HAS_STEP:
-                    # The next forward may overwrite the table before the host looks at this.
-                    origin = tl.where(short, 0, where) // N_CELLS * N_CELLS
-                    near = inside & (column >= origin) & (column < origin + N_CELLS)
-                    to = kept + mine * (2 * N_CELLS) + (column - origin)
-                    tl.store(to, value.to(tl.int32), mask=near)
-                    tl.store(to + N_CELLS, expected.to(tl.int32), mask=near)
-                    named = tl.sum(tl.where(here, full, 0), axis=0)
-                    tl.store(at_host + AT_STEP, tl.load(step))
-                    tl.store(at_host + AT_REQUEST, request)
-                    tl.store(at_host + AT_FULL, tl.where(short, -1, named))
-                else:
-                    tl.store(at_host + AT_STEP, n * 0 - 1)
-                    tl.store(at_host + AT_REQUEST, n * 0 - 1)
-                    tl.store(at_host + AT_FULL, n * 0 - 1)
-                tl.store(at_host + AT_ROW, row)
-                tl.store(at_host + AT_COLUMN, tl.where(short, columns, where).to(tl.int64))
-                tl.store(at_host + AT_VALUE, tl.where(short, needed, what))
-                tl.store(at_host + AT_SEQ_LEN, n)
-                tl.store(at_host + AT_COUNT, many)
-                tl.store(at_host + AT_KIND, tl.where(short, SHORT, why).to(tl.int64))
-                tl.store(at_host + AT_EXPECTED, tl.where(short, -1, belongs))
-                if FENCE:
-                    fence_system(cells)
-                tl.store(at_host + AT_SEQ, acked + 1)
-            now = tl.atomic_add(total, many) + many
-            if FENCE:
-                fence_system(cells)
-            tl.store(host + AT_SUMMARY, now)
+            place, claimed, seq = claim(claims, acks, mailbox, mailboxes, suspicion, BLOCK)
+            where = tl.min(tl.where(tl.where(suspicion, bad, sure), column, 2147483647), axis=0)
+            here = column == where
+            short = (certain == 0) & (lacks > 0)
+            as_of = n * 0 - 1
+            of = n * 0 - 1
+            named = n * 0 - 1
+            if HAS_STEP:
+                if claimed:
+                    keep(kept, place, column, tl.where(short, 0, where), inside, value, expected)
+                as_of = tl.load(step).to(tl.int64)
+                of = request
+                named = tl.where(short, -1, pick(here, full))
+            leave(
+                host, total, place, claimed, seq,
+                row,
+                tl.where(short, columns, where).to(tl.int64),
+                tl.where(short, needed, pick(here, value)),
+                n,
+                many.to(tl.int64),
+                tl.where(short, SHORT, pick(here, kind)).to(tl.int64),
+                tl.where(short, -1, pick(here, expected)),
+                as_of, of, named, n * 0 - 1, FENCE,
+            )  # fmt: skip
 
 
 _launch = launching.Launcher(_page_guard_kernel, num_warps=4)
@@ -243,7 +204,7 @@ def launch(
     seq_lens: torch.Tensor,
     cu_q: torch.Tensor | None,
     trap: TrapBuffer,
-    slot: int,
+    mailbox: int,
     pages: int,
     page_size: int,
     window: int,
@@ -282,8 +243,8 @@ def launch(
             page_size,
             window,
             columns,
-            slot,
-            trap.slots,
+            mailbox,
+            trap.mailboxes,
             *given.numbers,
             *table.stride(),
             out.stride(0),
@@ -297,61 +258,3 @@ def launch(
             table.is_cuda,
         ),
     )
-
-
-def reference(
-    table: torch.Tensor,
-    out: torch.Tensor,
-    seq_lens: torch.Tensor,
-    cu_q: torch.Tensor | None,
-    trap: TrapBuffer,
-    slot: int,
-    pages: int,
-    page_size: int,
-    window: int,
-    truth: Truth | None = None,
-    repair: bool = True,
-) -> None:
-    """The same as :func:`launch`, for CPU tensors. Records the first violation in row order."""
-    q_lens = None if cu_q is None else cu_q.diff()
-    checked = check_page_table(table, seq_lens, pages, page_size, window, q_lens, truth, repair)
-    out.copy_(checked.safe)
-    found = torch.cat([checked.bad, checked.kinds[:, None], checked.expected[:, None]], dim=1)
-    cells: list[list[int]] = found.tolist()
-    suspicions = [cell for cell in cells if cell[3] == Kind.FOREIGN]
-    sure = [cell for cell in cells if cell[3] != Kind.FOREIGN]
-    for row, needed in checked.short.tolist():
-        sure.append([row, table.shape[1], needed, int(Kind.SHORT), -1])
-    for part, suspicion in ((sure, False), (suspicions, True)):
-        if part:
-            row, column, value, kind, right = min(part, key=lambda cell: cell[:2])
-            words = [row, column, value, int(seq_lens[row]), len(part), kind, right]
-            short = kind == Kind.SHORT
-            at = (row, 0 if short else column, int(seq_lens[row]))
-            (step, request, full), kept = _as_of_launch(table, *at, page_size, truth)
-            words += [step, request, -1 if short else full]
-            trap.leave(slot, words, suspicion, kept)
-
-
-def _as_of_launch(
-    table: torch.Tensor, row: int, column: int, length: int, page_size: int, truth: Truth | None
-) -> tuple[list[int], Cells]:
-    """The words step, request and full of a record, and the cells of the row around a column."""
-    if truth is None or truth.step is None:
-        return [-1, -1, -1], NO_CELLS
-    origin = column // CELLS * CELLS
-    values = table[row : row + 1, origin : origin + CELLS].to(torch.int64)
-    request = int(truth.req_pool_indices[row])
-    part = dataclasses.replace(
-        truth,
-        req_to_token=truth.req_to_token[:, origin:],
-        req_pool_indices=truth.req_pool_indices[row : row + 1],
-    )
-    judged = torch.full_like(values, length > truth.padding, dtype=torch.bool)
-    _, right, _ = disagreements(values, judged, page_size, part)
-    full, rows = -1, truth.req_to_token
-    if 0 < request < rows.shape[0] and column < rows.shape[1] and length > truth.padding:
-        token = int(rows[request, column])
-        full = token // page_size if token >= 0 else -1
-    cells = torch.cat([values, right]).to(torch.int32).numpy()
-    return [int(truth.step), request, full], cells

@@ -15,44 +15,32 @@ from g4debug.findings.record import Finding, LayerKind, Location, PageEvent, Poo
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import event_line, settle
-from g4debug.sanitizer.trap_buffer import Left
+from g4debug.sanitizer.page_facts import rid_of
+from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.page_table import causes
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import (
     Cell,
-    Launch,
+    CheckedTable,
     cell_of,
     kept_list,
     kept_table,
     read_table,
-    rid_at,
 )
 from g4debug.tracers.page_table.facts import Facts
-from g4debug.tracers.page_table.foreign import Foreign, confirm
-
-
-class Unconfirmed(Exception):
-    """SGLang's own tables do not confirm what the guard suspects. ``page``: of the full pool."""
-
-    def __init__(self, page: int, why: str) -> None:
-        super().__init__(why)
-        self.page = page
 
 
 def describe(
-    launch: Launch | None,
+    launch: CheckedTable | None,
+    cell: Cell,
     left: Left,
     recorder: Recorder,
     draft: bool,
     ledger: Ledger | None,
 ) -> tuple[Finding, Table | None, tuple[PageEvent, ...]]:
-    """The finding, the table (if the device can still be read), and the events of the page.
-
-    Raises Unconfirmed for a suspicion that SGLang's own tables do not confirm.
-    """
-    fields = left.fields
-    if launch is None or cell_of(fields).kind is Kind.UNREADABLE:
-        return bare(launch, fields, recorder), None, ()
+    """The finding, the table (if the device can still be read), and the events of the page."""
+    if launch is None or cell.kind is Kind.UNREADABLE:
+        return bare(launch, left.record, recorder), None, ()
     page_size = launch.page_size
     pool = Pool(
         launch.pool_name,
@@ -61,29 +49,28 @@ def describe(
         (launch.pages - 1) * page_size,
         _used(recorder, launch.pool_name),
     )
-    table, cell, foreign, rid = None, cell_of(fields, launch), None, ""
-    if cell.kind is Kind.FOREIGN:
-        foreign = _confirmed(launch, cell, recorder, ledger)
+    table, rid = None, ""
     with suppress(RuntimeError):  # the CUDA context is dead: only what the guard wrote is left
         if launch.lists is not None:
-            rid = _rid(launch, cell, recorder)
+            row = cell.request if cell.step >= 0 else int(launch.req_pool_indices[cell.row])
+            rid = rid_of(recorder, cell.step, row)
             table = kept_list(launch, pool, cell, left, rid)
         elif cell.step >= 0:
-            rid = rid_at(recorder, cell)
-            table, cell = kept_table(launch, pool, cell, left, rid)
+            rid = rid_of(recorder, cell.step, cell.request)
+            table = kept_table(launch, pool, cell, left, rid)
         else:
             table, cell = read_table(launch, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
     settle(ledger, "page-table")
     kind_of = Words if launch.lists is None else ListWords
-    facts = kind_of(launch, cell, rid, ledger, foreign)
+    facts = kind_of(launch, cell, rid, ledger)
     events = facts.events()
     layer = int(launch.layer.layer_id)
     kind: LayerKind = "sliding" if launch.pool_name == "swa" else "full"
     who = "draft" if draft else "target"
     mode = launch.batch.forward_mode.name
     whole = launch.lists is None and table is not None and len(table.bad) > 0
-    count = len(table.bad) if whole and table is not None else fields["count"]
+    count = len(table.bad) if whole and table is not None else left.record.bad
     column = cell.column if cell.position < 0 else cell.position
     finding = Finding(
         check="page-table",
@@ -206,7 +193,7 @@ class Words(Facts):
         at = f" for tokens {position}..{position + self.page_size - 1}" if position >= 0 else ""
         if pool.held[page]:
             return f"{what} was handed out to request {owner}{at}, and is still held"
-        if not pool.serials(page):
+        if not pool.ever[page]:
             return f"{what} was never handed out"
         return f"{what} is free; request {owner} had it last{at}"
 
@@ -296,37 +283,13 @@ class ListWords(Words):
         return "" if self.cell.position < 0 else super().owner()
 
 
-def _rid(launch: Launch, cell: Cell, recorder: Recorder) -> str:
-    """The request of the cell's row. '' if not known."""
-    if cell.step >= 0:
-        return rid_at(recorder, cell)
-    row = int(launch.req_pool_indices[cell.row])
-    return recorder.requests_by_pool_index().get(row, "")
-
-
-def _confirmed(launch: Launch, cell: Cell, recorder: Recorder, ledger: Ledger | None) -> Foreign:
-    """Raises Unconfirmed if SGLang's own tables do not say the same."""
-    try:
-        foreign, why = confirm(launch, cell, recorder, ledger)
-    except (RuntimeError, IndexError) as e:
-        foreign, why = None, f"they cannot be read: {e}".splitlines()[0]
-    if foreign is None:
-        page = -1
-        with suppress(RuntimeError, IndexError):
-            row = int(launch.req_pool_indices[cell.row])
-            size = launch.page_size
-            page = int(launch.backend.req_to_token[row, cell.column * size]) // size
-        raise Unconfirmed(page, why)
-    return foreign
-
-
 def _used(recorder: Recorder, name: str) -> int:
     return next((p.used_tokens for p in recorder.pools() if p.name == name), -1)
 
 
-def bare(launch: Launch | None, fields: dict[str, int], recorder: Recorder) -> Finding:
-    """A finding from what the guard wrote, and nothing else. launch: None if it is not known."""
-    cell = cell_of(fields)
+def bare(launch: CheckedTable | None, record: Record, recorder: Recorder) -> Finding:
+    """A finding from the guard's record, and nothing else. launch: None if it is not known."""
+    cell = cell_of(record)
     kind, at, site = cell.kind.record, f"row {cell.row}, column {cell.column}", ""
     if launch is not None:
         with suppress(Exception):  # this is called when something else has failed already
@@ -334,10 +297,10 @@ def bare(launch: Launch | None, fields: dict[str, int], recorder: Recorder) -> F
     where = Location(process="scheduler", pid=os.getpid(), rank=recorder.rank, step=recorder.step)
     if cell.kind is Kind.UNREADABLE:
         what = "the guard saw a bad cell, but what it left cannot be read "
-        what += f"(kind {fields['kind']}, {at})"
+        what += f"(kind {record.kind}, {at})"
         written = ", ".join(str(int(k)) for k in sorted(Kind) if k is not Kind.UNREADABLE)
         expected = f"a record of the guard, whose kind is one of {written}"
-        got = ", ".join(f"{name} {value}" for name, value in fields.items())
+        got = ", ".join(f"{name} {value}" for name, value in record._asdict().items())
         cause = "not known: somebody overwrote the host memory of the trap buffer"
     else:
         where = replace(where, row=cell.row, column=cell.column)

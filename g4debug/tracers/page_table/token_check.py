@@ -15,19 +15,31 @@ listed. In a sliding layer the last ``window`` are, so that the list begins at p
 :mod:`g4debug.tracers.page_table.check` knows of pages holds here. Every entry is live: the first
 query of a row sees all that is listed.
 
-These are pure functions on tensors. The Triton kernel in
-:mod:`g4debug.tracers.page_table.token_guard` computes the same. Both know the rows' lists from the
-lengths and not from ``kv_indptr``, so a broken ``kv_indptr`` cannot lead them out of the list.
+These are pure functions on tensors, and :func:`reference`, which is the guard for CPU tensors. The
+Triton kernel in :mod:`g4debug.tracers.page_table.token_guard` computes the same. Both know the
+rows' lists from the lengths and not from ``kv_indptr``, so a broken ``kv_indptr`` cannot lead them
+out of the list.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 
 from g4debug.backends.handed_over import TokenLists
-from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
+from g4debug.sanitizer.lookup import UNKNOWN, Found
+from g4debug.sanitizer.trap_buffer import CELLS, Cells, Record, TrapBuffer
+from g4debug.tracers.page_table.check import Kind, Truth, at_pages, verdict
+
+
+class Repair(IntEnum):
+    """What the guard changes. What cannot be mended at all (MASK) is made harmless."""
+
+    NOTHING = 0
+    UNSAFE = 1  # entries and words that would make a kernel read outside of what it may read
+    ALL = 2  # all that is wrong, but not what is only suspected
 
 
 @dataclass(frozen=True)
@@ -82,16 +94,10 @@ def check_token_lists(
     kind, right = torch.zeros_like(values), torch.full_like(values, UNKNOWN)
     full, safe = right.clone(), torch.zeros_like(values)
     if truth is not None and len(values):
-        found = belongs(row, position // page_size, n[row] > truth.padding, page_size, truth)
-        token = found.page * page_size + position % page_size
-        token = torch.where(found.page == UNKNOWN, UNKNOWN, token)
-        reserved = (values >= 0) & (values < page_size)  # page 0
-        kind[values != token] = int(Kind.MISMATCH)
-        kind[reserved & (token != UNKNOWN)] = int(Kind.ZERO)
-        kind = found.kinds(kind)
-        right, full = found.expected(kind, token), torch.where(found.judged, found.full, UNKNOWN)
-        held = found.judged & ~found.freed & (found.page > 0) & (right >= 0) & (right < tokens)
-        safe = torch.where(held, right, safe)
+        found, token = at_tokens(truth, row, position, n[row] > truth.padding, page_size)
+        kind, right, held = verdict(values, token, found, page_size, truth.swa)
+        full = torch.where(found.judged, found.page, UNKNOWN)
+        safe = torch.where(held & (right >= 0) & (right < tokens), right, safe)
     kind[values < 0] = int(Kind.NEGATIVE)
     kind[values >= tokens] = int(Kind.RANGE)
     bad = kind > 0
@@ -142,3 +148,88 @@ def _wrong(
         begin = lists.mask_starts[:rows].to(torch.int64)
         add((begin != right) | (right + needs > lists.mask_size), row, begin, Kind.MASK, right)
     return torch.cat(found) if found else torch.zeros(0, 5, dtype=torch.int64)
+
+
+def at_tokens(
+    truth: Truth, row: torch.Tensor, position: torch.Tensor, judged: torch.Tensor, page_size: int
+) -> tuple[Found, torch.Tensor]:
+    """Look up the tokens at these positions of the rows: (their pages, what has to be listed)."""
+    found = at_pages(truth, row, position // page_size, judged, page_size)
+    token = found.own_page * page_size + position % page_size
+    return found, torch.where(found.own_page == UNKNOWN, UNKNOWN, token)
+
+
+def reference(
+    lists: TokenLists,
+    trap: TrapBuffer,
+    mailbox: int,
+    tokens: int,
+    page_size: int,
+    truth: Truth | None = None,
+    repair: Repair = Repair.UNSAFE,
+) -> None:
+    """The same as ``token_guard.launch``, for CPU tensors. Records the first one in row order."""
+    if lists.rows <= 0:
+        return
+    found = check_token_lists(lists, tokens, page_size, truth)
+    wrong: list[list[int]] = found.wrong.tolist()
+    bad = list(zip(found.bad.tolist(), found.full.tolist(), strict=True))
+    before = lists.indices.to(torch.int64, copy=True) if bad else lists.indices
+    mend(lists, found, tokens, repair)
+
+    def record(seen: list[int], count: int, full: int = UNKNOWN) -> Record:
+        row, at, value, kind, right = seen
+        left = Record(
+            row, at, value, int(found.listed[row] + found.starts[row]), count, kind, right
+        )
+        if truth is None or truth.step is None or int(truth.step) < 0:
+            return left
+        of = int(truth.req_pool_indices[row])
+        return left._replace(step=int(truth.step), request=of, full=full)
+
+    def entry(first: tuple[list[int], int], count: int) -> tuple[Record, Cells]:
+        left = record(first[0], count, first[1])
+        row, origin = left.row, left.at // CELLS * CELLS
+        begin = int(found.begins[row])
+        end = min(begin + int(found.listed[row]), len(before))
+        values = before[begin + origin : min(begin + origin + CELLS, end)]
+        right = torch.full_like(values, UNKNOWN)
+        if truth is not None:
+            position = int(found.starts[row]) + origin + torch.arange(len(values))
+            judged = torch.full_like(position, left.length > truth.padding, dtype=torch.bool)
+            rows = torch.full_like(position, row)
+            known, token = at_tokens(truth, rows, position, judged, page_size)
+            _, right, _ = verdict(values, token, known, page_size, truth.swa)
+        return left, torch.stack([values, right]).to(torch.int32).numpy()
+
+    if wrong:
+        first = min(wrong, key=lambda word: (word[0], word[3] != Kind.SHORT))
+        trap.leave(mailbox, record(first, len(wrong)))
+    trap.leave_first(mailbox, bad, lambda one: one[0][3] == Kind.FOREIGN, entry)
+
+
+def mend(lists: TokenLists, found: ListCheck, tokens: int, repair: Repair) -> None:
+    """Change what ``repair`` says."""
+    if repair is Repair.NOTHING:
+        return
+    kinds, values = found.bad[:, 3], found.bad[:, 2]
+    replaced = kinds != int(Kind.FOREIGN)
+    if repair is Repair.UNSAFE:
+        replaced = (values < 0) | (values >= tokens)
+    lists.indices[found.at[replaced]] = found.safe[replaced].to(lists.indices.dtype)
+    size = lists.indices.shape[0]
+    n = found.starts + found.listed
+    for row, at, got, kind, right in found.wrong.tolist():
+        if kind == Kind.INDPTR:
+            lists.indptr[at] = min(right, size)
+        elif kind == Kind.SHORT:
+            lists.indptr[row + 1] = size
+        elif kind == Kind.SPLITS and lists.splits is not None:
+            lists.splits[row] = 1 if got < 1 else lists.max_splits
+        elif kind == Kind.OFFSET and lists.offsets is not None:
+            lists.offsets[row] = right
+        elif kind == Kind.MASK and lists.mask_starts is not None:
+            needs = lists.queries * (int(n[row]) + lists.queries)
+            unsafe = got < 0 or got + needs > lists.mask_size
+            if unsafe or repair is Repair.ALL:
+                lists.mask_starts[row] = 0 if right + needs > lists.mask_size else right

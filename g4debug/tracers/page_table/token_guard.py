@@ -17,86 +17,21 @@ lengths say, which each program adds up for itself: the lengths are few.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
 
 from g4debug import launching
 from g4debug.backends.handed_over import TokenLists
-from g4debug.sanitizer import trap_buffer
-from g4debug.sanitizer.device_library import fence_system
-from g4debug.sanitizer.reference_state import arguments
-from g4debug.sanitizer.trap_buffer import CELLS, FIELDS, TrapBuffer
-from g4debug.tracers.page_table.check import UNKNOWN, Kind, Truth, belongs
-from g4debug.tracers.page_table.token_check import ListCheck, check_token_lists
+from g4debug.sanitizer.device_library import claim, keep, leave, pick
+from g4debug.sanitizer.lookup import lookup
+from g4debug.sanitizer.reference_state import Truth, arguments
+from g4debug.sanitizer.trap_buffer import TrapBuffer
+from g4debug.tracers.page_table.check import Kind
+from g4debug.tracers.page_table.guard import verdict
+from g4debug.tracers.page_table.token_check import Repair
 
 BLOCK = 512
 PROGRAMS = 1024  # so many are started at most, if there are fewer rows than that
-
-
-class Repair(IntEnum):
-    """What the guard changes. What cannot be mended at all (MASK) is made harmless."""
-
-    NOTHING = 0
-    UNSAFE = 1  # entries and words that would make a kernel read outside of what it may read
-    ALL = 2  # all that is wrong, but not what is only suspected
-
-
-@triton.jit
-def _leave(
-    row,
-    column,
-    value,
-    length,
-    many,
-    kind,
-    expected,
-    step,
-    request,
-    full,
-    claimed,
-    mine,
-    acked,
-    host,
-    total,
-    FENCE: tl.constexpr,
-    N_FIELDS: tl.constexpr = FIELDS,
-    AT_SEQ: tl.constexpr = trap_buffer.SEQ,
-    AT_ROW: tl.constexpr = trap_buffer.ROW,
-    AT_COLUMN: tl.constexpr = trap_buffer.COLUMN,
-    AT_VALUE: tl.constexpr = trap_buffer.VALUE,
-    AT_SEQ_LEN: tl.constexpr = trap_buffer.SEQ_LEN,
-    AT_COUNT: tl.constexpr = trap_buffer.COUNT,
-    AT_KIND: tl.constexpr = trap_buffer.KIND,
-    AT_EXPECTED: tl.constexpr = trap_buffer.EXPECTED,
-    AT_STEP: tl.constexpr = trap_buffer.STEP,
-    AT_REQUEST: tl.constexpr = trap_buffer.REQUEST,
-    AT_FULL: tl.constexpr = trap_buffer.FULL,
-    AT_SUMMARY: tl.constexpr = trap_buffer.SUMMARY,
-):
-    """Write a record if this program has claimed it, and count what was seen."""
-    if claimed:
-        at = host + mine * N_FIELDS
-        tl.store(at + AT_ROW, row)
-        tl.store(at + AT_COLUMN, column)
-        tl.store(at + AT_VALUE, value)
-        tl.store(at + AT_SEQ_LEN, length)
-        tl.store(at + AT_COUNT, many)
-        tl.store(at + AT_KIND, kind)
-        tl.store(at + AT_EXPECTED, expected)
-        tl.store(at + AT_STEP, step)
-        tl.store(at + AT_REQUEST, request)
-        tl.store(at + AT_FULL, full)
-        if FENCE:
-            fence_system(many.to(tl.int32))
-        tl.store(at + AT_SEQ, acked + 1)
-    now = tl.atomic_add(total, many) + many
-    if FENCE:
-        fence_system(many.to(tl.int32))
-    tl.store(host + AT_SUMMARY, now)
 
 
 @launching.kernel(tensors=17, numbers=17)
@@ -124,8 +59,8 @@ def _token_guard_kernel(
     window,
     extra,
     rows,
-    slot,
-    slots,
+    mailbox,
+    mailboxes,
     requests,
     words,
     apart,
@@ -147,15 +82,10 @@ def _token_guard_kernel(
     FENCE: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, >= rows
     # Constants are arguments here: Triton compares each global of a kernel at each launch.
-    N_CELLS: tl.constexpr = CELLS,
     BLOCK: tl.constexpr = BLOCK,
     NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
     RANGE: tl.constexpr = int(Kind.RANGE),
     SHORT: tl.constexpr = int(Kind.SHORT),
-    ZERO: tl.constexpr = int(Kind.ZERO),
-    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
-    FREED: tl.constexpr = int(Kind.FREED),
-    EVICTED: tl.constexpr = int(Kind.EVICTED),
     FOREIGN: tl.constexpr = int(Kind.FOREIGN),
     INDPTR: tl.constexpr = int(Kind.INDPTR),
     SPLITS: tl.constexpr = int(Kind.SPLITS),
@@ -239,14 +169,10 @@ def _token_guard_kernel(
                 told, at_word, got, right_word = n * 0 + SHORT, n * 0 + size, end, n * 0 - 1
                 wrong += 1
             if wrong > 0:
-                mine = slot.to(tl.int64)
-                each = tl.load(acks + mine + tl.arange(0, BLOCK) * 0, volatile=True)
-                acked = tl.max(each, axis=0)
-                claimed = tl.atomic_cas(claims + mine, acked, acked + 1) == acked
-                _leave(
-                    row, at_word, got, n, wrong, told, right_word, when,
-                    tl.where(when >= 0, request, -1), n * 0 - 1,
-                    claimed, mine, acked, host, total, FENCE,
+                place, claimed, seq = claim(claims, acks, mailbox, mailboxes, wrong < 0, BLOCK)
+                leave(
+                    host, total, place, claimed, seq, row, at_word, got, n, wrong, told,
+                    right_word, when, tl.where(when >= 0, request, -1), n * 0 - 1, n * 0 - 1, FENCE,
                 )  # fmt: skip
 
         # A length that is far too long must not keep the GPU busy.
@@ -264,48 +190,16 @@ def _token_guard_kernel(
                 position = first + entry
                 column = position // page_size
                 inner = position - column * page_size
-                cell = column * apart
-                judged = live & (entry < tl.where(theirs, listed, 0)) & (cell < words)
-                token = tl.load(
-                    req_to_token + request * stride_request + cell, mask=judged, other=0
-                ).to(tl.int64)
-                full = tl.where(judged & (token >= 0), token // page_size, -1)
-                freed = judged & (entry < 0)
-                foreign = judged & (entry < 0)
-                word = tl.zeros([BLOCK], tl.int64)
-                if HAS_SHADOW:
-                    sound = entry < tl.where(tl.load(book + known) == 1, listed, 0)
-                    there = judged & (full > 0) & (full < known)
-                    word = tl.load(book + full, mask=there, other=0).to(tl.int64)
-                    freed = there & sound & (word == -1)
-                    if HAS_OWNERS:
-                        owner = tl.load(owners + full, mask=there, other=0).to(tl.int64)
-                        cached = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
-                        foreign = (
-                            there & sound & (owner > 0) & (owner != request)
-                            & (column * page_size >= cached)
-                        )  # fmt: skip
-                    if SWA:
-                        judged = judged & sound & (there | (full == 0))
-                elif SWA:
-                    judged = judged & (token >= 0) & (token < known)
-                    mapped = tl.load(book + token, mask=judged, other=0).to(tl.int64)
-                    judged = judged & (mapped >= 0)
-                    word = mapped // page_size
-                page = full
-                if SWA:
-                    page = tl.where(freed, -1, word)
+                begins = column * page_size
+                judged, _, full, _, page, freed, foreign, _ = lookup(
+                    req_to_token, book, owners, protected, request, theirs, column * apart, 0,
+                    begins, begins, live, words, known, stride_request, page_size,
+                    HAS_SHADOW, HAS_OWNERS, SWA,
+                )  # fmt: skip
                 right = tl.where(page == -1, -1, page * page_size + inner)
-                kind = tl.where(value != right, MISMATCH, kind)
-                reserved = (value >= 0) & (value < page_size) & (right != -1)
-                kind = tl.where(reserved, ZERO, kind)
-                if SWA:
-                    kind = tl.where((full > 0) & (word == 0), EVICTED, kind)
-                kind = tl.where(freed, FREED, kind)
-                kind = tl.where(foreign & (kind == 0), FOREIGN, kind)
-                kind = tl.where(judged, kind, 0)
-                expected = tl.where(judged & (kind != FOREIGN), right, -1)
-                held = judged & (freed == 0) & (page > 0)
+                kind, expected, held = verdict(
+                    value, right, full, page, judged, freed, foreign, page_size, SWA
+                )
                 repaired = tl.where(held & (expected >= 0) & (expected < tokens), expected, 0)
                 full = tl.where(judged, full, -1)
             outside = (value < 0) | (value >= tokens)
@@ -318,33 +212,26 @@ def _token_guard_kernel(
                     tl.store(indices + at, repaired, mask=sure)
                 elif REPAIR > 0:
                     tl.store(indices + at, repaired, mask=sure & outside)
-                many = count.to(tl.int64)
                 suspicion = tl.sum(sure.to(tl.int32), axis=0) == 0
-                mine = slot.to(tl.int64) + tl.where(suspicion, slots, 0)
-                each = tl.load(acks + mine + tl.arange(0, BLOCK) * 0, volatile=True)
-                acked = tl.max(each, axis=0)
-                claimed = tl.atomic_cas(claims + mine, acked, acked + 1) == acked
-                chosen = tl.where(suspicion, bad, sure)
-                where = tl.min(tl.where(chosen, entry, 2147483647), axis=0)
+                place, claimed, seq = claim(claims, acks, mailbox, mailboxes, suspicion, BLOCK)
+                where = tl.min(tl.where(tl.where(suspicion, bad, sure), entry, 2147483647), axis=0)
                 here = entry == where
                 if claimed:
-                    origin = where // N_CELLS * N_CELLS
-                    near = live & (entry >= origin) & (entry < origin + N_CELLS)
-                    to = kept + mine * (2 * N_CELLS) + (entry - origin)
-                    tl.store(to, value.to(tl.int32), mask=near)
-                    tl.store(to + N_CELLS, expected.to(tl.int32), mask=near)
-                _leave(
+                    keep(kept, place, entry, where, live, value, expected)
+                leave(
+                    host, total, place, claimed, seq,
                     row,
                     where.to(tl.int64),
-                    tl.sum(tl.where(here, value, 0), axis=0),
+                    pick(here, value),
                     n,
-                    many,
-                    tl.sum(tl.where(here, kind, 0), axis=0).to(tl.int64),
-                    tl.sum(tl.where(here, expected, 0), axis=0),
+                    count.to(tl.int64),
+                    pick(here, kind).to(tl.int64),
+                    pick(here, expected),
                     when,
                     tl.where(when >= 0, request, -1),
-                    tl.where(when >= 0, tl.sum(tl.where(here, full, 0), axis=0), -1),
-                    claimed, mine, acked, host, total, FENCE,
+                    tl.where(when >= 0, pick(here, full), -1),
+                    n * 0 - 1,
+                    FENCE,
                 )  # fmt: skip
 
 
@@ -354,7 +241,7 @@ _launch = launching.Launcher(_token_guard_kernel, num_warps=4)
 def launch(
     lists: TokenLists,
     trap: TrapBuffer,
-    slot: int,
+    mailbox: int,
     tokens: int,
     page_size: int,
     truth: Truth | None = None,
@@ -399,8 +286,8 @@ def launch(
             lists.window,
             lists.extra,
             rows,
-            slot,
-            trap.slots,
+            mailbox,
+            trap.mailboxes,
             *given.numbers,
             lists.max_splits,
             lists.mask_size,
@@ -418,111 +305,3 @@ def launch(
             max(16, triton.next_power_of_2(rows)),
         ),
     )
-
-
-def reference(
-    lists: TokenLists,
-    trap: TrapBuffer,
-    slot: int,
-    tokens: int,
-    page_size: int,
-    truth: Truth | None = None,
-    repair: Repair = Repair.UNSAFE,
-) -> None:
-    """The same as :func:`launch`, for CPU tensors. Records the first violation in row order."""
-    if lists.rows <= 0:
-        return
-    found = check_token_lists(lists, tokens, page_size, truth)
-    bad: list[list[int]] = found.bad.tolist()
-    wrong: list[list[int]] = found.wrong.tolist()
-    if not bad and not wrong:
-        return
-    around = [_around(lists, found, i, tokens, page_size, truth) for i in range(len(bad))]
-    mend(lists, found, tokens, repair)
-    step = -1 if truth is None or truth.step is None else int(truth.step)
-    if wrong:
-        row, at, got, kind, right = min(wrong, key=lambda w: (w[0], w[3] != Kind.SHORT))
-        request = int(truth.req_pool_indices[row]) if step >= 0 and truth is not None else -1
-        n = int(found.listed[row] + found.starts[row])
-        words = [row, at, got, n, len(wrong), kind, right, step, request, -1]
-        trap.leave(slot, words)
-    sure = [i for i, b in enumerate(bad) if b[3] != Kind.FOREIGN]
-    suspicions = [i for i, b in enumerate(bad) if b[3] == Kind.FOREIGN]
-    for part, suspicion in ((sure, False), (suspicions, True)):
-        if part:
-            i = part[0]
-            row, entry, value, kind, right = bad[i]
-            n = int(found.listed[row] + found.starts[row])
-            words = [row, entry, value, n, len(part), kind, right, -1, -1, -1]
-            if step >= 0 and truth is not None:
-                words[-3:] = [step, int(truth.req_pool_indices[row]), int(found.full[i])]
-            trap.leave(slot, words, suspicion, around[i])
-
-
-def mend(lists: TokenLists, found: ListCheck, tokens: int, repair: Repair) -> None:
-    """Change what ``repair`` says."""
-    if repair is Repair.NOTHING:
-        return
-    kinds, values = found.bad[:, 3], found.bad[:, 2]
-    replaced = kinds != int(Kind.FOREIGN)
-    if repair is Repair.UNSAFE:
-        replaced = (values < 0) | (values >= tokens)
-    lists.indices[found.at[replaced]] = found.safe[replaced].to(lists.indices.dtype)
-    size = lists.indices.shape[0]
-    n = found.starts + found.listed
-    for row, at, got, kind, right in found.wrong.tolist():
-        if kind == Kind.INDPTR:
-            lists.indptr[at] = min(right, size)
-        elif kind == Kind.SHORT:
-            lists.indptr[row + 1] = size
-        elif kind == Kind.SPLITS and lists.splits is not None:
-            lists.splits[row] = 1 if got < 1 else lists.max_splits
-        elif kind == Kind.OFFSET and lists.offsets is not None:
-            lists.offsets[row] = right
-        elif kind == Kind.MASK and lists.mask_starts is not None:
-            needs = lists.queries * (int(n[row]) + lists.queries)
-            unsafe = got < 0 or got + needs > lists.mask_size
-            if unsafe or repair is Repair.ALL:
-                lists.mask_starts[row] = 0 if right + needs > lists.mask_size else right
-
-
-def _around(
-    lists: TokenLists,
-    found: ListCheck,
-    i: int,
-    tokens: int,
-    page_size: int,
-    truth: Truth | None,
-) -> trap_buffer.Cells:
-    """The entries around a bad one, and what belongs there: int32 [2, <= CELLS]."""
-    row, entry = found.bad[i, :2].tolist()
-    origin = entry // CELLS * CELLS
-    first = int(found.begins[row]) + origin
-    last = min(first + CELLS, int(found.begins[row] + found.listed[row]), lists.indices.shape[0])
-    values = lists.indices[first:last].to(torch.int64)
-    right = _belong_to(lists, found, row, origin, len(values), page_size, truth)
-    # As the kernel writes them: 32 bits of each.
-    return torch.stack([values, right]).numpy().astype(np.int64).astype(np.int32)
-
-
-def _belong_to(
-    lists: TokenLists,
-    found: ListCheck,
-    row: int,
-    origin: int,
-    count: int,
-    page_size: int,
-    truth: Truth | None,
-) -> torch.Tensor:
-    """The tokens that belong into ``count`` entries of a row, -1 where it is not known."""
-    position = int(found.starts[row]) + origin + torch.arange(count)
-    if truth is None:
-        return torch.full_like(position, UNKNOWN)
-    n = int(found.starts[row] + found.listed[row])
-    judged = torch.full_like(position, n > truth.padding, dtype=torch.bool)
-    known = belongs(torch.full_like(position, row), position // page_size, judged, page_size, truth)
-    values = lists.indices[int(found.begins[row]) + origin :][:count].to(torch.int64)
-    token = known.page * page_size + position % page_size
-    token = torch.where(known.page == UNKNOWN, UNKNOWN, token)
-    foreign = known.foreign & (values == token) & (values >= page_size)
-    return torch.where(known.judged & ~foreign, token, UNKNOWN)

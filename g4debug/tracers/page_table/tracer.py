@@ -21,51 +21,32 @@ the class of the allocator is not SGLang's own, it is not known which pages are 
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from g4debug.backends import adapters, phases
+from g4debug.backends import adapters, names, phases
 from g4debug.backends.base import Adapter
 from g4debug.backends.handed_over import PageTable, TokenLists
-from g4debug.findings.record import Evidence
-from g4debug.hooking import targets
+from g4debug.findings.record import Evidence, Finding
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.sanitizer import unsupported
-from g4debug.sanitizer.backend_state import Books
-from g4debug.sanitizer.device_check import TrapTracer
-from g4debug.sanitizer.trap_buffer import Left, TrapBuffer
-from g4debug.settings import Settings
+from g4debug.sanitizer.device_check import DeviceCheck, Key
+from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.page_table import guard as page_guard
-from g4debug.tracers.page_table import token_guard
-from g4debug.tracers.page_table.check import Truth
-from g4debug.tracers.page_table.checked_table import Launch, cell_of
-from g4debug.tracers.page_table.confirm import has_ended, is_real
-from g4debug.tracers.page_table.report import Unconfirmed, bare, describe
-from g4debug.tracers.page_table.token_guard import Repair
+from g4debug.tracers.page_table import check, guard, token_check, token_guard
+from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, cell_of
+from g4debug.tracers.page_table.confirm import confirm
+from g4debug.tracers.page_table.report import bare, describe
+from g4debug.tracers.page_table.token_check import Repair
 
 # Spare cells behind a table's last row, which a kernel reads if that row is too short.
 SLACK = 4096
-# What cannot be right, whoever's row it is.
-logger = logging.getLogger("g4debug")
 
 
-def judges(backend: str, settings: Settings, on_cpu: bool) -> bool:
-    """True if what this attention backend hands over is judged here.
-
-    Where it was never run with this tracer, a finding must not do more than be reported. on_cpu:
-    SGLang runs on the CPU engine.
-    """
-    if settings.mode == "log" or settings.not_run_on_this_release:
-        return True
-    return targets.backend_was_run(backend, on_cpu)
-
-
-class PageTableTracer(TrapTracer[Launch]):
+class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "bad cells")
         self.adapters: dict[int, Adapter] = {}  # by id() of the backends built in this process
@@ -73,14 +54,11 @@ class PageTableTracer(TrapTracer[Launch]):
         self.drafts: set[int] = set()  # id() of backends of draft runners
         self.in_part: set[int] = set()  # id() of backends of which some lists are not judged
         self._unjudged: set[int] = set()  # id() of backends of which nothing is
-        self.books = Books(context.ledger, self.in_flight)
         self._not_guarded: set[tuple[str, str]] = set()
-        self._latest: dict[tuple[int, str], Launch] = {}
-        # The key of each layer that was seen: id() of the backend and its number -> that of its
-        # launches. A layer reads the same pool at every forward.
-        self._keys: dict[tuple[int, int], tuple[int, str]] = {}
-        self._buffers: dict[tuple[int, str], list[torch.Tensor]] = {}
-        self._views: dict[tuple[int, str], torch.Tensor] = {}  # what was taken of them last
+        # Of each layer that was seen, by id() of its backend and its number: the pool that it
+        # reads, which is the same one at every forward, and the key of its last check.
+        self._pools: dict[tuple[int, int], str] = {}
+        self._keys: dict[tuple[int, int], Key] = {}
 
     def install(self) -> None:
         for adapter in adapters():
@@ -93,7 +71,7 @@ class PageTableTracer(TrapTracer[Launch]):
     def is_refused(self, adapter: Adapter) -> bool:
         """True if this backend was never run here, and a finding would do more than be reported."""
         settings = self.context.settings
-        return not judges(adapter.name, settings, settings.cpu or not torch.cuda.is_available())
+        return not adapter.is_judged(settings, settings.cpu or not torch.cuda.is_available())
 
     def after_built(self, adapter: Adapter) -> Callable[..., Any]:
         """The hook at the site at which the backends of an adapter are built."""
@@ -132,7 +110,7 @@ class PageTableTracer(TrapTracer[Launch]):
         if getattr(model_runner, "is_draft_worker", False):
             self.drafts.add(key)
         if adapter.learn(backend, model_runner, self):
-            self.books.learn(backend, model_runner, self.page_sizes[key])
+            self.backends.learn(backend, model_runner, self.page_sizes[key])
         else:
             self.judged_in_part([backend])
 
@@ -140,18 +118,16 @@ class PageTableTracer(TrapTracer[Launch]):
         self, result: Any, scheduler: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if not self.adapters and not self._not_guarded:
-            names = " or ".join(adapter.name for adapter in adapters())
             self.context.off(
-                f"this server has no {names} attention backend, so there is nothing to check"
+                f"this server has no {names()} attention backend, so there is nothing to check"
             )
             return result
-        for why in sorted(self.books.limits):
+        for why in sorted(self.backends.limits):
             self.context.limit("ranges only", why)
-        if self.books.partial is not None:
-            self.context.limit(*self.books.partial)
+        if self.backends.partial is not None:
+            self.context.limit(*self.backends.partial)
         if scheduler is not None:
-            built = {key: adapter.name for key, adapter in self.adapters.items()}
-            found = phases.of(scheduler, built, self.in_part)
+            found = phases.of(scheduler, self.adapters, self.in_part)
             if found:
                 print(phases.line(found), file=sys.stderr, flush=True)
             for phase in found:
@@ -182,10 +158,10 @@ class PageTableTracer(TrapTracer[Launch]):
         """True if these entries of lists were checked for another layer of the forward."""
         return self._known(indices, backend, layer) is not None
 
-    def _known(self, table: torch.Tensor, backend: Any, layer: Any) -> Launch | None:
+    def _known(self, table: torch.Tensor, backend: Any, layer: Any) -> CheckedTable | None:
         """The check of this table for another layer of the forward. None if there was none."""
         key = self._keys.get((id(backend), layer.layer_id))
-        latest = None if key is None else self._latest.get(key)
+        latest = None if key is None else self.latest.get(key)
         return latest if latest is not None and latest.is_for(table, layer) else None
 
     def page_table(
@@ -194,19 +170,15 @@ class PageTableTracer(TrapTracer[Launch]):
         """Check the table. Returns the one for the kernel: a safe one, or in log mode SGLang's."""
         if id(backend) in self._unjudged:
             return handed.table
-        pool, name = pool_of_layer(backend, layer, batch)
-        key, table = (id(backend), name), handed.table
-        self._keys[id(backend), layer.layer_id] = key
-        latest = self._latest.get(key)
+        key, table = self._key(backend, layer, batch), handed.table
+        latest = self.latest.get(key)
         if latest is None or not latest.is_for(table, layer):
             if latest is None or not self._renewed(latest, table, layer, batch):
-                rows = table.shape[0]
-                latest = self._launch(key, adapter, table, rows, backend, layer, batch, pool)
-                latest.out = self._buffer(key, table)
+                latest = self._new(key, adapter, table, table.shape[0], backend, layer, batch)
+                latest.out = self.buffer(key, table, torch.int32, SLACK)
             latest.seq_lens, latest.cu_q = handed.seq_lens, handed.cu_q
-            latest.window = handed.window if name == "swa" else -1
-            self._check(latest)
-            self._latest[key] = latest
+            latest.window = handed.window if latest.pool_name == "swa" else -1
+            self._check(key, latest)
         assert latest.out is not None
         return latest.out if self.contain else table
 
@@ -216,57 +188,68 @@ class PageTableTracer(TrapTracer[Launch]):
         """Check the lists, and change what a kernel must not read; nothing in log mode."""
         if id(backend) in self._unjudged:
             return
-        pool, name = pool_of_layer(backend, layer, batch)
-        key = (id(backend), f"{name}, window" if lists.window >= 0 else name)
-        self._keys[id(backend), layer.layer_id] = key
-        latest, indices = self._latest.get(key), lists.indices
+        key = self._key(backend, layer, batch, ", window" if lists.window >= 0 else "")
+        latest, indices = self.latest.get(key), lists.indices
         if latest is not None and latest.is_for(indices, layer):
             return
-        latest = self._launch(key, adapter, indices, lists.rows, backend, layer, batch, pool)
+        latest = self._new(key, adapter, indices, lists.rows, backend, layer, batch)
         latest.lists, latest.window = lists, lists.window
-        self._check(latest)
-        self._latest[key] = latest
+        self._check(key, latest)
 
-    def _renewed(self, launch: Launch, table: torch.Tensor, layer: Any, batch: Any) -> bool:
-        """True if the last launch of this key was made to be that of a new forward.
+    def _key(self, backend: Any, layer: Any, batch: Any, which: str = "") -> Key:
+        of = id(backend), layer.layer_id
+        name = self._pools.get(of)
+        if name is None:
+            name = self._pools[of] = pool_of_layer(backend, layer, batch)[1]
+        key = self._keys[of] = id(backend), name + which
+        return key
+
+    def _renewed(self, checked: CheckedTable, table: torch.Tensor, layer: Any, batch: Any) -> bool:
+        """True if the last check of this key was made to be that of a new forward.
 
         That saves a decode step outside of CUDA graphs most of the host's work, because only the
-        table, the lengths and the rows differ from the step before. A launch that is in a graph, or
+        table, the lengths and the rows differ from the step before. A check that is in a graph, or
         that may be asked for later because its forward is still in flight, stays as it is.
         """
-        truth, ledger = launch.truth, self.context.ledger
-        if launch.captured or truth is None or self.in_flight.copy is not None:
+        truth, ledger = checked.truth, self.context.ledger
+        if checked.captured or truth is None or self.snapshots.copy is not None:
             return False
         if ledger is None or truth.shadow is None or truth.shadow is not ledger.shadow:
             return False
-        if launch.table.shape != table.shape:
+        if checked.table.shape != table.shape:
             return False
         if table.is_cuda and torch.cuda.is_current_stream_capturing():
             return False
-        indices = launch.adapter.indices(launch.backend, batch)
+        indices = checked.adapter.indices(checked.backend, batch)
         if indices is None or indices.shape[0] < table.shape[0]:
             return False
         truth.req_pool_indices = indices
-        launch.table, launch.layer, launch.batch = table, layer, batch
+        checked.table, checked.layer, checked.batch = table, layer, batch
         return True
 
-    def _launch(
+    def _new(
         self,
-        key: tuple[int, str],
+        key: Key,
         adapter: Adapter,
         table: torch.Tensor,
         rows: int,
         backend: Any,
         layer: Any,
         batch: Any,
-        pool: Any,
-    ) -> Launch:
-        """What both shapes of a hand-over have in common. key: of its slot, if not captured."""
-        slot, captured = self.slot(key, table)
-        name, page_size = key[1].partition(",")[0], self.page_sizes.get(id(backend), 0)
+    ) -> CheckedTable:
+        """What both shapes of a hand-over have in common."""
+        mailbox, captured = self.mailbox(key, table)
+        pool, name = pool_of_layer(backend, layer, batch)
+        page_size = self.page_sizes.get(id(backend), 0)
         if not page_size:  # it was built before the tracer was armed
             page_size = adapter.page_size(backend, None)
-        launch = Launch(
+        truth = None
+        if self.has_truth(backend, captured):
+            frozen = self.backends.is_frozen(backend)
+            padding = adapter.padding(backend, batch, frozen) if captured else 0
+            indices = adapter.indices(backend, batch)
+            truth = self.backends.truth(backend, batch, indices, rows, name, padding)
+        return CheckedTable(
             adapter=adapter,
             backend=backend,
             layer=layer,
@@ -275,135 +258,67 @@ class PageTableTracer(TrapTracer[Launch]):
             pool_name=name,
             pages=pages_of(pool, layer, page_size),
             page_size=page_size,
-            truth=self._truth(adapter, backend, batch, name, rows, captured),
-            slot=slot,
+            truth=truth,
+            mailbox=mailbox,
             captured=captured,
         )
-        self.launches[slot] = launch
-        return launch
 
-    def _check(self, launch: Launch) -> None:
+    def _check(self, key: Key, it: CheckedTable) -> None:
         assert self.trap is not None
-        on_gpu = launch.table.is_cuda
-        self.remember(launch)
-        if launch.lists is not None:
-            self.trap.keep_cells(launch.slot)
-            check = token_guard.launch if on_gpu else token_guard.reference
+        on_gpu = it.table.is_cuda
+        if it.lists is not None:
+            self.trap.keep_cells(it.mailbox)
             repair = Repair.ALL if self.repair else Repair.UNSAFE
-            check(
-                launch.lists,
+            (token_guard.launch if on_gpu else token_check.reference)(
+                it.lists,
                 self.trap,
-                launch.slot,
-                launch.pages * launch.page_size,
-                launch.page_size,
-                launch.truth,
+                it.mailbox,
+                it.pages * it.page_size,
+                it.page_size,
+                it.truth,
                 repair if self.contain else Repair.NOTHING,
             )
-            what = "token lists"
         else:
-            assert launch.out is not None
-            assert launch.seq_lens is not None
-            guard = page_guard.launch if on_gpu else page_guard.reference
-            guard(
-                launch.table,
-                launch.out,
-                launch.seq_lens,
-                launch.cu_q,
+            assert it.out is not None
+            assert it.seq_lens is not None
+            (guard.launch if on_gpu else check.reference)(
+                it.table,
+                it.out,
+                it.seq_lens,
+                it.cu_q,
                 self.trap,
-                launch.slot,
-                launch.pages,
-                launch.page_size,
-                launch.window,
-                launch.truth,
+                it.mailbox,
+                it.pages,
+                it.page_size,
+                it.window,
+                it.truth,
                 self.repair,
             )
-            what = "tables"
-        self.context.checked(1, f"{what} captured in CUDA graphs" if launch.captured else what)
-        if not on_gpu:
-            self.poll()
+        self.launched(key, it, on_gpu, 1, "tables" if it.lists is None else "token lists")
 
-    def _truth(
-        self, adapter: Adapter, backend: Any, batch: Any, name: str, rows: int, captured: bool
-    ) -> Truth | None:
-        if self.is_strange(captured):
-            return None
-        return self.books.truth(adapter, backend, batch, name, rows, captured)
+    def remembered(self, checked: CheckedTable) -> CheckedTable:
+        return checked.remembered()
 
-    def _buffer(self, key: tuple[int, str], table: torch.Tensor) -> torch.Tensor:
-        """Contiguous int32 memory of the table's shape, for the safe table.
+    def seen(self, checked: CheckedTable | None, record: Record) -> Cell:
+        return cell_of(record, checked)
 
-        There is one buffer for each backend and pool, and a larger one when that is needed. A
-        captured CUDA graph keeps pointing at the buffer that it was captured with, so buffers that
-        became too small are kept.
-        """
-        view = self._views.get(key)
-        if view is not None and view.shape == table.shape:
-            return view
-        rows, columns = table.shape
-        kept = self._buffers.setdefault(key, [])
-        if not kept or kept[-1].numel() < rows * columns + SLACK:
-            cells = rows * columns + SLACK
-            kept.append(torch.zeros(cells, dtype=torch.int32, device=table.device))
-        view = self._views[key] = kept[-1][: rows * columns].view(rows, columns)
-        return view
+    def words(self, checked: CheckedTable | None, seen: Cell) -> str:
+        table = "a page table" if checked is None or checked.lists is None else "a list of tokens"
+        return f"{seen.kind.name.lower()} in row {seen.row}, column {seen.column}, of {table}"
 
-    def kept(self, launch: Launch) -> Launch:
-        return launch.remembered()
+    def confirm(self, checked: CheckedTable | None, seen: Cell) -> Cell:
+        return confirm(checked, seen, self.context.ledger, self.context.recorder)
 
-    def report(self, trap: TrapBuffer) -> None:
-        recorder, ledger, found = self.context.recorder, self.context.ledger, []
-        for left in trap.take():
-            launch = self.launch_of(left)
-            draft = launch is not None and id(launch.backend) in self.drafts
-            if not self._is_real(launch, left):
-                continue
-            try:
-                found.append(describe(launch, left, recorder, draft, ledger))
-            except Unconfirmed as e:
-                assert ledger is not None
-                assert ledger.owners is not None
-                ledger.owners.doubt(e.page, str(e))
-            except Exception:
-                # A bug of ours must not hide the finding: the kernel's table was safe, not right.
-                logger.exception("g4debug: page-table: a finding cannot be described in full")
-                found.append((bare(launch, left.fields, recorder), None, ()))
-        self.account.give(trap)
-        for finding, table, events in found:  # in raise mode the first one raises
-            self.context.trap.report(finding, Evidence(table=table, events=events))
+    def describe(
+        self, checked: CheckedTable | None, seen: Cell, left: Left
+    ) -> tuple[Finding, Evidence]:
+        recorder, ledger = self.context.recorder, self.context.ledger
+        draft = checked is not None and id(checked.backend) in self.drafts
+        finding, table, events = describe(checked, seen, left, recorder, draft, ledger)
+        return finding, Evidence(table=table, events=events)
 
-    def _is_real(self, launch: Launch | None, left: Left) -> bool:
-        """True if SGLang's own structures confirm what the guard saw. If not, it is said why."""
-        ledger, cell = self.context.ledger, cell_of(left.fields, launch)
-        table = "a page table" if launch is None or launch.lists is None else "a list of tokens"
-        what = f"{cell.kind.name.lower()} in row {cell.row}, column {cell.column}, of {table}"
-        left_early = cell.step >= 0 and self.in_flight.is_void(cell.step, cell.request)
-        if left_early and not cell.kind.record.ended:
-            logger.info(
-                "g4debug: page-table: nothing is reported of %s, because its request had ended "
-                "before the result of step %d was looked at",
-                what,
-                cell.step,
-            )
-            return False
-        try:
-            if is_real(launch, cell, ledger):
-                return True
-        except Exception as e:
-            logger.exception("g4debug: page-table: SGLang's own structures cannot be asked")
-            why = f"page-table could not confirm what it saw ({type(e).__name__})"
-            if ledger is not None:
-                ledger.give_up(why)
-            return False
-        assert ledger is not None, "without a ledger nothing needs to be confirmed"
-        if launch is not None and has_ended(launch, cell, ledger):
-            logger.warning(
-                "g4debug: page-table: nothing is reported of %s, because its request has ended "
-                "since then",
-                what,
-            )
-        else:
-            ledger.mistaken(what)
-        return False
+    def bare(self, checked: CheckedTable | None, seen: Cell, left: Left) -> Finding:
+        return bare(checked, left.record, self.context.recorder)
 
 
 def install(context: Context) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from g4debug.findings.record import Holding, PageEvent
-from g4debug.ledger.ledger import KEPT, Ledger
+from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, TAKES, last_of, said
 
 _PAST = (
@@ -38,14 +38,7 @@ def cause(
         if len(frees) < 2:
             return f"no second free of the page was recorded{given}: {_PAST}{then}"
         return f"the page was freed twice, {said(frees[-2])} and {said(frees[-1])}{then}"
-    freed = next(
-        (
-            e
-            for e in reversed(ledger.last_events(KEPT))
-            if e.pool == holding.pool and e.kind in TAKES and page in e.pages
-        ),
-        None,
-    )
+    freed = ledger.log.last_naming(holding.pool, page, TAKES)
     if freed is None:
         return f"no free of this index was recorded: {_PAST}"
     return f"an index that is no page of this pool was freed {said(freed)}"

@@ -10,7 +10,7 @@ import time
 from collections import deque
 
 from g4debug.findings.record import PageEvent
-from g4debug.ledger.ledger import Pages, PoolLedger
+from g4debug.ledger.books import Pages, PoolLedger
 
 KEPT = 256  # requests between two looks at them
 STALLED = 5.0  # seconds without a step, while requests wait
@@ -29,8 +29,8 @@ class TakenAgain:
         self._given: deque[tuple[PoolLedger, int, int]] = deque(maxlen=KEPT)
 
     def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
-        """Called before the ledger enters an event. Costs the same, however many pages it has."""
-        if event.kind != "extend" or not event.request or not len(pages):
+        """Called before the ledger enters an extend. Costs the same, however many pages it has."""
+        if not event.request or not len(pages):
             return
         last = pool.tails.get(event.request, 0)
         if last and pool.held[last] and pool.owner[last] == event.request:

@@ -10,6 +10,7 @@ from g4debug.findings.kinds import KINDS, FindingKind
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.page_history import short
 from g4debug.tracers.pool_leak.causes import cause, cause_of_row
 from g4debug.tracers.pool_leak.check import Census, Pages
 
@@ -52,7 +53,7 @@ def describe(
         expected="each page is once in the free list, or held by the prefix cache or a request",
         got=f"{what} {words}: {_list(pages)}",
         owner=f"page {first}: {worst.last or 'nothing is known about it'}",
-        history=tuple(f"step {e.step}: {e.kind} {e.request} {e.caller}".rstrip() for e in events),
+        history=short(events),
         cause=cause(kind, worst, events, first, ledger),
         reference=record.reference,
         next_command=record.command,

@@ -63,7 +63,7 @@ class PoolLeakTracer:
         self.context.after("scheduler.process_result", self.after_result)
         self.context.before("cache.release", self.before_release)
         if self.context.settings.leak_steps:
-            self.ledger.listeners.append(self.taken_again.listen)
+            self.ledger.listen(self.taken_again.listen, "extend")
 
     def before_release(
         self, request: Any, tree_cache: Any, is_insert: bool = True, *args: Any, **kwargs: Any

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from g4debug.hooking.speculation import is_frozen_kv_mtp
+from g4debug import speculation
 from g4debug.tracers.spec_lifecycle.check import DRAFT, IDLE, Violation, check_state
 from g4debug.tracers.spec_lifecycle.hidden_states import Custody
 from g4debug.tracers.spec_lifecycle.log import SpecLog
@@ -20,49 +18,48 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 class SpecBatches:
     """Hooks on ``merge_batch`` and ``filter_batch``.
 
-    v2: this is speculative decoding v2. Its draft input has one row for each request of the batch,
-    finished or not. With overlap scheduling these rows are in ``future_indices``.
-
-    A state that fix spec-batch-guards repairs is a finding nevertheless, because something else
-    must have gone wrong before. The fix only mentions it in the log.
+    A draft input has one row for each request of the batch, finished or not. With overlap
+    scheduling these rows are in ``future_indices``.
     """
 
-    def __init__(self, log: SpecLog, custody: Custody, v2: bool = False) -> None:
+    def __init__(self, log: SpecLog, custody: Custody) -> None:
         self.log = log
         self.custody = custody
-        self.v2 = v2
         self._merging = ""  # the state before the current merge
         # The state, the number of requests and the spec_info before the current filter.
         self._filtering: tuple[str, int, Any] = ("", 0, None)
 
     def before_merge(self, batch: Any, other: Any) -> None:
-        if not is_frozen_kv_mtp(batch):
+        if speculation.of(batch) is None:
             return
         for side in (batch, other):
             spec = side.spec_info
-            live = sum(not r.finished() for r in side.reqs)
-            # A prefill that takes the running requests in has not run yet.
-            allowed = (DRAFT, IDLE) if self.v2 and side.forward_mode.is_mixed() else (DRAFT,)
-            violation = check_state(state_of(spec), type(spec).__name__, allowed)
+            violation = check_state(state_of(spec), type(spec).__name__, self.allowed(side))
             if violation is None and spec is not None:
-                rows = len(side.reqs) if self.v2 else live
-                violation = self._check_rows(spec, rows)
+                violation = self.check_rows(spec, self.rows(side))
             note = "the batch that is merged into" if side is batch else "the batch that joins"
             self.log.judge("batch.merge", side, violation, note=note)
         self._merging = state_of(batch.spec_info)
 
     def after_merge(self, result: Any, batch: Any, other: Any) -> Any:
-        if is_frozen_kv_mtp(batch):
+        if speculation.of(batch) is not None:
             self.custody.hold(batch.spec_info)
             self.log.note("merge", self._merging, state_of(batch.spec_info), len(batch.reqs))
         return result
 
-    def _check_rows(self, spec: Any, requests: int) -> Violation | None:
-        if self.v2 and spec.future_indices is not None:
-            # Up to 0.5.13 they are in an object of their own.
-            ring = not isinstance(spec.future_indices, torch.Tensor)
-            holder, name = (spec.future_indices, "indices") if ring else (spec, "future_indices")
-            fields = check_fields(holder, (name,), requests)
+    def allowed(self, batch: Any) -> tuple[str, ...]:
+        """The states of a batch that is merged."""
+        # A prefill that takes the running requests in has not run yet.
+        return (DRAFT, IDLE) if batch.forward_mode.is_mixed() else (DRAFT,)
+
+    def rows(self, batch: Any) -> int:
+        """How many rows the draft input of a batch that is merged must have."""
+        return len(batch.reqs)
+
+    def check_rows(self, spec: Any, requests: int) -> Violation | None:
+        """A draft input has so many rows."""
+        if spec.future_indices is not None:
+            fields = check_fields(spec, ("future_indices",), requests)
             return fields or self.custody.check_held(spec)
         return check_draft_input(self.custody, spec, requests)
 
@@ -74,7 +71,7 @@ class SpecBatches:
         *a: Any,
         **k: Any,
     ) -> None:
-        if not is_frozen_kv_mtp(batch):
+        if speculation.of(batch) is None:
             return
         spec = batch.spec_info
         self._filtering = state_of(spec), len(batch.reqs), spec
@@ -88,7 +85,7 @@ class SpecBatches:
             self.log.judge("batch.filter", batch, violation or self.custody.check_held(spec))
 
     def after_filter(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_frozen_kv_mtp(batch):
+        if speculation.of(batch) is None:
             return result
         (before, had, was), spec, requests = self._filtering, batch.spec_info, len(batch.reqs)
         self._filtering = before, had, None  # it must not keep the old one alive
@@ -97,7 +94,7 @@ class SpecBatches:
         state = state_of(spec)
         if requests and state == DRAFT:
             self.custody.hold(spec)
-            self.log.judge("batch.filter", batch, self._check_rows(spec, requests))
+            self.log.judge("batch.filter", batch, self.check_rows(spec, requests))
         if had != requests:
             self.log.note(
                 "filter", before, state, requests, f"{had - requests} of {had} requests removed"

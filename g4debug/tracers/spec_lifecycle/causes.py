@@ -10,7 +10,11 @@ from g4debug.tracers.spec_lifecycle.check import Violation
 if TYPE_CHECKING:
     from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
-_HISTORY = "; the history of spec_info ends where it went wrong"
+HISTORY = "; the history of spec_info ends where it went wrong"
+NOBODY_LEFT_IT = (
+    "not known: no forward of the worker was seen that left this verify input behind, so it was "
+    "put on the batch by something else" + HISTORY
+)
 
 
 def cause(violation: Violation, at: HandOver) -> str:
@@ -19,49 +23,35 @@ def cause(violation: Violation, at: HandOver) -> str:
 
 
 def _left(violation: Violation, at: HandOver) -> str:
-    left = at.left
-    if at.v2 and at.site == "scheduler.run_batch":
+    if at.site == "scheduler.run_batch":
         return (
             "the batch has the verify input of its own step: SGLang puts the next draft input "
             "there after it has restored the batch, so that was left out or came first; which of "
-            "the two is not known" + _HISTORY
+            "the two is not known" + HISTORY
         )
-    if left is None:
-        return (
-            "not known: no forward of the worker was seen that left this verify input behind, so "
-            "it was put on the batch by something else" + _HISTORY
-        )
-    if left.live == 0:
-        return (
-            f"every request of the batch ({left.requests}) finished in the verify of step "
-            f"{left.step}; the worker replaces the verify input by a draft input only if a "
-            "request goes on, and the batch was not filtered since then, because a waiting request "
-            "was prefilled first. SGLang's next line would be an AttributeError in merge_batch"
-        )
-    return (
-        f"the worker's forward of step {left.step} ended with its verify input still on the batch, "
-        f"although {left.live} of {left.requests} requests go on: the seed step did not run, or "
-        "its draft input was overwritten; which of the two is not known" + _HISTORY
-    )
+    return NOBODY_LEFT_IT
 
 
 def _dropped(violation: Violation, at: HandOver) -> str:
-    then = ". SGLang's next line would be an assertion in draft"
-    if at.v2:
-        then = ". SGLang would go on with a draft for no request"
-    if at.v2 and at.site == "scheduler.run_batch":
+    then = ". SGLang would go on with a draft for no request"
+    if at.site == "scheduler.run_batch":
         return (
             "spec_info was lost when the step ended: SGLang puts the draft input that the worker "
             "made on the batch there" + then
         )
+    return lost(at) + then
+
+
+def lost(at: HandOver) -> str:
+    """Where in a step spec_info was lost."""
     if at.site.startswith("worker."):
         return (
             "spec_info was lost inside the worker's step, between the last hand-over in the "
-            "history and this one" + then
+            "history and this one"
         )
     return (
         "spec_info was lost between two steps. Only SGLang's worker sets it on a running batch, so "
-        "a fix, a plugin or an error path replaced it by None; which of them is not known" + then
+        "a fix, a plugin or an error path replaced it by None; which of them is not known"
     )
 
 
@@ -70,11 +60,11 @@ def _type(violation: Violation, at: HandOver) -> str:
         return (
             "the object is of the right type, but is not the one that the stage before left: it "
             "was copied, built anew, or belongs to another batch; which of them is not known"
-            + _HISTORY
+            + HISTORY
         )
     return (
         f"an object of another stage, {violation.got}, is in the place of the one that belongs "
-        "here: a stage was left out, or ran twice; which of the two is not known" + _HISTORY
+        "here: a stage was left out, or ran twice; which of the two is not known" + HISTORY
     )
 
 
@@ -94,7 +84,7 @@ def _shape(violation: Violation, at: HandOver) -> str:
             "requests that go on, or were not merged; which of the two is not known" + then
         )
     return (
-        f"{violation.what} was never set, or was dropped; which of the two is not known" + _HISTORY
+        f"{violation.what} was never set, or was dropped; which of the two is not known" + HISTORY
     )
 
 
@@ -131,24 +121,6 @@ def _length(violation: Violation, at: HandOver) -> str:
 
 
 def _counted(violation: Violation, at: HandOver) -> str:
-    if at.v2:
-        return _counted_v2(violation, at)
-    both = (
-        "the v1 verify (eagle_info.py) and the v2 result processing "
-        "(scheduler_output_processor_mixin.py)"
-    )
-    must = "; exactly one of them must do so, once in each step"
-    if violation.off > 0:
-        return f"{violation.what} was advanced more than once: both {both} can advance it{must}"
-    if violation.off < 0:
-        return (
-            f"{violation.what} was advanced too little: neither of {both} counted all accepted "
-            f"tokens{must}"
-        )
-    return f"not known: {violation.what} can be advanced by {both}{must}"
-
-
-def _counted_v2(violation: Violation, at: HandOver) -> str:
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
     if at.site != "result.resolve":
         where = "putting the tokens out (process_batch_result_decode)"
@@ -175,7 +147,7 @@ def _row(violation: Violation, at: HandOver) -> str:
     if violation.what in ("published", "stashed"):
         return (
             f"the rows by which the worker's step was {violation.what} are not those of its batch: "
-            "the indices were replaced between the launch and this place" + then
+            "the indices were replaced between its start and this place" + then
         )
     if violation.what == "future_indices":
         return (
@@ -226,7 +198,7 @@ def _bonus(violation: Violation, at: HandOver) -> str:
             "not stashed, or was stashed after it was gathered; which of the two is not known"
             + then
         )
-    return "not known: no request of the batch was given this token last" + _HISTORY + then
+    return "not known: no request of the batch was given this token last" + HISTORY + then
 
 
 def _room(violation: Violation, at: HandOver) -> str:

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
+from g4debug import speculation
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import check_embedding
 from g4debug.tracers.spec_lifecycle.log import SpecLog
-
-SITES = ("worker.init", "draft.bind_embedding")
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,9 @@ class Binding:
         self._target: Any = None  # the target's worker, while the draft's is built
 
     def install(self) -> None:
-        self.context.before("worker.init", self.before_init)
-        self.context.after("worker.init", self.after_init)
+        for site in speculation.sites("init"):
+            self.context.before(site, self.before_init)
+            self.context.after(site, self.after_init)
         self.context.after("draft.bind_embedding", self.after_bind)
 
     def before_init(self, worker: Any, *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class Binding:
 
     def after_bind(self, result: Any, draft: Any, *args: Any, **kwargs: Any) -> Any:
         if self._target is None:
-            return result  # another worker than FROZEN_KV_MTP's, which is not judged at all
+            return result  # of a worker that is not judged at all
         bound = getattr(draft, "target_embed_weight", None)
         target = _target(self._target.model_runner)
         if not isinstance(bound, torch.Tensor) or target is None:

@@ -1,7 +1,7 @@
 """The hand-over in each forward of the draft: the KV pool that it computes on is the target's.
 
-FROZEN_KV_MTP's draft has a dummy pool of its own, and reads the target's. For the time of a forward
-SGLang sets ``token_to_kv_pool`` of the draft's attention backend to the target's pool. With
+A draft that has no KV has a dummy pool of its own, and reads the target's. For the time of a
+forward SGLang sets ``token_to_kv_pool`` of the draft's attention backend to the target's pool. With
 different backends for prefill and decode that is a ``HybridAttnBackend``, which computes nothing:
 what computes is one of the two inside it. If that one keeps the dummy, the draft dies where a layer
 number of the target is none of the dummy's, and else reads the wrong KV and says nothing.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from g4debug.hooking import targets
+from g4debug import speculation
 from g4debug.hooking.arguments import argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import check_pool
@@ -28,14 +28,13 @@ class ShownPool:
 
     def install(self) -> None:
         for site in SITES:
-            if targets.path(site) is not None:
-                self.context.before(site, self.before_metadata)
+            self.context.before(site, self.before_metadata, optional=True)
 
     def before_metadata(self, hybrid: Any, *args: Any, **kwargs: Any) -> None:
         """Before each forward, and each capture of a CUDA graph."""
         runner, shown = hybrid.model_runner, getattr(hybrid, POOL, None)
         own = getattr(runner, POOL, None)
-        if shown is None or shown is own or not _is_frozen_draft(runner):
+        if shown is None or shown is own or not _reads_target_kv(runner):
             return  # no view is in force
         batch = argument(args, kwargs, 0, "forward_batch")
         inner = hybrid._select_backend(batch.forward_mode)
@@ -52,7 +51,6 @@ class ShownPool:
         self.log.judge("attn.hybrid_metadata", None, violation)
 
 
-def _is_frozen_draft(runner: Any) -> bool:
-    algorithm = getattr(runner, "spec_algorithm", None)
-    frozen = getattr(algorithm, "is_frozen_kv_mtp", None)
-    return bool(getattr(runner, "is_draft_worker", False) and frozen is not None and frozen())
+def _reads_target_kv(runner: Any) -> bool:
+    draft = getattr(runner, "is_draft_worker", False)
+    return bool(draft and speculation.draft_reads_target_kv(runner))

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from g4debug.findings.record import Evidence, Transition
+from g4debug.findings.record import Evidence, Finding, Transition
 from g4debug.findings.status import Tally
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import Violation
-from g4debug.tracers.spec_lifecycle.hand_over import HandOver, Left
+from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.tracers.spec_lifecycle.report import describe
 from g4debug.tracers.spec_lifecycle.spec_info import state_of
 
 HISTORY = 32  # hand-overs that are remembered
 _LABELS = {"worker.seed_step": "seed", "worker.forward": "end", "result.resolve": "result"}
-_MOST_LEFT = 64
 MOST_LENGTHS = 8  # accepted lengths that a note names
 
 
@@ -57,26 +55,14 @@ class History:
 
 
 class SpecLog:
-    """``repairing``: fix spec-batch-guards is in force. v2: speculative decoding v2."""
-
-    def __init__(self, context: Context, repairing: bool, v2: bool = False) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.repairing = repairing
-        self.v2 = v2
         self.history = History()
         self._judged: Tally | None = None
-        self._left: dict[int, tuple[weakref.ref[Any], Left]] = {}  # by id() of a spec_info
 
     def note(self, site: str, before: str, after: str, requests: int, note: object = "") -> None:
         """Note one hand-over that went well."""
         self.history.add(self.context.recorder.step, site, before, after, requests, note)
-
-    def leave(self, spec: Any, requests: int, live: int) -> None:
-        """Note that a forward ended with ``spec`` on the batch, which is not a draft input."""
-        if len(self._left) >= _MOST_LEFT:
-            self._left = {k: v for k, v in self._left.items() if v[0]() is not None}
-        left = Left(self.context.recorder.step, requests, live)
-        self._left[id(spec)] = (weakref.ref(spec), left)
 
     def judge(
         self,
@@ -101,12 +87,8 @@ class SpecLog:
         label = _LABELS.get(site, site.rpartition(".")[2].replace("_", "-"))
         if rids is None:
             rids = [str(r.rid) for r in getattr(batch, "reqs", ())]
-        spec = getattr(batch, "spec_info", None)
-        ref, left = self._left.get(id(spec), (None, None))
-        if ref is None or ref() is not spec:
-            left = None
-        at = HandOver(site, label, batch, tuple(rids), left, self.repairing, self.v2, step)
-        state = state_of(spec) if batch is not None else ""
+        at = HandOver(site, label, batch, tuple(rids), step)
+        state = state_of(getattr(batch, "spec_info", None)) if batch is not None else ""
         said = f"expected {violation.expected}, got {violation.got}"
         last = Transition(
             step=step or self.context.recorder.step,
@@ -117,5 +99,9 @@ class SpecLog:
             note=f"{note}: {said}" if note else said,
             ok=False,
         )
-        finding = describe(violation, at, self.context.recorder)
+        finding = self.describe(violation, at)
         self.context.trap.report(finding, Evidence(transitions=self.history.transitions(last)))
+
+    def describe(self, violation: Violation, at: HandOver) -> Finding:
+        """The finding, in words."""
+        return describe(violation, at, self.context.recorder)

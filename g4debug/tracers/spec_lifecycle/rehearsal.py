@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from g4debug.hooking import req_kv
+from g4debug.speculation import frozen_kv_mtp
 
 STEPS, HIDDEN, ROWS, WIDTH = 3, 8, 16, 1024
 TOKENS = STEPS + 1
@@ -45,7 +46,7 @@ class Classes:
         payload = getattr(overlap, "RelayPayload", None)
         self.payload_of = payload.from_draft_input if payload is not None else lambda draft: draft
         self.Processor = processor.SchedulerBatchResultProcessor
-        self.algorithm = algorithm.from_string("FROZEN_KV_MTP")
+        self.algorithm = algorithm.from_string(frozen_kv_mtp.ADAPTER.name)
         self.spec_utils: Any = of("sglang.srt.speculative.spec_utils")
 
 
@@ -119,13 +120,13 @@ class Rehearsal:
         return made
 
     def prefill(self, batch: Any) -> None:
-        """Launch a prefill and process its result."""
-        self.launch(batch)
+        """Run a prefill and process its result."""
+        self.run(batch)
         for request in batch.reqs:
             request.output_ids.append(self._token())
         batch.forward_mode = self.classes.Mode.DECODE
 
-    def launch(self, batch: Any, accepted: Sequence[int] = ()) -> tuple[Any, Any]:
+    def run(self, batch: Any, accepted: Sequence[int] = ()) -> tuple[Any, Any]:
         """One step; its batch as the processing gets it, and its result.
 
         accepted: what the verify will accept for each request.

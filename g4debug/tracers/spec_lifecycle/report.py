@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from g4debug.findings.kinds import ARMED, EAGER, KINDS, LAUNCH, FindingKind
+from g4debug.findings.kinds import KINDS, LAUNCH, FindingKind
 from g4debug.findings.record import Finding, Location
 from g4debug.findings.steps import Recorder
 from g4debug.fixes import draft_embedding_shard as shard
 from g4debug.fixes import hybrid_pool_swap as hybrid
 from g4debug.hooking import targets
-from g4debug.tracers.spec_lifecycle.causes import cause
+from g4debug.tracers.spec_lifecycle import causes
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 
@@ -34,7 +34,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
     rid = at.rids[violation.row] if 0 <= violation.row < len(at.rids) else ""
     mode = getattr(getattr(at.batch, "forward_mode", None), "name", "")
     record = KINDS["spec-lifecycle"][violation.kind]
-    fix, command = _explain(record, at)
+    fix, command = _explain(record)
     about = f" for request {rid} (row {violation.row})" if rid else ""
     return Finding(
         check="spec-lifecycle",
@@ -53,7 +53,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
         ),
         expected=violation.expected,
         got=violation.got,
-        cause=cause(violation, at),
+        cause=causes.cause(violation, at),
         reference=fix + record.reference,
         next_command=command,
     )
@@ -78,32 +78,15 @@ def _article(what: str) -> str:
     return what if what == "None" or what.startswith(("another", "the ")) else f"a {what}"
 
 
-def _explain(record: FindingKind, at: HandOver) -> tuple[str, str]:
+def _explain(record: FindingKind) -> tuple[str, str]:
     """(the fix that matches, as a prefix of the reference, next command)."""
     kind = record.name
-    if kind == "draft-embedding" and targets.matches(shard.FIX.needs):
+    if kind == "draft-embedding" and shard.FIX.is_for_this_release:
         return f"fix {shard.ID}; ", f"G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD=1 {LAUNCH}"
     if kind == "draft-pool":
         return f"fix {hybrid.ID}; ", record.command
-    if at.v2 or kind == "draft-embedding":
-        # The fixes below are for the v1 worker, and 0.5.23 only serves with overlap scheduling.
-        if kind == "bookkeeping":
-            return DOUBLE, record.command
-        if kind == "draft-places" and targets.matches("<0.5.15"):
-            return "sglang #29616 (in 0.5.15.post1); ", record.command
-        return "", record.command
-    if kind == "verify-input-left" and at.left is not None and at.left.live == 0:
-        return (
-            "fix idle-draft-input (seed PR #22; in sglang 0.5.13); ",
-            f"G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 {LAUNCH}",
-        )
-    if kind == "spec-info-dropped":
-        # The fix repairs this at a merge only, because a batch without it may not have run yet.
-        return "", record.command
-    if record.fix == "spec-batch-guards":
-        # If the fix is in force, it repairs such a batch, and serving can go on in log mode.
-        log, mend = f"G4DEBUG_MODE=log {ARMED}", f"G4DEBUG_FIX_SPEC_BATCH_GUARDS=1 {ARMED}"
-        return "fix spec-batch-guards (seed PR #22); ", log if at.repairing else mend
     if kind == "bookkeeping":
-        return DOUBLE, f"{LAUNCH} --disable-overlap-schedule"
-    return "", EAGER
+        return DOUBLE, record.command
+    if kind == "draft-places" and not targets.clears_draft_places():
+        return "sglang #29616 (in 0.5.15.post1); ", record.command
+    return "", record.command

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from g4debug import speculation
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
     EXTEND,
@@ -23,11 +24,12 @@ _states: dict[type, str] = {type(None): IDLE}
 
 
 def state_of(spec: Any) -> str:
-    """The state of a ``spec_info``. If it is not FROZEN_KV_MTP's, the name of its type."""
+    """The state of a ``spec_info``. If no known worker has such, the name of its type."""
     kind = type(spec)
     state = _states.get(kind)
     if state is None:
-        ours = [c.__name__ for c in kind.__mro__ if c.__name__.startswith("FrozenKVMTP")]
+        prefixes = tuple(adapter.prefix for adapter in speculation.adapters())
+        ours = [c.__name__ for c in kind.__mro__ if c.__name__.startswith(prefixes)]
         found = [s for name in ours for suffix, s in _SUFFIXES if name.endswith(suffix)]
         state = _states[kind] = found[0] if found else kind.__name__
     return state

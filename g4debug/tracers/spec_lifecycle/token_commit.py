@@ -16,7 +16,7 @@ from typing import Any
 from g4debug.hooking import req_kv
 from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_counts
 from g4debug.tracers.spec_lifecycle.future_rows import goes_on, live_rows
-from g4debug.tracers.spec_lifecycle.launches import Books, committed
+from g4debug.tracers.spec_lifecycle.pending_steps import Books, committed
 
 OUTPUT, VERIFIES = "output_ids", "spec_verify_ct"
 _NAMES = (OUTPUT, req_kv.COMMITTED, VERIFIES)

@@ -1,306 +1,527 @@
 """spec-lifecycle: ``batch.spec_info`` is what the next hand-over needs, and tokens count once.
 
-The tracer follows FROZEN_KV_MTP's v1 worker through draft, verify, extend-after-decode, seed step
-and the end of ``forward_batch_generation``, and the scheduler through ``merge_batch`` and
-``filter_batch``. It looks at types, shapes, object identity, and the counters that SGLang has on
-the host anyway. It never waits for the device. From SGLang 0.5.14 on, the v1 worker is gone;
-:mod:`g4debug.tracers.spec_lifecycle.v2` follows the one that is there.
+A step of speculative decoding v2 reads the lengths, bonus tokens and hidden states of the step
+before from the FutureMap, drafts, verifies, publishes the new lengths, and stashes bonus tokens and
+hidden states. Its result is processed later: with overlap scheduling after the next step has begun.
+What the host knows at a hand-over is checked there. What only the device knows is copied without
+waiting, and is checked when the result is processed, before a token of that step leaves.
 
-A verify input that stays when *every* request has finished is no finding yet: if nothing joins the
-batch, it is dropped with it. It is a finding when the batch is merged with a live one (seed PR
-#22), one line before SGLang's AttributeError.
+Which workers there are, and where they pass by, say the adapters in :mod:`g4debug.speculation`.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from g4debug.fixes.base import state_of as state_of_fix
-from g4debug.hooking.speculation import V2_PATH, is_frozen_kv_mtp, is_v2
+from g4debug import speculation
+from g4debug.hooking import req_kv, targets
+from g4debug.hooking.older import stand_in
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool, overlapped, v2
+from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
-    EXTEND,
+    IDLE,
     VERIFY,
     Violation,
-    check_accepted,
-    check_counts,
-    check_rows,
+    at_rows,
+    check_allocated,
+    check_places,
+    check_publish,
+    check_published,
     check_state,
 )
-from g4debug.tracers.spec_lifecycle.hidden_states import Custody
+from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
+from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
+from g4debug.tracers.spec_lifecycle.pending_steps import (
+    BONUS,
+    INDICES,
+    LENS,
+    NEW_LENS,
+    PendingStep,
+    PendingSteps,
+)
 from g4debug.tracers.spec_lifecycle.spec_info import (
-    check_draft_input,
     check_fields,
     check_verify_input,
     state_of,
 )
-from g4debug.tracers.spec_lifecycle.v1_counters import Counting, DeviceLengths
+from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
-V1_SITES = (
-    "worker.target_extend",
-    "worker.target_forward",
-    "worker.select_extended",
-    "worker.draft",
-    "worker.verify",
-    "worker.extend_after_decode",
-    "worker.select_verified",
-    "worker.seed_step",
-    "worker.forward",
-    "batch.merge",
-    "batch.filter",
-    "scheduler.init",
-    "scheduler.stream_output",
-    *draft_embedding.SITES,
-)
+OPTIONAL = ("result.resolve",)  # without it less is judged
+Hook = Callable[..., Any]
+Hooked = tuple[str, Hook | None, Hook | None]
 
 
-class SpecLifecycleTracer:
-    """The hooks for the v1 worker."""
+class SpecLifecycle:
+    """Follows the steps of a worker, and the scheduler through merge_batch and filter_batch."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._seeded_from = ""  # the state before the current seed step
-        repairing = "spec-batch-guards" in context.hooks.owners("batch.merge")
-        self.log = SpecLog(context, repairing)
-        self.counting = Counting()
+        self.log = SpecLog(context)
         self.custody = Custody()
         self.batches = SpecBatches(self.log, self.custody)
-        self.lengths = DeviceLengths()
+        self.rows = FutureRows()
+        self.pending = PendingSteps()
         self.binding = draft_embedding.Binding(context, self.log)
         self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
-        self._drafted: weakref.ref[Any] | None = (
-            None  # the verify input that this step's draft made
-        )
-        self._extend: weakref.ref[Any] | None = None  # the draft-extend input that its verify made
+        self.committing = Committing()
+        self.pool = Pool()
+        # False on a server that was not run with this tracer, and in a release that counts in
+        # another way (0.5.14).
+        self.judging = targets.counts_with_result()
+        self._now: PendingStep | None = None  # the step that the worker runs
+        self._relayed: Mark | None = None  # FutureMap's hidden states, as the last stash left them
+        self._ahead: tuple[int, int] | None = None  # depth and width of a verify
+        self._made: weakref.ref[Any] | None = None  # the next draft input of this forward
+        self._processing: PendingStep | None = None  # whose result is being processed
+        self._accepted: list[int] = []
 
-    def install(self) -> None:
-        for site, before, after in (
-            ("worker.target_extend", None, self.after_target_extend),
-            ("worker.target_forward", None, self.after_target_forward),
-            ("worker.select_extended", self.before_select_extended, self.after_select_extended),
-            ("worker.draft", self.before_draft, self.after_draft),
-            ("worker.verify", self.before_verify, self.after_verify),
-            ("worker.extend_after_decode", self.before_extend_after_decode, None),
-            ("worker.select_verified", self.before_select_verified, self.after_select_verified),
-            ("worker.seed_step", self.before_seed, self.after_seed),
+    def hooks(self) -> tuple[Hooked, ...]:
+        """(site, before, after) of each site; None for a side that is not hooked."""
+        worker: tuple[Hooked, ...] = (
+            ("forward", self.before_forward, self.after_forward),
+            ("draft", self.before_draft, self.after_draft),
+            ("draft_forward", self.before_draft_forward, None),
+            ("verify", self.before_verify, self.after_verify),
+            ("draft_extend", None, self.after_draft_extend),
+        )
+        return (
+            *(
+                (site, before, after)
+                for what, before, after in worker
+                for site in speculation.sites(what)
+            ),
+            ("future.resolve_lens", self.before_resolve_lens, None),
+            ("future.gather", self.before_gather, self.after_gather),
+            ("future.publish", self.before_publish, None),
+            ("future.stash", self.before_stash, self.after_stash),
+            ("scheduler.run_batch", None, self.after_run_batch),
+            ("result.resolve", self.before_resolve, self.after_resolve),
+            ("scheduler.stream_output", self.before_stream_output, None),
+            ("batch.prepare_for_decode", None, self.after_prepare_for_decode),
             ("batch.merge", self.batches.before_merge, self.batches.after_merge),
             ("batch.filter", self.batches.before_filter, self.batches.after_filter),
-        ):
+            ("scheduler.init", None, self.after_scheduler_init),
+        )
+
+    def install(self) -> None:
+        for site, before, after in self.hooks():
+            optional = site in OPTIONAL
             if before is not None:
-                self.context.before(site, before)
+                self.context.before(site, before, optional)
             if after is not None:
-                self.context.after(site, after)
-        self.context.after("worker.forward", self.after_forward)
-        self.context.before("scheduler.stream_output", self.before_stream_output)
-        self.context.after("scheduler.init", self.after_scheduler_init)
+                self.context.after(site, after, optional)
         self.binding.install()
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_frozen_kv_mtp(scheduler):
-            self.context.off("this server does not run FROZEN_KV_MTP, so there is nothing to check")
-        elif getattr(scheduler.server_args, "enable_dp_attention", False):
-            self.context.off(
-                "with --enable-dp-attention a rank idles in a draft, and "
-                "this tracer was never run so"
+        if speculation.of(scheduler) is None:
+            self.judging = False
+            self.context.off(nothing_to_check())
+            return result
+        reasons = unknown(scheduler.server_args)
+        if not self.judging:
+            release = f"SGLang {targets.sglang_version()}"
+            reasons.insert(0, f"{release} counts a part of what a verify accepts before it")
+        for why in reasons:
+            self.judging = False
+            self.context.limit(
+                "only spec_info at the hand-overs of a worker's step, and in merge_batch and "
+                "filter_batch, is checked",
+                why,
             )
         return result
 
-    # The hand-overs, in the order of a step.
+    # What a step reads from the step before, in the order of a step.
 
-    def after_target_extend(self, result: Any, worker: Any, batch: Any) -> Any:
-        if not _idle(batch):
-            self.log.judge(
-                "worker.target_extend", batch, self.custody.made_by_forward(result[0].hidden_states)
-            )
-        return result
-
-    def before_select_extended(self, worker: Any, batch: Any, hidden_states: Any) -> None:
-        if not _idle(batch):
-            self.log.judge("worker.select_extended", batch, self.custody.check_made(hidden_states))
-
-    def after_select_extended(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self.custody.select(result)
-        return result
-
-    def before_draft(self, worker: Any, batch: Any) -> None:
-        if _idle(batch):
+    def before_resolve_lens(self, future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self._now = None
+        if not decodes(batch):
             return
         spec, requests = batch.spec_info, len(batch.reqs)
-        lens = batch.seq_lens_cpu.tolist()
-        self.log.judge(
-            "worker.draft",
-            batch,
-            check_state(state_of(spec), type(spec).__name__, (DRAFT,))
-            or check_draft_input(self.custody, spec, requests)
-            or check_counts(
-                "seq-len", "seq_lens_cpu", [r.kv_committed_len for r in batch.reqs], lens
-            )
-            or self.lengths.begin(batch.seq_lens, lens),
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None:
+            violation = check_fields(spec, ("future_indices",), requests)
+        if violation is None and self.judging:
+            violation = self._check_read(LENGTHS, batch)
+        self.log.judge("future.resolve_lens", batch, violation)
+
+    def before_gather(self, future_map: Any, batch: Any) -> None:
+        if not decodes(batch):
+            return
+        violation = None
+        if self.judging:
+            violation = self._check_read(SEED, batch)
+            if violation is None and self._relayed is not None:
+                violation = Custody.check_relayed(self._relayed, _relayed(future_map))
+        self.log.judge("future.gather", batch, violation)
+
+    def after_gather(self, result: Any, future_map: Any, batch: Any) -> Any:
+        if decodes(batch):
+            self.custody.hold(batch.spec_info)
+            self.log.note("gather", DRAFT, state_of(batch.spec_info), len(batch.reqs))
+        return result
+
+    def _check_read(self, what: str, batch: Any) -> Violation | None:
+        live, requests = running(batch)
+        rows = req_kv.column(requests, req_kv.ROW)
+        return at_rows(self.rows.check(what, rows, requests), live)
+
+    # The worker's step.
+
+    def before_forward(
+        self, worker: Any, batch: Any, on_publish: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self._now = None
+        if speculation.of(batch) is None or not batch.reqs:
+            return
+        decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
+        lens = batch.seq_lens_cpu
+        depth, width = worker.speculative_num_steps + 1, worker.speculative_num_draft_tokens
+        self._ahead = (depth, width)
+        self._now = step = PendingStep(
+            number=self.context.recorder.step,
+            decode=decode,
+            overlap=on_publish is not None,
+            requests=tuple(batch.reqs),
+            rows=req_kv.column(batch.reqs, req_kv.ROW),
+            indices=batch.req_pool_indices,
+            lens=None if lens is None else lens.tolist(),
+            allocated=req_kv.column(batch.reqs, req_kv.ALLOCATED),
+            depth=depth,
+            width=width,
+            copies=Copies(self.pool),
         )
+        if not decode:
+            self.committing.forget(batch.reqs)
+            step.lengths = weakref.ref(batch.seq_lens)
+        if self.judging:
+            live, requests = running(batch)
+            violation = self.rows.run(step.written, req_kv.column(requests, req_kv.ROW), requests)
+            self.log.judge("worker.forward", batch, at_rows(violation, live))
+
+    def before_draft(self, worker: Any, batch: Any) -> None:
+        step = self._now
+        if step is None or not decodes(batch):
+            return
+        spec, requests = batch.spec_info, len(batch.reqs)
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None:
+            fields = ["bonus_tokens"] if step.overlap else ["bonus_tokens", "topk_p", "topk_index"]
+            if spec.hidden_states is not None:
+                fields.append("hidden_states")
+            violation = check_fields(spec, fields, requests)
+            violation = violation or self.custody.check_held(spec)
+        if violation is None and self.judging:
+            if step.overlap:
+                step.copies.start(INDICES, spec.future_indices)
+            step.copies.start(LENS, batch.seq_lens)
+            step.copies.start(BONUS, spec.bonus_tokens)
+        self.log.judge("worker.draft", batch, violation)
 
     def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
-        if not _idle(batch):
-            self._drafted = weakref.ref(result)
+        step = self._now
+        if step is not None and decodes(batch):
+            step.drafted = weakref.ref(result)
             self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
         return result
 
-    def after_target_forward(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self.lengths.start()
-        return result
+    def before_draft_forward(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        """``batch`` is a ForwardBatch. The replay of a CUDA graph does not come by here.
 
-    def before_verify(self, worker: Any, batch: Any) -> None:
-        self.counting.cancel()
-        if _idle(batch):
+        It is held against itself and not against the step's requests: SGLang may pad it, and may
+        capture a graph of another size.
+        """
+        step = self._now
+        if step is None or not step.decode or worker.topk != 1:
             return
-        violation = check_verify_input(batch.spec_info, len(batch.reqs), self._drafted)
-        self.log.judge("worker.verify", batch, violation)
-        self.counting.begin(batch)
+        places = batch.out_cache_loc
+        violation = check_places(
+            -1 if places is None else len(places),
+            batch.batch_size,
+            targets.clears_draft_places(),
+        )
+        self._judge_step("worker.draft_forward", step, violation)
 
-    def after_verify(self, result: Any, worker: Any, batch: Any) -> Any:
-        if not self.counting.begun:
+    def before_verify(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        step = self._now
+        if step is None or not step.decode:
+            return
+        violation = check_verify_input(batch.spec_info, len(batch.reqs), step.drafted)
+        self.log.judge("worker.verify", batch, violation)
+
+    def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        step = self._now
+        if step is None or not step.decode:
             return result
-        # From 0.5.13 on, the logits are part of the verify output.
-        output = result if hasattr(result, "draft_extend_input") else result[1]
-        correct = list(output.num_correct_drafts_per_req_cpu)
-        extend = output.draft_extend_input
-        self._extend = weakref.ref(extend)
-        live = [i for i, r in enumerate(batch.reqs) if not r.finished()]
-        note = Accepted([n + 1 for n in correct], len(batch.reqs) - len(live))
+        requests = len(step.requests)
+        step.verified = True
+        step.lengths = weakref.ref(result.new_seq_lens)
         self.log.judge(
             "worker.verify",
             batch,
-            check_accepted(correct, len(batch.reqs), worker.speculative_num_steps)
-            or self.counting.check_verify(worker, batch, correct, live)
-            or _check_extend_input(extend, [correct[i] + 1 for i in live])
-            or self.custody.made_by_forward(extend.hidden_states)
-            or self.lengths.look(),
-            note=note,
+            check_fields(result, ("accept_lens", "new_seq_lens"), requests)
+            or self.custody.made_by_forward(result.logits_output.hidden_states),
         )
-        self.log.note("verify", VERIFY, state_of(batch.spec_info), len(batch.reqs), note)
+        if self.judging:
+            step.copies.start(NEW_LENS, result.new_seq_lens)
+        self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
         return result
 
-    def before_extend_after_decode(self, worker: Any, batch: Any) -> None:
-        if _idle(batch):
-            return
-        spec = batch.spec_info
-        violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
-        if violation is None and self._extend is not None and self._extend() is not spec:
-            violation = Violation(
-                "wrong-type", "the draft-extend-input of this step's verify", "another object"
-            )
-        self.log.judge("worker.extend_after_decode", batch, violation)
-        self.log.note("extend-after-decode", VERIFY, state_of(spec), len(batch.reqs))
-
-    def before_select_verified(self, worker: Any, draft_input: Any) -> None:
-        self.log.judge(
-            "worker.select_verified", None, self.custody.check_made(draft_input.hidden_states)
-        )
-
-    def after_select_verified(self, result: Any, *args: Any, **kwargs: Any) -> Any:
-        self.custody.select(result[1])
-        return result
-
-    def before_seed(
-        self,
-        worker: Any,
-        batch: Any,
-        last_token_ids: Any,
-        last_hidden_states: Any,
-        *a: Any,
-        **k: Any,
+    def before_publish(
+        self, future_map: Any, future_indices: Any, new_seq_lens: Any, *args: Any, **kwargs: Any
     ) -> None:
-        if _idle(batch):
+        step = self._now
+        if step is None or not future_indices.shape[0]:
             return
-        rows = {
-            "last_token_ids": len(last_token_ids),
-            "last_hidden_states": len(last_hidden_states),
-        }
-        self.log.judge(
-            "worker.seed_step",
-            batch,
-            check_rows(rows, dict.fromkeys(rows, int(batch.seq_lens.shape[0])))
-            or self.custody.check_selected(last_hidden_states),
+        lengths = step.lengths() if step.lengths is not None else None
+        violation = check_publish(
+            step.decode,
+            step.verified,
+            step.published,
+            lengths is new_seq_lens,
+            step.indices is future_indices,
         )
-        self._seeded_from = state_of(batch.spec_info)
+        step.published += 1
+        step.written.published = True
+        self._judge_step("future.publish", step, violation)
 
-    def after_seed(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _idle(batch):
-            spec = batch.spec_info
+    def after_draft_extend(self, none: Any, worker: Any, batch: Any, result: Any) -> Any:
+        step = self._now
+        if step is not None and step.decode:
+            spec = result.next_draft_input
+            violation = self.custody.check_made(
+                result.logits_output.hidden_states
+            ) or self._check_next(step, spec)
+            if violation is None:
+                self.custody.hold(spec)
+            self.log.judge("worker.draft_extend", batch, violation)
+            self.log.note("draft-extend", VERIFY, state_of(spec), len(step.requests))
+        return none
+
+    def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        step = self._now
+        if step is None:
+            return result
+        step.copies.close()
+        spec = result.next_draft_input
+        violation = self._check_next(step, spec)
+        if violation is None and step.decode:
+            violation = self.custody.check_held(spec)
+        elif violation is None:
             self.custody.hold(spec)
-            rows = int(batch.seq_lens.shape[0])
-            self.log.note("seed", self._seeded_from, state_of(spec), rows)
+        if violation is None and step.overlap and not step.published:
+            violation = check_published(step.decode)
+        if step.decode and self.judging:
+            self.pending.add(result, step)
+        else:
+            step.copies.drop()
+        self._made = weakref.ref(spec)
+        self._judge_step("worker.forward", step, violation)
+        self.log.note("end", VERIFY if step.decode else IDLE, state_of(spec), len(step.requests))
         return result
 
-    def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kw: Any) -> Any:
-        if _idle(batch):
+    def _check_next(self, step: PendingStep, spec: Any) -> Violation | None:
+        """The next step's draft input must have a row for each request."""
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is not None:
+            return violation
+        fields = ["bonus_tokens"]
+        if spec.hidden_states is not None:
+            fields.append("hidden_states")
+        return check_fields(spec, fields, len(step.requests))
+
+    # What it leaves for the next one.
+
+    def before_stash(
+        self, future_map: Any, future_indices: Any, payload: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        step = self._now
+        if step is None or not future_indices.shape[0]:
+            return
+        violation = None
+        if step.indices is not future_indices:
+            violation = Violation(
+                "future-row",
+                "the rows of the batch stashed",
+                "other rows than those of the batch",
+                what="stashed",
+            )
+        spec = self._made() if self._made is not None else None
+        if violation is None and spec is not None:
+            violation = self.custody.check_held(spec)
+            if violation is None and spec.hidden_states is not None:
+                violation = Custody.check_relayed(
+                    Mark.of(spec.hidden_states), getattr(payload, "hidden_states", None)
+                )
+        step.stashed += 1
+        step.written.stashed = True
+        self._judge_step("future.stash", step, violation)
+
+    def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
+        hidden = _relayed(future_map)
+        if self._relayed is None and hidden is not None and hidden.is_inference():
+            self.context.limit(
+                "writes into hidden states are not noticed", "torch counts none in inference mode"
+            )
+        self._relayed = None if hidden is None else Mark.of(hidden)
+        return result
+
+    def after_run_batch(
+        self, result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        step, self._now = self._now, None
+        if step is None:
             return result
         spec = batch.spec_info
-        state, requests = state_of(spec), len(batch.reqs)
-        extend = batch.forward_mode.is_extend() or batch.is_extend_in_batch
-        live = requests if extend else sum(not r.finished() for r in batch.reqs)
-        if state in (VERIFY, EXTEND):
-            self.log.leave(spec, requests, live)
-        violation = None
-        if live:
-            violation = check_state(state, type(spec).__name__, (DRAFT,)) or check_draft_input(
-                self.custody, spec, live
+        made = self._made() if self._made is not None else None
+        violation = check_state(state_of(spec), type(spec).__name__, (DRAFT,))
+        if violation is None and made is not None and spec is not made:
+            violation = Violation(
+                "wrong-type", "the draft-input that this step made", "another object"
             )
-        note = "extend" if extend else "" if live else "every request finished"
-        self.log.judge(
-            "worker.forward", batch, violation or self.counting.check_since(batch.reqs), note=note
-        )
-        self.log.note("end", state, state, requests, note)
+        if violation is None:
+            violation = self.custody.check_held(spec)
+        if violation is None and step.overlap:
+            if not step.stashed:
+                violation = Violation(
+                    "future-row",
+                    f"{SEED} stashed in the FutureMap before the next step gathers them",
+                    "not stashed",
+                    what="not stashed",
+                )
+            elif spec.future_indices is not step.indices:
+                violation = Violation(
+                    "future-row",
+                    "the rows of the batch in future_indices",
+                    "other rows than those of the batch",
+                    what="future_indices",
+                )
+        self._judge_step("scheduler.run_batch", step, violation, batch)
         return result
+
+    # Where the host learns what was accepted.
+
+    def before_resolve(self, processor: Any, result: Any, batch: Any) -> None:
+        self._processing = step = self.pending.take(result)
+        if step is None:
+            return
+        if step.copies.lost:
+            self.context.limit(
+                "the values of some steps on the device are not checked",
+                "more steps wait for their results than there are buffers for",
+            )
+        self._accepted = result.accept_lens.tolist()
+        violation = step.check_result(self._accepted) or self.committing.begin(step.requests)
+        self._judge_step("result.resolve", step, violation)
+
+    def after_resolve(self, kept: Any, processor: Any, result: Any, batch: Any) -> Any:
+        step, self._processing = self._processing, None
+        if step is not None:
+            self._judge_step(
+                "result.resolve",
+                step,
+                self.committing.check(step.requests, self._accepted, kept),
+            )
+            self.log.note(
+                "result",
+                "",
+                "",
+                len(step.requests),
+                Accepted(self._accepted, step=step.number),
+            )
+        return kept
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
         """Check before the tokens leave: nobody may get what was counted twice."""
-        violation = self.counting.check_since(reqs)
-        self.counting.sent()
+        violation = self.committing.check_sent(reqs)
         if violation is not None:
-            self.log.judge("scheduler.stream_output", None, violation, [r.rid for r in reqs])
+            self.log.judge("scheduler.stream_output", None, violation, [str(r.rid) for r in reqs])
+
+    def after_prepare_for_decode(self, result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._ahead is None or not self.judging or speculation.of(batch) is None:
+            return result
+        depth, width = self._ahead
+        # With overlap, one verify is under way of which the host does not know the accept lengths.
+        ahead = width + depth if batch.enable_overlap else width
+        live = live_rows(batch.reqs)
+        reqs = [batch.reqs[i] for i in live]
+        violation = check_allocated(
+            [n + ahead for n in req_kv.column(reqs, req_kv.COMMITTED)],
+            req_kv.column(reqs, req_kv.ALLOCATED),
+            f"{ahead} more than is committed",
+        )
+        self.log.judge(
+            "batch.prepare_for_decode",
+            batch,
+            at_rows(violation, live),
+            step=self.context.recorder.event_step,
+        )
+        return result
+
+    def _judge_step(
+        self, site: str, step: PendingStep, violation: Violation | None, batch: Any = None
+    ) -> None:
+        """The violation, if there is one, belongs to ``step``."""
+        rids = step.rids if violation is not None else None
+        self.log.judge(site, batch, violation, rids, step=step.number)
 
 
-def _idle(batch: Any) -> bool:
-    return bool(batch.forward_mode.is_idle())
+def nothing_to_check() -> str:
+    """Why this tracer is off on a server that runs none of the known workers."""
+    workers = " or ".join(adapter.name for adapter in speculation.adapters())
+    return f"this server does not run {workers}, so there is nothing to check"
 
 
-def _check_extend_input(spec: Any, accepted: list[int]) -> Violation | None:
-    """The draft-extend input must have the requests that go on, and all their tokens."""
-    if not accepted:
-        return None
-    violation = check_state(state_of(spec), type(spec).__name__, (EXTEND,))
-    if violation is not None:
-        return violation
-    counts = check_counts(
-        "accept-length", "num_accept_tokens", accepted, list(spec.num_accept_tokens_cpu)
-    )
-    rows = ("num_accept_tokens", "seq_lens", "seq_lens_cpu", "req_pool_indices")
-    return (
-        counts
-        or check_fields(spec, ("input_ids", "hidden_states"), sum(accepted))
-        or check_fields(spec, rows, len(accepted))
-    )
+def unknown(server_args: Any) -> list[str]:
+    """What this server does that the tracer was not run with."""
+    found = []
+    if getattr(server_args, "disaggregation_mode", None) not in (None, "null"):
+        found.append("prefill and decode are disaggregated, so another server begins the requests")
+    if (getattr(server_args, "pp_size", None) or 1) > 1:
+        found.append("with pipeline parallelism other ranks draft and verify")
+    if getattr(server_args, "enable_pdmux", False):
+        found.append("--enable-pdmux runs prefill beside decode")
+    if getattr(server_args, "enable_mixed_chunk", False):
+        found.append("with --enable-mixed-chunk a step may prefill and decode at once")
+    if getattr(server_args, "enable_dp_attention", False):
+        found.append("with --enable-dp-attention a rank idles in a draft, and batches are padded")
+    return found
+
+
+def decodes(batch: Any) -> bool:
+    return bool(speculation.of(batch) and batch.reqs and batch.forward_mode.is_decode())
+
+
+def running(batch: Any) -> tuple[list[int], list[Any]]:
+    """The positions in the batch of the requests that go on, and these requests.
+
+    A request may have ended after its batch was formed: with a grammar, SGLang processes the last
+    result between the two. Then it runs once more, without a row.
+    """
+    live = live_rows(batch.reqs)
+    return live, [batch.reqs[i] for i in live]
+
+
+def _relayed(future_map: Any) -> Any:
+    return getattr(future_map, "hidden_states_buf", None)
 
 
 def install(context: Context) -> None:
-    """Follow the worker that this SGLang has: the seed step is a hand-over of v1 only."""
-    if not is_v2() and state_of_fix(V2_PATH) == "applied":
-        overlapped.install(context, SpecLifecycleTracer)
-    elif not is_v2():
-        SpecLifecycleTracer(context).install()
+    older = stand_in(__name__)
+    if older is None:
+        SpecLifecycle(context).install()
     else:
-        v2.SpecLifecycleV2(context).install()
+        older.install(context)
 
 
 TRACER = Tracer(
     id="spec-lifecycle",
     title="batch.spec_info is what the next hand-over needs, and accepted tokens count once",
-    sites=(*V1_SITES, *(s for s in (*v2.SITES, *overlapped.SITES) if s not in V1_SITES)),
     install=install,
 )

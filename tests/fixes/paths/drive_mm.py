@@ -38,9 +38,9 @@ def cut_up(*sizes):
 
 
 def main(folder):
-    import _mm_model
     import sglang
     import torch
+    from workloads import multimodal
 
     from g4debug.cpu.geometry import TINY
     from g4debug.cpu.server import server_arguments
@@ -48,7 +48,7 @@ def main(folder):
     rng = random.Random(4)
 
     def words(n):
-        return " ".join(f"w{rng.randrange(_mm_model.FIRST_WORD, 512)}" for _ in range(n))
+        return " ".join(f"w{rng.randrange(multimodal.FIRST_WORD, 512)}" for _ in range(n))
 
     def about(images, n):
         """A prompt of words around each of the images."""
@@ -81,7 +81,7 @@ def main(folder):
         "the same words, other pictures": [(shared, x, None) for x in (five[:2], other)],
     }
     folder = Path(folder)
-    model = _mm_model.write(TINY, kv_shared=True, folder=folder, device="cpu", tower=TOWER)
+    model = multimodal.write(TINY, kv_shared=True, folder=folder, device="cpu", tower=TOWER)
     arguments = server_arguments(
         (model, folder / "text" / "assistant"),
         mm_attention_backend="triton_attn",

@@ -19,7 +19,6 @@ from g4debug.tracers.flight_recorder.coverage import (
     GUARDED,
     SUBJECTS,
     Death,
-    attention_backends,
     innocence,
 )
 
@@ -395,37 +394,6 @@ def test_sglangs_own_switch_is_understood(sglang, tmp_path, monkeypatch):
     cuda_coredump._inject_env()
     (tmp_path / "core" / "cuda_coredump_host.5.17").write_text("")
     assert core_dump(os.environ, 5, 0) == f"CUDA core dump: {tmp_path}/core/cuda_coredump_host.5.17"
-
-
-# -- which backend serves which phase ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("args", "backends"),
-    [
-        ({}, {}),
-        ({"attention_backend": "trtllm_mha"}, {"prefill": "trtllm_mha", "decode": "trtllm_mha"}),
-        (
-            {
-                "attention_backend": None,
-                "prefill_attention_backend": "triton",
-                "decode_attention_backend": "trtllm_mha",
-                "speculative_algorithm": "FROZEN_KV_MTP",
-                "speculative_attention_mode": "prefill",
-            },
-            {
-                "prefill": "triton",
-                "decode": "trtllm_mha",
-                "verify": "triton",
-                "draft": "trtllm_mha",
-            },
-        ),
-    ],
-)
-def test_the_backend_of_each_phase(args, backends):
-    scheduler = SimpleNamespace(server_args=SimpleNamespace(**args))
-    assert attention_backends(scheduler) == backends
-    assert attention_backends(None) == {}
 
 
 def test_sglangs_results_can_be_followed(sglang):

@@ -118,6 +118,19 @@ def test_thousands_of_threads_are_one_line_and_the_first_is_kept():
 
 
 @pytest.mark.parametrize(
+    ("path", "file"),
+    [
+        ("/pytorch/aten/src/ATen/native/cuda/Indexing.cu", "ATen/native/cuda/Indexing.cu"),
+        ("/sglang/.venv/lib/site-packages/flashinfer/a.cuh", "flashinfer/a.cuh"),
+        ("/me/a.cu", "a.cu"),
+    ],
+)
+def test_a_file_has_no_path_of_the_machine(path, file):
+    (found,) = device_asserts.parse(line(f"{path}:7: kernel", "a < b"))
+    assert found.file == file
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

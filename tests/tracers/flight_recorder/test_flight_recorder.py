@@ -427,17 +427,25 @@ def test_the_main_threads_place_is_read_from_another_thread():
 
 
 @pytest.mark.parametrize(
-    ("file", "place"),
+    ("module", "file", "place"),
     [
-        ("/x/lib/python3.11/site-packages/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
-        ("/sgl-workspace/sglang/python/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
-        ("/opt/g4debug/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
-        ("/usr/lib/python3.11/threading.py", "python3.11/threading.py:7 f"),
-        ("<string>", "<string>:7 f"),
+        ("sglang.srt.a", "/x/lib/python3.11/site-packages/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
+        ("sglang.srt.a", "/sgl-workspace/sglang/python/sglang/srt/a.py", "sglang/srt/a.py:7 f"),
+        ("sglang.srt", "/x/site-packages/sglang/srt/__init__.py", "sglang/srt/__init__.py:7 f"),
+        ("g4debug.cpu.fault", "/opt/g4debug/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
+        # below folders that are called like a package, or like a folder of packages
+        ("g4debug.cpu.fault", "/sglang/g4debug/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
+        ("g4debug.cpu.fault", "/site-packages/x/g4debug/cpu/fault.py", "g4debug/cpu/fault.py:7 f"),
+        ("plugin.look", "/sglang/g4debug/plugin/look.py", "plugin/look.py:7 f"),
+        ("__main__", "/data/me/sglang/g4debug/some/serve.py", "some/serve.py:7 f"),
+        # a function whose file is not its module's
+        ("torch.made.abc", "/data/me/cache/ab/abc.py", "ab/abc.py:7 f"),
+        ("threading", "/usr/lib/python3.11/threading.py", "python3.11/threading.py:7 f"),
+        ("", "<string>", "<string>:7 f"),
     ],
 )
-def test_a_place_has_no_path_of_the_machine(file, place):
-    assert finding._place(file, 7, "f") == place
+def test_a_place_has_no_path_of_the_machine(module, file, place):
+    assert finding._place(module, file, 7, "f") == place
 
 
 def test_the_cost_of_a_step_at_batch_64_is_microseconds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def runs(tmp_path_factory):
     """Those that end by themselves, two at a time."""
     folder = tmp_path_factory.mktemp("engine")
     dead = {"G4DEBUG_FAULTS": "seed=1;page-oob=1*on@mode=target_verify"}
-    crash = (str(REPRO / "_variant.py"), "_zero_accept", "cpu", "3", str(folder / "result"))
+    child = (str(REPRO / "harness" / "child.py"), "harness.engine", "cpu")
+    served = json.dumps({"workload": "zero_accept_merge", "requests": 3})
+    crash = (*child, str(folder / "result"), served)
     off = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0", "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0"}
     some = {
         "dead": lambda: ended(folder / "dead", **dead),

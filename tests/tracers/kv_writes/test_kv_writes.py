@@ -13,7 +13,7 @@ from served_rows import TOKENS
 from writing import ARMED, NEW, Writing, put, scheduled, swa_loc
 
 from g4debug import plugin
-from g4debug.tracers.kv_writes import canary, kernels
+from g4debug.tracers.kv_writes import canary, check
 from g4debug.tracers.kv_writes.tracer import KvWritesTracer
 from g4debug.trapping.trap import TrapError
 
@@ -278,8 +278,8 @@ def test_log_mode_changes_nothing(arm):
 
 def test_one_check_for_each_forward_and_pool(it, monkeypatch):
     calls = []
-    real = kernels.reference
-    monkeypatch.setattr(kernels, "reference", lambda *a, **k: calls.append(a) or real(*a, **k))
+    real = check.reference
+    monkeypatch.setattr(check, "reference", lambda *a, **k: calls.append(a) or real(*a, **k))
     it.forward("decode")
     assert len(calls) == 2
     it.forward("decode")
@@ -309,16 +309,17 @@ def test_a_prefill_that_does_not_say_which_token_is_which_is_checked_for_ranges(
 
 def test_a_draft_is_not_judged(it):
     draft = it.rig.backend(draft=True)
-    assert not tracer_of().books.knows(draft)
-    assert tracer_of().books.knows(it.backend)
+    known = tracer_of().backends.known
+    assert id(draft) not in known
+    assert id(it.backend) in known
 
 
 def test_it_is_told_that_a_draft_with_kv_of_its_own_is_not_judged(it):
     runner = it.rig.runner(draft=True)
     runner.spec_algorithm = SimpleNamespace(is_frozen_kv_mtp=lambda: False)
     for draft in (it.rig.runner(draft=True), runner):
-        tracer_of().books.learn(object(), draft)
-        assert tracer_of().books.draft_writes == (draft is runner)
+        tracer_of().after_backend_init(None, object(), draft)
+        assert tracer_of().draft_writes == (draft is runner)
     tracer_of().after_scheduler_init(None)
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
     assert [x.what for x in status.limits] == ["not what the draft writes"]
@@ -364,6 +365,6 @@ def test_the_canary_tells_of_a_tracer_that_sees_nothing(tmp_path, monkeypatch):
     def blind(loc, out, *args):
         out.copy_(loc.clamp(0, 1))
 
-    monkeypatch.setattr(kernels, "reference", blind)
+    monkeypatch.setattr(check, "reference", blind)
     with pytest.raises(canary.CanaryError, match="was not found"):
         canary.fire(tmp_path, torch.device("cpu"))

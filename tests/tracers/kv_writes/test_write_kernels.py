@@ -11,12 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from write_cases import Case, expected, random_case
+from write_cases import SUSPICIONS, Case, expected, random_case
 
 from g4debug.sanitizer.trap_buffer import TrapBuffer
 from g4debug.tracers.kv_writes import kernels
-from g4debug.tracers.kv_writes.check import SUSPICIONS, Kind, Rows, check_writes
-from g4debug.tracers.kv_writes.kernels import Stamps
+from g4debug.tracers.kv_writes.check import (
+    Kind,
+    Rows,
+    Stamps,
+    check_writes,
+    reference,
+)
 
 pytestmark = [
     pytest.mark.once("what it tests is the same code on every release"),
@@ -38,7 +43,7 @@ def test_the_interpreter_really_runs_the_kernels():
 def run(function, case: Case, stamps: Stamps, repair: bool) -> tuple[torch.Tensor, list]:
     n = case.loc.numel()
     memory = torch.full((n + 2 * kernels.BLOCK,), POISON, dtype=case.loc.dtype)
-    trap = TrapBuffer(CPU, slots=8)
+    trap = TrapBuffer(CPU, mailboxes=8)
     function(case.loc, memory[:n], stamps, trap, 3, case.size, case.rows, case.truth, repair)
     assert (memory[n:] == POISON).all()  # nothing behind the locations is written
     return memory[:n].clone(), trap.take(), int(trap.total)
@@ -56,9 +61,9 @@ def agrees(seed: int) -> set[int]:
     again, left_again, _ = run(kernels.launch, case, stamps, repair)  # the stamps count once
     assert torch.equal(safe, found.safe)
     assert torch.equal(safe, again)
-    assert [x.fields for x in left] == [x.fields for x in left_again]
+    assert [x.record for x in left] == [x.record for x in left_again]
     assert total == len(bad)
-    by_reference = run(kernels.reference, case, Stamps.new(case.slots, CPU), repair)
+    by_reference = run(reference, case, Stamps.new(case.slots, CPU), repair)
     assert torch.equal(by_reference[0], safe)
     sure = {i for i, kind in bad.items() if kind not in SUSPICIONS}
     step = 7 if case.truth is not None and case.truth.step is not None else -1
@@ -67,13 +72,13 @@ def agrees(seed: int) -> set[int]:
         assert any(not x.suspicion for x in records) == bool(sure)
         assert bool(records) == bool(bad)
         for x in records:
-            f = x.fields
-            assert (f["row"], f["column"], f["kind"], f["value"]) in places
-            assert x.suspicion == (f["kind"] in SUSPICIONS)
-            i = case.place.index((f["row"], f["column"]))
-            assert f["expected"] == int(found.expected[i])
-            assert f["full"] == int(found.others[i])
-            assert f["step"] == step
+            assert (x.record.row, x.record.at, x.record.kind, x.record.value) in places
+            assert x.suspicion == (x.record.kind in SUSPICIONS)
+            i = case.place.index((x.record.row, x.record.at))
+            assert x.record.expected == int(found.expected[i])
+            assert x.record.full == int(found.full[i])
+            assert x.record.twin == int(found.twins[i])
+            assert x.record.step == step
     slots_ok = (safe >= 0) & (safe < case.slots)
     assert bool(slots_ok.all())  # whatever was asked for, the pool has it
     if not repair:
@@ -113,14 +118,14 @@ def test_ranges_only():
     """Where it is not known which token is which, doubles may be anything."""
     loc = torch.tensor([5, 5, -1, 900])
     out = torch.empty_like(loc)
-    for function in (kernels.launch, kernels.reference):
-        trap = TrapBuffer(CPU, slots=8)
+    for function in (kernels.launch, reference):
+        trap = TrapBuffer(CPU, mailboxes=8)
         rows = Rows(rows=1, most=4, per_row=4)
         function(loc, out, Stamps.new(64, CPU), trap, 1, 4, rows, None, True)
         assert out.tolist() == [5, 5, 0, 0]
         (left,) = trap.take()
-        assert left.fields["kind"] in (Kind.NEGATIVE, Kind.RANGE)
-        assert left.fields["column"] == -1
+        assert left.record.kind in (Kind.NEGATIVE, Kind.RANGE)
+        assert left.record.at == -1
 
 
 def test_every_token_gets_a_location_whatever_the_rows_say():
@@ -130,7 +135,7 @@ def test_every_token_gets_a_location_whatever_the_rows_say():
         starts = torch.tensor([0, counts[0]])
         rows = Rows(2, 4, torch.tensor(firsts), starts=starts, counts=torch.tensor(counts))
         memory = torch.full((20,), POISON)
-        trap = TrapBuffer(CPU, slots=8)
+        trap = TrapBuffer(CPU, mailboxes=8)
         kernels.launch(loc, memory[:5], Stamps.new(64, CPU), trap, 1, 4, rows, None, True)
         assert memory[:5].tolist() == [20, 21, 0, 23, 24]
         assert (memory[5:] == POISON).all()
@@ -143,9 +148,9 @@ def test_a_long_prefill_is_seen_to_its_end():
     rows = Rows(2, n - 5, torch.tensor([0, 0]), starts=starts, counts=counts)
     loc[-1] = int(loc[300])
     out = torch.empty_like(loc)
-    trap = TrapBuffer(CPU, slots=8)
+    trap = TrapBuffer(CPU, mailboxes=8)
     kernels.launch(loc, out, Stamps.new(2048, CPU), trap, 1, size, rows, None, True)
     assert int(trap.total) == 2
-    fields = trap.take()[0].fields
-    assert fields["kind"] == Kind.TWICE
-    assert {fields["column"] + 5, fields["full"]} == {300, n - 1}
+    record = trap.take()[0].record
+    assert record.kind == Kind.TWICE
+    assert {record.at + 5, record.twin} == {300, n - 1}

@@ -2,7 +2,7 @@
 
 On a CPU a forward ends before its launch returns. So here a batch is launched, then pages are freed
 and handed out again, and only then the layers write. With real streams, the copy that it compares
-with is tested in tests/gpu/test_as_of_launch_gpu.py.
+with is tested in tests/gpu/test_forward_snapshots_gpu.py.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def test_what_happens_after_the_launch_does_not_matter(it, mode):
     launched = it.launch(mode)
     it.finish("b")
     it.write(launched.batch)
-    assert it.tracer.in_flight.copy is not None
-    assert all(x.truth is not None and x.truth.apart == 1 for x in it.tracer.launches.values())
+    assert it.tracer.snapshots.copy is not None
+    assert all(x.truth is not None and x.truth.apart == 1 for x in it.tracer.checks.values())
 
 
 @pytest.mark.parametrize("mode", ["decode", "target_verify", "extend"])
@@ -137,4 +137,4 @@ def test_a_forward_that_the_scheduler_did_not_launch_is_checked_for_ranges(it):
     it.backend.init_forward_metadata(batch)
     put(0, it.right("c", 30))(batch)
     it.write(batch, it.full_layers())
-    assert all(x.truth is None for x in it.tracer.launches.values())
+    assert all(x.truth is None for x in it.tracer.checks.values())

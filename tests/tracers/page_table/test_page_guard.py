@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from g4debug.sanitizer.trap_buffer import CELLS, Left
+from g4debug.tracers.page_table import check
 from g4debug.tracers.page_table import guard as page_guard
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.guard import TrapBuffer
@@ -41,12 +42,12 @@ def test_the_interpreter_really_runs_the_kernel():
     assert isinstance(page_guard._page_guard_kernel, InterpretedFunction)
 
 
-def run(function, case: Case, trap: TrapBuffer, slot: int) -> torch.Tensor:
+def run(function, case: Case, trap: TrapBuffer, mailbox: int) -> torch.Tensor:
     cells = case.table.numel()
     memory = torch.full((cells + 4 * page_guard.BLOCK,), POISON, dtype=torch.int32)
     out = memory[:cells].view(case.table.shape)
     function(
-        case.table, out, case.seq_lens, case.cu_q, trap, slot,
+        case.table, out, case.seq_lens, case.cu_q, trap, mailbox,
         case.pages, case.page_size, case.window, case.truth,
     )  # fmt: skip
     assert (memory[cells:] == POISON).all()  # nothing behind the table is written
@@ -57,9 +58,9 @@ def agrees(case: Case) -> None:
     safe, bad, short = expected(case)
     seen = set(bad) | {(row, case.table.shape[1], n, int(Kind.SHORT), -1) for row, n in short}
     before = case.table.clone()
-    for function in (page_guard.launch, page_guard.reference):
-        trap = TrapBuffer(CPU, slots=8)
-        out = run(function, case, trap, slot=3)
+    for function in (page_guard.launch, check.reference):
+        trap = TrapBuffer(CPU, mailboxes=8)
+        out = run(function, case, trap, mailbox=3)
         for (row, column), value in safe.items():
             assert int(out[row, column]) == value
         if function is page_guard.launch:  # it must not touch what nobody reads
@@ -71,36 +72,36 @@ def agrees(case: Case) -> None:
         left = trap.take()
         assert not trap.tripped
         sure = {cell for cell in seen if cell[3] != Kind.FOREIGN}
-        assert {(x.slot, x.number) for x in left} == ({(3, 1)} if seen else set())
+        assert {(x.mailbox, x.number) for x in left} == ({(3, 1)} if seen else set())
         assert any(not x.suspicion for x in left) == bool(sure)
         assert len(left) <= 2
         assert int(trap.total) == len(seen)
         for x in left:
-            found = tuple(x.fields[f] for f in ("row", "column", "value", "kind", "expected"))
+            found = tuple(getattr(x.record, f) for f in ("row", "at", "value", "kind", "expected"))
             assert found in (seen - sure if x.suspicion else sure)
-            assert x.fields["seq_len"] == int(case.seq_lens[x.fields["row"]])
+            assert x.record.length == int(case.seq_lens[x.record.row])
             kept_as_of_launch(case, x)
-        assert trap.merged() == len(seen) - sum(x.fields["count"] for x in left)
+        assert trap.merged() == len(seen) - sum(x.record.bad for x in left)
         assert torch.equal(case.table, before)
 
 
 def kept_as_of_launch(case: Case, left: Left) -> None:
     """What the record says of the launch, and the cells of the row that are kept with it."""
-    row, short = left.fields["row"], left.fields["kind"] == Kind.SHORT
-    words = [left.fields[name] for name in ("step", "request", "full")]
+    row, short = left.record.row, left.record.kind == Kind.SHORT
+    words = [getattr(left.record, name) for name in ("step", "request", "full")]
     if case.truth is None or case.truth.step is None:
         assert words == [-1, -1, -1]
         assert left.cells.size == 0
         return
-    column, slot = left.fields["column"], int(case.truth.req_pool_indices[row])
+    column, slot = left.record.at, int(case.truth.req_pool_indices[row])
     full = -1 if short else page_then(case, row, column)
     assert words == [int(case.truth.step), slot, full]
     origin = 0 if short else column // CELLS * CELLS
     used = min(-(-int(case.seq_lens[row]) // case.page_size), case.table.shape[1])
     values = case.table[row, origin : min(used, origin + CELLS)].to(torch.int32).tolist()
     assert left.cells[0, : len(values)].tolist() == values
-    if not short and left.fields["expected"] >= 0:
-        assert int(left.cells[1, column - origin]) == left.fields["expected"]
+    if not short and left.record.expected >= 0:
+        assert int(left.cells[1, column - origin]) == left.record.expected
 
 
 def page_then(case: Case, row: int, column: int) -> int:
@@ -167,41 +168,41 @@ def one_bad(value: int = 99) -> Case:
     return Case(table, torch.tensor([48, 48]), None, 10, 16, -1)
 
 
-@pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
+@pytest.mark.parametrize("function", [page_guard.launch, check.reference])
 def test_a_record_stands_until_it_was_read(function):
-    trap = TrapBuffer(CPU, slots=4)
+    trap = TrapBuffer(CPU, mailboxes=4)
     run(function, one_bad(99), trap, 1)
     out = run(function, one_bad(77), trap, 1)
     assert int(out[1, 1]) == 0  # the later table is made safe all the same
     (left,) = trap.take()
-    assert (left.slot, left.number) == (1, 1)
-    assert (left.fields["row"], left.fields["column"], left.fields["value"]) == (1, 1, 99)
+    assert (left.mailbox, left.number) == (1, 1)
+    assert (left.record.row, left.record.at, left.record.value) == (1, 1, 99)
     assert trap.merged() == 1  # 77 was counted
     assert not trap.tripped
     assert trap.take() == []
     run(function, one_bad(77), trap, 1)
     assert trap.tripped
     (left,) = trap.take()
-    assert (left.number, left.fields["value"]) == (2, 77)
+    assert (left.number, left.record.value) == (2, 77)
     assert trap.merged() == 1
 
 
-@pytest.mark.parametrize("function", [page_guard.launch, page_guard.reference])
+@pytest.mark.parametrize("function", [page_guard.launch, check.reference])
 def test_slots_do_not_disturb_each_other(function):
-    trap = TrapBuffer(CPU, slots=5)
-    slots = [trap.new_slot() for _ in range(3)]
-    assert slots == [1, 2, 3]
+    trap = TrapBuffer(CPU, mailboxes=5)
+    mailboxes = [trap.new_mailbox() for _ in range(3)]
+    assert mailboxes == [1, 2, 3]
     run(function, one_bad(99), trap, 2)
     run(function, one_bad(5), trap, 1)  # 5 is a good page
     run(function, one_bad(88), trap, 3)
-    assert [(x.slot, x.fields["value"]) for x in trap.take()] == [(2, 99), (3, 88)]
+    assert [(x.mailbox, x.record.value) for x in trap.take()] == [(2, 99), (3, 88)]
 
 
 def test_more_launches_than_slots_share_the_last_one():
-    trap = TrapBuffer(CPU, slots=4)
-    assert [trap.new_slot() for _ in range(5)] == [1, 2, 3, 3, 3]
+    trap = TrapBuffer(CPU, mailboxes=4)
+    assert [trap.new_mailbox() for _ in range(5)] == [1, 2, 3, 3, 3]
     run(page_guard.launch, one_bad(), trap, 3)
-    assert [x.slot for x in trap.take()] == [3]
+    assert [x.mailbox for x in trap.take()] == [3]
 
 
 def test_query_lengths_come_from_their_running_sum():

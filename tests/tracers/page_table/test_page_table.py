@@ -13,7 +13,7 @@ from g4debug import plugin
 from g4debug.cpu import fault
 from g4debug.dumps import reading
 from g4debug.ledger import shadow as shadows
-from g4debug.tracers.page_table import guard as page_guard
+from g4debug.tracers.page_table import check
 from g4debug.tracers.page_table.tracer import PageTableTracer
 from g4debug.trapping.trap import TrapError
 
@@ -40,13 +40,13 @@ def corrupt(backend, pool, row, column, value=FAR):
 def guarded(monkeypatch):
     """The pages of every pool that the guard was launched for, in order."""
     calls = []
-    real = page_guard.reference
+    real = check.reference
 
     def spy(*args):
         calls.append(args[6])
         real(*args)
 
-    monkeypatch.setattr(page_guard, "reference", spy)
+    monkeypatch.setattr(check, "reference", spy)
     return calls
 
 
@@ -296,7 +296,7 @@ def test_a_bug_in_the_tracer_leaves_serving_as_it_is(arm, monkeypatch, caplog):
     def buggy(*args):
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr(page_guard, "reference", buggy)
+    monkeypatch.setattr(check, "reference", buggy)
     for _ in range(2):
         for output, right in zip(clean_outputs(), clean, strict=True):
             assert torch.equal(output, right)
@@ -348,7 +348,7 @@ def test_each_forward_outside_of_graphs_is_judged_by_its_own_rows(arm, guarded):
     assert finding.expected.endswith(f"for this cell, page {rig.page(b.rid, 6)}")
 
 
-def test_a_launch_in_a_graph_is_not_used_again(arm, monkeypatch):
+def test_a_check_in_a_graph_is_not_used_again(arm, monkeypatch):
     """It is replayed for ever with what it was captured with."""
     tracers, install = [], PageTableTracer.install
     monkeypatch.setattr(
@@ -358,9 +358,9 @@ def test_a_launch_in_a_graph_is_not_used_again(arm, monkeypatch):
     rig = Rig()
     backend, batch = prepared(rig)
     rig.forward(backend, batch)
-    launches = dict(tracers[0].launches)
-    assert len(launches) == 2
-    for launch in launches.values():
-        launch.captured = True
+    checks = dict(tracers[0].checks)
+    assert len(checks) == 2
+    for it in checks.values():
+        it.captured = True
     rig.step(backend, "decode", rig.requests[-3:])
-    assert all(launch.batch is batch for launch in launches.values())
+    assert all(it.batch is batch for it in checks.values())

@@ -10,8 +10,8 @@ from real_backend import LAYERS, PAGE, Rig, capture_graph, replay_graph
 
 from g4debug.backends import adapter
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
-from g4debug.sanitizer.backend_state import Books
-from g4debug.sanitizer.forward_snapshots import Launches
+from g4debug.sanitizer.backend_state import BackendState
+from g4debug.sanitizer.forward_snapshots import ForwardSnapshots
 from g4debug.sanitizer.unsupported import moving_pages
 
 
@@ -51,12 +51,14 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     runner.server_args.speculative_algorithm = algorithm
     rig.runner = lambda draft=False: runner
     backend = rig.backend(draft)
-    books = Books(None, Launches())
-    books.learn(backend, runner, PAGE)
+    state = BackendState(None, ForwardSnapshots())
+    state.learn(backend, runner, PAGE)
     batch = rig.batch(mode, [rig.requests[-1]], backend)
     batch.spec_info = object() if spec else None
     mha = adapter("trtllm_mha")
-    truth = books.truth(mha, backend, batch, "full", 1, captured=True)
+    rows = mha.indices(backend, batch)
+    padding = mha.padding(backend, batch, state.is_frozen(backend))
+    truth = state.truth(backend, batch, rows, 1, "full", padding)
     backend.init_cuda_graph_state(2, 8)
     fill = backend.get_cuda_graph_seq_len_fill_value()
     lengths = batch.seq_lens.clone().fill_(fill)
@@ -69,8 +71,8 @@ def test_padding_is_as_long_as_sglang_makes_it(sglang, mode, draft, algorithm, s
     capture_graph(backend, graph)
     replay_graph(backend, graph)
     assert truth.padding == int(backend.forward_metadata.cache_seqlens_int32[0])
-    assert books.truth(mha, backend, batch, "full", 1, captured=False).padding == 0
-    assert books.truth(mha, backend, batch, "full", 2, captured=True) is None  # rows without a slot
+    assert state.truth(backend, batch, rows, 1, "full", 0).padding == 0
+    assert state.truth(backend, batch, rows, 2, "full", padding) is None  # rows without a request
 
 
 def test_the_limits_of_real_server_arguments(sglang):
@@ -94,9 +96,9 @@ def test_with_pipeline_parallelism_only_ranges_are_checked(sglang):
     rig.admit("a", 60)
     runner = rig.runner()
     runner.server_args.pp_size = 2
-    backend, books = rig.backend(), Books(None, Launches())
-    books.learn(backend, runner, PAGE)
+    backend, state = rig.backend(), BackendState(None, ForwardSnapshots())
+    state.learn(backend, runner, PAGE)
     batch = rig.batch("decode", [rig.requests[-1]], backend)
-    mha = adapter("trtllm_mha")
-    assert books.truth(mha, backend, batch, "full", 1, captured=False) is None
-    assert ["pipeline parallelism" in why for why in books.limits] == [True]
+    assert not state.judges(backend)
+    assert state.truth(backend, batch, batch.req_pool_indices, 1, "full", 0) is None
+    assert ["pipeline parallelism" in why for why in state.limits] == [True]

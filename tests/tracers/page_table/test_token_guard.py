@@ -16,15 +16,15 @@ from list_cases import ListCase, expected, list_case, rows_of
 
 from g4debug.backends.handed_over import TokenLists
 from g4debug.sanitizer.trap_buffer import CELLS, TrapBuffer
-from g4debug.tracers.page_table import token_guard
+from g4debug.tracers.page_table import token_check, token_guard
 from g4debug.tracers.page_table.check import Kind, Truth
-from g4debug.tracers.page_table.token_guard import Repair
+from g4debug.tracers.page_table.token_check import Repair
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the kernel is compiled here: tests/gpu runs it"
 )
 CPU = torch.device("cpu")
-FUNCTIONS = (token_guard.launch, token_guard.reference)
+FUNCTIONS = (token_guard.launch, token_check.reference)
 
 
 def test_the_interpreter_really_runs_the_kernel():
@@ -37,7 +37,7 @@ def agrees(case: ListCase, repair: Repair = Repair.ALL) -> None:
     bad, words = expected(case)
     seen, mended = set(bad) | set(words), []
     for function in FUNCTIONS:
-        mine, trap = case.copy(), TrapBuffer(CPU, slots=8)
+        mine, trap = case.copy(), TrapBuffer(CPU, mailboxes=8)
         trap.keep_cells(3)
         function(mine.lists, trap, 3, case.tokens, case.page_size, mine.truth, repair)
         left = trap.take()
@@ -46,17 +46,17 @@ def agrees(case: ListCase, repair: Repair = Repair.ALL) -> None:
         assert any(not x.suspicion for x in left) == bool(sure)
         assert any(x.suspicion for x in left) <= bool(seen - sure)
         for x in left:
-            found = tuple(x.fields[f] for f in ("row", "column", "value", "kind", "expected"))
+            found = tuple(getattr(x.record, f) for f in ("row", "at", "value", "kind", "expected"))
             assert found in (seen - sure if x.suspicion else sure)
-            row = x.fields["row"]
+            row = x.record.row
             tokens, first, begin = rows_of(case)[row]
-            assert x.fields["seq_len"] == tokens
+            assert x.record.length == tokens
             if found in bad:
-                origin = x.fields["column"] // CELLS * CELLS
+                origin = x.record.at // CELLS * CELLS
                 entries = case.lists.indices[begin : begin + tokens - first]
                 kept = entries[origin : origin + CELLS].to(torch.int32).tolist()
                 assert x.cells[0, : len(kept)].tolist() == kept
-                assert x.cells[1, x.fields["column"] - origin] == x.fields["expected"]
+                assert x.cells[1, x.record.at - origin] == x.record.expected
         mended.append(mine.lists)
     for name in ("indices", "indptr", "splits", "offsets", "mask_starts"):
         a, b, before = (getattr(x, name) for x in (*mended, case.lists))
@@ -141,7 +141,7 @@ def test_a_broken_indptr_does_not_lead_the_guard_out_of_the_list(function, indpt
     case, trap = small(indptr, [3, 2], [1, 2, 3, 4, 5]), TrapBuffer(CPU)
     function(case.lists, trap, 1, 100, 1, None, Repair.UNSAFE)
     (left,) = trap.take()
-    assert left.fields["kind"] == Kind.INDPTR
+    assert left.record.kind == Kind.INDPTR
     assert case.lists.indptr.tolist() == [0, 3, 5]
 
 
@@ -166,8 +166,7 @@ def test_in_log_mode_nothing_is_changed(function):
 
 def test_the_kernel_reads_no_global_constants():
     """Triton compares each of them at every launch, which was a quarter of the host's time."""
-    for jitted in (token_guard._token_guard_kernel, token_guard._leave):
-        function = jitted.fn
-        names = function.__code__.co_names
-        constants = [n for n in names if isinstance(function.__globals__.get(n), tl.constexpr)]
-        assert constants == []
+    function = token_guard._token_guard_kernel.fn
+    names = function.__code__.co_names
+    constants = [n for n in names if isinstance(function.__globals__.get(n), tl.constexpr)]
+    assert constants == []

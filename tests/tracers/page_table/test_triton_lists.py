@@ -21,8 +21,8 @@ from g4debug.backends import adapter
 from g4debug.backends.handed_over import TokenLists
 from g4debug.dumps import reading
 from g4debug.sanitizer.trap_buffer import TrapBuffer
-from g4debug.tracers.page_table import report, token_guard
-from g4debug.tracers.page_table.checked_table import Launch
+from g4debug.tracers.page_table import report, token_check
+from g4debug.tracers.page_table.checked_table import CheckedTable
 from g4debug.trapping.trap import TrapError
 
 FAR = 640_000_000
@@ -40,13 +40,13 @@ def checked():
 def guarded(monkeypatch):
     """(window, rows) of the lists that the guard was launched for, in order."""
     calls = []
-    real = token_guard.reference
+    real = token_check.reference
 
     def spy(lists, *args):
         calls.append((lists.window >= 0, lists.rows))
         real(lists, *args)
 
-    monkeypatch.setattr(token_guard, "reference", spy)
+    monkeypatch.setattr(token_check, "reference", spy)
     return calls
 
 
@@ -219,13 +219,15 @@ def test_the_lists_of_a_draft(arm, graph):
     assert error.value.finding.location.runner == "draft"
 
 
-def test_a_launch_that_is_remembered_keeps_no_list():
-    """With overlap scheduling some launches are remembered, and a list may have many megabytes."""
+def test_a_check_that_is_remembered_keeps_no_list():
+    """With overlap scheduling some checks are remembered, and a list may have many megabytes."""
     indices = torch.zeros(1000, dtype=torch.int64)
     lists = TokenLists(indices, torch.zeros(3, dtype=torch.int32), torch.zeros(2))
-    launch = Launch(adapter("triton"), None, None, None, indices, "full", 9, 1, None, 1, False)
-    launch.lists = lists
-    kept = launch.remembered()
+    checked = CheckedTable(
+        adapter=adapter("triton"), backend=None, layer=None, batch=None, table=indices,
+        pool_name="full", pages=9, page_size=1, truth=None, mailbox=1, captured=False, lists=lists,
+    )  # fmt: skip
+    kept = checked.remembered()
     assert kept.lists.rows == 2
     for tensor in (kept.table, kept.lists.indices):
         assert tensor.untyped_storage().nbytes() == 0

@@ -8,8 +8,8 @@ import inspect
 import json
 import sys
 
-from _mixed import engine as arguments
-from _mixed import requests
+from harness.mixed import engine as arguments
+from harness.mixed import requests
 
 # FROZEN_KV_MTP cannot run there: SGLang 0.5.12.post1 gives the worker an EagleDraftInput.
 WITHOUT_MTP = {

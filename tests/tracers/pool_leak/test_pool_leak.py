@@ -33,7 +33,7 @@ class Server:
         self.rig = Rig()
         self.ledger = context.ledger
         self.tracer = PoolLeakTracer(context)
-        self.ledger.listeners.append(self.tracer.taken_again.listen)
+        self.ledger.listen(self.tracer.taken_again.listen, "extend")
         self.scheduler = SimpleNamespace(
             token_to_kv_pool_allocator=self.rig.allocator,
             req_to_token_pool=self.rig.req_to_token,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "repro"))
 
-import _checked
+from harness import tracers
 
 REQUESTS = 9  # of a wave: more than run at the same time
 
@@ -19,7 +19,7 @@ REQUESTS = 9  # of a wave: more than run at the same time
 def compared():
     """Title of each scheduler -> its status of rank-divergence: state, and what was checked."""
     found = {}
-    for title, status in _checked.shown().items():
+    for title, status in tracers.shown().items():
         (mine,) = (t for t in status["tracers"] if t["name"] == "rank-divergence")
         count = sum(c["count"] for c in mine["checked"])
         found[title] = {"off": mine["off"], "steps": status["step"], "count": count}

@@ -92,7 +92,7 @@ def bound(sglang):
         context = Context(
             "spec-lifecycle", Hooks(), settings, recorder, Trap(settings, lambda *a: None)
         )
-        binding = Binding(context, SpecLog(context, repairing=False))
+        binding = Binding(context, SpecLog(context))
         if target_worker is None:
             pass
         elif by_name:

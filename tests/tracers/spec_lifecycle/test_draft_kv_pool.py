@@ -50,7 +50,7 @@ def forward(arm, hybrid_class):
         )
         if shown is not None:
             hybrid.token_to_kv_pool = shown
-        check = ShownPool(context, SpecLog(context, repairing=False, v2=True))
+        check = ShownPool(context, SpecLog(context))
         check.before_metadata(hybrid, SimpleNamespace(forward_mode=ForwardMode.DECODE))
 
     return run

@@ -1,375 +1,453 @@
-"""The spec-lifecycle tracer on SGLang's own batches, requests and spec_info types."""
+"""spec-lifecycle on speculative decoding v2: SGLang's own classes, step by step, and its faults."""
 
 from __future__ import annotations
 
+import functools
 import gc
-import logging
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from real_spec import STEPS, TOKENS, batch, draft_input, extend_input, request, verify_input
 
-from g4debug.dumps import reading
+from g4debug import discovery
+from g4debug.faults.base import install_all
+from g4debug.faults.grammar import GrammarError, parse
 from g4debug.findings.steps import Recorder
-from g4debug.hooking import targets
+from g4debug.hooking import req_kv, targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import canary, draft_kv_pool
-from g4debug.tracers.spec_lifecycle.hidden_states import Custody
-from g4debug.tracers.spec_lifecycle.log import HISTORY, History
-from g4debug.tracers.spec_lifecycle.tracer import V1_SITES, SpecLifecycleTracer, install
+from g4debug.tracers.spec_lifecycle.rehearsal import TOKENS, Classes, Rehearsal
+from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycle, install
 from g4debug.trapping.trap import Trap, TrapError
 
 pytestmark = pytest.mark.skipif(
-    targets.path("worker.seed_step") is None,
-    reason="the v1 worker only: SGLang before 0.5.14; test_spec_lifecycle_v2.py has the other",
+    targets.path("worker.seed_step") is not None or targets.sglang_version() is None,
+    reason="speculative decoding v2 only: SGLang 0.5.14 and later",
 )
-WORKER = SimpleNamespace(topk=1, speculative_num_steps=STEPS)
-ARMED = {
-    "G4DEBUG_TRACE": "spec-lifecycle",
-    "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "0",
-    "G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0",
+CPU = torch.device("cpu")
+SITES = (
+    "future.resolve_lens",
+    "future.gather",
+    "worker.forward",
+    "worker.draft",
+    "worker.draft_forward",
+    "worker.verify",
+    "future.publish",
+    "worker.draft_extend",
+    "future.stash",
+    "scheduler.run_batch",
+    "scheduler.stream_output",
+    "batch.prepare_for_decode",
+    "batch.merge",
+    "batch.filter",
+    "scheduler.init",
+    "worker.init",
+    "draft.bind_embedding",
+)
+
+
+class Server:
+    """The tracer, and faults if any, around a rehearsal with requests a, b and c."""
+
+    def __init__(self, plan: str = "", overlap: bool = True) -> None:
+        self.hooks = Hooks()
+        self.faults = install_all(parse(plan), self.hooks) if plan else ()
+        settings = Settings(mode="raise", max_dumps=0)
+        self.recorder = Recorder(4)
+        trap = Trap(settings, lambda *a: None)
+        context = Context("spec-lifecycle", self.hooks, settings, self.recorder, trap)
+        self.tracer = SpecLifecycle(context)
+        self.tracer.install()
+        self.rehearsal = Rehearsal(self.site, Classes(), CPU)
+        self.batch = self.rehearsal.batch(
+            *(
+                self.rehearsal.request(rid, row, n)
+                for rid, row, n in zip("abc", (3, 1, 2), (30, 70, 64), strict=True)
+            )
+        )
+        self.recorder.count()
+        self.rehearsal.prefill(self.batch)
+        self.waiting = []
+
+    def site(self, name, function):
+        if name not in self.hooks.sites:
+            return function
+        # One chain for each function, as SGLang has it.
+        return functools.partial(self.hooks._compose(name), function)
+
+    def step(self, accepted=(1, 4, 2), finished=()):
+        """Launch a step, then process the result of the step before, as the overlap loop does."""
+        self.recorder.count()
+        self.waiting.append(self.rehearsal.run(self.batch, accepted))
+        while len(self.waiting) > 1:
+            self.rehearsal.process(*self.waiting.pop(0), finished=finished)
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    def drain(self):
+        while self.waiting:
+            self.rehearsal.process(*self.waiting.pop(0))
+
+    def join(self, rid, row, tokens):
+        """A new request is prefilled and merged."""
+        batch = self.rehearsal.batch(self.rehearsal.request(rid, row, tokens))
+        self.recorder.count()
+        self.rehearsal.prefill(batch)
+        self.merge(batch)
+
+    def merge(self, other):
+        self.site("batch.merge", type(self.batch).merge_batch)(self.batch, other)
+
+    def filter(self, **kwargs):
+        self.site("batch.filter", type(self.batch).filter_batch)(self.batch, **kwargs)
+
+    def findings(self):
+        return self.tracer.log.history.transitions()
+
+
+def test_sound_steps_are_silent_one_ahead(sglang):
+    server = Server()
+    for accepted in ((1, 1, 1), (TOKENS, 1, 2), (3, TOKENS, 1)):
+        server.step(accepted)
+    server.drain()
+    assert [req_kv.committed(r) for r in server.batch.reqs] == [38, 76, 68]
+    names = [t.site for t in server.findings()]
+    assert names[-6:] == ["draft", "verify", "draft-extend", "end", "result", "result"]
+    assert all(t.ok for t in server.findings())
+
+
+def test_merges_filters_and_a_finish_inside_a_verify_are_silent(sglang):
+    server = Server()
+    server.step()
+    server.join("d", 5, 40)
+    server.step((1, 2, 3, 4))
+    b = server.batch.reqs[1]
+    # b ends in the step before, which is processed while it is already in the next one.
+    server.step((2, 2, 2, 2), finished=[b])
+    server.filter()
+    assert [r.rid for r in server.batch.reqs] == ["a", "c", "d"]
+    server.step((1, 1, 1))
+    server.join("e", 1, 9)  # b's row
+    server.step((1, 1, 1, 4))
+    server.drain()
+    server.filter(keep_indices=[])
+    assert all(t.ok for t in server.findings())
+
+
+def test_requests_that_end_after_their_batch_was_formed_are_silent(sglang):
+    """A grammar lets SGLang 0.5.15 process the last result between the two."""
+    server = Server()
+    server.step()
+    _, b, c = server.batch.reqs
+    server.rehearsal.process(*server.waiting.pop(), finished=[b, c])
+    server.step((1, 2, 3))  # with b and c, which have no rows any more
+    server.drain()
+    server.filter()
+    server.join("d", 1, 20)  # b's row
+    server.step((4, 2))
+    server.step((1, 2))
+    server.drain()
+    assert [r.rid for r in server.batch.reqs] == ["a", "d"]
+    assert all(t.ok for t in server.findings())
+
+
+def test_a_retracted_request_comes_back_in_another_row(sglang):
+    server = Server()
+    server.step()
+    server.step()
+    c = server.batch.reqs[2]
+    server.filter(keep_indices=[0, 1])
+    c.is_retracted = True
+    server.step((1, 1))
+    server.step((1, 1))
+    c.is_retracted = False
+    for name, value in (("req_pool_idx", 7), ("kv_committed_len", 66), ("kv_allocated_len", 66)):
+        setattr(req_kv.holder(c, name), name, value)
+    del c.output_ids[2:]
+    batch = server.rehearsal.batch(c)
+    server.recorder.count()
+    server.rehearsal.prefill(batch)
+    server.merge(batch)
+    server.step((1, 4, 4))
+    server.drain()
+    assert all(t.ok for t in server.findings())
+
+
+def test_an_idle_batch_of_dp_attention_is_left_alone(sglang):
+    server = Server()
+    idle = server.rehearsal.batch()
+    idle.forward_mode = server.rehearsal.classes.Mode.IDLE
+    t = server.tracer
+    t.before_resolve_lens(None, idle)
+    t.before_gather(None, idle)
+    t.before_forward(server.rehearsal.worker, idle, on_publish=lambda lens: None)
+    t.before_draft(None, idle)
+    t.before_verify(None, idle)
+    t.before_publish(None, torch.empty(0), torch.empty(0))
+    t.after_forward(None, None, idle)
+    t.after_run_batch(None, None, idle)
+    server.step()
+
+
+def test_a_grammar_that_ends_gives_fewer_tokens(sglang):
+    server = Server()
+    server.step()
+    a, processor = server.batch.reqs[0], server.rehearsal.classes.Processor
+
+    def cut(self, result, batch):
+        """What SGLang's own does; of request a it keeps one token."""
+        kept = []
+        for i, r in enumerate(batch.reqs):
+            n = 1 if r is a else int(result.accept_lens[i])
+            kept.append([int(t) for t in result.next_token_ids[i * TOKENS : i * TOKENS + n]])
+            req_kv.holder(r, "kv_committed_len").kv_committed_len += n
+            r.spec_verify_ct += 1
+        return kept
+
+    server.step((4, 4, 2))
+    a.grammar = SimpleNamespace()
+    server.rehearsal.classes.Processor = SimpleNamespace(_resolve_spec_v2_tokens=cut)
+    server.step((1, 1, 1), finished=[a])  # processes the step before, in which a's grammar ended
+    server.rehearsal.classes.Processor = processor
+    server.step((1, 1, 1))
+    assert len(a.output_ids) == 3
+    assert all(t.ok for t in server.findings())
+
+
+def test_without_a_grammar_fewer_tokens_are_found(sglang):
+    server = Server()
+    original = server.rehearsal.classes.Processor._resolve_spec_v2_tokens
+
+    def short(self, result, batch):
+        kept = original(self, result, batch)
+        return [kept[0], kept[1][:-1], kept[2]]
+
+    server.step()
+    server.rehearsal.classes.Processor = SimpleNamespace(_resolve_spec_v2_tokens=short)
+    with pytest.raises(TrapError, match=r"accepted tokens = 3 \(-1\) for request b"):
+        server.step()
+
+
+@pytest.mark.parametrize("places", [None, 3])
+def test_a_draft_without_places_or_with_one_for_each_token_is_silent(sglang, places):
+    server = Server()
+    server.rehearsal.places = None if places is None else torch.zeros(places)
+    server.steps(2)
+    assert all(t.ok for t in server.findings())
+
+
+def test_a_draft_with_the_prefills_places_is_found_before_its_forward(sglang):
+    """SGLang 0.5.14 without CUDA graphs (#29616), which dies of it one line later."""
+    server = Server()
+    server.step()
+    server.rehearsal.places = torch.zeros(164)
+    with pytest.raises(TrapError) as error:
+        server.step()
+    finding = error.value.finding
+    assert (finding.kind, finding.site) == ("draft-places", "worker.draft_forward")
+    assert "the draft's forward has 164 places in out_cache_loc, expected None" in finding.headline
+    assert finding.location.runner == "draft"
+    natural = targets.matches("<0.5.15")
+    assert ("frozen_kv_mtp_worker_v2.py" in finding.cause) == natural
+    assert ("#29616" in finding.reference) == natural
+
+
+DRILLS = [
+    (name, drill)
+    for name in discovery.names("fault")
+    if discovery.load("fault", name).caught_by == ("spec-lifecycle",)
+    and name != "draft-embedding-shard"  # not in a step, but at start: test_draft_embedding.py
+    for drill in (*discovery.load("fault", name).drills,)
+] + [("seq-len-off-by-one", "1*device")]
+KINDS = {
+    "accept-length=1*zero": ("accept-length", "result.resolve"),
+    "accept-length=1*too-long": ("accept-length", "result.resolve"),
+    "allocated-len=1*on": ("allocated-len", "batch.prepare_for_decode"),
+    "bonus-token=1*on": ("bonus-token", "result.resolve"),
+    "double-bookkeeping=1*on": ("bookkeeping", "result.resolve"),
+    "double-bookkeeping=1*kv": ("bookkeeping", "result.resolve"),
+    "double-bookkeeping=1*output": ("bookkeeping", "result.resolve"),
+    "double-bookkeeping=1*verify-ct": ("bookkeeping", "result.resolve"),
+    "future-row=1*publish": ("future-row", "future.publish"),
+    "future-row=1*stash": ("future-row", "future.stash"),
+    "future-row=1*read": ("future-row", "result.resolve"),
+    "future-row=1*lost": ("future-row", "scheduler.run_batch"),
+    "publish-order=1*early": ("publish-order", "future.publish"),
+    "publish-order=1*twice": ("publish-order", "future.publish"),
+    "publish-order=1*never": ("publish-order", "worker.forward"),
+    "seq-len-off-by-one=1*plus": ("seq-len", "result.resolve"),
+    "seq-len-off-by-one=1*minus": ("seq-len", "result.resolve"),
+    "seq-len-off-by-one=1*device": ("seq-len", "result.resolve"),
+    "spec-info-dropped=1*on": ("spec-info-dropped", "scheduler.run_batch"),
+    "spec-info-wrong-type=1*on": ("wrong-type", "worker.draft_extend"),
+    "stale-hidden-state=1*on": ("stale-hidden-state", "worker.draft_extend"),
+    "stale-hidden-state=1*draft": ("stale-hidden-state", "worker.draft"),
+    "verify-input-left=1*on": ("verify-input-left", "scheduler.run_batch"),
 }
 
 
-@pytest.fixture
-def tracer(sglang):
-    settings = Settings(mode="raise", max_dumps=0)
-    recorder = Recorder(4)
-    context = Context(
-        "spec-lifecycle", Hooks(), settings, recorder, Trap(settings, lambda *a: None)
-    )
-    return SpecLifecycleTracer(context)
-
-
-class Step:
-    """One decode step, hand-over by hand-over; ``spoil`` changes something at a named place."""
-
-    def __init__(self, tracer, running, accepted):
-        self.tracer, self.batch, self.accepted = tracer, running, accepted
-
-    def run(self, at="", spoil=lambda step: None):
-        t, b = self.tracer, self.batch
-
-        def now(place):
-            if place == at:
-                spoil(self)
-
-        now("draft")
-        t.before_draft(WORKER, b)
-        self.verify_input = verify_input(len(b.reqs))
-        t.after_draft(self.verify_input, WORKER, b)
-        b.spec_info = self.verify_input
-        now("before-verify")
-        t.before_verify(WORKER, b)
-        for r, n in zip(b.reqs, self.accepted, strict=True):
-            r.output_ids.extend([7] * n)
-            r.kv_committed_len += n
-            r.spec_verify_ct += 1
-        b.seq_lens.add_(torch.tensor(self.accepted))
-        b.seq_lens_cpu.add_(torch.tensor(self.accepted))
-        self.extend = extend_input(b, self.accepted)
-        self.output = SimpleNamespace(
-            draft_extend_input=self.extend,
-            num_correct_drafts_per_req_cpu=[n - 1 for n in self.accepted],
-        )
-        now("verify")
-        t.after_verify((None, self.output, False), WORKER, b)
-        b.spec_info = self.extend
-        now("extend")
-        t.before_extend_after_decode(WORKER, b)
-        t.before_select_verified(WORKER, self.extend)
-        last = torch.tensor(self.accepted).cumsum(0) - 1
-        self.seed = self.extend.input_ids[last], self.extend.hidden_states[last]
-        t.after_select_verified(self.seed, WORKER, self.extend)
-        now("seed")
-        t.before_seed(WORKER, b, *self.seed)
-        b.spec_info = draft_input(len(b.reqs))
-        t.after_seed(None, WORKER, b, *self.seed)
-        now("end")
-        t.after_forward(None, WORKER, b)
-        now("stream")
-        t.before_stream_output(None, b.reqs)
-
-
-def a_step(tracer, running=None, accepted=(1, 4, 2)):
-    running = running or batch(request("a", 30), request("b", 70), request("c", 64))
-    return Step(tracer, running, list(accepted))
-
-
-def test_sound_steps_with_merges_and_filters_are_silent(arm, caplog):
-    """The batch's own methods, hooked as in a server."""
-    folder = arm(**ARMED)
-    running = batch(request("a", 30), request("b", 70, done=True))
-    for n in range(5):
-        joins = batch(request(f"c{n}", 64))
-        running.merge_batch(joins)
-        running.filter_batch(v1_spec_info_filtered=True)
-    assert [r.rid for r in running.reqs] == ["a", *(f"c{n}" for n in range(5))]
-    running.filter_batch(keep_indices=[0, 2])  # a retraction
-    running.filter_batch(keep_indices=[])
-    assert not folder.exists()
-    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
-
-
-def test_sound_steps_are_silent(tracer):
-    running = batch(request("a", 30), request("b", 70), request("c", 64))
-    for accepted in ((1, 1, 1), (TOKENS, 1, 2), (3, TOKENS, 1)):
-        Step(tracer, running, list(accepted)).run()
-    path = [(t.site, t.before, t.after) for t in tracer.log.history.transitions()][-5:]
-    assert path == [
-        ("draft", "draft-input", "verify-input"),
-        ("verify", "verify-input", "verify-input"),
-        ("extend-after-decode", "verify-input", "draft-extend-input"),
-        ("seed", "draft-extend-input", "draft-input"),
-        ("end", "draft-input", "draft-input"),
-    ]
-
-
-def put(spec):
-    def spoil(step):
-        step.batch.spec_info = spec(step)
-
-    return spoil
-
-
-def count(name, by):
-    def spoil(step):
-        if name == "output_ids":
-            step.batch.reqs[1].output_ids.append(7)
-        else:
-            setattr(step.batch.reqs[1], name, getattr(step.batch.reqs[1], name) + by)
-
-    return spoil
-
-
-def length(tensor, by):
-    def spoil(step):
-        getattr(step.batch, tensor)[1] += by
-
-    return spoil
-
-
-def accept(n):
-    def spoil(step):
-        step.output.num_correct_drafts_per_req_cpu[1] = n - 1
-
-    return spoil
-
-
-def hidden_of(attribute):
-    def spoil(step):
-        owner = getattr(step, attribute) if attribute != "batch" else step.batch.spec_info
-        owner.hidden_states = owner.hidden_states.clone()
-
-    return spoil
-
-
-def write_hidden(step):
-    step.batch.spec_info.hidden_states.mul_(2)
-
-
-def other_seed(step):
-    step.seed = step.seed[0], step.seed[1].clone()
-
-
-FAULTY = [
-    ("draft", put(lambda s: verify_input(3)), "verify-input-left", "worker.draft", -1),
-    ("draft", put(lambda s: None), "spec-info-dropped", "worker.draft", -1),
-    ("draft", put(lambda s: extend_input(s.batch, [1] * 3)), "wrong-type", "worker.draft", -1),
-    ("draft", put(lambda s: draft_input(2)), "wrong-shape", "worker.draft", -1),
-    ("draft", length("seq_lens_cpu", 1), "seq-len", "worker.draft", 1),
-    ("draft", length("seq_lens_cpu", -1), "seq-len", "worker.draft", 1),
-    ("draft", length("seq_lens", 1), "seq-len", "worker.draft", 1),
-    ("draft", count("kv_committed_len", 2), "seq-len", "worker.draft", 1),
-    ("before-verify", put(lambda s: verify_input(3)), "wrong-type", "worker.verify", -1),
-    ("before-verify", put(lambda s: draft_input(3)), "wrong-type", "worker.verify", -1),
-    ("verify", accept(0), "accept-length", "worker.verify", 1),
-    ("verify", accept(TOKENS + 1), "accept-length", "worker.verify", 1),
-    ("verify", accept(3), "bookkeeping", "worker.verify", 1),  # it was 4
-    ("verify", count("kv_committed_len", 1), "bookkeeping", "worker.verify", 1),
-    ("verify", count("output_ids", 1), "bookkeeping", "worker.verify", 1),
-    ("verify", count("spec_verify_ct", 1), "bookkeeping", "worker.verify", 1),
-    ("verify", length("seq_lens_cpu", 1), "seq-len", "worker.verify", 1),
-    (
-        "extend",
-        put(lambda s: extend_input(s.batch, [1, 4, 2])),
-        "wrong-type",
-        "worker.extend_after_decode",
-        -1,
-    ),
-    ("extend", hidden_of("extend"), "stale-hidden-state", "worker.select_verified", -1),
-    ("extend", write_hidden, "stale-hidden-state", "worker.select_verified", -1),
-    ("seed", other_seed, "stale-hidden-state", "worker.seed_step", -1),
-    ("end", hidden_of("batch"), "stale-hidden-state", "worker.forward", -1),
-    ("end", write_hidden, "stale-hidden-state", "worker.forward", -1),
-    ("end", put(lambda s: s.verify_input), "verify-input-left", "worker.forward", -1),
-    ("end", put(lambda s: s.extend), "wrong-type", "worker.forward", -1),
-    ("end", put(lambda s: None), "spec-info-dropped", "worker.forward", -1),
-    ("end", count("spec_verify_ct", 1), "bookkeeping", "worker.forward", 1),
-    ("stream", count("output_ids", 1), "bookkeeping", "scheduler.stream_output", 1),
-    ("stream", count("kv_committed_len", 4), "bookkeeping", "scheduler.stream_output", 1),
-]
-
-
-@pytest.mark.parametrize(("at", "spoil", "kind", "site", "row"), FAULTY)
-def test_what_is_spoiled_is_found_where_it_is_handed_over(tracer, at, spoil, kind, site, row):
-    running = batch(request("a", 30), request("b", 70), request("c", 64))
-    a_step(tracer, running).run()
+@pytest.mark.parametrize(("name", "drill"), DRILLS)
+def test_each_fault_is_caught_in_its_own_step(sglang, name, drill):
+    if discovery.load("fault", name).absent:
+        pytest.skip(discovery.load("fault", name).absent)
+    server = Server(f"seed=1;{name}={drill}")
+    (injection,) = server.faults
     with pytest.raises(TrapError) as error:
-        a_step(tracer, running).run(at, spoil)
+        server.steps(4)
+    assert len(injection.schedule) == 1
     finding = error.value.finding
-    assert (finding.check, finding.kind, finding.site) == ("spec-lifecycle", kind, site)
-    assert finding.location.row == row
-    assert finding.location.request == ("b" if row == 1 else "")
+    assert (finding.kind, finding.site) == KINDS[f"{name}={drill}"]
+    # The clock of the faults counts as the recorder does. A result is processed one step later.
+    fired = int(injection.schedule[0].rpartition("[step ")[2].partition(":")[0])
+    later = finding.site == "result.resolve" and name == "double-bookkeeping"
+    assert finding.location.step == fired - later
     assert finding.cause
-    assert finding.reference
-    launch = finding.next_command.endswith(("<your launch command>", "-graph", "-schedule"))
-    assert launch == (kind != "spec-info-dropped")
-    assert launch or finding.next_command == "g4debug doctor"
+    assert finding.next_command in ("g4debug doctor", "<your launch command> --disable-cuda-graph")
 
 
-def test_hidden_states_of_the_step_before_are_stale_in_the_verify_too(tracer):
-    running = batch(request("a", 30))
-    first = Step(tracer, running, [2])
-    first.run()
-
-    def again(step):
-        step.extend.hidden_states = first.extend.hidden_states
-
-    with pytest.raises(TrapError, match="those of the step before"):
-        Step(tracer, running, [2]).run("verify", again)
+def test_a_fault_that_this_release_cannot_have_is_refused_at_start(sglang):
+    with pytest.raises(GrammarError, match="no worker that task finished is for"):
+        Server("verify-input-left=1*finished")
 
 
-def everyone_finished(step_batch, spec):
-    from sglang.srt.managers.schedule_batch import FINISH_LENGTH
+def spoil_values(server, change):
+    """Launch a step, change what the host will find, and process the result."""
+    server.recorder.count()
+    launched = server.rehearsal.run(server.batch, (1, 4, 2))
+    change(server)
+    server.rehearsal.process(*launched)
 
-    for r in step_batch.reqs:
-        r.finished_reason = FINISH_LENGTH(1)
-    step_batch.spec_info = spec
+
+def counts(name, by):
+    def change(server):
+        request = server.batch.reqs[1]
+        if name == "output_ids":
+            request.output_ids.append(request.output_ids[-1])
+        else:
+            owner = req_kv.holder(request, name)
+            setattr(owner, name, getattr(owner, name) + by)
+
+    return change
 
 
-def test_a_verify_input_that_stays_is_found_at_the_merge_not_before(arm):
-    """Seed PR #22, as SGLang 0.5.12 reaches it, on its own merge_batch."""
-    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
-
-    folder = arm(**ARMED)
-    running, left = batch(request("a", 30)), verify_input(1)
-    # The worker's forward, hooked; what it does inside is not the point here.
-    hooked = FrozenKVMTPWorker.forward_batch_generation
-    everyone_finished(running, left)
-    with pytest.raises(AttributeError):  # there is no worker: SGLang's own error goes through
-        hooked(SimpleNamespace(), running)
-    running.filter_batch(v1_spec_info_filtered=True)
-    assert running.reqs == []  # dropped with its verify input, and nobody minds
-    running = batch(request("a", 30), spec=left)
-    everyone_finished(running, left)
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (counts("spec_verify_ct", 1), "bookkeeping"),
+        (counts("output_ids", 1), "bookkeeping"),
+        (counts("kv_committed_len", 1), "seq-len"),
+        (counts("kv_committed_len", -2), "seq-len"),
+    ],
+)
+def test_what_changes_between_two_results_is_found(sglang, change, kind):
+    server = Server()
+    spoil_values(server, lambda s: None)
     with pytest.raises(TrapError) as error:
-        running.merge_batch(batch(request("b", 40)))
+        spoil_values(server, change)
     finding = error.value.finding
-    assert (finding.kind, finding.site) == ("verify-input-left", "batch.merge")
-    (path,) = folder.glob("*")
-    last = reading.read(path).transitions[-1]
-    assert (last.site, last.before, last.ok) == ("merge", "verify-input", False)
+    assert (finding.kind, finding.location.request, finding.location.row) == (kind, "b", 1)
 
 
-def test_without_the_tracer_that_merge_is_sglangs_attribute_error(arm):
-    arm(G4DEBUG_FIX_SPEC_BATCH_GUARDS="0", G4DEBUG_FIX_IDLE_DRAFT_INPUT="0")
-    running = batch(request("a", 30), spec=verify_input(1))
-    with pytest.raises(AttributeError, match="no attribute 'merge_batch'"):
-        running.merge_batch(batch(request("b", 40)))
+def test_a_token_that_is_put_out_twice_does_not_leave(sglang):
+    server = Server()
+    server.recorder.count()
+    batch, result = server.rehearsal.run(server.batch, (1, 4, 2))
+    kept = server.site(
+        "result.resolve", server.rehearsal.classes.Processor._resolve_spec_v2_tokens
+    )(server.rehearsal.processor, result, batch)
+    for request, tokens in zip(batch.reqs, kept, strict=True):
+        request.output_ids.extend(tokens)
+    batch.reqs[2].output_ids.extend(kept[2])
+    with pytest.raises(TrapError, match=r"output_ids = 5 \(\+2\) for request c"):
+        server.site("scheduler.stream_output", lambda *a: None)(None, batch.reqs, False)
 
 
-def test_the_finding_of_that_merge_names_the_step_and_the_fix(tracer):
-    running, left = batch(request("a", 30), request("b", 9)), verify_input(2)
-    everyone_finished(running, left)
-    tracer.context.recorder.step = 17
-    tracer.after_forward(None, WORKER, running)  # no finding where it is left
-    tracer.context.recorder.step = 18
+def test_a_row_of_two_live_requests(sglang):
+    server = Server()
+    server.step()
+    with pytest.raises(TrapError, match="row 2 of the FutureMap written for two requests"):
+        server.join("d", 2, 40)
+
+
+def test_hidden_states_that_are_written_over_in_the_future_map(sglang):
+    server = Server()
+    server.step()
+    server.rehearsal.future_map.hidden_states_buf[2] = 0
+    with pytest.raises(TrapError, match="written to since then") as error:
+        server.step()
+    assert error.value.finding.site == "future.gather"
+
+
+@pytest.mark.parametrize("side", ["batch", "other"])
+def test_a_merge_of_a_batch_without_draft_input(sglang, side):
+    server = Server()
+    server.step()
+    other = server.rehearsal.batch(server.rehearsal.request("d", 5, 40))
+    server.rehearsal.prefill(other)
+    (server.batch if side == "batch" else other).spec_info = None
     with pytest.raises(TrapError) as error:
-        tracer.batches.before_merge(running, batch(request("c", 40)))
-    finding = error.value.finding
-    assert "every request of the batch (2) finished in the verify of step 17" in finding.cause
-    assert finding.reference.startswith("fix idle-draft-input (seed PR #22")
-    assert finding.next_command == "G4DEBUG_FIX_IDLE_DRAFT_INPUT=1 <your launch command>"
+        server.merge(other)
+    assert (error.value.finding.kind, error.value.finding.site) == (
+        "spec-info-dropped",
+        "batch.merge",
+    )
 
 
-def test_what_the_guards_would_repair_is_found_all_the_same(arm):
-    arm(**{**ARMED, "G4DEBUG_FIX_SPEC_BATCH_GUARDS": "1"})
-    running = batch(request("a", 30), spec=verify_input(1))
-    with pytest.raises(TrapError) as error:
-        running.merge_batch(batch(request("b", 40)))
-    # They are in force already: the next step is to see the server go on with them.
-    assert error.value.finding.next_command.startswith("G4DEBUG_MODE=log ")
+def test_a_filter_that_leaves_rows(sglang):
+    server = Server()
+    server.step()
+    server.batch.spec_info.filter_batch = lambda **kwargs: None
+    server.batch.reqs[0].is_retracted = True
+    with pytest.raises(TrapError, match="future_indices has 3 rows, should have 2 rows"):
+        server.filter(keep_indices=[1, 2])
 
 
-@pytest.mark.parametrize("rows", [0, 1, 3])
-def test_a_merge_with_rows_that_are_not_the_live_requests(arm, rows):
-    arm(**ARMED)
-    running = batch(request("a", 30), request("b", 9), spec=draft_input(rows))
-    with pytest.raises(TrapError, match="expected: 2 rows"):
-        running.merge_batch(batch(request("c", 40)))
+def test_what_a_server_does_that_was_not_run_is_said_and_not_judged(sglang, caplog):
+    server = Server()
+    algorithm = server.rehearsal.classes.algorithm
+    arguments = SimpleNamespace(disaggregation_mode="decode", pp_size=2, enable_mixed_chunk=True,
+                                enable_dp_attention=True)  # fmt: skip
+    scheduler = SimpleNamespace(spec_algorithm=algorithm, server_args=arguments)
+    server.tracer.after_scheduler_init(None, scheduler)
+    assert "disaggregated" in caplog.text
+    assert "pipeline parallelism" in caplog.text
+    assert "mixed-chunk" in caplog.text
+    assert "dp-attention" in caplog.text
+    server.step()
+    spoil_values(server, counts("kv_committed_len", 1))
 
 
-def test_other_servers_are_left_alone(arm):
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    folder = arm(**ARMED)
-    running, joins = batch(request("a", 30)), batch(request("b", 30))
-    for b in (running, joins):
-        b.spec_algorithm, b.spec_info = SpeculativeAlgorithm.NONE, None
-    running.merge_batch(joins)
-    assert len(running.reqs) == 2
-    assert not folder.exists()
+def test_other_servers_are_left_alone(sglang, caplog):
+    server = Server()
+    none = type(server.rehearsal.classes.algorithm).from_string(None)
+    server.tracer.after_scheduler_init(None, SimpleNamespace(spec_algorithm=none))
+    assert "does not run FROZEN_KV_MTP" in caplog.text
 
 
-def test_a_release_with_the_v1_worker_is_followed_by_its_sites(sglang):
+def test_nothing_is_kept_alive(sglang):
+    server = Server()
+    for _ in range(20):
+        server.step()
+    server.drain()
+    _, result = server.rehearsal.run(server.batch, (1, 1, 1))
+    kept = [weakref.ref(result), weakref.ref(result.logits_output.hidden_states)]
+    del result
+    gc.collect()
+    assert [k() for k in kept] == [None, None]
+
+
+def test_a_release_with_v2_is_followed_by_its_sites(sglang):
     hooks, settings = Hooks(), Settings(max_dumps=0)
     install(Context("t", hooks, settings, Recorder(1), Trap(settings, lambda *a: None)))
-    here = {site for site in draft_kv_pool.SITES if targets.path(site) is not None}
-    assert set(hooks.sites) == {*V1_SITES, *here}
+    here = {site for site in (*draft_kv_pool.SITES, "result.resolve") if targets.path(site)}
+    assert set(hooks.sites) == {*SITES, *here}
 
 
-def test_the_history_is_bounded_and_nothing_is_kept_alive(tracer):
-    running = batch(request("a", 30))
-    for _ in range(20):
-        Step(tracer, running, [1]).run()
-    assert len(tracer.log.history.transitions()) == HISTORY
-    import weakref
-
-    step = Step(tracer, running, [1])
-    step.run()
-    kept = [weakref.ref(step.verify_input), weakref.ref(step.extend)]
-    kept.append(weakref.ref(step.extend.hidden_states))
-    del step
-    gc.collect()
-    assert [k() for k in kept] == [None] * 3
-    assert History().transitions() == ()
-
-
-def test_hidden_states_in_inference_mode_are_followed_by_identity(sglang):
-    with torch.inference_mode():
-        custody, spec = Custody(), draft_input(2)
-        custody.hold(spec)
-        assert custody.check_held(spec) is None
-        spec.hidden_states = spec.hidden_states.clone()
-        assert custody.check_held(spec).kind == "stale-hidden-state"
-
-
-def test_the_canary_bites(tmp_path: Path):
-    assert "verify input" in canary.fire(tmp_path, torch.device("cpu"))
-
-
-def test_dp_attention_was_never_run_so_it_is_off(tracer):
-    scheduler = SimpleNamespace(
-        spec_algorithm=SimpleNamespace(is_frozen_kv_mtp=lambda: True),
-        server_args=SimpleNamespace(enable_dp_attention=True),
-    )
-    tracer.after_scheduler_init(None, scheduler)
-    assert "--enable-dp-attention" in tracer.context.status.record().off
-    scheduler.server_args.enable_dp_attention = False
-    fresh = SpecLifecycleTracer(tracer.context)
-    assert fresh.after_scheduler_init("made", scheduler) == "made"
+def test_the_canary_bites_with_sglangs_own_classes(sglang, tmp_path: Path):
+    assert canary.fire(tmp_path, CPU).endswith("of a step of speculative decoding v2")

@@ -1,0 +1,295 @@
+"""Measures the guards of this checkout beside those of another one, on a GPU.
+
+    python benchmarks/guard_time.py OTHER --out FOLDER [--rows 1,8,64] [--rounds 200]
+
+OTHER is the folder of another checkout, for example an unpacked ``git archive 5e1d945``. Both are
+loaded into one process, and get the same sound tables, lists of tokens and locations. For each
+guard (page table, token lists, KV writes) and each batch it measures, in turns within each round:
+
+* on the GPU: the time of one launch in the replay of a CUDA graph with 20 of them;
+* on the host: the time of one launch outside of a CUDA graph, which is not waited for.
+
+FOLDER gets ``guard_time.csv`` (medians, quartiles, and their ratios) and ``guard_registers.csv``
+(what the compiled kernels need). A table of the ratios is printed last. No SGLang is needed.
+``--device cpu`` runs it in Triton's interpreter (with ``TRITON_INTERPRET=1``), to try the script
+itself: such times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+LAUNCHES = 20  # in one graph, and in one measurement of the host
+HERE = Path(__file__).resolve().parents[1]
+PAGE = 64
+# Where a checkout has each thing: the newest place first, then those of older ones.
+PLACES = {
+    "TrapBuffer": ("sanitizer.trap_buffer:TrapBuffer", "tracers.trap_buffer:TrapBuffer"),
+    "Truth": ("sanitizer.reference_state:Truth", "tracers.truth:Truth"),
+    "TokenLists": ("backends.handed_over:TokenLists", "tracers.page_table.token_check:TokenLists"),
+    "shadows": ("ledger.shadow:",),
+    "page_guard": ("tracers.page_table.guard:",),
+    "token_guard": ("tracers.page_table.token_guard:",),
+    "writes": ("tracers.kv_writes.kernels:",),
+    "Rows": ("tracers.kv_writes.check:Rows",),
+    "Stamps": ("tracers.kv_writes.check:Stamps", "tracers.kv_writes.kernels:Stamps"),
+}
+MAILBOX = ("new_mailbox", "new_slot")  # of a trap buffer
+TIMES = "guard,pool,rows,where,other_us,this_us,ratio,other_iqr_us,this_iqr_us"
+REGISTERS = "kernel,constants,checkout,registers,spills,shared_bytes"
+Call = Callable[[], None]
+
+
+def load(root: Path) -> SimpleNamespace:
+    """The guards of a checkout. Its modules are g4debug's only while they are imported."""
+    found, mine = {}, sys.modules
+    for name in [m for m in mine if m.partition(".")[0] == "g4debug"]:
+        del mine[name]
+    sys.path.insert(0, str(root))
+    try:
+        for name, places in PLACES.items():
+            found[name] = next((x for x in map(_thing, places) if x is not None), None)
+            if found[name] is None:
+                raise SystemExit(f"{root} has none of {', '.join(places)}")
+        where = Path(str(mine["g4debug"].__file__)).parent
+        assert where == root / "g4debug", f"{where} was imported, not {root}"
+    finally:
+        sys.path.remove(str(root))
+    return SimpleNamespace(**found)
+
+
+def _thing(place: str) -> Any:
+    module, _, name = place.partition(":")
+    try:
+        loaded = importlib.import_module(f"g4debug.{module}")
+    except ModuleNotFoundError:
+        return None
+    return getattr(loaded, name, None) if name else loaded
+
+
+class Case:
+    """What one forward hands over: rows of ``tokens`` tokens, in random pages."""
+
+    def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
+        columns = -(-tokens // PAGE) + 1
+        pages = rows * columns + 1
+        own = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(1)) + 1
+        table = own.view(rows, columns)
+        places = (table[:, :, None] * PAGE + torch.arange(PAGE)).view(rows, -1)
+        whole = torch.zeros(rows + 1, columns * PAGE, dtype=torch.int32)
+        whole[1:] = places.to(torch.int32)
+        owner = torch.zeros(pages + 1, dtype=torch.int32)
+        owner[table] = torch.arange(1, rows + 1, dtype=torch.int32)[:, None]
+        self.rows, self.tokens, self.pages, self.device = rows, tokens, pages, device
+        self.table = table.to(torch.int32).to(device)
+        self.places, self.req_to_token = places.to(device), whole.to(device)
+        self.first_tokens = whole[:, ::PAGE].contiguous().to(device)
+        self.requests = torch.arange(1, rows + 1, device=device)
+        self.owners = owner.to(device)
+        self.protected = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self.step = torch.full((1,), 7, device=device)
+
+    def truth(self, tree: SimpleNamespace, swa: bool, by_snapshot: bool) -> Any:
+        """In the SWA pool each page has the same number as in the full one."""
+        shadow = tree.shadows.new(self.pages, self.device)
+        shadow[:-1] = torch.arange(self.pages) if swa else tree.shadows.HELD
+        return tree.Truth(
+            self.first_tokens if by_snapshot else self.req_to_token,
+            self.requests,
+            swa,
+            shadow,
+            owners=self.owners,
+            protected=self.protected,
+            apart=1 if by_snapshot else 0,
+            step=self.step if by_snapshot else None,
+            padding=1,
+        )
+
+    def page_table(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
+        lengths = torch.full((self.rows,), self.tokens, dtype=torch.int32, device=self.device)
+        truth, out = self.truth(tree, swa, by_snapshot), torch.zeros_like(self.table)
+        window, mailbox = 511 if swa else -1, _mailbox(trap)
+
+        def call() -> None:
+            tree.page_guard.launch(
+                self.table, out, lengths, None, trap, mailbox, self.pages, PAGE, window, truth,
+                False,
+            )  # fmt: skip
+
+        return call
+
+    def token_lists(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
+        listed = min(self.tokens, 512) if swa else self.tokens
+        lists = tree.TokenLists(
+            self.places[:, self.tokens - listed : self.tokens].flatten().contiguous(),
+            (torch.arange(self.rows + 1) * listed).to(torch.int32).to(self.device),
+            torch.full((self.rows,), self.tokens, device=self.device),
+            window=512 if swa else -1,
+            splits=torch.full((self.rows,), 8, dtype=torch.int32, device=self.device),
+            max_splits=16,
+        )
+        truth, mailbox = self.truth(tree, swa, by_snapshot), _mailbox(trap)
+
+        def call() -> None:
+            tree.token_guard.launch(lists, trap, mailbox, self.pages * PAGE, PAGE, truth)
+
+        return call
+
+    def kv_writes(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
+        """Of a verify with four tokens in each row."""
+        loc = self.places[:, self.tokens : self.tokens + 4].flatten().contiguous()
+        firsts = torch.full((self.rows,), self.tokens, device=self.device)
+        rows = tree.Rows(self.rows, 4, firsts, per_row=4)
+        stamps, out = tree.Stamps.new(self.pages * PAGE, self.device), torch.empty_like(loc)
+        truth, mailbox = self.truth(tree, swa, by_snapshot), _mailbox(trap)
+
+        def call() -> None:
+            tree.writes.launch(loc, out, stamps, trap, mailbox, PAGE, rows, truth, False)
+
+        return call
+
+
+GUARDS = {"page table": Case.page_table, "token lists": Case.token_lists, "writes": Case.kv_writes}
+POOLS = {"full, live": (False, False), "swa, snapshot": (True, True)}
+
+
+def _mailbox(trap: Any) -> int:
+    return int(next(getattr(trap, name) for name in MAILBOX if hasattr(trap, name))())
+
+
+def graph_of(call: Call) -> Callable[[], float]:
+    """Microseconds of one launch in a replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(LAUNCHES):
+            call()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "be")
+
+    def measured() -> float:
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        return float(begin.elapsed_time(end)) * 1000 / LAUNCHES
+
+    return measured
+
+
+def host_of(call: Call) -> Callable[[], float]:
+    """Microseconds that the host needs for one launch."""
+
+    def measured() -> float:
+        begin = time.perf_counter()
+        for _ in range(LAUNCHES):
+            call()
+        taken = time.perf_counter() - begin
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return taken * 1e6 / LAUNCHES
+
+    return measured
+
+
+def in_turns(ways: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Each way once in each round; who is first changes."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        names = list(ways)
+        for name in names if number % 2 else reversed(names):
+            found[name].append(ways[name]())
+    return found
+
+
+def registers(trees: dict[str, SimpleNamespace]) -> list[tuple[object, ...]]:
+    """What each compiled kernel needs: the launchers of the guards remember them."""
+    found = []
+    for name, tree in trees.items():
+        for module in (tree.page_guard, tree.token_guard, tree.writes):
+            for launcher in vars(module).values():
+                for key, (made, _) in getattr(launcher, "_compiled", {}).items():
+                    flags = " ".join(str(x) for x in key[1])
+                    kernel = launcher.function.fn.__name__
+                    sizes = made.n_regs, made.n_spills, made.metadata.shared
+                    found.append((kernel, flags, name, *sizes))
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("other", type=Path, help="folder of the other checkout")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--rows", default="1,8,64")
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    trees = {"other": load(args.other.resolve()), "this": load(HERE)}
+    on_gpu = device.type == "cuda"
+    measures = {"gpu": graph_of, "host": host_of} if on_gpu else {"host": host_of}
+    if on_gpu:
+        print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
+    lines = []
+    for rows in map(int, args.rows.split(",")):
+        case = Case(rows, args.tokens, device)
+        for guard, of in GUARDS.items():
+            for pool, which in POOLS.items():
+                traps = {name: tree.TrapBuffer(device, 64) for name, tree in trees.items()}
+                calls = {name: of(case, tree, traps[name], *which) for name, tree in trees.items()}
+                for call in (*calls.values(), *calls.values()):
+                    call()  # compiled, and loaded by its launcher
+                for where, measure in measures.items():
+                    ways = {name: measure(call) for name, call in calls.items()}
+                    in_turns(ways, 3)
+                    times = in_turns(ways, args.rounds)
+                    lines.append((guard, pool, rows, where, *_summed(times)))
+                    print(*lines[-1], sep=",", flush=True)
+                for name, trap in traps.items():
+                    assert not trap.tripped, f"{name} calls {guard}, {pool} bad: {trap.take()}"
+    args.out.mkdir(parents=True, exist_ok=True)
+    _write(args.out / "guard_time.csv", TIMES, lines)
+    _write(args.out / "guard_registers.csv", REGISTERS, registers(trees))
+    _table(lines)
+
+
+def _summed(times: dict[str, list[float]]) -> tuple[float, ...]:
+    """Medians, the median of the ratios within each round, and the widths between quartiles."""
+    other, this = times["other"], times["this"]
+    ratio = statistics.median(b / a for a, b in zip(other, this, strict=True))
+    wide = [statistics.quantiles(t, n=4) if len(t) > 1 else (t[0], 0, t[0]) for t in (other, this)]
+    medians = (statistics.median(other), statistics.median(this))
+    return (*(round(x, 3) for x in (*medians, ratio, *(q[2] - q[0] for q in wide))),)
+
+
+def _write(path: Path, head: str, lines: list[tuple[object, ...]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(head.split(","))
+        writer.writerows(lines)
+
+
+def _table(lines: list[tuple[Any, ...]]) -> None:
+    """Time of this checkout over the other's, for each batch."""
+    batches = sorted({line[2] for line in lines})
+    print(f"\n{'this / other':33}" + "".join(f"{f'batch {n}':>10}" for n in batches))
+    for of in dict.fromkeys((line[3], line[0], line[1]) for line in lines):
+        ratios = {x[2]: x[6] for x in lines if (x[3], x[0], x[1]) == of}
+        name = f"{of[0]:5}{of[1]:13}{of[2]:15}"
+        print(name + "".join(f"{ratios[n]:10.3f}" for n in batches))
+
+
+if __name__ == "__main__":
+    main()

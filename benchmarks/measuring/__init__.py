@@ -1,0 +1,6 @@
+"""What the benchmarks share in their own process: servers, loads, arithmetic, results."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "repro"))

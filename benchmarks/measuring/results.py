@@ -1,0 +1,110 @@
+"""Writes and reads a benchmark's CSV, whose first line, a comment of JSON, says how it was made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "results"
+Row = Mapping[str, Any]
+
+
+def write(stem: str, rows: Sequence[Row], device: str, out: Path | None, **facts: Any) -> None:
+    """Write ``rows`` to ``out``, or to ``<stem>_<device>.csv`` in the folder of results.
+
+    device: the GPU's name, or cpu. facts: more for the first line.
+    """
+    path = out or default(stem, device)
+    Growing(path, **facts).add(rows, device)
+    print(f"wrote {path.name}")
+
+
+def default(stem: str, device: str) -> Path:
+    return FOLDER / f"{stem}_{device.split()[-1].lower()}.csv"
+
+
+class Growing:
+    """A CSV to which rows are appended as they come, so that a run that is cut short leaves them.
+
+    Its first line has the device, the versions, the command and ``facts``. The fields are those of
+    the first rows.
+    """
+
+    def __init__(self, path: Path, **facts: Any) -> None:
+        self.path, self._facts = path, facts
+        self._fields: list[str] = []
+
+    def add(self, rows: Sequence[Row], device: str) -> None:
+        if self._fields:
+            with self.path.open("a", newline="") as f:
+                csv.DictWriter(f, self._fields).writerows(rows)
+        elif rows:
+            self._fields = _write(self.path, made(device) | self._facts, rows)
+
+
+def _write(path: Path, head: Row, rows: Sequence[Row]) -> list[str]:
+    """The fields of the rows that were written."""
+    fields = [*dict.fromkeys(k for row in rows for k in row)]
+    with path.open("w", newline="") as f:
+        f.write(f"# {json.dumps(head)}\n")
+        writer = csv.DictWriter(f, fields)
+        writer.writeheader()
+        writer.writerows(rows)
+    return fields
+
+
+def made(device: str) -> dict[str, Any]:
+    """The versions of this environment, the device, and the command of this process."""
+    from g4debug.trapping.describe import versions
+
+    said = list(sys.argv[1:])
+    # Where the files were put, and where another environment is, does not matter.
+    for option in ("--out", "--profile", "--timeline", "--upstream-python"):
+        if option in said:
+            at = said.index(option)
+            del said[at : at + 2]
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *said])
+    return {**versions(), "device": device, "command": command}
+
+
+def read(path: Path) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """The first line and the rows of such a file, both empty if there is no such file yet."""
+    if not path.is_file():
+        return {}, []
+    with path.open(newline="") as f:
+        head = json.loads(f.readline().removeprefix("# "))
+        return head, list(csv.DictReader(f))
+
+
+def merge(paths: Sequence[Path], out: Path) -> None:
+    """Put the rows of several files of one kind into one. Its first line has all their commands.
+
+    Raises ValueError if two were measured with other versions or on other devices.
+    """
+    found = [read(path) for path in paths]
+    alike = [{k: v for k, v in head.items() if k != "command"} for head, _ in found]
+    if any(head != alike[0] for head in alike):
+        raise ValueError(f"these were not measured alike: {', '.join(map(str, alike))}")
+    head = alike[0] | {"command": "; ".join(h["command"] for h, _ in found)}
+    _write(out, head, [row for _, rows in found for row in rows])
+    print(f"wrote {out.name}")
+
+
+def by_round(rows: Iterable[Row], key: str, figure: str) -> list[dict[str, float]]:
+    """The figure of each variant (the value of ``key``), round by round."""
+    found: dict[Any, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row["round"], {})[row[key]] = float(row[figure])
+    return list(found.values())
+
+
+def spread(values: Sequence[float], form: str = ".3f") -> str:
+    """The median, and the least and the greatest value in brackets."""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):{form}} ({low:{form}} .. {high:{form}})"

@@ -1,0 +1,244 @@
+"""A prefill computes the KV-shared layers only for the rows that somebody reads (seed PR #14).
+
+The last layers of Gemma-4 E2B (20 of 35) and E4B (18 of 42) have no KV of their own: they read the
+KV of an earlier layer. So in a prefill a row of these layers is of use only for its own output, and
+nobody reads most of these outputs. A token is sampled from the last row of a prompt; the other rows
+are read only if prompt logprobs are asked for. The idea is that of YOCO (Sun et al., 2024, "You
+Only Cache Once"). vLLM's --kv-sharing-fast-prefill (#22628, #38879) and seed PR #14 do it for a
+whole batch or not at all. Here it is decided for each request; see ``plan.py``.
+
+SGLang's own forward still runs. ``Gemma4TextModel.forward`` is wrapped to make the plan and to put
+the results back, and ``Gemma4DecoderLayer.forward`` to cut the rows. The first KV-shared layer gets
+the rows that are read, with their positions, per-layer inputs and metadata. The next layers get its
+output. In the end the results are put back to their places among zeros. If no row is read, these
+layers are not called.
+
+In some cases SGLang's forward runs for all rows: see :func:`plan <.plan.plan>` and
+:func:`batch_limit`. With piecewise CUDA graphs the forward is compiled for all rows. It then runs
+eagerly only if at least ``G4DEBUG_YOCO_EAGER_ROWS`` rows are spared.
+
+The tokens are the same, but not the bits: a matrix product of fewer rows may add in another order.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from g4debug.backends import adapters, names
+from g4debug.fixes.base import Fix
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
+from g4debug.fixes.source import source
+
+if TYPE_CHECKING:
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
+    from g4debug.hooking.hooks import Hooks
+
+ID = "yoco-fast-prefill"
+MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
+CUT = "g4debug_yoco_cut"  # attribute of a ForwardBatch while its forward runs
+logger = logging.getLogger("g4debug")
+_first: weakref.WeakKeyDictionary[Any, int | str] = weakref.WeakKeyDictionary()
+_said: set[str] = set()
+_failed = False  # True after a cut could not be made: by our mistake, or as a backend has changed
+
+
+def around_model(
+    call_next: Callable[..., Any],
+    model: Any,
+    input_ids: Any,
+    positions: Any,
+    forward_batch: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Wraps ``Gemma4TextModel.forward``: input_ids and positions [rows]."""
+    import torch
+
+    if torch.compiler.is_compiling():
+        return call_next(model, input_ids, positions, forward_batch, *args, **kwargs)
+    cut = cut_for(model, forward_batch)
+    if cut is None:
+        return call_next(model, input_ids, positions, forward_batch, *args, **kwargs)
+    setattr(forward_batch, CUT, cut)
+    try:
+        result = call_next(model, input_ids, positions, forward_batch, *args, **kwargs)
+    finally:
+        delattr(forward_batch, CUT)
+        cut.leave()
+    if isinstance(result, tuple):  # it also has hidden states that were captured before the cut
+        return cut.scatter(result[0]), *result[1:]
+    return cut.scatter(result)
+
+
+def around_layer(
+    call_next: Callable[..., Any],
+    layer: Any,
+    positions: Any,
+    hidden_states: Any,
+    per_layer_input: Any,
+    forward_batch: Any,
+    **kwargs: Any,
+) -> Any:
+    """Wraps ``Gemma4DecoderLayer.forward``: hidden_states [rows, hidden], before the cut all."""
+    import torch
+
+    cut = None if torch.compiler.is_compiling() else getattr(forward_batch, CUT, None)
+    if cut is None or layer.layer_id < cut.first:
+        return call_next(layer, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
+    if not cut.entered:
+        hidden_states = cut.enter(positions, hidden_states)
+    if cut.batch is None:
+        return hidden_states, None
+    if per_layer_input is not None:
+        per_layer_input = per_layer_input[cut.rows]
+    return call_next(layer, cut.positions, hidden_states, per_layer_input, cut.batch, **kwargs)
+
+
+def around_can_run(call_next: Callable[..., bool], runner: Any, forward_batch: Any) -> bool:
+    """Wraps ``PiecewiseCudaGraphRunner.can_run``, which says whether a prefill replays a graph."""
+    possible = call_next(runner, forward_batch)
+    if not possible or not eager_rows():
+        return possible
+    model = runner.model_runner.model
+    text_model = getattr(model, "language_model", None) or model.model
+    kept = decide(text_model, forward_batch)
+    return isinstance(kept, str) or len(forward_batch.positions) - sum(kept) < eager_rows()
+
+
+def cut_for(model: Any, forward_batch: Any) -> Cut | None:
+    """The cut of this forward; None if all rows are computed."""
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
+    from g4debug.trapping.trap import TrapError
+
+    global _failed
+    if _failed:
+        return None
+    try:
+        kept = decide(model, forward_batch)
+        if isinstance(kept, str):
+            return None
+        first = first_shared_layer(model)
+        assert isinstance(first, int)
+        cut = Cut(forward_batch, kept, first)
+    except TrapError:
+        raise
+    except Exception:
+        # No layer has run yet, so SGLang's own forward can still run, and is right.
+        _failed = True
+        logger.exception(
+            "g4debug: %s: an error came up while it prepared a prefill. It is off in this process "
+            "from now on, and a prefill computes all rows. Please report this.", ID,
+        )  # fmt: skip
+        return None
+    _say(f"on: layers {first} to {len(model.layers) - 1} of {len(model.layers)} run on the rows "
+         "of a prefill that are read")  # fmt: skip
+    return cut
+
+
+def decide(model: Any, forward_batch: Any) -> list[int] | str:
+    """How many rows to keep of each request, or the reason why all are computed."""
+    if getattr(forward_batch, yoco_plan.FACTS, None) is None:
+        return "no prefill of the target"  # decode, verify, a draft, the capture of a graph
+    first = first_shared_layer(model)
+    if isinstance(first, str):
+        _say(f"not used: {first}")
+        return first
+    why = batch_limit(forward_batch)
+    if why:
+        _say(f"not used: {why}")
+        return why
+    kept: list[int] | str = yoco_plan.plan(forward_batch, model.layers_to_capture, first)
+    return kept
+
+
+def first_shared_layer(model: Any) -> int | str:
+    """The index of the first KV-shared layer, or why the rows cannot be cut there."""
+    if model not in _first:
+        shared = [bool(layer.self_attn.is_kv_shared_layer) for layer in model.layers]
+        if not any(shared):
+            _first[model] = "this model has no KV-shared layers"
+        elif not all(shared[shared.index(True) :]) or shared[0]:
+            _first[model] = "the KV-shared layers are not the model's last ones"
+        else:
+            _first[model] = shared.index(True)
+    return _first[model]
+
+
+def batch_limit(forward_batch: Any) -> str:
+    """Why this server cannot use the path; '' if it can."""
+    from sglang.srt.compilation.piecewise_context_manager import get_forward_context
+    from sglang.srt.server_args import get_global_server_args
+
+    from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import prefill_backend, unsupported
+
+    args = get_global_server_args()
+    if args.pp_size > 1:
+        return "pipeline parallelism"
+    if args.enable_return_routed_experts:
+        return "--enable-return-routed-experts reads every row"
+    if get_forward_context() is not None:
+        return "inside of a piecewise CUDA graph"
+    why: str = unsupported(prefill_backend(forward_batch))
+    return why
+
+
+def eager_rows() -> int:
+    """If this many rows are spared, the path runs instead of a piecewise CUDA graph; 0: never."""
+    from g4debug.settings import Settings
+
+    global _eager_rows
+    if _eager_rows is None:
+        _eager_rows = Settings.from_environ().yoco_eager_rows
+    return _eager_rows
+
+
+_eager_rows: int | None = None
+
+
+def _say(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.info("g4debug: %s: %s", ID, text)
+
+
+def still_broken() -> bool:
+    """True if SGLang sends all rows of a prefill through all layers."""
+    text = source(f"{MODEL}.forward")
+    return "for layer" in text and "fast_prefill" not in text and "extend_seq_lens" not in text
+
+
+def apply(hooks: Hooks) -> None:
+    from g4debug.hooking.hooks import Order
+
+    hooks.after("forward_batch.init_new", Order.FIX, ID, yoco_plan.after_init_new)
+    hooks.around("gemma4.text", Order.FIX, ID, around_model)
+    # This wraps the other paths of the layer, because fixes are put on in the order of their names.
+    hooks.around("gemma4.layer", Order.FIX, ID, around_layer)
+    hooks.around("runner.piecewise_can_run", Order.FIX, ID, around_can_run)
+
+
+FIX = Fix(
+    id=ID,
+    title="prefill computes the KV-shared layers only for the rows that are read",
+    seed="PR #14",
+    upstream="none up to 0.5.23; vLLM #22628 and #38879",
+    needs=">=0.5.12,<0.5.13",
+    elsewhere=(
+        (
+            ">=0.5.13",
+            "the attention backend and its metadata belong to the context of a forward "
+            "there and not to its batch, so that the batch cannot be cut in the middle of "
+            "a forward",
+        ),
+    ),
+    still_broken=still_broken,
+    apply=apply,
+    purpose="performance",
+    switch="SGLANG_GEMMA4_YOCO",
+    eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
+    f"{names(a for a in adapters() if a.views is not None)} and one pipeline stage, outside of "
+    "piecewise CUDA graphs",
+)

@@ -1,0 +1,30 @@
+"""stale-hidden-state: the seed step gets them, or the draft input that it leaves.
+
+On 0.5.12's v2 the next draft finds them in its input. What only the seed step gets is inside the
+draft there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from g4debug.faults._spec import put
+from g4debug.faults.base import Injection
+from g4debug.faults.stale_hidden_state import Old
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+
+def install(hooks: Hooks, injection: Injection) -> None:
+    from g4debug.hooking.hooks import Order
+
+    seed, draft = Old(injection, "on"), Old(injection, "draft")
+
+    def after_forward(result: Any, *args: Any, **kwargs: Any) -> Any:
+        draft.see(*args, **kwargs)
+        return result
+
+    put(hooks.before, "forward", injection, draft.see)
+    hooks.before("worker.extend_after_decode", Order.FAULT, injection.fault.id, seed.see)
+    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)

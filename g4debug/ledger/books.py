@@ -1,0 +1,170 @@
+"""The books of one KV pool: who holds each page now, and who held it last. They are on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+Pages = np.ndarray[Any, np.dtype[np.int64]]  # page or token indices, 1-D
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+DEPTH = 8  # events known of each page
+TAILS = 4096  # requests whose last page is known
+_FIRST = np.ones(1, dtype=np.bool_)
+
+
+def on_host(indices: torch.Tensor) -> Pages:
+    """The values of an index tensor. Waits for its device."""
+    found: Pages = indices.detach().cpu().to(torch.int64).numpy()
+    return found
+
+
+def distinct(values: Pages) -> Pages:
+    """``values``, sorted, each once. What np.unique gives, in a fraction of its time.
+
+    Most events are of a few pages, and a prefill that evicts makes dozens of them.
+    """
+    if len(values) < 2:
+        return values
+    found = np.sort(values)
+    new = found[1:] != found[:-1]
+    return found if new.all() else found[np.concatenate((_FIRST, new))]
+
+
+@dataclass
+class PoolLedger:
+    """The pages of one pool. ``pages`` includes the reserved page 0.
+
+    The arrays have one entry for each page:
+    held: it was handed out and not freed yet.
+    ever: it was handed out at least once.
+    owner: rid of the last request that it was handed out for, '' if not known.
+    position: position of the page's first token in that request, -1 if not known.
+    partner: the SWA page of a full page, or the full page of a SWA page; 0 if there is none, -1
+        if not known.
+    recent: int64 [pages, DEPTH], serial numbers of its last events in any order, -1 for none.
+
+    tails: rid -> the last page of the request's sequence.
+    """
+
+    name: str
+    pages: int
+    page_size: int
+    held: Flags = field(init=False)
+    ever: Flags = field(init=False)
+    owner: np.ndarray[Any, np.dtype[np.object_]] = field(init=False)
+    position: Pages = field(init=False)
+    partner: Pages = field(init=False)
+    recent: Pages = field(init=False)
+    tails: dict[str, int] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.owner = np.full(self.pages, "", dtype=object)
+        self.ever = np.zeros(self.pages, dtype=np.bool_)
+        self.recent = np.full((self.pages, DEPTH), -1, dtype=np.int64)
+        self._turn = np.zeros(self.pages, dtype=np.int64)
+        self.forget()
+
+    def forget(self) -> None:
+        """All pages are free again, because the allocator was cleared. Their histories stay."""
+        self.held = np.zeros(self.pages, dtype=np.bool_)
+        self.position = np.full(self.pages, -1, dtype=np.int64)
+        self.partner = np.zeros(self.pages, dtype=np.int64)
+
+    def enter(
+        self,
+        pages: Pages,
+        serial: int,
+        holds: bool | None,
+        request: str = "",
+        positions: Pages | list[int] | None = None,
+    ) -> None:
+        """Enter the event ``serial`` of these pages. Those that are not in the pool are skipped.
+
+        holds: whether the pages are held after it, None for no change. positions: the position of
+        each page's first token in the request.
+        """
+        inside: Any = self.inside(pages)
+        known: Any = -1 if positions is None or len(inside) != len(pages) else positions
+        if len(pages) == len(inside) == 1:  # ten times as fast as arrays of one element
+            inside, known = int(pages[0]), -1 if positions is None else int(positions[0])
+        self.recent[inside, self._turn[inside] % DEPTH] = serial
+        self._turn[inside] += 1
+        if holds is None:
+            return
+        self.held[inside] = holds
+        if holds:
+            if request and len(pages):
+                self.ends_in(request, int(pages[-1]))
+            self.ever[inside] = True
+            self.owner[inside] = request
+            self.position[inside] = known
+            self.partner[inside] = 0
+
+    def inside(self, pages: Pages) -> Pages:
+        """Those of ``pages`` that are in this pool, without the reserved page 0."""
+        return pages[(pages > 0) & (pages < self.pages)]
+
+    def not_held(self, pages: Pages) -> Pages:
+        """Those of ``pages`` that are not held pages of this pool, in the order given."""
+        if not len(pages):
+            return pages
+        if self.held.take(pages, mode="clip").all() and pages.max() < len(self.held):
+            return pages[:0]  # take() clips negative pages to page 0, which is never held
+        inside = (pages > 0) & (pages < len(self.held))
+        held = np.zeros(len(pages), dtype=np.bool_)
+        held[inside] = self.held[pages[inside]]
+        return pages[~held]
+
+    def pair(self, full: Pages, swa_pool: PoolLedger, swa: Pages) -> None:
+        """``swa[i]`` is the SWA page of this pool's page ``full[i]``. Bad indices are skipped."""
+        sound = (full > 0) & (full < self.pages) & (swa > 0) & (swa < swa_pool.pages)
+        if not sound.all():
+            full, swa = full[sound], swa[sound]
+        before = swa_pool.partner[swa]  # a SWA page that goes over to another full page
+        moved = (before > 0) & (before != full)
+        if moved.any():
+            left = before[moved]
+            self.partner[left[self.partner[left] == swa[moved]]] = 0
+        self.partner[full] = swa
+        swa_pool.partner[swa] = full
+
+    def ends_in(self, request: str, page: int) -> None:
+        """Note the last page of a request's sequence. The latest ``TAILS`` requests are kept.
+
+        Of a page that the pool does not have, which a broken allocator gave, nothing is noted.
+        """
+        self.tails.pop(request, None)
+        if not 0 < page < self.pages:
+            return
+        self.tails[request] = page
+        if len(self.tails) > TAILS:
+            del self.tails[next(iter(self.tails))]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Full pages, and the SWA page that belongs to each. int64 [n] each.
+
+    given: by the ledger, 0 for none, -1 if not known. mapped: by SGLang's mapping, where that is
+    about each single page; None where all of them are freed together.
+    """
+
+    full: Pages
+    given: Pages
+    mapped: Pages | None = None
+
+    @property
+    def swa(self) -> Pages:
+        """The SWA pages by the ledger, sorted. If one of them is not known, -1 is the first."""
+        found: Pages = np.sort(self.given[self.given != 0])
+        return found
+
+    def of(self, page: int) -> tuple[int, int]:
+        """(given, mapped) of one of these full pages; (0, 0) if it is none, or not known alone."""
+        at = (self.full == page).nonzero()[0][:1]
+        if self.mapped is None or not len(at):
+            return 0, 0
+        return int(self.given[at[0]]), int(self.mapped[at[0]])

@@ -1,0 +1,213 @@
+"""Brings token and page indices from a GPU to the host, in the order in which they were posted.
+
+What is posted is copied on the device at once, so that it may change there. It is sent with all
+else that was posted until then: one copy to pinned memory, which nobody waits for. It is entered
+when that has arrived.
+
+Without overlap scheduling the GPU waits while the host prepares a step, and then the host waits for
+the GPU. So what a step allocated is gathered, and sent and entered in the time in which the
+target's forward runs (:meth:`IndexTransport.meanwhile`): there it costs a server nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from g4debug.ledger import snapshot
+from g4debug.ledger.books import Pages
+
+if TYPE_CHECKING:
+    from g4debug.findings.steps import Recorder
+
+NOT_YET = -(1 << 62)  # the value of a word in pinned memory that the device has not written yet
+STAGING = 1 << 20  # int64 words of pinned memory for indices on their way to the host
+
+
+@dataclass(slots=True)
+class Posted:
+    """Indices on their way to the host, and what to do with them there.
+
+    words: where they are in the staging buffers. step: to which what happened to them belongs,
+    however late they arrive. arrived: the event (``torch.cuda.Event``) after which they are in the
+    host's memory; those that were sent together share it.
+    """
+
+    words: slice
+    enter: Callable[[Pages], None]
+    step: int
+    arrived: Any = None
+
+
+class Staging(NamedTuple):
+    """int64 [STAGING] each: on the device, in pinned memory, and that again as an array."""
+
+    device: torch.Tensor
+    pinned: torch.Tensor
+    words: Pages
+
+
+class IndexTransport:
+    """One for each ledger.
+
+    step: the step in which what is entered now was posted; None while nothing is entered.
+    waiting: what was posted and is not entered yet, oldest first.
+    gathers: what is posted is sent while the next forward runs (:meth:`meanwhile`), and not before
+        it. Whichever it is, all that was posted until then is sent together.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.step: int | None = None
+        self.waiting: deque[Posted] = deque()
+        self.gathers = False
+        self._recorder = recorder
+        self._sent = 0  # so many of what waits are on their way
+        self._used = 0  # words of the staging buffers that are taken
+        self._buffers: Staging | None = None
+        self._stream: Any = None  # on which what is not sent was posted; None on a CPU
+        self._raw = -1  # the same as CUDA's own pointer
+        self._gathered = 0  # so much of what is not sent was posted before the forward
+        self._before_forward: Any = None  # an event after which that can be read on any stream
+        self._beside_forward: Any = None  # the stream on which it is read
+        self._spare: list[Any] = []  # events that have happened, to be recorded again
+
+    def post(
+        self,
+        indices: torch.Tensor,
+        enter: Callable[[Pages], None],
+        mapping: torch.Tensor | None = None,
+        **marks: Any,
+    ) -> None:
+        """Call ``enter`` later with the values that these indices have now; see ``Ledger.post``."""
+        count = snapshot.words(indices, mapping)
+        if count > STAGING:
+            self.settle(wait=True)
+            enter(snapshot.read(indices, mapping, **marks))
+            return
+        self._on_current_stream(indices)
+        if self._used + count > STAGING:
+            self.settle(wait=True)
+            self._used = 0
+        words = slice(self._used, self._used + count)
+        self._used += count
+        snapshot.take(indices, self._staging(indices).device[words], mapping, **marks)
+        self.waiting.append(Posted(words, enter, self._recorder.event_step))
+
+    def _staging(self, indices: torch.Tensor) -> Staging:
+        if self._buffers is None:
+            device = torch.empty(STAGING, dtype=torch.int64, device=indices.device)
+            pinned = torch.empty(STAGING, dtype=torch.int64, pin_memory=indices.is_cuda)
+            self._buffers = Staging(device, pinned, pinned.numpy())
+        return self._buffers
+
+    def _on_current_stream(self, indices: torch.Tensor) -> None:
+        """What is posted next is posted on the current stream. Send what was posted on another."""
+        device = indices.get_device()
+        raw = torch._C._cuda_getCurrentRawStream(device) if device >= 0 else -1
+        if raw == self._raw:  # a tenth of the time of asking for the stream itself
+            return
+        self.send()
+        self._raw = raw
+        self._stream = torch.cuda.current_stream(device) if device >= 0 else None
+
+    def send(self) -> None:
+        """Send all that was posted, on the stream on which it was."""
+        unsent = len(self.waiting) - self._sent
+        if unsent:
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                self._send(unsent)
+
+    def _send(self, count: int) -> None:
+        """Start to copy the first ``count`` of what is not sent yet, on the current stream."""
+        assert self._buffers is not None, "made when the first indices were posted"
+        sent = tuple(islice(self.waiting, self._sent, self._sent + count))
+        self._sent += count
+        self._gathered = 0
+        words = slice(sent[0].words.start, sent[-1].words.stop)
+        self._buffers.words[words] = NOT_YET
+        self._buffers.pinned[words].copy_(self._buffers.device[words], non_blocking=True)
+        arrived = self._event()
+        for posted in sent:
+            posted.arrived = arrived
+
+    def _event(self) -> Any:
+        """An event that says when all that was queued on the current stream has happened."""
+        event: Any = self._spare.pop() if self._spare else torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def before_forward(self) -> None:
+        """The target's forward is queued next, on the current stream."""
+        unsent = len(self.waiting) - self._sent
+        if self.gathers and unsent:
+            self._before_forward, self._gathered = self._event(), unsent
+
+    def meanwhile(self) -> None:
+        """The target's forward runs now: enter what was gathered before it, without waiting for it.
+
+        What was posted is read on another stream, after the event of :meth:`before_forward`.
+        """
+        ready, self._before_forward = self._before_forward, None
+        if ready is None:
+            return
+        if self._gathered:
+            with self._beside(ready):
+                self._send(self._gathered)
+        self._spare.append(ready)
+        self._enter_arrived(wait=True)
+
+    def _beside(self, ready: Any) -> Any:
+        """The context of another stream, on which everything before ``ready`` has happened."""
+        if self._beside_forward is None:
+            self._beside_forward = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._beside_forward.wait_event(ready)
+        return torch.cuda.stream(self._beside_forward)
+
+    def settle(self, wait: bool = False) -> None:
+        """Enter what has arrived. With ``wait``, wait for everything that is on its way."""
+        self.send()
+        self._enter_arrived(wait)
+
+    def _enter_arrived(self, wait: bool) -> None:
+        while self._sent:
+            arrived = self.waiting[0].arrived
+            if wait:
+                arrived.synchronize()
+            elif not arrived.query():
+                return
+            first = self._next()
+            if not self._sent or self.waiting[0].arrived is not arrived:
+                self._spare.append(arrived)
+            self._enter(first)
+
+    def _next(self) -> Posted:
+        self._sent -= 1
+        return self.waiting.popleft()
+
+    def _arrived(self, posted: Posted) -> Pages:
+        assert self._buffers is not None, "made when the first indices were posted"
+        return self._buffers.words[posted.words]
+
+    def _enter(self, posted: Posted) -> None:
+        self.step = posted.step
+        try:
+            posted.enter(self._arrived(posted).copy())
+        finally:
+            self.step = None
+
+    def salvage(self) -> None:
+        """After an error of the device, enter what it had copied before it died."""
+        while self._sent and not bool((self._arrived(self.waiting[0]) == NOT_YET).any()):
+            self._enter(self._next())
+        self.forget()
+
+    def forget(self) -> None:
+        """Enter nothing of what waits."""
+        self.waiting.clear()
+        self._sent = self._gathered = 0

@@ -1,0 +1,96 @@
+"""Asks SGLang's own structures whether what a kernel saw is real.
+
+What rests on ``req_to_token``, or on the numbers themselves, needs nobody else: both are SGLang's.
+What rests on the page ledger, which is ours and may be wrong, is confirmed here by the free lists,
+the full-to-SWA mapping and the rows of the requests. If a device is lost, they cannot be asked any
+more. Then the kernel is believed, because the server is dead anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from g4debug.findings.kinds import DeviceKind
+from g4debug.ledger.holders import Holders
+from g4debug.ledger.ledger import Ledger
+from g4debug.sanitizer.reference_state import Truth
+
+GIVEN_UP = "the page ledger was given up"
+
+
+class Unconfirmed(Exception):
+    """Why something is not reported.
+
+    page: of the full pool, that it is about; -1 if it is not known. harmless: this does not say
+    that the ledger is wrong.
+    """
+
+    def __init__(self, why: str, page: int = -1, harmless: bool = False) -> None:
+        super().__init__(why)
+        self.page, self.harmless = page, harmless
+
+
+def rests_on_ledger(kind: DeviceKind, truth: Truth | None) -> bool:
+    """True if only the ledger says that this is wrong."""
+    if truth is None or truth.shadow is None:
+        return False
+    return bool(kind.record.confirmed_by) and (truth.swa or not kind.record.in_swa)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that a kernel saw of a page of the full pool. The methods raise Unconfirmed.
+
+    request: the row of ``req_to_token`` that names the page. step: as in ``trap_buffer.Record``.
+    """
+
+    ledger: Ledger
+    holders: Holders
+    page: int
+    request: int
+    step: int
+
+    @property
+    def full(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([self.page], dtype=np.int64)
+
+    def is_served(self) -> None:
+        """Is the request still there? If not, its pages are free by right by now."""
+        # Of a snapshot it is known who had left, see forward_snapshots.py.
+        live = self.step < 0 and self.holders.scheduler is not None
+        if live and not self.holders.is_served(self.request, self.ledger.requests.values()):
+            raise Unconfirmed("its request has ended since then", self.page, harmless=True)
+
+    def is_free(self) -> None:
+        """Is the page free, or was it when the forward was launched?"""
+        holders, full = self.holders, self.full
+        if holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any():
+            return
+        if self.step >= 0 and self._is_named_twice():
+            return  # it was free then, and has a new owner now
+        raise Unconfirmed(f"full page {self.page} is not in SGLang's free list", self.page)
+
+    def _is_named_twice(self) -> bool:
+        holders = self.holders
+        if holders.scheduler is None:
+            return True
+        cells, maybe = holders.in_rows(holders.rows(self.ledger.requests.values()))
+        return int((cells == self.page).sum()) + int((maybe == self.page).sum()) > 1
+
+    def is_mapped_elsewhere(self, seen: int, mapped: int, given: int) -> None:
+        """Is what was seen not what SGLang's mapping says, or is the mapping wrong?
+
+        seen, mapped: what the kernel saw, and what the mapping says, pages or locations. given: the
+        SWA page that was handed out together with the page.
+        """
+        # Since the launch, the page may have left the window, and then it has no SWA page any more.
+        if mapped != seen and (mapped > 0 or self.step < 0):
+            return
+        given_page = np.array([given], dtype=np.int64)
+        if self.holders.scheduler is None or self.holders.mapping_contradicts(
+            self.full, given_page, self.ledger.requests.values()
+        ):
+            return
+        raise Unconfirmed(f"SGLang's own mapping says the same of full page {self.page}", self.page)

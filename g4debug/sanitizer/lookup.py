@@ -1,0 +1,160 @@
+"""What SGLang's rows, and the books of the ledger, say of the tokens of a forward.
+
+:func:`lookup` is for Triton kernels and :func:`look_up` the same in torch. For a token of the
+request in row ``request`` of ``req_to_token``::
+
+    place = req_to_token[request, cell] + within     in the full pool; none if that is negative
+    page  = place // page_size                       it exists if 0 < page < pages
+
+    freed   = the shadow says that the page is free (ledger/shadow.py)
+    foreign = the page was handed out to another request (ledger/owners.py), and the token's page
+              begins behind what the prefix cache lent to this one
+    cached  = the token itself lies before the end of what the prefix cache has of the request
+
+    swa_page = the shadow's word of the page; where there is no shadow, the mapping's of the place
+
+A book that is void says nothing: in it no page exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from g4debug.ledger.owners import EVERYTHING
+from g4debug.ledger.shadow import FREE
+from g4debug.sanitizer.reference_state import Truth
+
+UNKNOWN = -1
+
+
+@triton.jit
+def lookup(
+    req_to_token,
+    book,  # the shadow, or where there is none the full-to-SWA mapping
+    owners,
+    protected,
+    request,
+    theirs,
+    cell,
+    within,
+    position,
+    begins,
+    inside,
+    words,
+    known,  # words of the book: full pages, or tokens of the mapping
+    stride,
+    page_size,
+    HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
+    SWA: tl.constexpr,
+    FREE: tl.constexpr = FREE,
+    EVERYTHING: tl.constexpr = EVERYTHING,
+):
+    """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Found`.
+
+    request, theirs: a row of ``req_to_token``, and whether it is some request's. cell .. inside:
+    blocks, as for ``look_up``.
+    """
+    judged = inside & (cell < tl.where(theirs, words, 0))
+    token = tl.load(req_to_token + request * stride + cell, mask=judged, other=-1).to(tl.int64)
+    place = tl.where(token >= 0, token + within, -1)
+    page = tl.where(token >= 0, place // page_size, -1)
+    own_place, own_page = place, page
+    freed = page < -1
+    foreign = freed
+    cached = freed
+    if HAS_SHADOW:
+        last = tl.where(tl.load(book + known) == 1, known, 0)
+        exists = (page > 0) & (page < last)
+        word = tl.load(book + page, mask=exists, other=0).to(tl.int64)
+        freed = exists & (word == FREE)
+        if HAS_OWNERS:
+            owner = tl.load(owners + page, mask=exists, other=0).to(tl.int64)
+            until = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
+            foreign = exists & (owner > 0) & (owner != request) & (begins >= until)
+            cached = exists & (until != EVERYTHING) & (position < until)
+        if SWA:
+            judged = judged & (page >= 0) & (page < last)
+            own_page = word
+            own_place = tl.where(word > 0, word * page_size + place % page_size, 0)
+    elif SWA:
+        judged = judged & (place >= 0) & (place < known)
+        own_place = tl.load(book + place, mask=judged, other=-1).to(tl.int64)
+        judged = judged & (own_place >= 0)
+        own_page = own_place // page_size
+    return judged, place, page, own_place, own_page, freed, foreign, cached
+
+
+@dataclass(frozen=True)
+class Found:
+    """What :func:`look_up` found of each token. All are of one shape.
+
+    judged: it is known what belongs there. place, page: int64, of the full pool, UNKNOWN if
+    ``req_to_token`` names none. own_place, own_page: of the layer's own pool; those of the full
+    pool, or in the SWA pool what belongs to them: if the page is freed, FREE and 0, and where
+    ``judged`` is false they say nothing. freed, foreign, cached: see the module.
+    """
+
+    judged: torch.Tensor
+    place: torch.Tensor
+    page: torch.Tensor
+    own_place: torch.Tensor
+    own_page: torch.Tensor
+    freed: torch.Tensor
+    foreign: torch.Tensor
+    cached: torch.Tensor
+
+
+def look_up(
+    truth: Truth,
+    row: torch.Tensor,
+    cell: torch.Tensor,
+    within: torch.Tensor | int,
+    position: torch.Tensor,
+    inside: torch.Tensor,
+    page_size: int,
+) -> Found:
+    """Look up tokens of the rows ``row`` of a batch.
+
+    cell: of the request's row of ``req_to_token``, >= 0. within: what is added to that. position:
+    of the token in its request. inside: bool, for which tokens there is something to look up. They
+    are int64 and of shapes that broadcast.
+    """
+    requests, words = truth.req_to_token.shape
+    request = truth.req_pool_indices.to(torch.int64)[row]
+    theirs = (request > 0) & (request < requests)
+    judged = inside & theirs & (cell < words)
+    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(0, words - 1)]
+    token = torch.where(judged, token.to(torch.int64), UNKNOWN)
+    place = torch.where(token >= 0, token + within, UNKNOWN)
+    page = torch.where(token >= 0, place // page_size, UNKNOWN)
+    own_place, own_page = place, page
+    freed = foreign = cached = torch.zeros_like(judged)
+    if truth.shadow is not None:
+        last = torch.where(truth.shadow[-1] == 1, truth.shadow.numel() - 1, 0)
+        exists = (page > 0) & (page < last)
+        known = torch.where(exists, page, 0)
+        word = torch.where(exists, truth.shadow[known].to(torch.int64), 0)
+        freed = exists & (word == FREE)
+        if truth.owners is not None and truth.protected is not None:
+            numbers = request if truth.rows_of is None else truth.rows_of.to(torch.int64)[row]
+            owner = truth.owners[known].to(torch.int64)
+            until = truth.protected[torch.where(theirs, request, 0)].to(torch.int64)
+            begins = position // page_size * page_size
+            foreign = exists & (owner > 0) & (owner != numbers) & (begins >= until)
+            cached = exists & (until != EVERYTHING) & (position < until)
+        if truth.swa:
+            judged = judged & (page >= 0) & (page < last)
+            own_page = word
+            own_place = torch.where(word > 0, word * page_size + place % page_size, 0)
+    elif truth.swa:
+        assert truth.mapping is not None
+        judged = judged & (place >= 0) & (place < truth.mapping.numel())
+        own_place = truth.mapping[torch.where(judged, place, 0)].to(torch.int64)
+        judged = judged & (own_place >= 0)
+        own_page = own_place // page_size
+    return Found(judged, place, page, own_place, own_page, freed, foreign, cached)

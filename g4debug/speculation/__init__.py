@@ -1,0 +1,63 @@
+"""One file for each speculative worker of SGLang: how it drafts, and where its steps pass by.
+
+The files are found by what they declare: ``ADAPTER``. Before 0.5.14, a file of the same name in
+``before_0_5_14/`` stands in for one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+from g4debug.hooking.older import stand_in
+from g4debug.speculation.base import Adapter
+
+
+@cache
+def adapters() -> tuple[Adapter, ...]:
+    """All adapters, by the names of their files, as the installed SGLang has them."""
+    names = sorted(f"{__name__}.{m.name}" for m in pkgutil.iter_modules(__path__) if not m.ispkg)
+    modules = [stand_in(name) or importlib.import_module(name) for name in names]
+    return tuple(module.ADAPTER for module in modules if hasattr(module, "ADAPTER"))
+
+
+def adapter(name: str) -> Adapter:
+    """The adapter of the algorithm that SGLang calls so. Raises KeyError if there is none."""
+    return {found.name: found for found in adapters()}[name]
+
+
+def of(holder: Any) -> Adapter | None:
+    """The adapter for a scheduler, a batch or a ModelRunner; None without one that is known.
+
+    The server's arguments do not tell: in 0.5.23 they stay as they were typed (NEXTN).
+    """
+    algorithm = getattr(holder, "spec_algorithm", None)
+    if algorithm is not None:
+        for found in adapters():
+            if found.runs(algorithm):
+                return found
+    return None
+
+
+def draft_reads_target_kv(holder: Any) -> bool:
+    """True if the draft has no KV of its own: it reads the target's, and writes none."""
+    found = of(holder)
+    return found is not None and not found.draft_writes_kv
+
+
+def ends() -> tuple[str, ...]:
+    """The hook sites at which a decode step of any of the workers may have ended."""
+    return tuple(dict.fromkeys(site for found in adapters() for site in found.ends))
+
+
+def has_ended(site: str, owner: Any, batch: Any) -> bool:
+    """True if a step of this batch has ended here. owner: the site's first argument."""
+    found = of(batch)
+    return found is not None and site in found.ends and found.ends[site](owner)
+
+
+def sites(what: str) -> tuple[str, ...]:
+    """The hook sites at which one thing happens in any of the workers, see :class:`Adapter`."""
+    return tuple(dict.fromkeys(s for found in adapters() for s in found.sites.get(what, ())))

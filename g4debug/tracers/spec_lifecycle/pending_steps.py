@@ -1,0 +1,172 @@
+"""What a worker's step began with, until SGLang processes its result.
+
+With overlap scheduling the next step begins before that. Then SGLang knows on the host what was
+accepted, and its own books (``kv_committed_len``, ``output_ids``) have come to the beginning of
+this step. So the values that the step had on the device are held against them there, before any of
+its tokens leaves.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from g4debug.hooking import req_kv
+from g4debug.tracers.spec_lifecycle.check import (
+    Violation,
+    at_rows,
+    check_accepted,
+    check_advance,
+    check_allocated,
+    check_bonus,
+    check_counts,
+    check_same_rows,
+)
+from g4debug.tracers.spec_lifecycle.copies import MOST, Copies
+from g4debug.tracers.spec_lifecycle.future_rows import Written, live_rows
+
+Some = Callable[[Sequence[Any]], Sequence[Any]]  # takes the requests that go on
+Books = Callable[[Sequence[Any]], list[int]]  # how many tokens of each request are committed
+INDICES, LENS, BONUS, NEW_LENS = "indices", "lens", "bonus", "new lens"  # what is copied
+
+
+def committed(requests: Sequence[Any]) -> list[int]:
+    """What SGLang's books say, for the releases in which nothing is claimed in advance."""
+    return req_kv.column(requests, req_kv.COMMITTED)
+
+
+@dataclass
+class PendingStep:
+    """One step of the worker, for a batch that is not idle.
+
+    number: the number of the step. decode: False for a prefill. rows: of ``req_to_token``, one for
+    each request. indices: the tensor of these rows on the device. lens: what SGLang has on the
+    host, None if it has none there. depth: the most tokens that a verify can accept. width: for how
+    many tokens a verify writes KV.
+    """
+
+    number: int
+    decode: bool
+    overlap: bool
+    requests: tuple[Any, ...]
+    rows: list[int]
+    indices: Any
+    lens: list[int] | None
+    allocated: list[int]
+    depth: int
+    width: int
+    copies: Copies
+    books: Books = committed
+    drafted: weakref.ref[Any] | None = None  # the verify input that the draft made
+    lengths: weakref.ref[Any] | None = None  # the lengths that must be published
+    verified: bool = False
+    published: int = 0
+    stashed: int = 0
+
+    def __post_init__(self) -> None:
+        self.written = Written(self.number)
+
+    @property
+    def rids(self) -> list[str]:
+        return [str(r.rid) for r in self.requests]
+
+    def check_result(self, accepted: Sequence[int]) -> Violation | None:
+        """Hold the step against SGLang's books, which are as of its beginning.
+
+        accepted: the accept length of each request, the bonus token included. A request that
+        finished or was retracted since then is not judged.
+        """
+        values = self.copies.get()
+        if values is None:
+            values = {}
+        if len(accepted) != len(self.requests):
+            return check_accepted([n - 1 for n in accepted], len(self.requests), self.depth - 1)
+        violation = self._check_shapes(values)
+        if violation is not None:
+            return violation
+        live = live_rows(self.requests)
+        every = len(live) == len(self.requests)
+
+        def some(numbers: Sequence[Any]) -> Sequence[Any]:
+            return numbers if every else [numbers[i] for i in live]
+
+        requests = some(self.requests)
+        return at_rows(
+            self._check_inputs({k: some(v) for k, v in values.items()}, some, requests)
+            or check_accepted([n - 1 for n in some(accepted)], len(live), self.depth - 1)
+            or self._check_new(values, some, accepted),
+            live,
+        )
+
+    def _check_shapes(self, values: dict[str, list[int]]) -> Violation | None:
+        """What was copied must have one number for each request."""
+        count = len(self.requests)
+        for name, numbers in values.items():
+            if len(numbers) != count:
+                if name == INDICES:
+                    return check_same_rows(self.rows, numbers)
+                return check_counts("seq-len", _NAMES[name], [0] * count, numbers)
+        return None
+
+    def _check_inputs(
+        self, values: dict[str, Sequence[int]], some: Some, requests: Sequence[Any]
+    ) -> Violation | None:
+        """What the step began with, of the requests that go on."""
+        indices, lens, bonus = values.get(INDICES), values.get(LENS), values.get(BONUS)
+        violation = None
+        if indices is not None:
+            violation = check_same_rows(some(self.rows), indices)
+        if violation is None and lens is not None:
+            if self.lens is not None:
+                violation = check_counts("seq-len", _NAMES[LENS], some(self.lens), lens)
+            violation = violation or check_counts("seq-len", "seq_lens", self.books(requests), lens)
+        if violation is None and bonus is not None:
+            last = [r.output_ids[-1] for r in requests]
+            if last != bonus:
+                reach = 2 * self.depth  # as many tokens as two verifies can accept
+                violation = check_bonus(
+                    [str(r.rid) for r in requests],
+                    last,
+                    bonus,
+                    lambda i: requests[i].output_ids[-1 - reach : -1],
+                )
+        if violation is None and lens is not None:
+            violation = check_allocated(
+                [n + self.width for n in lens],
+                some(self.allocated),
+                f"for the {self.width} tokens that the verify writes",
+            )
+        return violation
+
+    def _check_new(
+        self, values: dict[str, list[int]], some: Some, accepted: Sequence[int]
+    ) -> Violation | None:
+        """The lengths that were published for the next step."""
+        lens, new = values.get(LENS), values.get(NEW_LENS)
+        if lens is None or new is None:
+            return None
+        return check_advance("seq-len", "new_seq_lens", some(lens), some(new), some(accepted))
+
+
+_NAMES = {LENS: "seq_lens on the device", BONUS: "bonus_tokens", NEW_LENS: "new_seq_lens"}
+
+
+class PendingSteps:
+    """The steps with a result that was not processed yet, by result."""
+
+    def __init__(self) -> None:
+        self._by_result: dict[int, tuple[weakref.ref[Any], PendingStep]] = {}
+
+    def add(self, result: Any, step: PendingStep) -> None:
+        for key, (ref, old) in list(self._by_result.items()):
+            if ref() is None or len(self._by_result) >= MOST:
+                old.copies.drop()
+                del self._by_result[key]
+        self._by_result[id(result)] = (weakref.ref(result), step)
+
+    def take(self, result: Any) -> PendingStep | None:
+        """The step that made this result, once. None if it was not followed."""
+        ref, step = self._by_result.pop(id(result), (None, None))
+        return step if ref is not None and ref() is result else None

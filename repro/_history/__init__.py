@@ -1,1 +1,0 @@
-"""The machinery of the history suite; the cases are in ``repro/history``."""

@@ -1,0 +1,1 @@
+"""What the repro scripts share: processes, variants and their verdicts, options, printing."""

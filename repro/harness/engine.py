@@ -1,0 +1,60 @@
+"""A child that serves one workload: it starts an engine, generates and writes the result."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from harness.arguments import as_named_here
+from harness.processes import UP
+
+
+@contextmanager
+def running(arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """``sgl.Engine``, which is shut down at the end."""
+    import sglang
+
+    engine = sglang.Engine(**as_named_here(arguments))
+    print(UP, flush=True)
+    try:
+        yield engine
+    finally:
+        engine.shutdown()
+
+
+def greedy(tokens: int) -> dict[str, Any]:
+    """Sampling parameters: the likeliest token each time, until there are so many."""
+    return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+
+
+def main(device: str, result: Path, workload: str, requests: int) -> None:
+    """workload: ``MODULE`` or ``MODULE:NAME`` of ``repro/workloads``.
+
+    NAME (``DEVICES`` if it is not given) is a dict in that module: from the device to a function
+    that takes the number of requests and returns a Workload.
+    """
+    module, _, name = workload.partition(":")
+    devices = getattr(importlib.import_module(f"workloads.{module}"), name or "DEVICES")
+    served = devices[device](requests or None)
+    importlib.import_module("sglang")  # its import is no part of the engine's start
+    begin = time.perf_counter()
+    with running(served.engine) as engine:
+        up = time.perf_counter()
+        prompts, lengths = served.prompts(), served.output
+        lengths = [lengths] * len(prompts) if isinstance(lengths, int) else lengths
+        sampling = [greedy(n) for n in lengths]
+        outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+        done = time.perf_counter()
+    accepted = [o["meta_info"].get("spec_accept_length", 1.0) for o in outputs]
+    found = {
+        "tokens": [o["output_ids"] for o in outputs],
+        "accept_length": sum(accepted) / len(accepted),
+        "start_s": up - begin,
+        "generate_s": done - up,
+    }
+    result.write_text(json.dumps(found))

@@ -1,0 +1,156 @@
+"""The workload of matrix, soak and ranks: short and long requests, small pools; and its child.
+
+Several requests share a prefix. Their outputs differ in length, so that batches shrink and grow.
+The pools are so small that requests wait and are retracted, and sequences outgrow the window.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.engine import greedy, running
+from harness.processes import Outcome, run_child
+from harness.tracers import of_schedulers
+
+IDLE_SECONDS = 0.5
+# For thousands of short requests: more arguments of :func:`requests`, by device.
+SHORT: dict[str, dict[str, Any]] = {
+    "cpu": {"longest": 160, "output": [2, 14]},
+    "cuda": {"longest": 900, "output": [2, 60]},
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    rid: str
+    prompt: tuple[int, ...]
+    output: int  # tokens to generate
+
+
+def requests(
+    count: int, seed: int, longest: int = 330, output: tuple[int, int] = (3, 40)
+) -> list[Request]:
+    """``count`` requests, the same for the same seed; token ids of the toy model."""
+    from g4debug.cpu.geometry import TINY
+
+    rng = random.Random(seed)
+
+    def tokens(n: int) -> list[int]:
+        return [rng.randrange(4, TINY.vocab) for _ in range(n)]
+
+    prefixes = [[2, *tokens(longest * 2 // 3)] for _ in range(3)]
+    found = []
+    for number in range(count):
+        if rng.random() < 0.5:
+            prefix = rng.choice(prefixes)
+            prompt = prefix[: rng.randrange(2, len(prefix))] + tokens(
+                rng.randrange(1, longest // 3)
+            )
+        else:
+            prompt = [2, *tokens(rng.randrange(1, longest))]
+        found.append(Request(f"r{seed}-{number}", tuple(prompt), rng.randint(*output)))
+    return found
+
+
+def on_gpu(**overrides: Any) -> dict[str, Any]:
+    """The same on a GPU: E4B's geometry, split backends, CUDA graphs, the prefix cache on."""
+    from workloads.e4b_trtllm_mtp import cuda
+
+    from harness.arguments import as_named_here
+
+    arguments = dict(cuda(int(overrides.get("max_running_requests", 12))).engine)
+    for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
+        arguments.pop(name)
+    return as_named_here(arguments | {"max_total_tokens": 4096, **overrides})
+
+
+def engine(**overrides: Any) -> dict[str, Any]:
+    """Arguments of ``sgl.Engine``: pools that a full batch of long requests does not fit into."""
+    from g4debug.cpu.server import engine_arguments
+
+    return engine_arguments(
+        **{
+            "log_level": "info",
+            "decode_log_interval": 1,
+            "skip_tokenizer_init": True,
+            "max_total_tokens": 2048,
+            "max_running_requests": 6,
+            "chunked_prefill_size": 256,
+            **overrides,
+        }
+    )
+
+
+def run(
+    name: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    timeout: float,
+    count: int,
+    overrides: Mapping[str, Any],
+    *,
+    waves: int = 1,
+    short: bool = False,
+    device: str = "cpu",
+    last_words: str = "",
+) -> Outcome:
+    """``count`` requests, ``waves`` times, on an engine in a process of its own.
+
+    overrides: arguments of the engine. short: thousands of short requests, see SHORT. The result
+    has what came out of every request, and what each scheduler's tracers have checked.
+    """
+    arguments = {
+        "count": count,
+        "waves": waves,
+        "overrides": dict(overrides),
+        "shape": SHORT[device] if short else {},
+    }
+    return run_child(
+        name, "harness.mixed", arguments, environment, folder, timeout,
+        device=device, last_words=last_words,
+    )  # fmt: skip
+
+
+def main(
+    device: str,
+    result: Path,
+    count: int,
+    waves: int,
+    overrides: Mapping[str, Any],
+    shape: Mapping[str, Any],
+) -> None:
+    """The child. Between two waves the server is idle. shape: more arguments of `requests`."""
+    arguments = engine if device == "cpu" else on_gpu
+    found: dict[str, Any] = {}
+    accepted = []
+    with running(arguments(**overrides)) as server:
+        begin = time.perf_counter()
+        for wave in range(waves):
+            wanted = requests(count, seed=wave, **shape)
+            outputs = server.generate(
+                input_ids=[list(r.prompt) for r in wanted],
+                rid=[r.rid for r in wanted],
+                sampling_params=[greedy(r.output) for r in wanted],
+            )
+            for request, output in zip(wanted, outputs, strict=True):
+                meta = output["meta_info"]
+                reason = (meta.get("finish_reason") or {}).get("type", "")
+                found[request.rid] = {"tokens": output["output_ids"], "finish": reason}
+                accepted.append(meta.get("spec_accept_length", 1.0))
+            time.sleep(IDLE_SECONDS)  # at idle, SGLang and pool-leak count their pages
+        checked = of_schedulers() if os.environ.get("G4DEBUG_TRACE") else {}
+        seconds = time.perf_counter() - begin
+    summary = {
+        "outputs": found,
+        "accept_length": sum(accepted) / len(accepted),
+        "s": seconds,
+        "checked": checked,
+    }
+    result.write_text(json.dumps(summary))

@@ -1,0 +1,93 @@
+"""The scripts' command lines: a parser of a docstring, options that recur, the folder of logs."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from harness import render
+
+
+class Parser(argparse.ArgumentParser):
+    """``--help`` shows a script's docstring without its command line.
+
+    variants: name -> title; they are listed below the options.
+    """
+
+    def __init__(self, doc: str | None, variants: Mapping[str, str] | None = None) -> None:
+        paragraphs = [p for p in (doc or "").strip().split("\n\n") if not p.startswith("    ")]
+        text = "\n\n".join("\n".join(render.lines(" ".join(p.split()), 79)) for p in paragraphs)
+        found = ["variants:"] if variants else []
+        for name, title in (variants or {}).items():
+            found += render.lines(f"{name:13} {title}", 79, 2, 14)
+        super().__init__(
+            description=text.replace("``", ""),
+            epilog="\n".join(found),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def device(self) -> None:
+        self.add_argument(
+            "--device",
+            choices=("cpu", "cuda"),
+            help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
+        )
+
+    def requests(self, who: str, default: int, shown: str = "") -> None:
+        """who: serves so many. shown: what is told of the default."""
+        what = f"how many {who} (default: {shown or default})"
+        self.add_argument("--requests", type=int, default=default, metavar="N", help=what)
+
+    def json(self) -> None:
+        what = "print the result as JSON on stdout, and everything else on stderr"
+        self.add_argument("--json", action="store_true", help=what)
+
+    def keep(self, what: str) -> None:
+        self.add_argument(
+            "--keep", action="store_true", help=f"keep the {what} and say where they are"
+        )
+
+
+def default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass
+class Logs:
+    """Where a script's children leave their logs. good: nobody needs them any more."""
+
+    folder: Path
+    good: bool = False
+
+    @property
+    def status(self) -> int:
+        """The script's exit code."""
+        return 0 if self.good else 1
+
+
+@contextmanager
+def logs(
+    script: str, console: Console, said: str, keep: bool = False, given: Path | None = None
+) -> Iterator[Logs]:
+    """The folder for logs: ``given``, or one that is removed at the end if all is good.
+
+    said: the sentence in front of its place, where it stays. keep: it stays in any case.
+    """
+    found = Logs(given or Path(tempfile.mkdtemp(prefix=f"g4debug-{script}-")))
+    found.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield found
+    finally:
+        if keep or given or not found.good:
+            render.for_copying(console, said, str(found.folder))
+        else:
+            shutil.rmtree(found.folder, ignore_errors=True)

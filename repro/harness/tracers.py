@@ -1,0 +1,52 @@
+"""Which tracers a script arms, and what they show of themselves while a server runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+from g4debug import discovery
+
+COMPARES = "rank-divergence"  # ranks.py and tests/tracers/rank_divergence have two ranks
+# It makes no checks: it keeps steps, and its dump is of a server that died of something else.
+RECORDS = "flight-recorder"
+SETTLE = 1.5  # seconds; a scheduler shows its status once in a second
+
+
+def on_one_rank() -> tuple[str, ...]:
+    """Every tracer that has something to do where there is one rank."""
+    return tuple(t for t in discovery.names("tracer") if t != COMPARES)
+
+
+def shown() -> dict[str, dict[str, Any]]:
+    """Title of each scheduler of this process -> what it shows, as ``g4debug doctor`` sees it.
+
+    A process that ends meanwhile, or shows nothing, is left out.
+    """
+    import psutil
+
+    from g4debug.findings import status_file
+
+    time.sleep(SETTLE)
+    found: dict[str, dict[str, Any]] = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, status_file.StatusFileError):
+            title = " ".join(process.cmdline())
+            status = (
+                status_file.read(process.pid) if title.startswith("sglang::scheduler") else None
+            )
+            if status is not None:
+                found[title.split()[0]] = status
+    return found
+
+
+def of_schedulers() -> dict[str, dict[str, dict[str, Any]]]:
+    """Title of each scheduler -> tracer -> ``off`` (why, or '') and ``count``, its checks."""
+    return {
+        title: {
+            t["name"]: {"off": t["off"], "count": sum(c["count"] for c in t["checked"])}
+            for t in status["tracers"]
+        }
+        for title, status in shown().items()
+    }

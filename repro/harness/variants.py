@@ -1,0 +1,269 @@
+"""A script that shows a bug: its variants, their runs, and its command line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from g4debug.hooking import targets
+from g4debug.settings import DEFAULT_DUMP_DIR
+from harness import render
+from harness.options import Parser, default_device, logs
+from harness.processes import Outcome, Stopped, listen, run_child
+from harness.render import QUOTE
+from harness.verdicts import Judge, Verdict, dump_of, dump_path
+from harness.workload import Make
+
+DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
+CPU_ONLY = (
+    "This script runs on the CPU engine only, which does not start on a machine with a GPU. This "
+    "command hides the GPU:\n    CUDA_VISIBLE_DEVICES='' python repro/{}.py"
+)
+ELSEWHERE = (
+    "What this script shows is in SGLang {0}, and this environment has SGLang {1}. Run these two "
+    "commands instead:\n"
+    "    make env SGLANG={2}\n"
+    "    {3}/bin/python repro/{4}"
+)
+DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
+
+    workload: a dict of the script's module in ``repro/workloads``. explain: what is shown of the
+    run because a user would have seen it: "traceback", "finding" or nothing.
+    """
+
+    title: str
+    environment: Mapping[str, str]
+    judge: Judge
+    workload: str = "DEVICES"
+    explain: str = ""
+
+
+@dataclass(frozen=True)
+class Repro:
+    """A script: its name, what it serves, and its variants in the order in which they run.
+
+    workload: the module in ``repro/workloads``, if it has not the script's name. compares: the
+    variants whose tokens are compared with those of the variant ``clean``. elsewhere: what to say
+    on a device that is not in ``devices``; an indented line is a command. releases: the SGLang
+    versions that it shows something of, as in ``targets.matches``; on others it says so and names
+    ``shown_on``.
+    """
+
+    name: str
+    serves: str
+    variants: Mapping[str, Variant]
+    compares: tuple[str, ...] = ()
+    elsewhere: str = ""
+    releases: str = ""
+    shown_on: str = "0.5.12.post1"
+    workload: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.serves}"
+
+    @property
+    def module(self) -> str:
+        return self.workload or self.name
+
+    @property
+    def devices(self) -> Mapping[str, Make]:
+        """The workload of each device that it runs on."""
+        found: dict[str, Make] = importlib.import_module(f"workloads.{self.module}").DEVICES
+        return found
+
+
+def viewer() -> str:
+    """How to call g4debug from here: by name if it is on PATH, else by its place."""
+    script = Path(sys.executable).with_name("g4debug")
+    if shutil.which("g4debug") or not script.exists():
+        return "g4debug"
+    here = Path.cwd()
+    return str(script.relative_to(here) if script.is_relative_to(here) else script)
+
+
+Done = dict[str, tuple[Outcome, Verdict]]
+
+
+def run_all(
+    repro: Repro,
+    names: list[str],
+    device: str,
+    requests: int,
+    timeout: float,
+    folder: Path,
+    console: Console,
+) -> Done:
+    done: Done = {}
+    for number, name in enumerate(names, 1):
+        variant = repro.variants[name]
+        environment = dict(variant.environment)
+        if DEBUG.items() <= environment.items():
+            environment["SGLANG_TRTLLM_MHA_DEBUG_DIR"] = str(DEFAULT_DUMP_DIR)
+        render.say(console, f"[{number}/{len(names)}] {name}: {variant.title}", hang=QUOTE)
+        status = console.status("starting") if console.is_terminal else nullcontext()
+        with status as spinner:
+
+            def progress(text: str, spinner: Any = spinner) -> None:
+                if spinner is not None:
+                    spinner.update(text)
+
+            workload = f"{repro.module}:{variant.workload}"
+            arguments = {"workload": workload, "requests": requests}
+            run = run_child(
+                name, "harness.engine", arguments, environment, folder, timeout,
+                device=device, progress=progress,
+            )  # fmt: skip
+        verdict = variant.judge(run, done["clean"][0] if "clean" in done else None)
+        done[name] = (run, verdict)
+        after = f"It ended after {run.seconds:.0f} s"
+        if verdict.good:
+            render.say(console, f"{after} and did what it should.", QUOTE, style="green")
+        else:
+            render.say(console, f"{after} and did NOT do what it should.", QUOTE, style="bold red")
+            render.say(console, verdict.what, QUOTE)
+        explain(variant, run, console)
+    return done
+
+
+def explain(variant: Variant, run: Outcome, console: Console) -> None:
+    """What the user would have seen of this run."""
+    if variant.explain == "traceback" and (found := run.traceback()):
+        render.say(console, "A user sees this:", QUOTE)
+        render.traceback(console, found)
+    elif variant.explain == "finding" and (record := dump_of(run)) is not None:
+        render.say(console, "g4debug logs this finding:", QUOTE)
+        render.quote(console, record.finding.headline, style="bold")
+
+
+def blocks(repro: Repro, done: Done) -> list[render.Block]:
+    return [
+        render.Block(
+            name=name,
+            good=verdict.good,
+            what=verdict.what,
+            title=repro.variants[name].title,
+            seconds=run.seconds,
+            switches=repro.variants[name].environment,
+            log=run.log,
+        )
+        for name, (run, verdict) in done.items()
+    ]
+
+
+def summary(repro: Repro, done: Done, console: Console) -> None:
+    render.summary(console, "What happened in each variant:", blocks(repro, done))
+    for name, (run, _) in done.items():
+        path = dump_path(run) if repro.variants[name].explain == "finding" else None
+        if path is not None:
+            console.print()
+            intro = f"The variant {name} left a dump. This command shows what is in it:"
+            render.for_copying(console, intro, f"{viewer()} show {path}")
+
+
+def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
+    """The key "arms" is older than the word *variant*; scripts read it."""
+    found = {
+        name: {
+            "good": verdict.good,
+            "what": verdict.what,
+            "status": run.status,
+            "seconds": round(run.seconds, 2),
+            "swa_peak": run.swa_peak,
+            "dump": str(dump_path(run)) if repro.variants[name].explain == "finding" else None,
+            **{k: v for k, v in run.result.items() if k != "tokens"},
+        }
+        for name, (run, verdict) in done.items()
+    }
+    return {"device": device, "arms": found, "good": all(v["good"] for v in found.values())}
+
+
+def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespace:
+    parser = Parser(doc, {name: v.title for name, v in repro.variants.items()})
+    parser.device()
+    parser.add_argument(
+        "--variant",
+        "--arm",
+        dest="variants",
+        action="append",
+        choices=list(repro.variants),
+        metavar="NAME",
+        help="run only this variant; may be given several times. If it is compared with clean, "
+        "clean runs, too",
+    )
+    parser.requests("requests each variant serves", 0, requests)
+    parser.json()
+    parser.keep("variants' logs")
+    return parser.parse_args()
+
+
+def not_here(repro: Repro) -> str:
+    """Why the script shows nothing on the installed SGLang, and where it does, or ''."""
+    if not repro.releases or targets.matches(repro.releases):
+        return ""
+    found, script = targets.sglang_version() or "none", Path(sys.argv[0]).name
+    folder = environment_of(repro.shown_on)
+    return ELSEWHERE.format(repro.releases, found, repro.shown_on, folder, script)
+
+
+def environment_of(release: str) -> str:
+    """The folder that ``make env SGLANG=release`` makes; the default release's has no number."""
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    is_default = f"\nSGLANG_DEFAULT := {release}\n" in makefile
+    return ".venv" if is_default else f".venv-{release}"
+
+
+def main(repro: Repro, doc: str | None, requests: str) -> int:
+    """Run the variants that were asked for. Returns 0 if all did what they should, 1 if one did
+    not, 2 if the script cannot run on this device or SGLang, and 128 plus its number after a signal
+    (Ctrl-C: 130).
+    """
+    args = arguments(repro, doc, requests)
+    listen()
+    console = Console(stderr=args.json, highlight=False)
+    device = args.device or default_device()
+    elsewhere = "" if device in repro.devices else repro.elsewhere.format(repro.name)
+    if refused := not_here(repro) or elsewhere:
+        for line in refused.splitlines():
+            if line.startswith(" "):
+                render.verbatim(console, line)  # a command
+            else:
+                render.say(console, line)
+        return 2
+    names = [n for n in repro.variants if not args.variants or n in args.variants]
+    if "clean" not in names and set(names) & set(repro.compares):
+        names.insert(0, "clean")
+    with logs("repro", console, "The logs of the variants are kept in:", args.keep) as kept:
+        try:
+            timeout = repro.devices[device](args.requests or None).timeout
+            render.say(console, repro.title, style="bold")
+            render.say(
+                console,
+                "Each variant starts real SGLang in processes of its own, on "
+                f"{DEVICE_NAMES[device]}.",
+            )
+            console.print()
+            done = run_all(repro, names, device, args.requests, timeout, kept.folder, console)
+            kept.good = all(verdict.good for _, verdict in done.values())
+            summary(repro, done, console)
+            if args.json:
+                print(json.dumps(as_json(repro, device, done), indent=2))
+        except Stopped as stopped:
+            console.print("stopped; no process of ours is left")
+            return stopped.status
+    return kept.status

@@ -1,0 +1,155 @@
+"""Verdicts on the run of a variant, and the sentences that several scripts say of one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from g4debug.dumps import errors, reading
+from g4debug.findings.record import TrapRecord
+from g4debug.hooking import targets
+from harness.processes import Outcome
+
+
+class Verdict(NamedTuple):
+    """good: the variant did what it should. what: what it did, in one or two sentences."""
+
+    good: bool
+    what: str
+
+
+class Bad(Exception):
+    """A run did not do what it should. The text: what it did instead, in one or two sentences."""
+
+
+Judge = Callable[[Outcome, Outcome | None], Verdict]
+
+
+def judge(said: Callable[[Outcome, Outcome | None], str]) -> Judge:
+    """A judge from a function that says what a good run did, and raises Bad for another one."""
+
+    @functools.wraps(said)
+    def verdict(run: Outcome, clean: Outcome | None) -> Verdict:
+        try:
+            return Verdict(True, said(run, clean))
+        except Bad as e:
+            return Verdict(False, str(e))
+
+    return verdict
+
+
+def not_completed(run: Outcome) -> str:
+    if run.status is None:
+        return f"It took too long and was stopped after {run.seconds:.0f} s."
+    return f"It did not complete (exit status {run.status})."
+
+
+def died_otherwise(run: Outcome, expected: str) -> str:
+    """What is said of a run whose log does not show the error that was expected."""
+    return f"{not_completed(run)} The expected error is not in its log: {expected}."
+
+
+def only_if(good: bool, what: str) -> str:
+    """``what``. Raises Bad with it if it is not good."""
+    if not good:
+        raise Bad(what)
+    return what
+
+
+def completed(run: Outcome) -> None:
+    """Raises Bad if it did not complete."""
+    if not run.completed:
+        raise Bad(not_completed(run))
+
+
+def comparable(run: Outcome, clean: Outcome | None) -> Outcome:
+    """The clean run. Raises Bad if this run cannot be compared with it."""
+    completed(run)
+    if clean is None or not clean.completed:
+        raise Bad("It completes, but there is no clean run to compare it with.")
+    return clean
+
+
+def accept_length(run: Outcome) -> str:
+    return f"The mean accept length is {run.result['accept_length']:.2f}."
+
+
+def alike(run: Outcome, clean: Outcome) -> tuple[int, int]:
+    """How many outputs are equal, token by token, and how many there are."""
+    pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
+def different(run: Outcome) -> int:
+    """How many of the outputs differ from each other."""
+    return len({tuple(tokens) for tokens in run.result["tokens"]})
+
+
+def equal_outputs(run: Outcome, clean: Outcome | None) -> str:
+    """Raises Bad unless it completed and every output equals the clean one, token by token."""
+    same, of = alike(run, comparable(run, clean))
+    if same < of:
+        raise Bad(f"It completes, but only {same} of {of} outputs equal those of clean.")
+    return f"It completes, and all {same} outputs equal those of clean. {accept_length(run)}"
+
+
+same_outputs = judge(equal_outputs)
+
+
+@judge
+def answers(run: Outcome, clean: Outcome | None) -> str:
+    completed(run)
+    return f"It completes, with {different(run)} different outputs."
+
+
+def blamed(run: Outcome) -> str:
+    """The innermost SGLang function in the traceback, and its file."""
+    frames = [line for line in run.text.splitlines() if line.startswith('  File "')]
+    sglang = f'  File "{targets.sglang_root()}/sglang/'
+    for line in reversed(frames):
+        path, _, function = line.partition(", line")
+        if path.startswith(sglang):
+            return f"{function.rpartition(' in ')[2]} ({Path(path.split(chr(34))[1]).name})"
+    return "no function of SGLang"
+
+
+def headline_first(run: Outcome, headline: str) -> bool:
+    text = run.text
+    other = text.find("Scheduler hit an exception")
+    return 0 <= text.find(headline) < (other if other >= 0 else len(text))
+
+
+def dump_path(run: Outcome) -> Path | None:
+    """The dump that the run's log names."""
+    for line in run.text.splitlines():
+        if line.strip().startswith("dump:"):
+            return Path(line.split("dump:", 1)[1].strip())
+    return None
+
+
+def dump_of(run: Outcome) -> TrapRecord | None:
+    path = dump_path(run)
+    if path is None:
+        return None
+    try:
+        return reading.read(path)
+    except errors.DumpError:
+        return None
+
+
+def told(run: Outcome) -> TrapRecord:
+    """What the run dumped. Raises Bad if it left no dump."""
+    record = dump_of(run)
+    if record is None:
+        ended = "It completed" if run.completed else not_completed(run).rstrip(".")
+        raise Bad(f"{ended}, and left no dump that can be read.")
+    return record
+
+
+def must_name(wanted: Mapping[str, bool]) -> None:
+    """Raises Bad if a finding lacks something. wanted: what it should name -> whether it does."""
+    missing = [name for name, found in wanted.items() if not found]
+    if missing:
+        raise Bad(f"There is a finding, but it does not name {', '.join(missing)}.")

@@ -1,0 +1,59 @@
+"""What an engine is asked for: arguments, prompts drawn from a seed, lengths of the answers."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Workload:
+    """requests: how many; prompt: shortest and longest prompt in tokens; output: tokens, of every
+    answer or of each."""
+
+    requests: int
+    prompt: tuple[int, int]
+    output: int | list[int]
+    vocab: int
+    engine: Mapping[str, Any]
+    timeout: float  # seconds that one variant may take, start-up included
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Token ids; the same for the same seed."""
+        rng = random.Random(seed)
+        low, high = self.prompt
+        lengths = [low if low == high else rng.randint(low, high) for _ in range(self.requests)]
+        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
+
+    def given(self, **arguments: Any) -> Workload:
+        """The same with these arguments of the engine."""
+        return replace(self, engine={**self.engine, **arguments})
+
+
+Make = Callable[[int | None], Workload]  # takes the number of requests, None for the usual one
+
+
+def each(devices: Mapping[str, Make], **arguments: Any) -> dict[str, Make]:
+    """The workloads of ``devices`` with these arguments of the engine."""
+
+    def of(make: Make) -> Make:
+        return lambda requests: make(requests).given(**arguments)
+
+    return {device: of(make) for device, make in devices.items()}
+
+
+def without_mtp() -> dict[str, None]:
+    """Arguments of ``sgl.Engine`` that take MTP out of those of a workload."""
+    from g4debug.cpu.server import MTP
+
+    return dict.fromkeys(("speculative_draft_model_path", *MTP))
+
+
+def in_memory(name: str) -> Path:
+    """A folder for gigabytes of weights: in memory, where there is such a file system."""
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / name

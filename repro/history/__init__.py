@@ -1,1 +1,0 @@
-"""Cases of the history suite: one file each, found by its name."""

@@ -1,0 +1,1 @@
+"""One server and its traffic, drawn at random."""

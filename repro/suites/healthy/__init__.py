@@ -1,0 +1,1 @@
+"""Healthy servers do what production does: workloads, engines, verdicts, the page."""

@@ -1,0 +1,104 @@
+"""Answers that must match a grammar. The toy model gets a tokenizer that has bytes for it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from suites.healthy.workload import Client, Workload, finish, require, with_mtp, without_mtp
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "enum": ["page", "table", "pool"]},
+        "free": {"type": "boolean"},
+        "pages": {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "maxItems": 5},
+    },
+    "required": ["name", "free", "pages"],
+    "additionalProperties": False,
+}
+REGEX = r"(SWA|FULL) page [1-9][0-9]{2,4}, freed in step [0-9]{3}"
+
+
+def byte_tokenizer(folder: Path) -> Mapping[str, Any]:
+    """Write a model: the toy with a token for each byte, in a vocabulary of the same size."""
+    from tokenizers import (
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+    )
+
+    from g4debug.cpu.geometry import SPECIAL_TOKENS, TINY
+    from g4debug.cpu.models import tiny_models
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*SPECIAL_TOKENS, *letters]
+    words += [f"unused{i}" for i in range(len(words), TINY.vocab)]
+    made = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    target = folder / "target"
+    target.mkdir(exist_ok=True)
+    made.save(str(target / "tokenizer.json"))
+    for file in tiny_models()[0].iterdir():  # the toy's weights, and all else
+        link = target / file.name
+        if file.name != "tokenizer.json" and not link.exists():
+            link.symlink_to(file)
+    return {"model_path": str(target)}
+
+
+async def _matched(client: Client, name: str, value: str, count: int = 4) -> list[str]:
+    """``count`` requests with this grammar and as many without, all at the same time."""
+    wanted = {name: value, "ignore_eos": False}
+    found, _ = await client.together(
+        client.batch(count, (20, 200), 300, sampling=wanted), client.batch(count, (20, 200), 40)
+    )
+    texts = [o["text"] for o in found]
+    ended = [finish(o) for o in found]
+    require(ended == ["stop"] * count, f"grammars ended by {ended}: {texts}")
+    return texts
+
+
+async def json_schema(client: Client) -> None:
+    for text in await _matched(client, "json_schema", json.dumps(SCHEMA)):
+        answer = json.loads(text)
+        require(set(answer) == {"name", "free", "pages"}, f"the answer is {text}")
+        client.note("answers that match the schema", 1)
+
+
+async def regular_expression(client: Client) -> None:
+    for text in await _matched(client, "regex", REGEX):
+        require(re.fullmatch(REGEX, text) is not None, f"the answer is {text}")
+        client.note("answers that match the expression", 1)
+
+
+async def free_text(client: Client) -> None:
+    """Prompts and stop strings as text, through this tokenizer."""
+    found = await client.together(
+        *(
+            client.generate(text * 8, 30, sampling={"stop": ["\x00\x00"]})
+            for text in ("Which page is it? ", "Tell me who freed it. ", "Seite für Seite. ")
+        )
+    )
+    client.note("text prompts", len(found))
+
+
+WORKLOADS = (
+    Workload("JSON schema", "four answers by a schema, beside four without", json_schema),
+    Workload(
+        "regular expression", "four answers by an expression, beside four", regular_expression
+    ),
+    Workload("text prompts", "through a tokenizer of bytes", free_text),
+)
+GRAMMAR = {"grammar_backend": "xgrammar"}
+
+GROUPS = (
+    with_mtp("grammar", "grammars, MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
+    without_mtp("grammar-plain", "grammars, no MTP", WORKLOADS, GRAMMAR, prepare=byte_tokenizer),
+)

@@ -1,0 +1,142 @@
+"""Other page sizes, KV types, models and schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from g4debug.hooking import targets
+from suites.healthy.groups.endings import CACHED
+from suites.healthy.workload import (
+    Client,
+    Group,
+    Workload,
+    cached,
+    finish,
+    require,
+    with_mtp,
+    without_mtp,
+)
+
+
+async def batches(client: Client) -> None:
+    """Requests of all lengths, some with common prefixes, until pages were used several times."""
+    prefix = client.prompt(200)
+    for _ in range(4):
+        found = await client.together(
+            *(
+                client.generate(prefix[: client.between(30, 200)] + client.tokens(20), 40)
+                for _ in range(4)
+            ),
+            *(
+                client.generate(client.prompt(client.between(2, 500)), client.between(2, 60))
+                for _ in range(4)
+            ),
+        )
+        client.note("answers", sum(finish(o) == "length" for o in found))
+        await asyncio.sleep(0.1)
+
+
+async def outgrown(client: Client) -> None:
+    """Sequences that outgrow the window while they decode, so that SWA pages are evicted."""
+    found = await client.together(
+        *(client.generate(client.prompt(length), 220) for length in (100, 130, 250))
+    )
+    client.note("sequences that outgrew the window", sum(finish(o) == "length" for o in found), 3)
+
+
+async def few_tokens(client: Client) -> None:
+    """Little, because interpreted attention kernels take seconds for each step."""
+    prompt = client.prompt(140)
+    for _ in range(2):
+        found = await client.together(
+            client.generate(prompt, 5),
+            client.generate(client.prompt(30), 6),
+            client.generate(client.prompt(70), 3),
+        )
+        client.note("answers", len(found))
+
+
+async def reused(client: Client) -> None:
+    """A second round in the pages that a first one freed."""
+    prompts = [client.prompt(client.between(100, 400)) for _ in range(6)]
+    await client.together(*(client.generate(p, 20) for p in prompts))
+    found = await client.together(*(client.generate(p + client.tokens(8), 20) for p in prompts))
+    require(all(finish(o) == "length" for o in found), "a request did not complete")
+    client.note("prompts that came back longer", len(found), 6)
+    client.note("prompt tokens from the prefix cache", sum(map(cached, found)), 0)
+
+
+def _moe(folder: Path) -> Mapping[str, Any]:
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.cpu.models import write
+
+    target, assistant = write(TINY_MOE, folder / "moe")
+    return {"model_path": str(target), "speculative_draft_model_path": str(assistant)}
+
+
+BATCHES = Workload("batches", "32 requests, half with common prefixes, in four waves", batches)
+OUTGROWN = Workload("beyond the window", "220 tokens decoded, window 128", outgrown)
+REUSED = Workload("prompts that come back", "six prompts, and again with more tokens", reused)
+FEW = Workload("a few tokens", "six requests, in two waves", few_tokens)
+ALL = (BATCHES, OUTGROWN, REUSED)
+NO_TABLES = {
+    "page-table": "the attention backend is torch_native; trtllm_mha takes pages of 16, 32 and 64",
+    "kv-writes": "the attention backend is torch_native",
+}
+# torch_native reads sliding layers at full-pool indices, so freed memory decides what it answers.
+# With pools of the same size it reads no index that is not there.
+NATIVE = {"attention_backend": "torch_native", "swa_full_tokens_ratio": 1.0}
+ANY_ANSWERS = tuple(dataclasses.replace(w, compare=False) for w in ALL)
+NO_NATIVE = "got prefill=torch_native, decode=torch_native"
+NO_AMX = "ValueError: CPU FP8 KV cache requires Intel AMX support."
+OVERLAP = {}
+if targets.matches("<0.5.13"):
+    OVERLAP["kv-integrity"] = "with overlap scheduling, KV of ended requests is still written"
+
+
+def _native(size: int, radix: bool) -> Group:
+    return without_mtp(
+        f"page-{size}-native" + ("" if radix else "-no-radix"),
+        f"page size {size}, attention in torch, " + ("" if radix else "no ") + "prefix cache",
+        ANY_ANSWERS,
+        {**NATIVE, "page_size": size, "disable_radix_cache": not radix},
+        idle=NO_TABLES,
+        refused="" if targets.matches("<0.5.18") else NO_NATIVE,
+    )
+
+
+GROUPS = (
+    with_mtp("page-16", "page size 16, MTP", ALL, {"page_size": 16}),
+    without_mtp("page-16-plain", "page size 16, no MTP", ALL, {"page_size": 16}),
+    with_mtp("page-32", "page size 32, MTP", ALL, {"page_size": 32}),
+    _native(1, True),
+    _native(1, False),
+    _native(2, True),
+    _native(8, False),
+    Group(
+        "page-1-mtp",
+        "page size 1, attention in interpreted Triton kernels, MTP",
+        (FEW,),
+        {"attention_backend": "triton", "page_size": 1},
+    ),
+    with_mtp(
+        "fp8",
+        "KV in fp8_e4m3, MTP",
+        (FEW,),
+        {"kv_cache_dtype": "fp8_e4m3"},
+        refused="" if targets.matches("<0.5.18") else NO_AMX,
+    ),
+    with_mtp("bf16", "model and KV in bfloat16, MTP", (*ALL, CACHED), {"dtype": "bfloat16"}),
+    with_mtp("moe", "a model with experts, MTP", ALL, prepare=_moe),
+    without_mtp(
+        "overlap",
+        "overlap scheduling, no MTP",
+        (*ALL, CACHED),
+        {"disable_overlap_schedule": False},
+        idle=OVERLAP,
+    ),
+)

@@ -1,0 +1,27 @@
+"""A child: ``sglang.launch_server``, with a thread that publishes what the tracers checked.
+
+It does what ``python -m sglang.launch_server`` does in 0.5.12.post1, and gives SGLang a function of
+our own for the scheduler's process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from suites.healthy import counts
+
+
+def main(device: str, result: Path, flags: list[str]) -> None:
+    from sglang.srt.entrypoints.http_server import launch_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        launch_server(
+            prepare_server_args(flags), run_scheduler_process_func=counts.run_scheduler_process
+        )
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)

@@ -1,0 +1,1 @@
+"""The history suite: SGLang's own bugs against every tool. The cases are in ``cases/``."""

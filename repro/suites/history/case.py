@@ -1,0 +1,71 @@
+"""The declaration of a case of the history suite: a real bug of SGLang, and how to meet it.
+
+A case is a file ``cases/NAME.py`` with a ``CASE``. The counter that says whether its bug was really
+met is in ``truth/NAME.py``, and imports nothing of g4debug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from suites.healthy.workload import Client
+
+Drive = Callable[[Client, int], Awaitable[None]]
+
+CPU, CUDA = "cpu", "cuda"  # the device of a cell
+
+NATURAL = "natural"
+HELD = "natural, held back"  # a bug of timing, and the timing is forced
+FLAGS = "natural with flags"
+PUT_BACK = "put back"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a case.
+
+    release: of SGLang. fixes: ids of our fixes that are on; all others are off. faults: the value
+    of ``G4DEBUG_FAULTS`` that puts the bug back. engine, environ: in addition to the case's.
+    """
+
+    release: str
+    fixes: tuple[str, ...] = ()
+    faults: str = ""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    number: its place in the table. title: the bug, in a few words. threads: where upstream talks of
+    it. origin: NATURAL, HELD, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine
+    that gives the right answers, if it is not the fixed side's. cause: (file below ``sglang/srt/``,
+    function) that the fix changes, upstream's or ours; a tool that names one of them names the
+    cause. drive: the workload, ``drive(client, seed)``, from the text of the thread. engine,
+    environ: arguments of ``sgl.Engine``, and switches. mtp: with FROZEN_KV_MTP. expected: tool ->
+    the grade that was predicted before the first run. why: what the case is in the suite for, one
+    sentence. chosen_after: the case was chosen when g4debug's tracers
+    existed. gpu: why no CPU can run it. seconds: after which a run counts as one that hangs.
+    """
+
+    number: int
+    title: str
+    threads: tuple[str, ...]
+    origin: str
+    buggy: Arm
+    fixed: Arm
+    cause: tuple[tuple[str, str], ...]
+    drive: Drive
+    why: str
+    expected: Mapping[str, str]
+    right: Arm | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    mtp: bool = True
+    chosen_after: bool = False
+    gpu: str = ""
+    seconds: float = 240.0

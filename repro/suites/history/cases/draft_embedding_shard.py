@@ -1,0 +1,34 @@
+"""Two tensor-parallel ranks draft with the target's embedding, of which each has only its rows.
+
+Found by this project on two GPUs; no thread is known. A user meets it with ``--tp-size 2`` and
+FROZEN_KV_MTP on a text-only checkpoint, and any prompt.
+"""
+
+from __future__ import annotations
+
+from suites.healthy.workload import Client
+from suites.history.case import FLAGS, Arm, Case
+from suites.history.grades import predicted
+
+
+async def drive(client: Client, seed: int) -> None:
+    await client.batch(4, (60, 300), 24)
+
+
+CASE = Case(
+    number=10,
+    title="the draft looks full token ids up in this rank's rows of the embedding",
+    threads=(),
+    origin=FLAGS,
+    buggy=Arm("0.5.15.post1"),
+    fixed=Arm("0.5.15.post1", fixes=("draft-embedding-shard",)),
+    cause=(("models/gemma4_causal.py", "get_embed_and_head"),),
+    drive=drive,
+    engine={"tp_size": 2},
+    why="No page is wrong, and on a GPU the crash names no line of Python.",
+    expected=predicted(
+        na="strict tree kv-canary",
+        crash="nothing sglang busy-inv compute-sanitizer",
+        cause="g4debug g4debug-best",
+    ),
+)

@@ -1,0 +1,29 @@
+"""The grades of a tool's answer to a bug, from nothing to its cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NA: Final = "n/a"  # the tool refuses, or does not exist in that release
+SILENT: Final = "silent"
+CRASH: Final = "crash only"  # SGLang died of the bug, and the tool said no more than that
+LATE: Final = "late"  # an alarm, after an answer that is wrong has left
+ALARM: Final = "alarm"
+OBJECT: Final = "object"  # names the page and the request
+CAUSE: Final = "cause"  # names a file and function that the fix changes
+ORDER: Final = (NA, SILENT, CRASH, LATE, ALARM, OBJECT, CAUSE)
+TOLD: Final = (LATE, ALARM, OBJECT, CAUSE)  # the tool told of the bug
+
+
+def predicted(
+    na: str = "",
+    silent: str = "",
+    crash: str = "",
+    late: str = "",
+    alarm: str = "",
+    object: str = "",
+    cause: str = "",
+) -> dict[str, str]:
+    """tool -> the grade that it is expected to get. Each argument: tools, separated by spaces."""
+    given = zip(ORDER, (na, silent, crash, late, alarm, object, cause), strict=True)
+    return {tool: grade for grade, tools in given for tool in tools.split()}

@@ -1,0 +1,36 @@
+"""Counts the decode steps of sliding layers on triton behind the window, and those a key short.
+
+The model's window has 128 keys, the token's own among them. What a layer of SGLang is told as its
+``sliding_window_size`` is one less, but before 0.5.14 it is not, so it is no measure. The closed
+pull request #32087 adds the missing key in ``update_sliding_window_buffer`` (0.5.23,
+``triton_backend.py:2845``). What is counted here is the list that the kernel is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from suites.history.counter import Counter, before
+
+WINDOW = 128  # the sliding_window of the toy models, in keys
+
+
+def install(counter: Counter) -> None:
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    def decode(
+        backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        radius = layer.sliding_window_size
+        if radius is None or radius <= 0 or not batch.forward_mode.is_decode():
+            return
+        bounds = backend.forward_metadata.window_kv_indptr[: batch.batch_size + 1]
+        listed = (bounds[1:] - bounds[:-1])[batch.seq_lens >= WINDOW]
+        if not len(listed):
+            return
+        counter.reached()
+        least = int(listed.min())
+        if least < WINDOW:
+            counter.triggered(f"{least} keys, and the window has {WINDOW}")
+
+    before(TritonAttnBackend, "forward_decode", decode)

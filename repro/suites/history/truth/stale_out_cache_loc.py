@@ -1,0 +1,23 @@
+"""Counts the eager drafts of FROZEN_KV_MTP, and those whose batch has an earlier step's places.
+
+The upstream fix (#29616; 0.5.15.post1, ``FrozenKVMTPDraftWorker.draft``) sets ``out_cache_loc`` to
+None, because this draft never writes KV.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from suites.history.counter import Counter, before
+
+
+def install(counter: Counter) -> None:
+    from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPDraftWorker
+
+    def draft(worker: Any, batch: Any) -> None:
+        counter.reached()
+        places = batch.out_cache_loc
+        if places is not None and len(places) != batch.batch_size:
+            counter.triggered(f"{len(places)} places for a draft of {batch.batch_size} tokens")
+
+    before(FrozenKVMTPDraftWorker, "draft_forward", draft)

@@ -1,0 +1,1 @@
+"""Every fault against every tracer."""

@@ -1,0 +1,216 @@
+"""One row of the matrix: a fault is run twice, without and with tracers, and judged.
+
+A fault's *drill* is the firing plan that the matrix gives it (see ``Fault.drills``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import mixed
+from harness.processes import Outcome
+
+from g4debug import discovery
+from g4debug.dumps import reading
+from g4debug.faults.base import Fault
+from g4debug.settings import fix_switch
+
+REQUESTS, WAVES = 14, 2
+TIMEOUT = 240.0  # seconds of one run; one without a fault takes 15 on an idle machine
+_FIRED = re.compile(r"g4debug fault \(seed=\d+\) \S+ #\d+: .*\[step (\d+): ")
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Trap\w*)\b.*)$", re.MULTILINE)
+_PLACE = re.compile(r"\[/\S+\] ")  # a source file of the machine on which a library was built
+_LEAK = "memory leak detected"
+
+
+@dataclass
+class Row:
+    """named: the tracers that must catch it. seen: what a user sees without tracers.
+
+    fired: the step of the first firing, -1 if it never fired. caught: tracer -> steps from there to
+    its first finding. kinds: tracer -> the kind of that finding.
+    """
+
+    fault: str
+    drill: str
+    named: tuple[str, ...]
+    seen: str = ""
+    fired: int = -1
+    caught: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def missed(self) -> list[str]:
+        return [t for t in self.named if t not in self.caught]
+
+    @property
+    def good(self) -> bool:
+        if self.problem or self.fired < 0:
+            return False
+        return not self.missed if self.named else not self.caught
+
+    @property
+    def verdict(self) -> str:
+        if self.problem:
+            return self.problem
+        if self.fired < 0:
+            return "The fault NEVER FIRED."
+        if not self.named:
+            if self.good:
+                return "No tracer reports anything, as it should be."
+            kinds = ", ".join(f"{kind} by {tracer}" for tracer, kind in self.kinds.items())
+            return f"FALSE ALARM: {kinds}."
+        found = [f"{t} {_later(self.caught[t])}" for t in self.named if t in self.caught]
+        said = [f"It is caught by {', '.join(found)}."] if found else []
+        said += [f"It is MISSED by {', '.join(self.missed)}."] if self.missed else []
+        others = [t for t in self.caught if t not in self.named]
+        said += [f"Also found by {', '.join(others)}."] if others else []
+        return " ".join(said)
+
+
+def _later(steps: int) -> str:
+    if not steps:
+        return "in the same step"
+    return f"{steps} step{'s' * (steps != 1)} later"
+
+
+@dataclass
+class Clean:
+    """The run without a fault, with which all others are compared."""
+
+    outputs: dict[str, Any]
+    accept_length: float
+    seen: str
+    verdict: str
+    good: bool
+    backend: str = ""
+
+
+def tracers() -> tuple[str, ...]:
+    return discovery.names("tracer")
+
+
+# Fixes that stay on with several ranks: without them those do not get as far as the fault.
+FOR_RANKS = ("draft-embedding-shard",)
+
+
+def environment(faults: str, armed: bool, folder: Path, ranks: int = 1) -> dict[str, str]:
+    env = {
+        fix_switch(name): "0"
+        for name in discovery.names("fix")
+        if ranks == 1 or name not in FOR_RANKS
+    }
+    if faults:
+        env["G4DEBUG_FAULTS"] = faults
+    if armed:
+        env |= {
+            "G4DEBUG_TRACE": ",".join(tracers()),
+            "G4DEBUG_MODE": "log",
+            "G4DEBUG_LEAK_STEPS": "4",
+            "G4DEBUG_MAX_DUMPS": "100",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder),
+        }
+    return env
+
+
+def run(
+    name: str,
+    env: Mapping[str, str],
+    folder: Path,
+    backend: str = "",
+    ranks: int = 1,
+) -> Outcome:
+    """One run of the mixed workload in a process of its own.
+
+    backend: the attention backend, '' for trtllm_mha. ranks: tensor-parallel ranks; each is a
+    process with as much to do as a single one has.
+    """
+    arguments: dict[str, Any] = {"attention_backend": backend} if backend else {}
+    if ranks > 1:
+        arguments["tp_size"] = ranks
+    return mixed.run(
+        name, env, folder, TIMEOUT * ranks, REQUESTS, arguments, waves=WAVES, last_words=_LEAK
+    )
+
+
+def run_clean(folder: Path, backend: str = "") -> Clean:
+    """Without a fault. backend: the attention backend, '' for trtllm_mha."""
+    name = f"clean-{backend}" if backend else "clean"
+    plain = run(name, environment("", False, folder), folder, backend=backend)
+    if not plain.completed:
+        raise SystemExit(
+            f"The run without a fault did not complete. The end of its log:\n{plain.text[-3000:]}"
+        )
+    outputs, accept = plain.result["outputs"], plain.result["accept_length"]
+    seen = f"completes, {len(outputs)} requests, accept length {accept:.2f}"
+    dumps = folder / f"{name}-armed-dumps"
+    armed = run(f"{name}-armed", environment("", True, dumps), folder, backend=backend)
+    findings = _findings(dumps)
+    if not armed.completed:
+        return Clean(outputs, accept, seen, "DID NOT COMPLETE", False, backend)
+    if findings:
+        return Clean(outputs, accept, seen, f"FALSE ALARM: {findings}", False, backend)
+    if armed.result["outputs"] != outputs:
+        return Clean(outputs, accept, seen, "OTHER TOKENS", False, backend)
+    return Clean(outputs, accept, seen, "no finding, the same tokens", True, backend)
+
+
+def run_drill(fault: Fault, drill: str, clean: Clean, folder: Path) -> Row:
+    row = Row(fault.id, drill, fault.caught_by)
+    name = f"{fault.id}-{re.sub(r'[^a-z0-9]+', '-', drill)}"
+    faults = f"seed=1;{fault.id}={drill}"
+    needs: dict[str, Any] = {"backend": fault.backend, "ranks": fault.ranks}
+    bare = run(name, environment(faults, False, folder, fault.ranks), folder, **needs)
+    row.seen = what_a_user_sees(bare, clean)
+    dumps = folder / f"{name}-dumps"
+    armed = run(f"{name}-armed", environment(faults, True, dumps, fault.ranks), folder, **needs)
+    fired = [int(step) for step in _FIRED.findall(armed.text)]
+    if not fired and not _FIRED.search(bare.text):
+        row.problem = "" if armed.completed else "It DIED BEFORE THE FAULT FIRED."
+        return row
+    row.fired = fired[0] if fired else -1
+    for tracer, kind, step in _findings(dumps):
+        if tracer not in row.caught:
+            row.caught[tracer], row.kinds[tracer] = max(0, step - row.fired), kind
+    if not row.named and not armed.completed and bare.completed:
+        row.problem = "It DIED, but only with tracers."
+    return row
+
+
+def _findings(folder: Path) -> list[tuple[str, str, int]]:
+    """(tracer, kind, step) of every dump, in the order of their steps."""
+    records = [reading.read(path).finding for path in folder.glob("*.pt")]
+    return sorted(((f.check, f.kind, f.location.step) for f in records), key=lambda f: f[2])
+
+
+def what_a_user_sees(run: Outcome, clean: Clean) -> str:
+    """In a few words, from the log and the outputs of a run without tracers."""
+    if _LEAK in run.text:
+        return "dies at idle: SGLang's 'memory leak detected'"
+    scheduler = run.text.rpartition("Scheduler hit an exception")[2]
+    if scheduler != run.text:
+        errors = _EXCEPTION.findall(scheduler)
+        words = _PLACE.sub("", errors[0]).removeprefix("torch.") if errors else ""
+        return f"dies: {words[:90]}" if words else "dies"
+    if run.status is None:
+        return f"hangs (stopped after {run.seconds:.0f} s)"
+    if not run.completed:
+        return f"dies with status {run.status}"
+    outputs = run.result["outputs"]
+    aborted = sum(o["finish"] == "abort" for o in outputs.values())
+    other = sum(
+        o["tokens"] != clean.outputs[rid]["tokens"]
+        for rid, o in outputs.items()
+        if o["finish"] != "abort"
+    )
+    parts = [f"{other} of {len(outputs)} answers are wrong"] if other else []
+    if aborted:
+        parts.append(f"{aborted} aborted")
+    if abs(run.result["accept_length"] - clean.accept_length) >= 0.005:
+        parts.append(f"accept length {run.result['accept_length']:.2f}")
+    return ", ".join(parts) if parts else "nothing"

@@ -1,0 +1,521 @@
+"""yoco-fast-prefill on a real model, real pools and a real backend: same answers, fewer rows."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from real_model import Model
+
+from g4debug.cpu.geometry import TINY
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import cut as yoco_cut
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import fix as yoco_fast_prefill
+from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
+
+SWITCH = "SGLANG_GEMMA4_YOCO"
+FIRST = TINY.layers - TINY.kv_shared
+# float32, logprobs: a product of one row adds in another order than one of many, and the toy
+# model's attention (logits of standard deviation 16) makes more of it.
+CLOSE = {"rtol": 0, "atol": 1e-4}
+pytestmark = pytest.mark.written_for("yoco-fast-prefill")
+
+
+@pytest.fixture(scope="module")
+def model(_sglang_imported):
+    from sglang.srt import server_args
+    from sglang.srt.distributed import parallel_state
+
+    from g4debug.cpu.models import tiny_models
+
+    before = server_args._global_server_args
+    with torch.random.fork_rng():
+        yield Model(tiny_models()[0], disable_overlap_schedule=True)
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
+    server_args._global_server_args = before
+
+
+@pytest.fixture
+def rows(model, arm, monkeypatch):
+    """Armed; the rows that each decoder layer computed, forward by forward."""
+    from sglang.srt.models import gemma4_causal
+
+    layer = gemma4_causal.Gemma4DecoderLayer
+    seen: list[dict[int, int]] = []
+    real = layer.forward
+
+    def spy(self, positions, hidden_states, per_layer_input, forward_batch, **kwargs):
+        if self.layer_id == 0:
+            seen.append({})
+        assert len(positions) == len(hidden_states)
+        assert per_layer_input is None or len(per_layer_input) == len(hidden_states)
+        seen[-1][self.layer_id] = len(hidden_states)
+        return real(self, positions, hidden_states, per_layer_input, forward_batch, **kwargs)
+
+    layer.forward = spy  # innermost; the fixture `sglang` puts SGLang's own back
+    monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
+    monkeypatch.setattr(yoco_fast_prefill, "_said", set())
+    arm(**{SWITCH: "1"})
+    yield seen
+    layer.forward = real
+    model.clear()
+
+
+def tokens(n, seed=0):
+    rng = random.Random(1000 * seed + n)
+    return [2, *(rng.randrange(4, TINY.vocab) for _ in range(n - 1))][:n]
+
+
+def plain(model, batch):
+    """The forward of SGLang alone: no facts, no cut."""
+    forward_batch = model.forward_batch(batch)
+    vars(forward_batch).pop(yoco_plan.FACTS, None)
+    return model.forward(forward_batch)
+
+
+def logprobs(logits):
+    return torch.log_softmax(logits.float(), -1)
+
+
+def same(got, wanted, requests=slice(None)):
+    a, b = logprobs(got.next_token_logits)[requests], logprobs(wanted.next_token_logits)[requests]
+    torch.testing.assert_close(a, b, **CLOSE)
+    assert torch.equal(a.argmax(-1), b.argmax(-1))
+
+
+def cut_rows(seen):
+    """Rows of the KV-shared layers in the last forward; None if the layers were not called."""
+    found = {seen[-1].get(n) for n in range(FIRST, TINY.layers)}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_the_last_row_of_each_prompt_is_enough(model, rows):
+    batch = model.batch([model.request(tokens(n)) for n in (300, 1, 90, 2)])
+    got = model.forward(model.forward_batch(batch))
+    assert rows[-1] == {n: 393 if n < FIRST else 4 for n in range(TINY.layers)}
+    same(got, plain(model, batch))
+    assert rows[-1] == dict.fromkeys(range(TINY.layers), 393)
+
+
+def test_a_request_with_prompt_logprobs_keeps_its_rows_the_others_do_not(model, rows):
+    batch = model.batch(
+        [
+            model.request(tokens(200)),
+            model.request(tokens(90), return_logprob=True, logprob_start=40),
+            model.request(tokens(150)),
+        ]
+    )
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 1 + 50 + 1
+    wanted = plain(model, batch)
+    same(got, wanted)
+    assert len(got.input_token_logprobs) == 50
+    torch.testing.assert_close(got.input_token_logprobs, wanted.input_token_logprobs, **CLOSE)
+
+
+def test_output_logprobs_alone_keep_no_more(model, rows):
+    batch = model.batch([model.request(tokens(100), return_logprob=True)])
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 1
+    same(got, plain(model, batch))
+
+
+def test_a_chunk_that_is_not_the_last_calls_no_shared_layer(model, rows):
+    request = model.request(tokens(300))
+    request.fill_ids = []
+    first = model.forward(model.forward_batch(model.batch([model.take(request, 128)])))
+    assert cut_rows(rows) is None
+    assert first.next_token_logits.isfinite().all()
+    second = model.batch([model.take(request, 300)])
+    got = model.forward(model.forward_batch(second))
+    assert rows[-1][0] == 172
+    assert cut_rows(rows) == 1
+    whole = model.batch([model.request(tokens(300))])
+    same(got, plain(model, whole))
+
+
+def test_a_chunk_beside_whole_prompts(model, rows):
+    chunked = model.request(tokens(300))
+    chunked.fill_ids = []
+    model.take(chunked, 64)
+    requests = [model.request(tokens(70)), chunked, model.request(tokens(33))]
+    batch = model.batch(requests)
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 2
+    same(got, plain(model, batch), [0, 2])
+
+
+def test_a_chunk_with_prompt_logprobs_keeps_the_rows_of_its_chunk(model, rows):
+    request = model.request(tokens(300), return_logprob=True, logprob_start=100)
+    request.fill_ids = []
+    batch = model.batch([model.take(request, 128)])
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 28
+    wanted = plain(model, batch)
+    torch.testing.assert_close(got.input_token_logprobs, wanted.input_token_logprobs, **CLOSE)
+
+
+def test_the_last_chunk_counts_as_such_while_the_one_before_is_not_yet_processed(model, rows):
+    """Overlap scheduling: ``is_chunked`` is counted down after the next batch was made."""
+    request = model.request(tokens(100))
+    request.is_chunked = 1
+    batch = model.batch([request])
+    model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 1
+
+
+def test_prefix_hits(model, rows):
+    request = model.request(tokens(130))
+    request.fill_ids = []
+    model.forward(model.forward_batch(model.batch([model.take(request, 128)])))
+    other = model.request(tokens(80, seed=1))
+    batch = model.batch([model.take(request, 130), other])  # 128 of 130 are there
+    got = model.forward(model.forward_batch(batch))
+    assert rows[-1][0] == 82
+    assert cut_rows(rows) == 2
+    same(got, plain(model, batch))
+
+
+def test_one_token_prompts_have_nothing_to_cut(model, rows):
+    batch = model.batch([model.request(tokens(1)), model.request([7])])
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 2
+    assert not yoco_fast_prefill._said
+    same(got, plain(model, batch))
+
+
+def test_frozen_kv_mtp_reads_each_requests_last_hidden_state(model, rows):
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.frozen_kv_mtp_utils import select_last_extend_hidden
+
+    batch = model.batch([model.request(tokens(n)) for n in (120, 60)], "FROZEN_KV_MTP")
+    batch.capture_hidden_mode = CaptureHiddenMode.FULL
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 2
+    wanted = plain(model, batch)
+    worker = SimpleNamespace(extend_lens=[120, 60], batch_size=lambda: 2)
+    torch.testing.assert_close(
+        select_last_extend_hidden(worker, got.hidden_states),
+        select_last_extend_hidden(worker, wanted.hidden_states),
+        rtol=0, atol=5e-3,
+    )  # fmt: skip
+    same(got, wanted)
+    # What nobody reads is zero, every time.
+    assert not got.hidden_states[:119].any()
+    assert got.hidden_states.shape == wanted.hidden_states.shape
+
+
+@pytest.mark.parametrize("algorithm", ["NONE", "EAGLE", "STANDALONE"])
+def test_other_readers_of_hidden_states_get_all_rows(model, rows, algorithm):
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    batch = model.batch([model.request(tokens(50))], algorithm)
+    batch.capture_hidden_mode = CaptureHiddenMode.FULL
+    got = model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 50
+    assert torch.equal(got.hidden_states, plain(model, batch).hidden_states)
+
+
+def test_a_request_that_returns_hidden_states_gets_them(model, rows):
+    asking = model.request(tokens(50), return_hidden_states=True)
+    batch = model.batch([asking, model.request(tokens(60))], "FROZEN_KV_MTP")
+    model.forward(model.forward_batch(batch))
+    assert cut_rows(rows) == 110
+
+
+def test_captured_layers_before_the_cut_are_whole_and_inside_of_it_stop_it(
+    model, rows, monkeypatch
+):
+    batch = model.batch([model.request(tokens(40))])
+    monkeypatch.setattr(model.text, "layers_to_capture", [2, FIRST])
+    forward_batch = model.prepare(model.forward_batch(batch))
+    with torch.no_grad():
+        hidden, aux = model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    assert cut_rows(rows) == 1
+    assert [len(t) for t in (hidden, *aux)] == [40, 40, 40]
+    assert aux[1].abs().sum(-1).all()
+    monkeypatch.setattr(model.text, "layers_to_capture", [FIRST + 1])
+    assert "captured" in yoco_fast_prefill.decide(model.text, forward_batch)
+
+
+def test_decode_and_verify_are_never_cut(model, rows):
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    for mode in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.IDLE):
+        made = SimpleNamespace(forward_mode=mode)
+        target = SimpleNamespace(is_draft_worker=False)
+        assert yoco_plan.after_init_new(made, None, None, target) is made
+        assert yoco_fast_prefill.decide(model.text, made) == "no prefill of the target"
+
+
+def test_the_draft_is_left_alone(model, rows):
+    batch = model.batch([model.request(tokens(40))])
+    forward_batch = model.forward_batch(batch)
+    vars(forward_batch).pop(yoco_plan.FACTS)
+    draft = SimpleNamespace(is_draft_worker=True)
+    yoco_plan.after_init_new(forward_batch, None, batch, draft)
+    assert not hasattr(forward_batch, yoco_plan.FACTS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("lora_ids", ["a"], "LoRA"),
+        ("global_num_tokens_cpu", [40], "DP or CP"),
+        ("attn_cp_metadata", object(), "DP or CP"),
+        ("tbo_split_seq_index", 0, "two-batch"),
+        ("multi_item_delimiter_indices", [None], "multi-item"),
+        ("encoder_lens", torch.ones(1), "cross-attention"),
+        ("padded_static_len", 64, "padded"),
+        ("extend_seq_lens_cpu", [39], "padded"),
+        ("return_pooled_hidden_states", True, "hidden states"),
+    ],
+)
+def test_what_makes_a_batch_ineligible(model, rows, field, value, reason):
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    assert yoco_fast_prefill.decide(model.text, forward_batch) == [1]
+    setattr(forward_batch, field, value)
+    assert reason in yoco_fast_prefill.decide(model.text, forward_batch)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "reason"),
+    [("pp_size", 2, "pipeline"), ("enable_return_routed_experts", True, "routed-experts")],
+)
+def test_what_makes_a_server_ineligible(model, rows, monkeypatch, argument, value, reason):
+    from sglang.srt.server_args import get_global_server_args
+
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    monkeypatch.setattr(get_global_server_args(), argument, value)
+    assert reason in yoco_fast_prefill.decide(model.text, forward_batch)
+
+
+def test_other_attention_backends_are_left_alone(model, rows, monkeypatch):
+    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+
+    batch = model.batch([model.request(tokens(40))])
+    forward_batch = model.forward_batch(batch)
+    forward_batch.attn_backend = SimpleNamespace()
+    assert "not triton or trtllm_mha" in yoco_fast_prefill.decide(model.text, forward_batch)
+    forward_batch.attn_backend = HybridAttnBackend(model.runner, model.backend, SimpleNamespace())
+    assert yoco_fast_prefill.decide(model.text, forward_batch) == [1]
+    monkeypatch.setattr(model.backend, "enable_deterministic", True, raising=False)
+    assert "deterministic" in yoco_fast_prefill.decide(model.text, forward_batch)
+
+
+@pytest.mark.parametrize(
+    ("shared", "wanted"), [("001", 2), ("000", "no KV-shared"), ("010", "not the model's last")]
+)
+def test_where_a_model_is_cut(shared, wanted):
+    layers = [SimpleNamespace(is_kv_shared_layer=c == "1") for c in shared]
+    text = torch.nn.Module()
+    text.layers = [SimpleNamespace(self_attn=layer) for layer in layers]
+    found = yoco_fast_prefill.first_shared_layer(text)
+    assert found == wanted if isinstance(wanted, int) else wanted in found
+
+
+def test_the_switch_of_the_seed(model, arm):
+    from sglang.srt.models import gemma4_causal
+
+    before = gemma4_causal.Gemma4TextModel.forward
+    arm(**{SWITCH: "0"})
+    assert gemma4_causal.Gemma4TextModel.forward is before
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    assert not hasattr(forward_batch, yoco_plan.FACTS)
+    model.clear()
+
+
+# --- metadata ------------------------------------------------------------------------------
+
+
+def snapshot(backend):
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in vars(backend.forward_metadata).items()
+    }
+
+
+def same_metadata(backend, before, metadata):
+    assert backend.forward_metadata is metadata
+    for name, value in snapshot(backend).items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, before[name]), name
+        else:
+            assert value == before[name], name
+
+
+def test_metadata_and_batch_are_as_before_afterwards(model, rows):
+    batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
+    forward_batch = model.prepare(model.forward_batch(batch))
+    before, metadata = snapshot(model.backend), model.backend.forward_metadata
+    fields = dict(vars(forward_batch))
+    with torch.no_grad():
+        model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    assert cut_rows(rows) == 2
+    same_metadata(model.backend, before, metadata)
+    assert vars(forward_batch).keys() == fields.keys()
+    assert all(vars(forward_batch)[name] is value for name, value in fields.items())
+
+
+@pytest.mark.parametrize("number", [FIRST, TINY.layers - 1])
+def test_an_exception_in_a_shared_layer_leaves_nothing_behind(model, rows, monkeypatch, number):
+    batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
+    forward_batch = model.prepare(model.forward_batch(batch))
+    before, metadata = snapshot(model.backend), model.backend.forward_metadata
+
+    def fail(*args, **kwargs):
+        assert model.backend.forward_metadata is not metadata
+        raise RuntimeError("the layer's own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.text.layers[number].mlp, "forward", fail)
+        with pytest.raises(RuntimeError, match="the layer's own"), torch.no_grad():
+            model.text(forward_batch.input_ids, forward_batch.positions, forward_batch)
+    same_metadata(model.backend, before, metadata)
+    assert not hasattr(forward_batch, yoco_fast_prefill.CUT)
+    same(model.forward(model.forward_batch(batch)), plain(model, batch))
+
+
+def test_a_cut_that_cannot_be_made_falls_back_and_says_so_once(model, rows, monkeypatch, caplog):
+    batch = model.batch([model.request(tokens(n)) for n in (100, 30)])
+    wanted = plain(model, batch)
+
+    def fail(*args, **kwargs):
+        raise ValueError("made up")
+
+    monkeypatch.setattr(yoco_cut, "cut_batch", fail)
+    for _ in range(2):
+        got = model.forward(model.forward_batch(batch))
+        assert torch.equal(got.next_token_logits, wanted.next_token_logits)
+    assert cut_rows(rows) == 130
+    said = [r for r in caplog.records if "off in this process" in r.message]
+    assert len(said) == 1
+    assert "made up" in said[0].exc_text
+
+
+def test_the_page_table_guard_agrees_with_the_cut_tables(model, arm, monkeypatch):
+    """Every tracer armed, page tables compared with req_to_token; a cut table that lies is found.
+
+    The backend is older than the tracer here, so the tracer is shown it.
+    """
+    from sglang.srt.layers.attention import trtllm_mha_backend
+
+    from g4debug.trapping.trap import TrapError
+
+    monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
+    arm(SGLANG_TRTLLM_MHA_DEBUG="1", **{SWITCH: "1"})
+    model.backend.__init__(model.runner)
+    tables = []
+    real = trtllm_mha_backend.flashinfer.prefill.trtllm_batch_context_with_kv_cache
+
+    def spy(**arguments):
+        tables.append(len(arguments["block_tables"]))
+        return real(**arguments)
+
+    monkeypatch.setattr(
+        trtllm_mha_backend.flashinfer.prefill, "trtllm_batch_context_with_kv_cache", spy
+    )
+    chunked = model.request(tokens(200))
+    chunked.fill_ids = []
+    batch = model.batch([model.request(tokens(150)), model.take(chunked, 64)])
+    model.forward(model.forward_batch(batch))
+    assert tables == [2] * FIRST + [1] * TINY.kv_shared
+
+    real_metadata = yoco_cut.cut_metadata
+
+    def wrong(backend, cut):
+        metadata = real_metadata(backend, cut)
+        metadata.page_table = metadata.page_table.roll(1, 1)
+        return metadata
+
+    monkeypatch.setattr(yoco_cut, "cut_metadata", wrong)
+    with pytest.raises(TrapError, match="page-table"):
+        model.forward(model.forward_batch(batch))
+    model.clear()
+
+
+# --- piecewise CUDA graphs -------------------------------------------------------------------
+
+
+def test_inside_of_a_piecewise_graph_nothing_is_cut(model, rows):
+    from sglang.srt.compilation import piecewise_context_manager as context
+
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    with context.set_forward_context(forward_batch, [], None, [], []):
+        assert "piecewise" in yoco_fast_prefill.decide(model.text, forward_batch)
+
+
+def test_dynamo_traces_through_the_wrappers_and_sees_no_cut():
+    """As SGLang compiles a language model for piecewise graphs: the whole graph or an error."""
+    calls = []
+
+    def layer(self, positions, hidden_states, per_layer_input, forward_batch, **kwargs):
+        return hidden_states * 2, None
+
+    def text(self, input_ids, positions, forward_batch):
+        hidden = yoco_fast_prefill.around_layer(
+            layer, self, positions, input_ids, None, forward_batch
+        )
+        return hidden[0]
+
+    def backend(graph, example):
+        calls.append(graph)
+        return graph.forward
+
+    class Batch:  # has facts, as a batch that SGLang made for a prefill
+        pass
+
+    batch = Batch()
+    setattr(batch, yoco_plan.FACTS, yoco_plan.Facts((False,), False))
+    self = SimpleNamespace(layer_id=0)
+    compiled = torch.compile(
+        lambda x: yoco_fast_prefill.around_model(text, self, x, x, batch),
+        fullgraph=True, backend=backend,
+    )  # fmt: skip
+    with torch._dynamo.config.patch(disable=False):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("threshold", "graph"), [(0, True), (39, False), (40, True)], ids=["never", "spares", "less"]
+)
+def test_from_how_many_spared_rows_on_a_graph_is_not_replayed(
+    model, rows, monkeypatch, threshold, graph
+):
+    monkeypatch.setattr(yoco_fast_prefill, "_eager_rows", threshold)
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    runner = SimpleNamespace(model_runner=model.runner)
+    can_run = yoco_fast_prefill.around_can_run
+    assert can_run(lambda *a: True, runner, forward_batch) is graph
+    assert can_run(lambda *a: False, runner, forward_batch) is False
+
+
+def test_a_prefill_that_is_not_replayed_is_cut_in_a_compiled_model(model, rows):
+    """SGLang puts a trampoline before the forward when it builds piecewise graphs."""
+    from sglang.srt.compilation.compile import install_torch_compiled
+
+    forward_batch = model.forward_batch(model.batch([model.request(tokens(40))]))
+    install_torch_compiled(model.text, backend_factory=lambda graph, example: graph)
+    try:
+        assert "forward" in vars(model.text)
+        model.forward(forward_batch)
+    finally:
+        del model.text.forward
+    assert rows[-1][0] == 40
+    assert rows[-1][max(rows[-1])] == 1
+
+
+def test_it_is_around_the_other_paths_of_a_layer():
+    """They must get the rows that are left, not cut what they have fused."""
+    from g4debug.fixes import base
+    from g4debug.hooking.hooks import Hooks
+
+    hooks = Hooks()
+    paths = ("ple-tail", "triple-rmsnorm", yoco_fast_prefill.ID)
+    base.apply_all(hooks, dict.fromkeys(paths, True), {})
+    assert set(hooks.owners("gemma4.layer")) >= set(paths)
+    assert hooks.owners("gemma4.layer")[-1] == yoco_fast_prefill.ID
