@@ -481,13 +481,14 @@ _SPEC_LIFECYCLE = (
     _number(
         "accept-length",
         "a request accepted fewer than 1 token, or more than the drafts and the bonus token",
-        "`accept length …, should be …`, or `num_accept_tokens = …, should be …`",
+        "`accept length …, should be …`, `accept lengths of … requests`, or "
+        "`num_accept_tokens = …, should be …`",
         look="the verify's `num_correct_drafts`; the bonus token always counts", command=EAGER,
     ),
     _number(
         "seq-len",
         "lengths on the host, on the device and `kv_committed_len` disagree",
-        "`seq_lens… = …, should be …`",
+        "`seq_lens… = …, should be …`, or `seq_lens… of … requests, should be …`",
         look="what changed `seq_lens` between the verify and the next draft", command=EAGER,
     ),
     _number(
@@ -579,8 +580,8 @@ _FLIGHT_RECORDER = (
     _end(
         "device-assert",
         "An assertion failed in a kernel, mostly because an index was out of range.",
-        "`flight-recorder in …: an index was out of range in a kernel (device-side assert …)`, or "
-        "`an assertion failed in a kernel (device-side assert …)`",
+        "`flight-recorder in …: an index was out of range in a kernel (device-side assert…`, or "
+        "`an assertion failed in a kernel (device-side assert…`",
         entry="Device-side assert triggered", died=True,
     ),
     _end(
