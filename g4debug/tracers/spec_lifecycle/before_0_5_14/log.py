@@ -52,8 +52,8 @@ class V1Log(SpecLog):
         if ref is None or ref() is not spec:
             left = None
         finding = super().describe(violation, at)
-        if violation.kind in ("draft-embedding", "draft-pool"):
-            return finding
+        if at.site in ("draft.bind_embedding", "attn.hybrid_metadata"):
+            return finding  # of the draft, and not of a step: the same in every release
         fix, command = explain(violation, left, self.repairing)
         reference = fix + KINDS["spec-lifecycle"][violation.kind].reference
         why = cause(violation, at, left)
