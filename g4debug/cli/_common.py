@@ -76,8 +76,12 @@ def read_dumps(paths: list[Path], log: Path | None) -> tuple[TrapRecord, Path, V
     if is_one_dump(paths):
         return with_log(read_dump(paths[0]), log), paths[0], None
     from g4debug.cli import _incident
+    from g4debug.dumps.errors import DumpError
 
-    view = _incident.load(paths)
+    try:
+        view = _incident.load(paths, [p for p in paths if not is_one_dump([p])], list_command)
+    except DumpError as e:
+        raise CliError(str(e)) from e
     if log is not None:
         raise CliError("--log belongs to one dump, and these are several: name one of them")
     return view.record, view.first.path, view

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from g4debug.cli._common import CliError, is_one_dump, list_command
 from g4debug.dumps import incidents
 from g4debug.dumps.errors import DumpError
 from g4debug.dumps.heads import quoted
@@ -15,25 +15,25 @@ from g4debug.reporters.incident import Member, View
 READ = 32  # dumps of an incident that are read whole; of the others only the head is
 
 
-def load(paths: list[Path]) -> View:
+def load(paths: list[Path], folders: list[Path], list_command: Callable[[Path], str]) -> View:
     """The newest incident of folders, or the dumps that are named, as one incident.
 
-    Raises CliError if no dump can be read.
+    folders: those of ``paths`` that are folders. list_command: the command that lists the dumps
+    beside a path. Raises DumpError if no dump can be read.
     """
-    folders = [p for p in paths if not is_one_dump([p])]
     if folders and len(folders) < len(paths):
-        raise CliError(f"give either folders or dumps: {folders[0]} is a folder")
+        raise DumpError(f"give either folders or dumps: {folders[0]} is a folder")
     if not folders:
         for path in paths:  # a name that is mistyped would else be a member that cannot be read
             if _is_missing(path):
-                raise CliError(f"{quoted(path)}: no such file; try: {list_command(path)}")
+                raise DumpError(f"{quoted(path)}: no such file; try: {list_command(path)}")
         dumps = sorted(map(incidents.look, dict.fromkeys(paths)), key=lambda d: d.time)
         return _view(dumps, 0, str(paths[0]))
     found = incidents.group(d for folder in folders for d in _look_into(folder))
     whole = [i for i in found if not all(d.broken for d in i.dumps)]
     if not whole:
         what = "no dump in it can be read" if found else "there is no dump in it"
-        raise CliError(f"{folders[0]}: {what}; try: g4debug list {quoted(folders[0])}")
+        raise DumpError(f"{folders[0]}: {what}; try: g4debug list {quoted(folders[0])}")
     return _view(list(whole[0].dumps), len(whole) - 1, str(folders[0]))
 
 
@@ -49,7 +49,7 @@ def _look_into(folder: Path) -> list[Dump]:
         return incidents.look_into(folder)
     except (OSError, ValueError) as e:
         reason = getattr(e, "strerror", None) or e
-        raise CliError(f"{folder}: cannot be read: {reason}") from e
+        raise DumpError(f"{folder}: cannot be read: {reason}") from e
 
 
 def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
@@ -57,7 +57,7 @@ def _view(dumps: list[Dump], elsewhere: int, where: str) -> View:
     # The first one that can be read is shown in full. Those before it are told as broken.
     first = next((m for m in members if m.record is not None), None)
     if first is None:
-        raise CliError(f"{where}: no dump can be read: {members[0].broken or 'none is whole'}")
+        raise DumpError(f"{where}: no dump can be read: {members[0].broken or 'none is whole'}")
     return View((first, *(m for m in members if m is not first)), elsewhere)
 
 

@@ -175,25 +175,25 @@ class PageTableKind(DeviceKind):
     # Of lists of tokens only, see tracers/page_table/token_check.py.
     INDPTR = _beside(
         "list-bounds",
-        "of `triton`: `kv_indptr` does not end a row's list where the row's length says",
+        "in lists of tokens: `kv_indptr` does not end a row's list where the row's length says",
         "`gets kv_indptr[…] = …, but it must be …`",
         beside="kv_indptr", contain=Contain.MENDS, command=_CONTAIN, code=10,
     )
     SPLITS = _beside(
         "kv-splits",
-        "of `triton`: `num_kv_splits` does not lie in what is allowed",
+        "in lists of tokens: `num_kv_splits` does not lie in what is allowed",
         "`cuts a row into … parts (num_kv_splits)`",
         beside="num_kv_splits", contain=Contain.MENDS, command=_CONTAIN, code=11,
     )
     OFFSET = _beside(
         "window-offset",
-        "of `triton`: `window_kv_offsets` is not the position of the first token in the list",
+        "in lists of tokens: `window_kv_offsets` is not the position of the first token",
         "`gets window_kv_offsets = …, but the row's list begins at …`",
         beside="window_kv_offsets", contain=Contain.MENDS, command=_CONTAIN, code=12,
     )
     MASK = _beside(
         "mask-bounds",
-        "of `triton`: `mask_indptr` and `custom_mask` do not fit the batch",
+        "in lists of tokens: `mask_indptr` and `custom_mask` do not fit the batch",
         "`gets mask_indptr = …, but the row's part of the mask begins at …`",
         beside="mask_indptr or custom_mask", contain=Contain.SHIELDS, code=13,
     )

@@ -28,7 +28,7 @@ def describe(
         for holding in _by_owner(pool, pages, state, rids, released, ledger)
     ]
     # What corrupts KV is worse than what is lost.
-    kind = next(kind for kind in ("double", "repeated", "outside", "leaked") if len(wrong[kind]))
+    kind = next(k for k in sorted(wrong, key=lambda k: k == "leaked") if len(wrong[k]))
     pages, first, count = wrong[kind], int(wrong[kind][0]), len(wrong[kind])
     events = () if ledger.broken else ledger.history(pool, first)
     worst = next(h for h in holdings if h.state == kind)
@@ -86,7 +86,7 @@ def _finding(
     record = KINDS["pool-leak"][kind]
     return Finding(
         check="pool-leak",
-        kind=kind,
+        kind=record.name,
         site="scheduler.on_idle" if idle else "scheduler.process_result",
         headline=f"g4debug: pool-leak {'at idle' if idle else 'while busy'}: {what}",
         location=Location(process="scheduler", step=ledger.recorder.step, request=request),
