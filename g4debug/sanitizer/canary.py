@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,21 +11,9 @@ from g4debug.dumps import reading
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Chain, parse
 from g4debug.findings.record import TrapRecord
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.sanitizer.device_check import DeviceCheck
-from g4debug.settings import Settings
-from g4debug.tracers.base import CanaryError, Context
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
-
-
-def context(tracer_id: str, folder: Path) -> Context:
-    """What a tracer works with, without a server. Its dumps go to ``folder``."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    return Context(tracer_id, Hooks(), settings, recorder, trap)
+from g4debug.tracers.base import CanaryError
+from g4debug.trapping.trap import TrapError
 
 
 def caught(

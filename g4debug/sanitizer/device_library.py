@@ -63,11 +63,27 @@ def keep(kept, place, at, where, inside, value, expected, N_CELLS: tl.constexpr 
 
 @triton.jit
 def leave(
-    host, total, place, claimed, number,
-    row, at, value, length, bad, kind, expected, step, request, full, twin,
+    host,
+    total,
+    place,
+    claimed,
+    number,
+    row,
+    at,
+    value,
+    length,
+    bad,
+    kind,
+    expected,
+    step,
+    request,
+    full,
+    twin,
     FENCE: tl.constexpr,  # False where the interpreter runs it, which has no such instruction
-    N_WORDS: tl.constexpr = WORDS, AT_SEQ: tl.constexpr = SEQ, AT_SUMMARY: tl.constexpr = SUMMARY,
-):  # fmt: skip
+    N_WORDS: tl.constexpr = WORDS,
+    AT_SEQ: tl.constexpr = SEQ,
+    AT_SUMMARY: tl.constexpr = SUMMARY,
+):
     """Write the record if it was claimed, and count what was seen.
 
     row .. twin: the words of a ``trap_buffer.Record``, in its order, int64.

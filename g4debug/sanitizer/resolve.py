@@ -34,12 +34,27 @@ UNKNOWN = -1
 
 @triton.jit
 def resolve(
-    req_to_token, book, owners, protected,  # of reference_state.Arguments
-    request, theirs, cell, within, position, begins, inside,
-    words, known, stride, page_size,
-    HAS_SHADOW: tl.constexpr, HAS_OWNERS: tl.constexpr, SWA: tl.constexpr,
-    FREE: tl.constexpr = FREE, EVERYTHING: tl.constexpr = EVERYTHING,
-):  # fmt: skip
+    req_to_token,
+    book,  # the shadow, or where there is none the full-to-SWA mapping
+    owners,
+    protected,
+    request,
+    theirs,
+    cell,
+    within,
+    position,
+    begins,
+    inside,
+    words,
+    known,  # words of the book: full pages, or tokens of the mapping
+    stride,
+    page_size,
+    HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
+    SWA: tl.constexpr,
+    FREE: tl.constexpr = FREE,
+    EVERYTHING: tl.constexpr = EVERYTHING,
+):
     """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Resolved`.
 
     request, theirs: a row of ``req_to_token``, and whether it is some request's. cell .. inside:

@@ -106,7 +106,6 @@ class TrapBuffer:
         self.cells = torch.zeros(places * 2 * CELLS, dtype=torch.int32, pin_memory=pinned)
         self.claims = torch.zeros(places, dtype=torch.int64, device=device)
         self.total = torch.zeros(1, dtype=torch.int64, device=device)
-        self.tensors = self.claims, self.total, self.acks, self.host  # as the kernels take them
         self.mailboxes = mailboxes
         self.spoilt: set[int] = set()  # those with a number that no kernel can have written
         self.told = 0  # bad cells in the records that were read

@@ -65,11 +65,12 @@ class Context:
         self.disabled = ""  # why a hook of this tracer was switched off, '' if none was
 
     @classmethod
-    def alone(cls, tracer_id: str, settings: Settings) -> Context:
-        """A context with a recorder, a trap and a ledger of its own, for a canary."""
+    def alone(cls, tracer_id: str, settings: Settings, ledger: bool = False) -> Context:
+        """A context with a recorder and a trap of its own, and maybe a ledger, for a canary."""
         recorder = Recorder(settings.steps)
         trap = Trap(settings, Describer(recorder))
-        return cls(tracer_id, Hooks(), settings, recorder, trap, Ledger(recorder))
+        of = Ledger(recorder) if ledger else None
+        return cls(tracer_id, Hooks(), settings, recorder, trap, of)
 
     def limit(self, what: str, why: str) -> None:
         """Something is not judged on this server, see :meth:`Part.limit`. Logged once."""

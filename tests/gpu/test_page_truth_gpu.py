@@ -130,7 +130,7 @@ def test_a_row_that_outgrows_its_table_between_replays():
     assert seen["full"].row == seen["swa"].row == 1
     # Columns 10 and 11 of the row are zero, too: what is told first is the first bad cell's.
     assert {f.kind for f in seen.values()} <= {Kind.SHORT, Kind.ZERO}
-    assert seen["full"].count == 3  # two cells and the row
+    assert seen["full"].bad == 3  # two cells and the row
 
 
 def test_padding_rows_and_request_0_are_nobodys():

@@ -175,9 +175,9 @@ def test_a_folder_called_like_sglang_makes_nothing_sglangs(repro, at_home):
     """PACKAGES may lie below any folder, and so may the clone that has the stand-ins."""
     log = at_home / "broken.log"
     log.write_text(CRASH.replace('File "/', 'File "/sglang/g4debug/cpu/'))
-    run = repro("_run").Outcome("broken", -9, 1.0, log, {})
+    run = repro("harness.processes").Outcome("broken", -9, 1.0, log, {})
     with targets.looking_at(Path("/sglang/g4debug/cpu" + PACKAGES)):
-        assert repro("_variants").blamed(run).startswith("process_batch_result_prefill (")
+        assert repro("harness.verdicts").blamed(run).startswith("process_batch_result_prefill (")
     shown = [line for line in run.traceback(99) if line.startswith("  File ")]
     assert len(shown) == 5  # none of them is a stand-in of this g4debug
 

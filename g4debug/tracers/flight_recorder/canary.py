@@ -12,13 +12,9 @@ from types import SimpleNamespace
 import torch
 
 from g4debug.dumps import heads, reading
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.flight_recorder.tracer import FlightRecorder
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap
 
 LENGTHS = (130, 1, 512)
 STEPS = 3
@@ -26,12 +22,10 @@ STEPS = 3
 
 def fire(folder: Path, device: torch.device) -> str:
     """Raise the error, expect a dump with the steps in ``folder``. Returns what was seen."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = FlightRecorder(Context("flight-recorder", Hooks(), settings, recorder, trap))
+    context = Context.alone("flight-recorder", Settings(debug=True, debug_dir=folder))
+    tracer = FlightRecorder(context)
     for step in range(STEPS):
-        recorder.begin_step(_batch(step))
+        context.recorder.begin_step(_batch(step))
     try:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
     except RuntimeError:

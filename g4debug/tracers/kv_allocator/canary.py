@@ -25,7 +25,7 @@ PAGES, PAGE_SIZE = 9, 64
 def fire(folder: Path, device: torch.device) -> str:
     """Free pages twice, expect the finding and a dump in ``folder``. Returns what was seen."""
     tracer = KvAllocatorTracer(
-        Context.alone("kv-allocator", Settings(debug=True, debug_dir=folder))
+        Context.alone("kv-allocator", Settings(debug=True, debug_dir=folder), ledger=True)
     )
     ledger, hooks = tracer.ledger, LedgerHooks(tracer.ledger)
     ledger.listen(tracer.listen)

@@ -64,7 +64,7 @@ class _Server:
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         settings = Settings(trace=("kv-integrity",), debug_dir=folder)
-        self.context = Context.alone("kv-integrity", settings)
+        self.context = Context.alone("kv-integrity", settings, ledger=True)
         self.tracer = KvIntegrityTracer(self.context)
         self.recorder, self.ledger = self.context.recorder, self.tracer.ledger
         self.hooks = LedgerHooks(self.ledger)

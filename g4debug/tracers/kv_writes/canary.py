@@ -16,8 +16,9 @@ import torch
 
 from g4debug.faults import locations, write_foreign, write_out_of_range, write_twice
 from g4debug.faults.base import Injection
-from g4debug.sanitizer.canary import caught, context
-from g4debug.tracers.base import CanaryError
+from g4debug.sanitizer.canary import caught
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.kv_writes.tracer import POOL_CLASS, KvWritesTracer
 
 FAULTS = (
@@ -32,7 +33,7 @@ SLOTS = (len(LENGTHS) * COLUMNS + 1) * PAGE_SIZE
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
-    tracer = KvWritesTracer(context("kv-writes", folder))
+    tracer = KvWritesTracer(Context.alone("kv-writes", Settings(debug=True, debug_dir=folder)))
     seen = []
     for fault, kind in FAULTS:
         it, wrong = _Server(tracer, device), -1
@@ -40,8 +41,9 @@ def fire(folder: Path, device: torch.device) -> str:
         def spoil(injection: Injection, it: _Server = it, fault: Any = fault) -> None:
             nonlocal wrong
             injection.fire(mode="target_verify")
-            index, wrong, _ = fault.spoil(it.forward(), injection)
+            index, wrong, what = fault.spoil(it.forward(), injection)
             it.batch.out_cache_loc[index] = wrong
+            injection.log(what)
 
         finding = caught(tracer, it.write, spoil, fault.FAULT, kind).finding
         if f"slot {wrong}" not in finding.headline:

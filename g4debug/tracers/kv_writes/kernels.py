@@ -28,11 +28,18 @@ TOKENS = 1 << BITS  # that one forward can have at most
 
 @launching.kernel(tensors=4, numbers=3)
 def _stamp_kernel(
-    loc, out, stamps, number,
-    count, slots, page_size,
-    STAMP: tl.constexpr, BLOCK: tl.constexpr,
-    BITS: tl.constexpr = BITS, TOKENS: tl.constexpr = TOKENS,
-):  # fmt: skip
+    loc,
+    out,
+    stamps,
+    number,
+    count,
+    slots,
+    page_size,
+    STAMP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr = BITS,
+    TOKENS: tl.constexpr = TOKENS,
+):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(loc + i, mask=i < count, other=0).to(tl.int64)
     inside = (value >= 0) & (value < slots)
@@ -47,26 +54,61 @@ def _stamp_kernel(
 
 @launching.kernel(tensors=17, numbers=13)
 def _write_kernel(
-    loc, out, stamps, number,
-    firsts, starts, counts,
-    claims, total, acks, host,
-    req_to_token, req_pool_indices, book, owners, protected, step,  # reference_state.Arguments
-    tokens, offset, per_row, slots, page_size,
-    mailbox, mailboxes,
-    requests, words, apart, known, padding,  # reference_state.Arguments
+    loc,
+    out,
+    stamps,
+    number,
+    firsts,
+    starts,
+    counts,
+    claims,
+    total,
+    acks,
+    host,
+    req_to_token,
+    req_pool_indices,
+    book,  # the shadow, or where there is none the full-to-SWA mapping
+    owners,
+    protected,
+    step,  # of the copy that req_to_token is, if HAS_STEP
+    tokens,
+    offset,
+    per_row,
+    slots,
+    page_size,
+    mailbox,
+    mailboxes,
+    requests,
+    words,
+    apart,
+    known,  # words of the book: full pages, or tokens of the mapping
+    padding,
     stride_request,
-    HAS_ROWS: tl.constexpr, RAGGED: tl.constexpr, HAS_TRUTH: tl.constexpr, BY_PAGE: tl.constexpr,
-    HAS_SHADOW: tl.constexpr, HAS_OWNERS: tl.constexpr, HAS_STEP: tl.constexpr, SWA: tl.constexpr,
-    REPAIR: tl.constexpr, FENCE: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    RAGGED: tl.constexpr,
+    HAS_TRUTH: tl.constexpr,
+    BY_PAGE: tl.constexpr,
+    HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
+    HAS_STEP: tl.constexpr,
+    SWA: tl.constexpr,
+    REPAIR: tl.constexpr,
+    FENCE: tl.constexpr,
     # Constants are arguments here: Triton compares each global of a kernel at each launch, which
     # takes four times as long.
-    BLOCK: tl.constexpr = BLOCK, BITS: tl.constexpr = BITS, TOKENS: tl.constexpr = TOKENS,
-    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE), RANGE: tl.constexpr = int(Kind.RANGE),
-    TWICE: tl.constexpr = int(Kind.TWICE), ZERO: tl.constexpr = int(Kind.ZERO),
-    MISMATCH: tl.constexpr = int(Kind.MISMATCH), FREED: tl.constexpr = int(Kind.FREED),
-    PADDING: tl.constexpr = int(Kind.PADDING), FOREIGN: tl.constexpr = int(Kind.FOREIGN),
+    BLOCK: tl.constexpr = BLOCK,
+    BITS: tl.constexpr = BITS,
+    TOKENS: tl.constexpr = TOKENS,
+    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
+    RANGE: tl.constexpr = int(Kind.RANGE),
+    TWICE: tl.constexpr = int(Kind.TWICE),
+    ZERO: tl.constexpr = int(Kind.ZERO),
+    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
+    FREED: tl.constexpr = int(Kind.FREED),
+    PADDING: tl.constexpr = int(Kind.PADDING),
+    FOREIGN: tl.constexpr = int(Kind.FOREIGN),
     CACHED: tl.constexpr = int(Kind.CACHED),
-):  # fmt: skip
+):
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1).to(tl.int64) * BLOCK
     begin = row * per_row
@@ -207,22 +249,40 @@ def launch(
     if rows.rows == 0 or rows.most == 0:
         return
     given = arguments(truth, loc, 1)
-    of_rows = (rows.firsts, rows.starts, rows.counts)
-    has_rows = rows.firsts is not None
-    by_page = truth is not None and truth.apart == 1 and page_size > 1
     _launch_write(
         (rows.rows, -(-rows.most // BLOCK), 1),
         (
-            *(loc, out, stamps.slots, stamps.number),
-            *(loc if tensor is None else tensor for tensor in of_rows),
-            *(*trap.tensors, *given.tensors),
+            loc,
+            out,
+            stamps.slots,
+            stamps.number,
+            loc if rows.firsts is None else rows.firsts,
+            loc if rows.starts is None else rows.starts,
+            loc if rows.counts is None else rows.counts,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            *given.tensors,
         ),
         (
-            *(count, rows.offset, rows.per_row, slots, page_size),
-            *(mailbox, trap.mailboxes, *given.numbers, given.stride),
+            count,
+            rows.offset,
+            rows.per_row,
+            slots,
+            page_size,
+            mailbox,
+            trap.mailboxes,
+            *given.numbers,
+            given.stride,
         ),
         (
-            *(has_rows, rows.starts is not None, truth is not None and has_rows, by_page),
-            *(*given.flags, repair, loc.is_cuda),
+            rows.firsts is not None,
+            rows.starts is not None,
+            truth is not None and rows.firsts is not None,
+            truth is not None and truth.apart == 1 and page_size > 1,
+            *given.flags,
+            repair,
+            loc.is_cuda,
         ),
     )

@@ -19,8 +19,9 @@ from g4debug.backends.base import Adapter, TableAdapter
 from g4debug.backends.handed_over import PageTable, TokenLists
 from g4debug.faults import lists, page_alias, page_oob, tables, token_oob
 from g4debug.faults.base import Fault
-from g4debug.sanitizer.canary import caught, context
-from g4debug.tracers.base import CanaryError
+from g4debug.sanitizer.canary import caught
+from g4debug.settings import Settings
+from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.page_table.tracer import PageTableTracer
 
 FAULTS = (
@@ -39,7 +40,7 @@ _RUNNER = SimpleNamespace(server_args=SimpleNamespace(disable_overlap_schedule=T
 
 def fire(folder: Path, device: torch.device) -> str:
     """Fire the faults, expect the findings and dumps in ``folder``. Returns what was seen."""
-    tracer = PageTableTracer(context("page-table", folder))
+    tracer = PageTableTracer(Context.alone("page-table", Settings(debug=True, debug_dir=folder)))
     seen = []
     for adapter in adapters():
         if isinstance(adapter, TableAdapter):

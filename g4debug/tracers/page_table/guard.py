@@ -42,12 +42,21 @@ BLOCK = 256
 
 @triton.jit
 def verdict(
-    value, right, page, own_page, judged, freed, foreign, reserved,
+    value,
+    right,
+    page,
+    own_page,
+    judged,
+    freed,
+    foreign,
+    reserved,
     SWA: tl.constexpr,
-    ZERO: tl.constexpr = int(Kind.ZERO), MISMATCH: tl.constexpr = int(Kind.MISMATCH),
-    FREED: tl.constexpr = int(Kind.FREED), EVICTED: tl.constexpr = int(Kind.EVICTED),
+    ZERO: tl.constexpr = int(Kind.ZERO),
+    MISMATCH: tl.constexpr = int(Kind.MISMATCH),
+    FREED: tl.constexpr = int(Kind.FREED),
+    EVICTED: tl.constexpr = int(Kind.EVICTED),
     FOREIGN: tl.constexpr = int(Kind.FOREIGN),
-):  # fmt: skip
+):
     """(kind, expected, held) of each cell or entry, see ``check.verdict``."""
     kind = tl.where(value != right, MISMATCH, 0)
     kind = tl.where((value >= 0) & (value < reserved) & (right != -1), ZERO, kind)
@@ -62,23 +71,52 @@ def verdict(
 
 @launching.kernel(tensors=15, numbers=15)
 def _page_guard_kernel(
-    table, out, seq_lens, cu_q,
-    claims, total, acks, host,
-    req_to_token, req_pool_indices, book, owners, protected, step,  # reference_state.Arguments
+    table,
+    out,
+    seq_lens,
+    cu_q,
+    claims,
+    total,
+    acks,
+    host,
+    req_to_token,
+    req_pool_indices,
+    book,
+    owners,
+    protected,
+    step,  # of the copy that req_to_token is, if HAS_STEP
     kept,  # the cells of bad rows, in host memory
-    pages, page_size, window, columns,
-    mailbox, mailboxes,
-    requests, words, apart, known, padding,  # reference_state.Arguments
-    stride_row, stride_column, out_stride_row, stride_request,
-    HAS_Q: tl.constexpr, HAS_TRUTH: tl.constexpr,
-    HAS_SHADOW: tl.constexpr, HAS_OWNERS: tl.constexpr, HAS_STEP: tl.constexpr, SWA: tl.constexpr,
-    REPAIR: tl.constexpr, FENCE: tl.constexpr,
+    pages,
+    page_size,
+    window,
+    columns,
+    mailbox,
+    mailboxes,
+    requests,
+    words,
+    apart,
+    known,
+    padding,
+    stride_row,
+    stride_column,
+    out_stride_row,
+    stride_request,
+    HAS_Q: tl.constexpr,
+    HAS_TRUTH: tl.constexpr,
+    HAS_SHADOW: tl.constexpr,
+    HAS_OWNERS: tl.constexpr,
+    HAS_STEP: tl.constexpr,
+    SWA: tl.constexpr,
+    REPAIR: tl.constexpr,
+    FENCE: tl.constexpr,
     # Constants are arguments here: Triton compares each global of a kernel at each launch, which
     # takes four times as long.
     BLOCK: tl.constexpr = BLOCK,
-    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE), RANGE: tl.constexpr = int(Kind.RANGE),
-    SHORT: tl.constexpr = int(Kind.SHORT), FOREIGN: tl.constexpr = int(Kind.FOREIGN),
-):  # fmt: skip
+    NEGATIVE: tl.constexpr = int(Kind.NEGATIVE),
+    RANGE: tl.constexpr = int(Kind.RANGE),
+    SHORT: tl.constexpr = int(Kind.SHORT),
+    FOREIGN: tl.constexpr = int(Kind.FOREIGN),
+):
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
     n = tl.load(seq_lens + row).to(tl.int64)
@@ -186,13 +224,37 @@ def launch(
     if rows == 0 or columns == 0:
         return
     given = arguments(truth, seq_lens, page_size)
-    starts = seq_lens if cu_q is None else cu_q
     _launch(
         (rows, -(-columns // BLOCK), 1),
-        (table, out, seq_lens, starts, *trap.tensors, *given.tensors, trap.cells),
         (
-            *(pages, page_size, window, columns, mailbox, trap.mailboxes),
-            *(*given.numbers, *table.stride(), out.stride(0), given.stride),
+            table,
+            out,
+            seq_lens,
+            seq_lens if cu_q is None else cu_q,
+            trap.claims,
+            trap.total,
+            trap.acks,
+            trap.host,
+            *given.tensors,
+            trap.cells,
         ),
-        (cu_q is not None, truth is not None, *given.flags, repair, table.is_cuda),
+        (
+            pages,
+            page_size,
+            window,
+            columns,
+            mailbox,
+            trap.mailboxes,
+            *given.numbers,
+            *table.stride(),
+            out.stride(0),
+            given.stride,
+        ),
+        (
+            cu_q is not None,
+            truth is not None,
+            *given.flags,
+            repair,
+            table.is_cuda,
+        ),
     )

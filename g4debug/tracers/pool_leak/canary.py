@@ -22,7 +22,9 @@ PAGES, PAGE_SIZE = 9, 64
 
 def fire(folder: Path, device: torch.device) -> str:
     """Lose a page, expect the finding and a dump in ``folder``. Returns what was seen."""
-    tracer = PoolLeakTracer(Context.alone("pool-leak", Settings(debug=True, debug_dir=folder)))
+    tracer = PoolLeakTracer(
+        Context.alone("pool-leak", Settings(debug=True, debug_dir=folder), ledger=True)
+    )
     allocator = SimpleNamespace(
         page_size=PAGE_SIZE,
         size=(PAGES - 1) * PAGE_SIZE,

@@ -17,15 +17,12 @@ from g4debug.dumps import reading
 from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Chain, parse
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.hooking.older import older_module
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.spec_lifecycle.rehearsal import Classes, Rehearsal
 from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycle
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import TrapError
 
 FAULT = verify_input_left.FAULT.id
 LENGTHS = (130, 1, 512)
@@ -54,10 +51,8 @@ def injection() -> Injection:
 
 def rehearse(folder: Path, classes: Classes, device: torch.device) -> str:
     """Three sound steps with SGLang's own classes, and one with the fault."""
-    settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = SpecLifecycle(Context("spec-lifecycle", Hooks(), settings, recorder, trap))
+    context = Context.alone("spec-lifecycle", Settings(debug=True, debug_dir=folder))
+    tracer, recorder = SpecLifecycle(context), context.recorder
     hooked = {name: (before, after) for name, before, after in tracer.hooks()}
     left: list[Injection] = []
     made: list[Any] = [None]

@@ -10,14 +10,11 @@ import torch
 
 from g4debug.faults import verify_input_left
 from g4debug.faults.base import Injection
-from g4debug.findings.steps import Recorder
-from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import CanaryError, Context
 from g4debug.tracers.spec_lifecycle.before_0_5_14.tracer import SpecLifecycleV1
 from g4debug.tracers.spec_lifecycle.canary import ACCEPTED, FAULT, LENGTHS, injection, read_back
-from g4debug.trapping.describe import Describer
-from g4debug.trapping.trap import Trap, TrapError
+from g4debug.trapping.trap import TrapError
 
 STEPS, HIDDEN = 3, 8
 
@@ -40,9 +37,7 @@ class FrozenKVMTPDraftExtendInput(_Spec):
 
 def fire(folder: Path, device: torch.device) -> str:
     settings = Settings(debug=True, debug_dir=folder)
-    recorder = Recorder(settings.steps)
-    trap = Trap(settings, Describer(recorder))
-    tracer = SpecLifecycleV1(Context("spec-lifecycle", Hooks(), settings, recorder, trap))
+    tracer = SpecLifecycleV1(Context.alone("spec-lifecycle", settings))
     batch = _batch(device)
     for _ in range(2):
         error = _step(tracer, batch, device, None)
