@@ -123,7 +123,7 @@ def _register(settings: Settings, plan: Plan) -> None:
     )
     injections = faults.install_all(plan, hooks)
     if settings.tracers:
-        launch.begin()
+        describer.launch = launch.begin()
     ledger, watch = _arm(settings, hooks, recorder, trap, tracers, not_run)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}

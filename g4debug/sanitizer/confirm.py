@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from g4debug.findings.kinds import DeviceKind
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
-from g4debug.sanitizer.reference_state import Truth
 
 GIVEN_UP = "the page ledger was given up"
 
@@ -31,13 +29,6 @@ class Unconfirmed(Exception):
     def __init__(self, why: str, page: int = -1, harmless: bool = False) -> None:
         super().__init__(why)
         self.page, self.harmless = page, harmless
-
-
-def rests_on_ledger(kind: DeviceKind, truth: Truth | None) -> bool:
-    """True if only the ledger says that this is wrong."""
-    if truth is None or truth.shadow is None:
-        return False
-    return bool(kind.record.confirmed_by) and (truth.swa or not kind.record.in_swa)
 
 
 def other_row(

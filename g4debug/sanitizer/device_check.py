@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from g4debug.findings.kinds import DeviceKind
+from g4debug.findings.kinds import DeviceKind, FindingKind
 from g4debug.findings.record import Evidence, Finding
 from g4debug.findings.status import Tally
 from g4debug.sanitizer.backend_state import BackendState
@@ -235,6 +235,8 @@ class DeviceCheck(ABC, Generic[C, S]):
                 seen.step,
             )
             return None
+        if checked is None or not _rests_on_ledger(record, checked.truth):
+            return seen
         try:
             return self.confirm(checked, seen)
         except Unconfirmed as e:
@@ -283,10 +285,10 @@ class DeviceCheck(ABC, Generic[C, S]):
         """What was seen, for a line of the log."""
 
     @abstractmethod
-    def confirm(self, checked: C | None, seen: S) -> S:
+    def confirm(self, checked: C, seen: S) -> S:
         """What was seen, and what SGLang's own structures say of it. May wait for the device.
 
-        Raises Unconfirmed if it is not so.
+        It is asked of what only the ledger says. Raises Unconfirmed if it is not so.
         """
 
     @abstractmethod
@@ -296,3 +298,10 @@ class DeviceCheck(ABC, Generic[C, S]):
     @abstractmethod
     def bare(self, checked: C | None, seen: S, left: Left) -> Finding:
         """The finding of the record alone. checked: for its place, if that can be told."""
+
+
+def _rests_on_ledger(kind: FindingKind, truth: Truth | None) -> bool:
+    """True if only the ledger says that this is wrong."""
+    if truth is None or truth.shadow is None:
+        return False
+    return bool(kind.confirmed_by) and (truth.swa or not kind.in_swa)

@@ -104,7 +104,7 @@ class Describer:
         self.plugins: dict[str, str] = {}  # SGLang's plugins: name -> "allowed: where"
         # Looks at our hooks, so that the status is true, and lists who else is at our sites.
         self.look: Callable[[], tuple[OtherHook, ...]] = tuple
-        self.launch = ""  # the name of the launch, once the scheduler's arguments are known
+        self.launch = ""  # its name; of several nodes once the scheduler's arguments are known
         self._machine: dict[str, str] = {}
 
     def remember(self) -> None:
@@ -113,6 +113,10 @@ class Describer:
         The scheduler is complete by now, so the name of its launch is known, too.
         """
         self._machine = {**versions(), **device()}
+        self.name_launch()
+
+    def name_launch(self) -> None:
+        """Ask for the name of the launch again: the scheduler's arguments may be known by now."""
         self.launch = launch.of(self.recorder.scheduler)
 
     def __call__(self, finding: Finding, evidence: Evidence) -> TrapRecord:
@@ -136,7 +140,7 @@ class Describer:
             transitions=evidence.transitions,
             holdings=evidence.holdings,
             allocator=self.allocator_events(),
-            launch=self.launch or launch.of(self.recorder.scheduler),
+            launch=self.launch,
             plugins=dict(self.plugins),
             others=others,
             asserts=evidence.asserts,

@@ -92,6 +92,9 @@ class FlightRecorder:
         return result
 
     def on_init_exception(self) -> None:
+        describer = self.context.trap.describe
+        if isinstance(describer, Describer):
+            describer.name_launch()
         self._on_exception("scheduler.init")
 
     def on_loop_exception(self) -> None:

@@ -17,7 +17,6 @@ from g4debug.sanitizer.confirm import (
     Question,
     Unconfirmed,
     other_row,
-    rests_on_ledger,
 )
 from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.kv_writes.check import Kind
@@ -25,11 +24,9 @@ from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 
 
 def confirm(
-    checked: CheckedWrites | None, write: Write, ledger: Ledger | None, recorder: Recorder
+    checked: CheckedWrites, write: Write, ledger: Ledger | None, recorder: Recorder
 ) -> Write:
     """The write. May wait. Raises Unconfirmed if SGLang's structures do not say the same."""
-    if checked is None or not rests_on_ledger(write.kind, checked.truth):
-        return write
     page = write.full // checked.page_size
     if ledger is None or ledger.holders is None:
         if write.kind.record.suspicion:

@@ -281,7 +281,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         what = f"{seen.kind.name.lower()} at position {seen.position} of row {seen.row}"
         return f"{what} of a forward's writes"
 
-    def confirm(self, checked: CheckedWrites | None, seen: Write) -> Write:
+    def confirm(self, checked: CheckedWrites, seen: Write) -> Write:
         return confirm(checked, seen, self.context.ledger, self.context.recorder)
 
     def describe(

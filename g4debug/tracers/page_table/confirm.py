@@ -21,22 +21,17 @@ from g4debug.sanitizer.confirm import (
     Question,
     Unconfirmed,
     other_row,
-    rests_on_ledger,
 )
 from g4debug.sanitizer.page_report import rid_of
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, Foreign
 
 
-def confirm(
-    checked: CheckedTable | None, cell: Cell, ledger: Ledger | None, recorder: Recorder
-) -> Cell:
+def confirm(checked: CheckedTable, cell: Cell, ledger: Ledger | None, recorder: Recorder) -> Cell:
     """The cell, and what SGLang's structures say of it. May wait. Raises Unconfirmed."""
-    if checked is None:
-        return cell
     if cell.kind is Kind.FOREIGN:
         return replace(cell, foreign=_foreign(checked, cell, ledger, recorder))
-    if ledger is None or ledger.holders is None or not rests_on_ledger(cell.kind, checked.truth):
+    if ledger is None or ledger.holders is None:
         return cell
     if cell.position >= 0 and cell.value == cell.expected:
         return cell  # the right page, and in it another token: the ledger knows pages only

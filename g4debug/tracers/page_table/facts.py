@@ -32,9 +32,10 @@ class Facts(PageReport):
                 rows = checked.backend.req_to_token
                 self.token = int(rows[self.request_row, cell.column * self.page_size])
                 self.full_page = self.token // self.page_size
-            mapping = target_pool(checked.backend, checked.batch).full_to_swa_index_mapping
-            if self.token is not None and 0 <= self.token < len(mapping):
-                self.swa_page = int(mapping[self.token]) // self.page_size
+            if self.pool_name == "swa" and self.token is not None:
+                mapping = target_pool(checked.backend, checked.batch).full_to_swa_index_mapping
+                if 0 <= self.token < len(mapping):
+                    self.swa_page = int(mapping[self.token]) // self.page_size
                 if cell.step >= 0 and self.swa_page == 0:
                     self.swa_page = -1  # the page may have been evicted since then
         except (AttributeError, IndexError, RuntimeError):

@@ -306,7 +306,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         table = "a page table" if checked is None or checked.lists is None else "a list of tokens"
         return f"{seen.kind.name.lower()} in row {seen.row}, column {seen.column}, of {table}"
 
-    def confirm(self, checked: CheckedTable | None, seen: Cell) -> Cell:
+    def confirm(self, checked: CheckedTable, seen: Cell) -> Cell:
         return confirm(checked, seen, self.context.ledger, self.context.recorder)
 
     def describe(
