@@ -374,18 +374,18 @@ class Gate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def before(self, site: str, hook: Callable[..., None]) -> None:
+    def before(self, site: str, hook: Callable[..., None], optional: bool = False) -> None:
         def gated(*args: Any, **kwargs: Any) -> None:
             if self.open:
                 hook(*args, **kwargs)
 
-        self._context.before(site, gated)
+        self._context.before(site, gated, optional)
 
-    def after(self, site: str, hook: Callable[..., Any]) -> None:
+    def after(self, site: str, hook: Callable[..., Any], optional: bool = False) -> None:
         def gated(result: Any, *args: Any, **kwargs: Any) -> Any:
             return hook(result, *args, **kwargs) if self.open else result
 
-        self._context.after(site, gated)
+        self._context.after(site, gated, optional)
 
 
 def install(context: Context, v1: Callable[[Context], Any]) -> None:
