@@ -28,16 +28,14 @@ class CanaryError(Exception):
 class Tracer:
     """One tracer, declared as ``TRACER`` in its ``tracer.py``.
 
-    title: what must hold, in one line. sites: the hook sites that it uses. ledger: it needs the
-    page ledger (``context.ledger``). without_ledger: the rest of its checks when the ledger was
-    given up, '' for nothing. opt_in: it is armed only by its name in ``G4DEBUG_TRACE``, not by
-    ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    title: what must hold, in one line. ledger: it needs the page ledger (``context.ledger``).
+    without_ledger: the rest of its checks when the ledger was given up, '' for nothing. opt_in: it
+    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
     """
 
     id: str
     title: str
     install: Callable[[Context], None]
-    sites: tuple[str, ...] = ()
     ledger: bool = False
     without_ledger: str = ""
     opt_in: bool = False

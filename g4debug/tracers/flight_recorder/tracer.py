@@ -218,13 +218,5 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
-    sites=(
-        "runner.init",
-        "scheduler.init",
-        "scheduler.process_result",
-        "scheduler.recv_requests",
-        "scheduler.run_batch",
-        LOOP,
-    ),
     install=install,
 )

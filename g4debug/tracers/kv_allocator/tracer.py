@@ -381,15 +381,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="kv-allocator",
     title="a KV page has one holder, and a full page has one SWA page",
-    sites=(
-        "batch.evict_swa",
-        "cache.release",
-        "scheduler.init",
-        "scheduler.process_result",
-        "scheduler.run_batch",
-        "scheduler.run_event_loop",
-        "scheduler.stream_output",
-    ),
     install=install,
     ledger=True,
 )

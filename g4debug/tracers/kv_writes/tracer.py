@@ -301,17 +301,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="kv-writes",
     title="the KV of every token is written to its own place, once, and nowhere else",
-    sites=(
-        "attn.forward",
-        *(site for adapter in adapters() for site in (adapter.built, *adapter.fused_writes)),
-        "forward_batch.init_new",
-        "kv.set",
-        "scheduler.init",
-        "scheduler.process_result",
-        "scheduler.run_batch",
-        "scheduler.run_event_loop",
-        "scheduler.stream_output",
-    ),
     install=install,
     ledger=True,
     without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",

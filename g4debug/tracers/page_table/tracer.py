@@ -328,15 +328,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="page-table",
     title="a page table names the right pages: those that req_to_token and the allocators say",
-    sites=(
-        *(site for adapter in adapters() for site in (adapter.built, *adapter.sites)),
-        "forward_batch.init_new",
-        "scheduler.init",
-        "scheduler.process_result",
-        "scheduler.run_batch",
-        "scheduler.run_event_loop",
-        "scheduler.stream_output",
-    ),
     install=install,
     ledger=True,
     without_ledger="ranges, and in full layers req_to_token",

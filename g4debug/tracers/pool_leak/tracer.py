@@ -205,7 +205,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="pool-leak",
     title="every KV page is free, cached, or owned by a live request",
-    sites=("scheduler.on_idle", "scheduler.process_result", "cache.release"),
     install=install,
     ledger=True,
     without_ledger="whose pages they are is not known",

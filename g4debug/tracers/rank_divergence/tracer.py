@@ -168,7 +168,6 @@ def install(context: Context) -> None:
 TRACER = Tracer(
     id="rank-divergence",
     title="the tensor-parallel ranks of a batch do the same in each step",
-    sites=("scheduler.init", SITE),
     install=install,
     opt_in=True,
 )
