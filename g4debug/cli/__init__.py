@@ -17,6 +17,7 @@ import os
 import pkgutil
 import signal
 import sys
+from functools import cache
 from types import ModuleType
 from typing import Any, NoReturn, TextIO
 
@@ -72,9 +73,10 @@ def _flush() -> None:
     sys.stdout.flush()
 
 
-def command_names() -> list[str]:
-    """Module names of the subcommands, sorted."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+@cache
+def command_names() -> tuple[str, ...]:
+    """Module names of the subcommands, sorted. Looked up once: a process may lose the right to."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
 
 
 def without_sglang() -> list[str]:

@@ -103,8 +103,8 @@ def test_none_are_given_to_nobody():
 def test_a_gate_that_is_shut_calls_nothing():
     hooks, called = {}, []
     context = SimpleNamespace(
-        before=lambda site, hook: hooks.update({f"before {site}": hook}),
-        after=lambda site, hook: hooks.update({f"after {site}": hook}),
+        before=lambda site, hook, optional: hooks.update({f"before {site}": hook}),
+        after=lambda site, hook, optional: hooks.update({f"after {site}": hook}),
         status="the context's",
     )
     gate = Gate(context)
