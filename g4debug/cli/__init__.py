@@ -76,7 +76,9 @@ def _flush() -> None:
 @cache
 def command_names() -> tuple[str, ...]:
     """Module names of the subcommands, sorted. Looked up once: a process may lose the right to."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    return tuple(
+        sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    )
 
 
 def without_sglang() -> list[str]:
