@@ -69,6 +69,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("g4debug.reporters"),
         autoescape=True,
+        auto_reload=False,  # a process may lose the right to read its templates again
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
