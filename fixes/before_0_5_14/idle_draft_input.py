@@ -18,13 +18,10 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "idle-draft-input"
 WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
@@ -67,12 +64,6 @@ def still_broken() -> bool:
     return any(not node.orelse for node in branches) or "batch = batch.copy()" in extend
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("worker.forward", Order.FIX, ID, around_forward)
-
-
 FIX = Fix(
     id=ID,
     title="after a verify in which every request finished, the batch has an idle draft input",
@@ -87,6 +78,6 @@ FIX = Fix(
         ),
     ),
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around("worker.forward", around_forward),),
     purpose="correctness",
 )

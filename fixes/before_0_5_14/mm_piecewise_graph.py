@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 from g4debug.settings import fix_switch
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "mm-piecewise-graph"
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
@@ -97,12 +94,6 @@ def still_broken() -> bool:
     return ".is_multimodal:" in source(HANDLER)
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("args.piecewise", Order.FIX, ID, around_handler)
-
-
 FIX = Fix(
     id=ID,
     title="piecewise CUDA graphs for the language model of a multimodal Gemma-4",
@@ -116,7 +107,7 @@ FIX = Fix(
         ),
     ),
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around("args.piecewise", around_handler),),
     purpose="experiment",
     switch=SWITCH,
 )

@@ -25,15 +25,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
 from g4debug.settings import fix_switch
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 ID = "mm-batched-encoder"
 MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
@@ -193,13 +191,6 @@ def still_broken() -> bool:
     return all("for pv_idx, pv in" in t and "self.embed_vision(" in t for t in texts)
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("mm.image_feature", Order.FIX, ID, around_image)
-    hooks.around("mm.video_feature", Order.FIX, ID, around_video)
-
-
 FIX = Fix(
     id=ID,
     title="images and frames go through the vision tower together, within a memory budget",
@@ -207,7 +198,10 @@ FIX = Fix(
     upstream="none up to 0.5.23; vLLM #43169",
     needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("mm.image_feature", around_image),
+        around("mm.video_feature", around_video),
+    ),
     purpose="performance",
     eligible="for two or more images or frames of a request; not where the vision tower's "
     "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",

@@ -28,13 +28,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters, names
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
 from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
-    from g4debug.hooking.hooks import Hooks
 
 ID = "yoco-fast-prefill"
 MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
@@ -210,16 +209,6 @@ def still_broken() -> bool:
     return "for layer" in text and "fast_prefill" not in text and "extend_seq_lens" not in text
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("forward_batch.init_new", Order.FIX, ID, yoco_plan.after_init_new)
-    hooks.around("gemma4.text", Order.FIX, ID, around_model)
-    # This wraps the other paths of the layer, because fixes are put on in the order of their names.
-    hooks.around("gemma4.layer", Order.FIX, ID, around_layer)
-    hooks.around("runner.piecewise_can_run", Order.FIX, ID, around_can_run)
-
-
 FIX = Fix(
     id=ID,
     title="prefill computes the KV-shared layers only for the rows that are read",
@@ -235,7 +224,13 @@ FIX = Fix(
         ),
     ),
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        after("forward_batch.init_new", yoco_plan.after_init_new),
+        around("gemma4.text", around_model),
+        # This wraps the layer's other paths: fixes are put on in the order of their names.
+        around("gemma4.layer", around_layer),
+        around("runner.piecewise_can_run", around_can_run),
+    ),
     purpose="performance",
     switch="SGLANG_GEMMA4_YOCO",
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on "
