@@ -16,7 +16,7 @@ SGLang is imported inside the wrappers that are its ``hooks``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -48,7 +48,7 @@ class Fix:
 
     seed: the pull request that it implements. upstream: the thread in which SGLang fixed it. needs:
     the SGLang versions that it was written for, as in ``targets.matches``. elsewhere: why it is not
-    for others, as pairs of such a specifier and the rest of "not on this release, because";
+    for others: such a specifier -> the rest of "not on this release, because";
     the first that matches counts. still_broken: whether the code of this SGLang has
     the bug. hooks: its wrappers, or a function that returns them where they depend on the
     release or the settings. switch: the variable that the seed documents, or
@@ -72,7 +72,7 @@ class Fix:
     purpose: Purpose
     switch: str = ""
     eligible: str = ""
-    elsewhere: tuple[tuple[str, str], ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_for_this_release(self) -> bool:
@@ -170,7 +170,7 @@ def _apply(
     found = targets.sglang_version()
     if not fix.is_for_this_release:
         text = f"written for SGLang {fix.needs}, found {found or 'none'}"
-        why = next((why for other, why in fix.elsewhere if targets.matches(other)), "")
+        why = next((why for other, why in fix.elsewhere.items() if targets.matches(other)), "")
         if forced:
             because = f": {why}" if why else ""
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}{because}; unset {switch}")

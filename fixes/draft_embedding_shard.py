@@ -61,7 +61,7 @@ FIX = Fix(
     seed="none; found with two GPUs",
     upstream="none known; 0.5.23 does not have the bug, it asks what the draft's embedding is",
     needs=">=0.5.12,<0.5.23",
-    elsewhere=((">=0.5.23", "SGLang gives the draft the whole table there"),),
+    elsewhere={">=0.5.23": "SGLang gives the draft the whole table there"},
     still_broken=still_broken,
     hooks=(
         after("model.embed_and_head", after_get),

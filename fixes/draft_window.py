@@ -51,7 +51,7 @@ FIX = Fix(
     seed="none; found by this project",
     upstream="none; 0.5.23 has the bug",
     needs=">=0.5.14",
-    elsewhere=(("<0.5.14", "SGLang keeps a page more behind the window"),),
+    elsewhere={"<0.5.14": "SGLang keeps a page more behind the window"},
     still_broken=still_broken,
     hooks=(around("batch.evict_swa", around_evict),),
     purpose="correctness",

@@ -68,7 +68,7 @@ FIX = Fix(
     seed="none; found by this project on 0.5.14",
     upstream="no thread is known; every release from 0.5.13.post1 to 0.5.23 has the bug",
     needs=">=0.5.13",
-    elsewhere=(("<0.5.13", "the KV pool is not an attribute of the attention backend there"),),
+    elsewhere={"<0.5.13": "the KV pool is not an attribute of the attention backend there"},
     still_broken=still_broken,
     hooks=(after("attn.hybrid_init", after_init),),
     purpose="correctness",

@@ -92,7 +92,7 @@ FIX = Fix(
     seed="none; found by the page-table tracer",
     upstream="sglang #29352 (2026-06-30)",
     needs=">=0.5.12,<0.5.15",
-    elsewhere=((">=0.5.15", "SGLang itself keeps the pages that a running request has locked"),),
+    elsewhere={">=0.5.15": "SGLang itself keeps the pages that a running request has locked"},
     still_broken=still_broken,
     hooks=(before(SITE, before_insert),),
     purpose="correctness",

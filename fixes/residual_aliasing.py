@@ -77,12 +77,10 @@ FIX = Fix(
     seed="none; a later fix of the seeds' fork",
     upstream="none known; 0.5.23 does not have the bug, its layers pass the residual explicitly",
     needs=">=0.5.12,<0.5.23",
-    elsewhere=(
-        (
-            ">=0.5.23",
-            "a layer refuses a copy of its input there, and SGLang itself copies what it captures",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.23": "a layer refuses a copy of its input there, and SGLang itself copies what it "
+        "captures",
+    },
     still_broken=still_broken,
     hooks=tuple(after(site, after_capture, optional=True) for site in SITES),
     purpose="correctness",

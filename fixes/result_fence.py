@@ -46,11 +46,11 @@ FIX = Fix(
     seed="none; a case of the history suite",
     upstream="#31687 (in 0.5.18)",
     needs=">=0.5.14,<0.5.18",
-    elsewhere=(
-        ("<0.5.13", "SGLang has no barrier there that could be called earlier"),
-        (">=0.5.13,<0.5.14", "it was not run there"),
-        (">=0.5.18", "SGLang itself has its barrier right after the launch"),
-    ),
+    elsewhere={
+        "<0.5.13": "SGLang has no barrier there that could be called earlier",
+        ">=0.5.13,<0.5.14": "it was not run there",
+        ">=0.5.18": "SGLang itself has its barrier right after the launch",
+    },
     still_broken=still_broken,
     hooks=(after("scheduler.run_batch", after_run_batch),),
     purpose="correctness",

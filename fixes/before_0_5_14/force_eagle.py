@@ -105,7 +105,7 @@ FIX = Fix(
     seed="PR #22",
     upstream="none",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=((">=0.5.14", "it only has speculative decoding v2, and this was written for v1"),),
+    elsewhere={">=0.5.14": "it only has speculative decoding v2, and this was written for v1"},
     still_broken=still_broken,
     hooks=(
         around("args.spec_alias", around_alias),

@@ -70,13 +70,10 @@ FIX = Fix(
     seed="PR #22",
     upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "its FROZEN_KV_MTP, which is speculative decoding v2, leaves no verify input "
-            "on a batch",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP, which is speculative decoding v2, leaves no verify input "
+        "on a batch",
+    },
     still_broken=still_broken,
     hooks=(around("worker.forward", around_forward),),
     purpose="correctness",

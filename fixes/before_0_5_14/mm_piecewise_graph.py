@@ -100,12 +100,9 @@ FIX = Fix(
     seed="PR #16",
     upstream="none for Gemma-4; 0.5.14 has a list of multimodal models that may have them",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "SGLang decides for each model there whether its prefill gets CUDA graphs",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "SGLang decides for each model there whether its prefill gets CUDA graphs",
+    },
     still_broken=still_broken,
     hooks=(around("args.piecewise", around_handler),),
     purpose="experiment",

@@ -118,7 +118,7 @@ FIX = Fix(
     seed="PR #16",
     upstream="in 0.5.13 (key and value are Optional there)",
     needs=">=0.5.12,<0.5.13",
-    elsewhere=((">=0.5.13", "key and value may be missing in SGLang's own operator"),),
+    elsewhere={">=0.5.13": "key and value may be missing in SGLang's own operator"},
     still_broken=still_broken,
     hooks=(
         before("runner.init_piecewise", before_init_graphs),

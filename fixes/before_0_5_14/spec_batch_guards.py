@@ -163,13 +163,10 @@ FIX = Fix(
     seed="PR #22",
     upstream="none; from 0.5.14 on FROZEN_KV_MTP runs as spec v2",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "its FROZEN_KV_MTP, which is speculative decoding v2, keeps the state of its "
-            "drafts by request and not on the batch",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP, which is speculative decoding v2, keeps the state of its "
+        "drafts by request and not on the batch",
+    },
     still_broken=still_broken,
     hooks=(
         around("batch.merge", around_merge),

@@ -69,7 +69,7 @@ FIX = Fix(
     seed="PR #1",
     upstream="in 0.5.13 (a kernel of its own, which sorts)",
     needs=">=0.5.12,<0.5.16",
-    elsewhere=((">=0.5.13", "SGLang has a kernel of its own for it"),),
+    elsewhere={">=0.5.13": "SGLang has a kernel of its own for it"},
     still_broken=still_broken,
     hooks=(after("gemma4.moe_init", after_init),),
     purpose="performance",

@@ -47,8 +47,7 @@ def limit(layer: Any) -> str:
     """Why a layer with a per-layer embedding runs SGLang's own code; '' if it runs ours."""
     if layer.enable_moe_block:
         return "got a layer with experts and a per-layer embedding, expected a dense one"
-    why: str = base.norms_limit(layer, *NORMS)
-    return why
+    return base.norms_limit(layer, *NORMS)
 
 
 def around_forward(

@@ -48,8 +48,7 @@ def limit(layer: Any) -> str:
     eps.add(base.eps_of(layer.router.norm))
     if len(eps) > 1:
         return f"got norms with epsilons {sorted(eps)}, expected one for all three"
-    why: str = base.norms_limit(layer, *NORMS) or base.norms_limit(layer.router, "norm")
-    return why
+    return base.norms_limit(layer, *NORMS) or base.norms_limit(layer.router, "norm")
 
 
 def around_forward(
@@ -80,12 +79,10 @@ FIX = Fix(
     seed="PR #18",
     upstream="none",
     needs=">=0.5.12,<0.5.16",
-    elsewhere=(
-        (
-            ">=0.5.23",
-            "these norms belong to SGLang's stage boundaries there, which also sum over the ranks",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.23": "these norms belong to SGLang's stage boundaries there, which also sum "
+        "over the ranks",
+    },
     still_broken=still_broken,
     hooks=(
         after("gemma4.layer_init", after_init),

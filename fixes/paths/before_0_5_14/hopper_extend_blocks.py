@@ -64,6 +64,6 @@ FIX = Fix(
     still_broken=still_broken,
     hooks=(around(SITE, around_block_sizes),),
     purpose="performance",
-    elsewhere=((">=0.5.13", "SGLang itself has these blocks"),),
+    elsewhere={">=0.5.13": "SGLang itself has these blocks"},
     eligible="on CUDA sm90, on triton, with a head_dim of 129 to 256",
 )

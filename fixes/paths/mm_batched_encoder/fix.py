@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 ID = "mm-batched-encoder"
 MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
-logger = logging.getLogger("g4debug")
-_said: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def _batched(
     why = limit(model)
     terms = terms_of(model, runs=not why)
     if not terms.runs:
-        _say("not used", why or "another rank cannot use it")
+        base.once(ID, "not used", f": {why or 'another rank cannot use it'}")
         return call_next(model, items)
     pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
     if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
@@ -91,8 +89,10 @@ def _batched(
                 "cannot go on with one image at a time. Lower G4DEBUG_MM_ENCODER_PERCENT or "
                 f"--mem-fraction-static, or set {fix_switch(ID)}=0. ({e})"
             ) from e
-        _say("out of device memory", "image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT "
-             "or --mem-fraction-static", logging.WARNING)  # fmt: skip
+        more = (
+            ": image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT or --mem-fraction-static"
+        )
+        base.once(ID, "out of device memory", more, logging.WARNING)
     return call_next(model, items)
 
 
@@ -150,7 +150,7 @@ def embeddings(model: Any, pieces: list[Any], terms: Terms, what: str) -> torch.
     tokens = encode(model.vision_tower, entries, batches, dtype)
     embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)
     count = f"{len(batches)} pass" + ("" if len(batches) == 1 else "es")
-    _say("on", f"{len(entries)} {what} in {count} of the vision tower (first request)")
+    base.once(ID, "on", f": {len(entries)} {what} in {count} of the vision tower (first request)")
     if len(entries) == len(pieces):
         return embedded  # type: ignore[no-any-return]
     own = iter(torch.split(embedded, [len(t) for t in tokens]))
@@ -169,20 +169,12 @@ def budget(device: torch.device) -> int:
 
 def limit(model: Any) -> str:
     """Why SGLang's own code runs, image by image; '' if this path runs."""
-    why: str = base.numbers_limit(base.arguments())
-    if why:
+    if why := base.numbers_limit(base.arguments()):
         return why
     layers = model.vision_tower.encoder.layers
     backend = type(layers[0].self_attn.qkv_backend).__name__
     # VisionSdpaAttention asserts that the batch size is 1.
     return "the vision tower's attention is sdpa" if backend == "VisionSdpaAttention" else ""
-
-
-def _say(state: str, text: str, level: int = logging.INFO) -> None:
-    """Log a text, once for each state."""
-    if state not in _said:
-        _said.add(state)
-        logger.log(level, "g4debug: %s: %s: %s", ID, state, text)
 
 
 def still_broken() -> bool:

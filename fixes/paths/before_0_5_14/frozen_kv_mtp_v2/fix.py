@@ -116,10 +116,10 @@ FIX = Fix(
     seed="PR #24",
     upstream="in 0.5.14 (FrozenKVMTPWorkerV2)",
     needs="==0.5.12.post1",
-    elsewhere=(
-        (">=0.5.14", "its FROZEN_KV_MTP runs on speculative decoding v2 by itself"),
-        (">=0.5.13,<0.5.14", "it was not run there"),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP runs on speculative decoding v2 by itself",
+        ">=0.5.13,<0.5.14": "it was not run there",
+    },
     still_broken=still_broken,
     hooks=(
         around("args.speculative", around_arguments),
