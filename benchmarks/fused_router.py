@@ -15,7 +15,7 @@ import sys
 import tempfile
 import textwrap
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +70,13 @@ def sglang13(place: Path | None) -> Route | None:
     return route
 
 
-def candidates() -> list[ours.Tile]:
+def candidates(rows: int) -> list[ours.Tile]:
     shapes = [(r, w) for r in (1, 2, 4, 8, 16) for w in (1, 2, 4, 8) if w <= 4 * r <= 16 * w]
-    return [ours.Tile(r, w, pdl) for r, w in shapes for pdl in (False, True)]
+    others = [ours.Tile(r, w, pdl) for r, w in shapes for pdl in (False, True)]
+    return [ours.tile(rows, EXPERTS), *others]
 
 
-def check(routes: dict[str, Route], scale: torch.Tensor) -> None:
+def check(routes: Mapping[str, Route], scale: torch.Tensor) -> None:
     """Check that all variants choose the same experts, with weights within bfloat16's roundings."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.stack([torch.randperm(EXPERTS, generator=generator) for _ in range(9)])
@@ -99,35 +100,30 @@ def main() -> None:
     routes: dict[str, Route] = {"torch": sglang}
     if (newer := sglang13(args.sglang13)) is not None:
         routes["sglang 0.5.13"] = newer
-    if args.check:
-        return check({**routes, "ours": ours.fused_router}, scale)
-    kernels.needs_gpu()
-    if not args.no_compile:
-        torch._dynamo.config.recompile_limit = 64
-        routes["compiled"] = kernels.compiled(sglang)
-    routes["ours"] = ours.fused_router
-    check({n: r for n, r in routes.items() if n != "compiled"}, scale)
-    sweep = kernels.Sweep(args.rounds)
-    for rows in kernels.sizes(args, ROWS, TUNE_ROWS):
+    torch._dynamo.config.recompile_limit = 64
+
+    def build(name: str, rows: int, device: str, compiled: bool) -> list[kernels.Stage]:
         moved = rows * (EXPERTS * 2 + TOP_K * 8) + EXPERTS * 2
-        count = kernels.sets(moved)
-        logits = [torch.randn(rows, EXPERTS, device="cuda").bfloat16() for _ in range(count)]
-        if args.tune:
-            tiles = [ours.tile(rows, EXPERTS), *candidates()]
-            tries = {
-                str(tuple(t)): lambda i, t=t, x=logits: ours.fused_router(x[i], scale, TOP_K, t)
-                for t in dict.fromkeys(tiles)
-            }
-            kernels.tuned(f"rows {rows} (rows, warps, pdl)", tries, count, args.rounds)
-            continue
-        variants: dict[str, kernels.Variant] = {
-            name: lambda i, r=route, x=logits: r(x[i], scale, TOP_K)
-            for name, route in routes.items()
-        }
-        at = {"rows": rows, "experts": EXPERTS, "top_k": TOP_K, "dtype": "bfloat16"}
-        sweep.add(at, variants, moved, count)
-    if not args.tune:
-        sweep.write("fused_router", args.out, ["rows"])
+        count = kernels.sets(moved, device)
+        logits = [torch.randn(rows, EXPERTS, device=device).bfloat16() for _ in range(count)]
+        return [
+            kernels.Stage(
+                {"rows": rows, "experts": EXPERTS, "top_k": TOP_K, "dtype": "bfloat16"},
+                routes
+                | ({"compiled": kernels.compiled(sglang)} if compiled else {})
+                | {"ours": ours.fused_router},
+                [(x, scale, TOP_K) for x in logits],
+                moved,
+                tries={
+                    t: lambda x, s, k, t=t: ours.fused_router(x, s, k, t) for t in candidates(rows)
+                },
+            )
+        ]
+
+    kernels.compare(
+        args, "fused_router", ["rows"], [""], ROWS, TUNE_ROWS, build,
+        lambda stages: check(stages[0].variants, scale),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -79,22 +79,23 @@ def _thing(place: str) -> Any:
 
 
 class Case:
-    """What one forward hands over: rows of ``tokens`` tokens, in random pages."""
+    """What one forward hands over: rows of ``tokens`` tokens, in random pages of ``page``."""
 
-    def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
-        columns = -(-tokens // PAGE) + 1
+    def __init__(self, rows: int, tokens: int, device: torch.device, page: int = PAGE) -> None:
+        columns = -(-tokens // page) + 1
         pages = rows * columns + 1
         own = torch.randperm(pages - 1, generator=torch.Generator().manual_seed(1)) + 1
         table = own.view(rows, columns)
-        places = (table[:, :, None] * PAGE + torch.arange(PAGE)).view(rows, -1)
-        whole = torch.zeros(rows + 1, columns * PAGE, dtype=torch.int32)
+        places = (table[:, :, None] * page + torch.arange(page)).view(rows, -1)
+        whole = torch.zeros(rows + 1, columns * page, dtype=torch.int32)
         whole[1:] = places.to(torch.int32)
         owner = torch.zeros(pages + 1, dtype=torch.int32)
         owner[table] = torch.arange(1, rows + 1, dtype=torch.int32)[:, None]
         self.rows, self.tokens, self.pages, self.device = rows, tokens, pages, device
+        self.page = page
         self.table = table.to(torch.int32).to(device)
         self.places, self.req_to_token = places.to(device), whole.to(device)
-        self.first_tokens = whole[:, ::PAGE].contiguous().to(device)
+        self.first_tokens = whole[:, ::page].contiguous().to(device)
         self.requests = torch.arange(1, rows + 1, device=device)
         self.owners = owner.to(device)
         self.protected = torch.zeros(rows + 1, dtype=torch.int32, device=device)
@@ -123,15 +124,16 @@ class Case:
 
         def call() -> None:
             tree.page_guard.launch(
-                self.table, out, lengths, None, trap, mailbox, self.pages, PAGE, window, truth,
+                self.table, out, lengths, None, trap, mailbox, self.pages, self.page, window, truth,
                 False,
             )  # fmt: skip
 
         return call
 
-    def token_lists(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
+    def lists(self, tree: SimpleNamespace, swa: bool = False) -> Any:
+        """The TokenLists of a decode."""
         listed = min(self.tokens, 512) if swa else self.tokens
-        lists = tree.TokenLists(
+        return tree.TokenLists(
             self.places[:, self.tokens - listed : self.tokens].flatten().contiguous(),
             (torch.arange(self.rows + 1) * listed).to(torch.int32).to(self.device),
             torch.full((self.rows,), self.tokens, device=self.device),
@@ -139,10 +141,13 @@ class Case:
             splits=torch.full((self.rows,), 8, dtype=torch.int32, device=self.device),
             max_splits=16,
         )
+
+    def token_lists(self, tree: SimpleNamespace, trap: Any, swa: bool, by_snapshot: bool) -> Call:
+        lists, size = self.lists(tree, swa), self.pages * self.page
         truth, mailbox = self.truth(tree, swa, by_snapshot), _mailbox(trap)
 
         def call() -> None:
-            tree.token_guard.launch(lists, trap, mailbox, self.pages * PAGE, PAGE, truth)
+            tree.token_guard.launch(lists, trap, mailbox, size, self.page, truth)
 
         return call
 
@@ -151,11 +156,11 @@ class Case:
         loc = self.places[:, self.tokens : self.tokens + 4].flatten().contiguous()
         firsts = torch.full((self.rows,), self.tokens, device=self.device)
         rows = tree.Rows(self.rows, 4, firsts, per_row=4)
-        stamps, out = tree.Stamps.new(self.pages * PAGE, self.device), torch.empty_like(loc)
+        stamps, out = tree.Stamps.new(self.pages * self.page, self.device), torch.empty_like(loc)
         truth, mailbox = self.truth(tree, swa, by_snapshot), _mailbox(trap)
 
         def call() -> None:
-            tree.writes.launch(loc, out, stamps, trap, mailbox, PAGE, rows, truth, False)
+            tree.writes.launch(loc, out, stamps, trap, mailbox, self.page, rows, truth, False)
 
         return call
 

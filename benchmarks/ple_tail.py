@@ -14,6 +14,7 @@ fused kernels where they fit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from torch.nn.functional import gelu, linear
 
 from g4debug.fixes.paths.kernels import gelu_mul as gelu_mul_kernel
 from g4debug.fixes.paths.kernels import rmsnorm_add as rmsnorm_add_kernel
-from g4debug.fixes.paths.kernels._rows import Cut
 from g4debug.fixes.paths.kernels.gelu_mul import Tile, gelu_mul
 from g4debug.fixes.paths.kernels.rmsnorm_add import rmsnorm_add
 
@@ -30,25 +30,6 @@ WIDTHS = {"E2B": (1536, 35), "E4B": (2560, 42), "26B-A4B": (2816, 30)}
 PLE, EPS = 256, 1e-6
 ROWS = (1, 8, 64, 512, 4096, 16384)
 TUNE_ROWS = (1, 64, 512, 4096, 16384)
-Chain = Callable[["Inputs", int, bool], Any]
-
-
-class Inputs:
-    """Seeded tensors of one width and number of rows: ``count`` sets of inputs, and the weights."""
-
-    def __init__(self, width: int, layers: int, rows: int, count: int, device: str = "cuda"):
-        draw = kernels.drawing(width + rows, device)
-        self.x, self.residual, self.share = (
-            [draw(rows, width) for _ in range(count)] for _ in "xrs"
-        )
-        self.gate = [draw(rows, PLE) for _ in range(count)]
-        # A slice of the inputs of all layers, as in the model. There are few sets: they are large.
-        kept = min(count, max(1, (1 << 30) // (rows * layers * PLE * 2)))
-        every = [draw(rows, layers, PLE) for _ in range(kept)]
-        self.ple = [every[i % kept][:, (7 * i) % layers] for i in range(count)]
-        self.w1, self.w2 = draw(width), draw(width)
-        self.gate_weight, self.back_weight = draw(PLE, width) / width**0.5, draw(width, PLE) / 16
-        self.scalar, self.one = draw(1), torch.ones(1, device=device).bfloat16()
 
 
 # Each stage of the chain: (norm and add), (gelu and multiply), (norm, add and multiply).
@@ -64,11 +45,6 @@ def eager2(gate: Any, ple: Any) -> Any:
 
 def eager3(share: Any, w: Any, h: Any, scalar: Any) -> Any:
     return (h + kernels.rms_norm(share, w, EPS)) * scalar
-
-
-def eager_tail(x: Any, w1: Any, r: Any, gate_w: Any, ple: Any, back_w: Any, w2: Any, s: Any) -> Any:
-    h = eager1(x, w1, r)
-    return eager3(linear(eager2(linear(h, gate_w), ple), back_w), w2, h, s)
 
 
 def stages(theirs: dict[str, Any]) -> dict[str, tuple[Any, Any, Any]]:
@@ -107,98 +83,82 @@ def sglang_kernels() -> dict[str, Any]:
     return {"rmsnorm": rmsnorm, "fused": gemma_rmsnorm_residual_scalar, "one": one}
 
 
-def kernel_variants(
-    t: Inputs, made: dict[str, tuple[Any, Any, Any]]
-) -> dict[str, dict[str, kernels.Variant]]:
-    """stage -> variant -> call. "all" are the three stages, on given results of the GEMMs."""
+def whole(fs: Any) -> Callable[..., Any]:
+    """The three stages, on given results of the GEMMs."""
 
-    def one(f: Any) -> kernels.Variant:
-        return lambda i: f(t.x[i], t.w1, t.residual[i])
+    def call(x: Any, w1: Any, r: Any, gate: Any, ple: Any, share: Any, w2: Any, scalar: Any) -> Any:
+        h = fs[0](x, w1, r)
+        return h, fs[1](gate, ple), fs[2](share, w2, h, scalar)
 
-    def two(f: Any) -> kernels.Variant:
-        return lambda i: f(t.gate[i], t.ple[i])
-
-    def three(f: Any) -> kernels.Variant:
-        return lambda i: f(t.share[i], t.w2, t.residual[i], t.scalar)
-
-    def whole(fs: Any) -> kernels.Variant:
-        def call(i: int) -> Any:
-            h = fs[0](t.x[i], t.w1, t.residual[i])
-            g = fs[1](t.gate[i], t.ple[i])
-            return h, g, fs[2](t.share[i], t.w2, h, t.scalar)
-
-        return call
-
-    return {
-        "norm+add": {n: one(f[0]) for n, f in made.items()},
-        "gelu*ple": {n: two(f[1]) for n, f in made.items()},
-        "norm+add*scalar": {n: three(f[2]) for n, f in made.items()},
-        "all": {n: whole(f) for n, f in made.items()},
-    }
+    return call
 
 
-def tail_variants(t: Inputs, made: dict[str, tuple[Any, Any, Any]]) -> dict[str, kernels.Variant]:
-    def tail(fs: Any) -> kernels.Variant:
-        def call(i: int) -> Any:
-            h = fs[0](t.x[i], t.w1, t.residual[i])
-            g = fs[1](linear(h, t.gate_weight), t.ple[i])
-            return fs[2](linear(g, t.back_weight), t.w2, h, t.scalar)
+def tail(fs: Any) -> Callable[..., Any]:
+    """The three stages with both GEMMs."""
 
-        return call
+    def call(x: Any, w1: Any, r: Any, gate: Any, ple: Any, back: Any, w2: Any, scalar: Any) -> Any:
+        h = fs[0](x, w1, r)
+        return fs[2](linear(fs[1](linear(h, gate), ple), back), w2, h, scalar)
 
-    return {n: tail(f) for n, f in made.items()}
+    return call
 
 
-def moved(rows: int, width: int) -> dict[str, int]:
-    """The bytes that each stage must read and write; "tail" includes the weights of the GEMMs."""
-    norm, gated = 2 * (3 * rows * width + width), 2 * 3 * rows * PLE
-    gemms = 2 * (2 * width * PLE + 2 * rows * (width + PLE))
-    return {
-        "norm+add": norm,
-        "gelu*ple": gated,
-        "norm+add*scalar": norm,
-        "all": 2 * norm + gated,
-        "tail": 2 * norm + gated + gemms,
-    }
+def build(part: str, name: str, rows: int, device: str, compiled: bool) -> list[kernels.Stage]:
+    """The stages of a part, with seeded inputs."""
+    width, layers = WIDTHS[name]
+    norm, gated = 2 * (3 * rows * width + width), 2 * 3 * rows * PLE  # bytes
+    gemms = 2 * (2 * width * PLE + 2 * rows * (width + PLE))  # with their weights
+    count = kernels.sets(norm, device)
+    draw = kernels.drawing(width + rows, device)
+    x, residual, share = ([draw(rows, width) for _ in range(count)] for _ in "xrs")
+    gate = [draw(rows, PLE) for _ in range(count)]
+    # A slice of the inputs of all layers, as in the model. There are few sets: they are large.
+    kept = min(count, max(1, (1 << 30) // (rows * layers * PLE * 2)))
+    every = [draw(rows, layers, PLE) for _ in range(kept)]
+    ple = [every[i % kept][:, (7 * i) % layers] for i in range(count)]
+    w1, w2 = draw(width), draw(width)
+    gate_weight, back_weight = draw(PLE, width) / width**0.5, draw(width, PLE) / 16
+    scalar = draw(1)
+    made = stages(sglang_kernels() if device == "cuda" else {})
+    each = range(count)
 
+    def stage(what: str, functions: Any, inputs: Any, moved: int, **more: Any) -> kernels.Stage:
+        at = {"width": name, "hidden": width, "rows": rows, "stage": what}
+        return kernels.Stage(at, functions, inputs, moved, **more)
 
-def cuts() -> list[Cut]:
-    found = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
-    loops = [(n, s) for n in (2, 4, 8) for s in (1, 2, 3)]
-    return found + [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
-
-
-def tune(t: Inputs, at: str, rows: int, width: int, rounds: int) -> None:
-    count = len(t.x)
-    every = dict.fromkeys([rmsnorm_add_kernel.cut(rows, width), *cuts()])
-    kernels.tuned(
-        f"{at} norm+add",
-        {
-            str(tuple(c)): lambda i, c=c: rmsnorm_add(t.x[i], t.w1, t.residual[i], EPS, t.scalar, c)
-            for c in every
-        },
-        count,
-        rounds,
-    )
+    if part == "tail":
+        functions = {n: tail(fs) for n, fs in made.items()}
+        if compiled:
+            functions["compiled"] = kernels.compiled(tail(made["eager"]))
+        inputs = [
+            (x[i], w1, residual[i], gate_weight, ple[i], back_weight, w2, scalar) for i in each
+        ]
+        return [stage("tail", functions, inputs, 2 * norm + gated + gemms)]
+    if compiled:
+        made["compiled"] = tuple(map(kernels.compiled, made["eager"]))
+    one, two, three = ({n: fs[k] for n, fs in made.items()} for k in range(3))
+    cuts = [rmsnorm_add_kernel.cut(rows, width), *kernels.cuts()]
     tiles = [Tile(r, w, pdl) for r in (1, 2, 4, 8) for w in (1, 2, 4, 8) for pdl in (False, True)]
-    kernels.tuned(
-        f"{at} gelu*ple",
-        {
-            str(tuple(c)): lambda i, c=c: gelu_mul(t.gate[i], t.ple[i], c)
-            for c in dict.fromkeys([gelu_mul_kernel.tile(rows), *tiles])
-        },
-        count,
-        rounds,
-    )
-
-
-def check(device: str, made: dict[str, tuple[Any, Any, Any]]) -> None:
-    """Check that all variants give the same result, within bfloat16's roundings."""
-    t = Inputs(1536, 3, 9, 1, device)
-    results = {n: v(0).float() for n, v in tail_variants(t, made).items()}
-    for result in results.values():
-        torch.testing.assert_close(result, results["eager"], rtol=0.05, atol=0.1)
-    print(f"the same tail: {', '.join(results)}")
+    return [
+        stage(
+            "norm+add", one, [(x[i], w1, residual[i]) for i in each], norm,
+            tries={c: lambda x, w, r, c=c: rmsnorm_add(x, w, r, EPS, scalar, c) for c in cuts},
+        ),
+        stage(
+            "gelu*ple", two, [(gate[i], ple[i]) for i in each], gated,
+            tries={
+                t: lambda g, p, t=t: gelu_mul(g, p, t) for t in [gelu_mul_kernel.tile(rows), *tiles]
+            },
+        ),
+        stage(
+            "norm+add*scalar", three, [(share[i], w2, residual[i], scalar) for i in each], norm
+        ),
+        stage(
+            "all", {n: whole(fs) for n, fs in made.items()},
+            [(x[i], w1, residual[i], gate[i], ple[i], share[i], w2, scalar) for i in each],
+            2 * norm + gated,
+        ),
+    ]  # fmt: skip
 
 
 def main() -> None:
@@ -206,43 +166,9 @@ def main() -> None:
     parser.add_argument("--part", choices=("kernels", "tail"), default="kernels")
     parser.add_argument("--widths", default=",".join(WIDTHS))
     args = parser.parse_args()
-    if args.check:
-        gpu = torch.cuda.is_available()
-        return check("cuda" if gpu else "cpu", stages(sglang_kernels() if gpu else {}))
-    kernels.needs_gpu()
-    made = stages(sglang_kernels())
-    check("cuda", made)
-    sweep = kernels.Sweep(args.rounds)
-    for name in args.widths.split(","):
-        width, layers = WIDTHS[name]
-        for rows in kernels.sizes(args, ROWS, TUNE_ROWS):
-            size = moved(rows, width)
-            count = kernels.sets(size["norm+add"])
-            t = Inputs(width, layers, rows, count)
-            if args.tune:
-                tune(t, f"{name} {rows}", rows, width, args.rounds)
-                continue
-            torch._dynamo.reset()
-            if args.part == "kernels":
-                now = dict(made)
-                if not args.no_compile:
-                    now["compiled"] = tuple(map(kernels.compiled, made["eager"]))
-                work = kernel_variants(t, now)
-            else:
-                work = {"tail": tail_variants(t, made)}
-                if not args.no_compile:
-                    whole = kernels.compiled(eager_tail)
-                    work["tail"]["compiled"] = lambda i, t=t, whole=whole: whole(
-                        t.x[i], t.w1, t.residual[i], t.gate_weight, t.ple[i], t.back_weight, t.w2,
-                        t.scalar,
-                    )  # fmt: skip
-            for stage, variants in work.items():
-                at = {"width": name, "hidden": width, "rows": rows, "stage": stage}
-                sweep.add(at, variants, size[stage], count)
-            del t, work, variants
-    if not args.tune:
-        names = {"kernels": "ple_tail", "tail": "ple_tail_gemms"}
-        sweep.write(names[args.part], args.out, ["width", "rows", "stage"])
+    stem = {"kernels": "ple_tail", "tail": "ple_tail_gemms"}[args.part]
+    keys, names = ["width", "rows", "stage"], args.widths.split(",")
+    kernels.compare(args, stem, keys, names, ROWS, TUNE_ROWS, partial(build, args.part))
 
 
 if __name__ == "__main__":

@@ -11,50 +11,13 @@ the sliding layers; the second one is as long as the window.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 
 import torch
+from guard_time import HERE, LAUNCHES, Case, load
 from measuring import kernels, options
-
-from g4debug.backends.handed_over import TokenLists
-from g4debug.ledger import shadow as shadows
-from g4debug.sanitizer.trap_buffer import TrapBuffer
-from g4debug.tracers.page_table import token_guard
-from g4debug.tracers.page_table.check import Truth
-
-LAUNCHES = 20
-
-
-def served(rows: int, tokens: int, page_size: int) -> tuple[TokenLists, Truth, int]:
-    """Lists of ``rows`` requests of ``tokens`` tokens, the truth about them, tokens of the pool."""
-    columns = -(-tokens // page_size)
-    pages = rows * columns + 1
-    own = (torch.randperm(pages - 1) + 1).view(rows, columns, 1) * page_size
-    own = (own + torch.arange(page_size)).view(rows, -1)
-    table = torch.zeros(rows + 1, columns * page_size, dtype=torch.int32)
-    table[1:] = own.to(torch.int32)
-    shadow = shadows.new(pages, "cuda")
-    shadow[:-1] = shadows.HELD
-    owners = torch.zeros(pages + 1, dtype=torch.int32)
-    owners[own[:, ::page_size] // page_size] = torch.arange(1, rows + 1, dtype=torch.int32)[:, None]
-    lists = TokenLists(
-        own[:, :tokens].flatten().cuda(),
-        (torch.arange(rows + 1) * tokens).to(torch.int32).cuda(),
-        torch.full((rows,), tokens).cuda(),
-        splits=torch.full((rows,), 8, dtype=torch.int32).cuda(),
-        max_splits=16,
-    )
-    truth = Truth(
-        table.cuda(),
-        torch.arange(1, rows + 1).cuda(),
-        False,
-        shadow,
-        owners=owners.cuda(),
-        protected=torch.zeros(rows + 1, dtype=torch.int32).cuda(),
-        padding=1,
-    )
-    return lists, truth, pages * page_size
 
 
 def microseconds(call: Callable[[], object], rounds: int) -> float:
@@ -72,25 +35,23 @@ def main() -> None:
     args = parser.parse_args()
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}, page {args.page_size}")
     print("rows,tokens,ranges_us,truth_us,copy_us")
+    device, tree = torch.device("cuda"), load(HERE)
     for rows in map(int, args.rows.split(",")):
         for tokens in map(int, args.tokens.split(",")):
-            lists, truth, pool = served(rows, tokens, args.page_size)
-            trap, copy = TrapBuffer(torch.device("cuda")), torch.empty_like(lists.indices)
-            mailbox = trap.new_mailbox()
-
-            def guard(
-                truth: Truth | None,
-                lists: TokenLists = lists,
-                trap: TrapBuffer = trap,
-                mailbox: int = mailbox,
-                pool: int = pool,
-            ) -> None:
-                token_guard.launch(lists, trap, mailbox, pool, args.page_size, truth)
-
+            case = Case(rows, tokens, device, args.page_size)
+            lists, truth = case.lists(tree), case.truth(tree, swa=False, by_snapshot=False)
+            trap, copy = tree.TrapBuffer(device), torch.empty_like(lists.indices)
+            guard = functools.partial(
+                tree.token_guard.launch, lists, trap, trap.new_mailbox(),
+                case.pages * args.page_size, args.page_size,
+            )  # fmt: skip
             times = [
-                microseconds(lambda guard=guard: guard(None), args.rounds),
-                microseconds(lambda guard=guard, truth=truth: guard(truth), args.rounds),
-                microseconds(lambda copy=copy, lists=lists: copy.copy_(lists.indices), args.rounds),
+                microseconds(call, args.rounds)
+                for call in (
+                    functools.partial(guard, None),
+                    functools.partial(guard, truth),
+                    functools.partial(copy.copy_, lists.indices),
+                )
             ]
             assert not trap.tripped, trap.take()
             print(f"{rows},{tokens},{','.join(f'{t:.1f}' for t in times)}", flush=True)

@@ -49,7 +49,7 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return x * cos + torch.cat([-b, a, -d, c], dim=-1) * sin
 
 
-def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[[int], Any]]:
+def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[..., Any]]:
     """The three stages, with one operation after the other."""
 
     def qkv(x: torch.Tensor) -> Any:
@@ -73,40 +73,22 @@ def steps(t: Inputs, norm: Norm, rope: Any) -> dict[str, Callable[[int], Any]]:
     return {"qkv": qkv, "gelu": gelu, "norm+add": norm_add}
 
 
-def of_inputs(t: Inputs, made: dict[str, Callable[..., Any]]) -> dict[str, kernels.Variant]:
-    return {
-        "qkv": lambda i: made["qkv"](t.qkv[i]),
-        "gelu": lambda i: made["gelu"](t.both[i]),
-        "norm+add": lambda i: made["norm+add"](t.x[i], t.residual[i]),
-    }
-
-
 def ours(
     t: Inputs, qkv: Cut | None = None, gelu: Tile | None = None, norm_add: Tile | None = None
-) -> dict[str, kernels.Variant]:
+) -> dict[str, Callable[..., Any]]:
     b, following = t.bounds, Next(t.w_next, EPS, t.bounds)
     return {
-        "qkv": lambda i: vision_qkv.vision_qkv(
-            t.qkv[i], t.heads, t.heads, t.cos, t.sin, t.wq, t.wk, EPS, b, b, b, qkv
+        "qkv": lambda x: vision_qkv.vision_qkv(
+            x, t.heads, t.heads, t.cos, t.sin, t.wq, t.wk, EPS, b, b, b, qkv
         ),
-        "gelu": lambda i: clipped_gelu_mul.clipped_gelu_mul(t.both[i], b, b, b, gelu),
-        "norm+add": lambda i: clipped_norm_add.clipped_norm_add(
-            t.x[i], b, t.w, t.residual[i], EPS, None, following, norm_add
+        "gelu": lambda both: clipped_gelu_mul.clipped_gelu_mul(both, b, b, b, gelu),
+        "norm+add": lambda x, residual: clipped_norm_add.clipped_norm_add(
+            x, b, t.w, residual, EPS, None, following, norm_add
         ),
     }
 
 
-def moved(tower: str, rows: int) -> dict[str, int]:
-    """The bytes that each stage must read and write."""
-    hidden, inner, _, dim = TOWERS[tower]
-    return {
-        "qkv": 2 * rows * (6 * hidden + 2 * dim),
-        "gelu": 2 * rows * 3 * inner,
-        "norm+add": 2 * rows * 4 * hidden,
-    }
-
-
-def sglang(t: Inputs) -> dict[str, kernels.Variant]:
+def sglang(t: Inputs) -> dict[str, Callable[..., Any]]:
     """SGLang's own operations. If it is not installed, there are none, and that is printed."""
     try:
         from sgl_kernel import rmsnorm
@@ -114,66 +96,47 @@ def sglang(t: Inputs) -> dict[str, kernels.Variant]:
     except ImportError as e:
         print(f"SGLang's operations: left out; {e}")
         return {}
-    return of_inputs(t, steps(t, rmsnorm, _apply_multidimensional_rope))
+    return steps(t, rmsnorm, _apply_multidimensional_rope)
 
 
-def check(device: str) -> None:
-    """Check that all variants give the same result, within bfloat16's roundings."""
-    for tower in TOWERS:
-        t = Inputs(tower, 9, 1, device)
-        right, found = of_inputs(t, steps(t, kernels.rms_norm, turned)), {"ours": ours(t)}
-        if device == "cuda" and (theirs := sglang(t)):
-            found["sglang"] = theirs
-        for variants in found.values():
-            for stage, call in variants.items():
-                torch.testing.assert_close(call(0), right[stage](0), rtol=0.05, atol=0.1)
-    print(f"the same: eager, {', '.join(found)}")
-
-
-def tune(t: Inputs, at: str, count: int, rounds: int) -> None:
+def build(tower: str, rows: int, device: str, compiled: bool) -> list[kernels.Stage]:
+    hidden, inner, _, dim = TOWERS[tower]
+    moved = {  # the bytes that each stage must read and write
+        "qkv": 2 * rows * (6 * hidden + 2 * dim),
+        "gelu": 2 * rows * 3 * inner,
+        "norm+add": 2 * rows * 4 * hidden,
+    }
+    t = Inputs(tower, rows, kernels.sets(moved["norm+add"], device), device)
+    plain = steps(t, kernels.rms_norm, turned)
+    named = {"sglang": sglang(t)} if device == "cuda" else {}
+    if compiled:
+        named["compiled"] = {stage: kernels.compiled(f) for stage, f in plain.items()}
+    named["ours"] = ours(t)
+    inputs = {
+        "qkv": [(x,) for x in t.qkv],
+        "gelu": [(both,) for both in t.both],
+        "norm+add": list(zip(t.x, t.residual, strict=True)),
+    }
     tiles = [Tile(r, w, True) for r in (1, 2, 4) for w in (1, 2, 4, 8)]
-    cuts = [Cut(w, pdl=True) for w in (1, 2, 4, 8)]
-    for stage, name, tries in (
-        ("qkv", "qkv", cuts), ("gelu", "gelu", tiles), ("norm+add", "norm_add", tiles)
-    ):  # fmt: skip
-        variants = {"today": ours(t)[stage]}
-        variants |= {str(tuple(how)): ours(t, **{name: how})[stage] for how in tries}
-        kernels.tuned(f"{at} {stage}", variants, count, rounds)
+    ways = {"qkv": [Cut(w, pdl=True) for w in (1, 2, 4, 8)], "gelu": tiles, "norm+add": tiles}
+    return [
+        kernels.Stage(
+            {"tower": tower, "rows": rows, "stage": stage},
+            {name: made[stage] for name, made in named.items() if made},
+            inputs[stage],
+            size,
+            right=plain[stage],
+            tries={"today": ours(t)[stage]}
+            | {how: ours(t, **{stage.replace("+", "_"): how})[stage] for how in ways[stage]},
+        )
+        for stage, size in moved.items()
+    ]
 
 
 def main() -> None:
-    parser = kernels.parser(__doc__)
-    args = parser.parse_args()
-    if args.check:
-        return check("cuda" if torch.cuda.is_available() else "cpu")
-    kernels.needs_gpu()
-    check("cuda")
-    sweep = kernels.Sweep(args.rounds)
-    for tower in TOWERS:
-        for rows in kernels.sizes(args, ROWS, ROWS):
-            size = moved(tower, rows)
-            count = kernels.sets(size["norm+add"])
-            t = Inputs(tower, rows, count)
-            if args.tune:
-                tune(t, f"{tower} {rows}", count, args.rounds)
-                continue
-            work: dict[str, dict[str, kernels.Variant]] = {stage: {} for stage in size}
-            named = {"sglang": sglang(t)}
-            if not args.no_compile:
-                torch._dynamo.reset()
-                plain = steps(t, kernels.rms_norm, turned)
-                named["compiled"] = of_inputs(
-                    t, {stage: kernels.compiled(f) for stage, f in plain.items()}
-                )
-            for name, variants in (named | {"ours": ours(t)}).items():
-                for stage, call in variants.items():
-                    work[stage][name] = call
-            for stage, variants in work.items():
-                at = {"tower": tower, "rows": rows, "stage": stage}
-                sweep.add(at, variants, size[stage], count)
-            del t, work, named, variants
-    if not args.tune:
-        sweep.write("vision_layer", args.out, ["tower", "rows", "stage"])
+    args = kernels.parser(__doc__).parse_args()
+    keys = ["tower", "rows", "stage"]
+    kernels.compare(args, "vision_layer", keys, list(TOWERS), ROWS, ROWS, build)
 
 
 if __name__ == "__main__":

@@ -10,26 +10,36 @@ nothing of SGLang::
 
 So it works for the installed SGLang and, inside ``targets.looking_at``, also for a wheel that is
 only unpacked: in that way ``make versions`` finds the state of every fix on every release.
-``apply`` only registers wrappers on ``hooks``; SGLang is imported inside the wrappers.
+SGLang is imported inside the wrappers that are its ``hooks``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 from g4debug import discovery
 from g4debug.fixes import source
 from g4debug.hooking import targets
-from g4debug.hooking.hooks import HookError
+from g4debug.hooking.hooks import HookError, Hooks, Order
 from g4debug.settings import SettingsError, fix_switch
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 State = Literal["applied", "not-needed", "off", "target-missing"]
 Purpose = Literal["correctness", "performance", "experiment"]
+
+
+class Hook(NamedTuple):
+    """A wrapper of a fix. way: the method of ``Hooks`` that takes the rest."""
+
+    way: Literal["around", "before", "after"]
+    site: str
+    wrapper: Callable[..., Any]
+    optional: bool = False
+
+
+around, before, after = (partial(Hook, way) for way in ("around", "before", "after"))
 
 
 @dataclass(frozen=True)
@@ -38,9 +48,10 @@ class Fix:
 
     seed: the pull request that it implements. upstream: the thread in which SGLang fixed it. needs:
     the SGLang versions that it was written for, as in ``targets.matches``. elsewhere: why it is not
-    for others, as pairs of such a specifier and the rest of "not on this release, because";
+    for others: such a specifier -> the rest of "not on this release, because";
     the first that matches counts. still_broken: whether the code of this SGLang has
-    the bug. apply: puts the wrappers on the hooks. switch: the variable that the seed documents, or
+    the bug. hooks: its wrappers, or a function that returns them where they depend on the
+    release or the settings. switch: the variable that the seed documents, or
     ''; it works beside ``G4DEBUG_FIX_<ID>``. eligible: where a performance path runs (elsewhere
     SGLang's own code does); '' for a fix.
 
@@ -57,16 +68,22 @@ class Fix:
     upstream: str
     needs: str
     still_broken: Callable[[], bool]
-    apply: Callable[[Hooks], None]
+    hooks: Sequence[Hook] | Callable[[], Sequence[Hook]]
     purpose: Purpose
     switch: str = ""
     eligible: str = ""
-    elsewhere: tuple[tuple[str, str], ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_for_this_release(self) -> bool:
         """True if the fix was written for the installed SGLang."""
         return targets.matches(self.needs)
+
+    def apply(self, hooks: Hooks) -> None:
+        """Put the wrappers on. Raises HookError if this SGLang lacks a site that it needs."""
+        for hook in self.hooks() if callable(self.hooks) else self.hooks:
+            put = getattr(hooks, hook.way)
+            put(hook.site, Order.FIX, self.id, hook.wrapper, optional=hook.optional)
 
 
 @dataclass(frozen=True)
@@ -153,7 +170,7 @@ def _apply(
     found = targets.sglang_version()
     if not fix.is_for_this_release:
         text = f"written for SGLang {fix.needs}, found {found or 'none'}"
-        why = next((why for other, why in fix.elsewhere if targets.matches(other)), "")
+        why = next((why for other, why in fix.elsewhere.items() if targets.matches(other)), "")
         if forced:
             because = f": {why}" if why else ""
             raise SettingsError(f"{switch}=1: fix {fix.id} was {text}{because}; unset {switch}")

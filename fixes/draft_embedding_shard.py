@@ -19,13 +19,10 @@ one. EAGLE3 drafts get their shard as before. With one rank the "shard" is the t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
 from g4debug.fixes.source import exists, source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "draft-embedding-shard"
 TARGET = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
@@ -58,21 +55,17 @@ def still_broken() -> bool:
     )
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("model.embed_and_head", Order.FIX, ID, after_get)
-    hooks.around("draft.bind_embedding", Order.FIX, ID, around_bind)
-
-
 FIX = Fix(
     id=ID,
     title="a FROZEN_KV_MTP draft looks tokens up in the whole embedding table, on every rank",
     seed="none; found with two GPUs",
     upstream="none known; 0.5.23 does not have the bug, it asks what the draft's embedding is",
     needs=">=0.5.12,<0.5.23",
-    elsewhere=((">=0.5.23", "SGLang gives the draft the whole table there"),),
+    elsewhere={">=0.5.23": "SGLang gives the draft the whole table there"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        after("model.embed_and_head", after_get),
+        around("draft.bind_embedding", around_bind),
+    ),
     purpose="correctness",
 )

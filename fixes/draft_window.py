@@ -20,14 +20,11 @@ The fix counts one token less when it is decided what lies behind the window.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 from g4debug.speculation import draft_reads_target_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "draft-window"
 FREES = "sglang.srt.mem_cache.common.free_swa_out_of_window_slots"
@@ -48,20 +45,14 @@ def still_broken() -> bool:
     return "evict_threshold = pre_len - sliding_window_size\n" in source(FREES)
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("batch.evict_swa", Order.FIX, ID, around_evict)
-
-
 FIX = Fix(
     id=ID,
     title="pages that the draft of FROZEN_KV_MTP still reads are evicted one token later",
     seed="none; found by this project",
     upstream="none; 0.5.23 has the bug",
     needs=">=0.5.14",
-    elsewhere=(("<0.5.14", "SGLang keeps a page more behind the window"),),
+    elsewhere={"<0.5.14": "SGLang keeps a page more behind the window"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around("batch.evict_swa", around_evict),),
     purpose="correctness",
 )

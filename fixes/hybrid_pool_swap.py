@@ -17,13 +17,10 @@ yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "hybrid-pool-swap"
 HYBRID = "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
@@ -65,20 +62,14 @@ def still_broken() -> bool:
     return swaps and f"self.{POOL} =" in wrapper and f"def {POOL}" not in wrapper
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("attn.hybrid_init", Order.FIX, ID, after_init)
-
-
 FIX = Fix(
     id=ID,
     title="the draft reads the target's KV pool where prefill and decode have different backends",
     seed="none; found by this project on 0.5.14",
     upstream="no thread is known; every release from 0.5.13.post1 to 0.5.23 has the bug",
     needs=">=0.5.13",
-    elsewhere=(("<0.5.13", "the KV pool is not an attribute of the attention backend there"),),
+    elsewhere={"<0.5.13": "the KV pool is not an attribute of the attention backend there"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(after("attn.hybrid_init", after_init),),
     purpose="correctness",
 )

@@ -17,13 +17,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, before
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 ID = "locked-prefix"
 SITE = "tree.swa_insert"
@@ -88,20 +86,14 @@ def still_broken() -> bool:
     return frees and re.search(r"if\s+(not\s+)?node\.full_lock_ref", text) is None
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.before(SITE, Order.FIX, ID, before_insert)
-
-
 FIX = Fix(
     id=ID,
     title="a cached prefix that a running request reads keeps its pages",
     seed="none; found by the page-table tracer",
     upstream="sglang #29352 (2026-06-30)",
     needs=">=0.5.12,<0.5.15",
-    elsewhere=((">=0.5.15", "SGLang itself keeps the pages that a running request has locked"),),
+    elsewhere={">=0.5.15": "SGLang itself keeps the pages that a running request has locked"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(before(SITE, before_insert),),
     purpose="correctness",
 )

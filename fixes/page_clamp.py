@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, Hook, after
 from g4debug.fixes.source import source
 from g4debug.hooking.layer_pools import pages_of, pool_of_layer
 from g4debug.settings import Settings, SettingsError, fix_switch
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 ID = "page-clamp"
 BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
@@ -41,15 +39,13 @@ def still_broken() -> bool:
     return "clamp" not in source(f"{BACKEND}._get_layer_page_table")
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
+def hooks() -> tuple[Hook, ...]:
     if "page-table" in Settings.from_environ().tracers:
         raise SettingsError(
             f"{fix_switch(ID)}=1 hides from the tracer page-table what it looks for; choose one "
             "of them (G4DEBUG_MODE=contain also keeps a server up, and reports bad cells)"
         )
-    hooks.after("attn.trtllm_mha.layer_page_table", Order.FIX, ID, after_page_table)
+    return (after("attn.trtllm_mha.layer_page_table", after_page_table),)
 
 
 FIX = Fix(
@@ -59,6 +55,6 @@ FIX = Fix(
     upstream="none; the seed reverted it in PR #6",
     needs=">=0.5.12",
     still_broken=still_broken,
-    apply=apply,
+    hooks=hooks,
     purpose="experiment",
 )

@@ -17,13 +17,10 @@ refuses a layer's input that is not the very tensor that the layer before wrote 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "residual-aliasing"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
@@ -74,26 +71,17 @@ def still_broken() -> bool:
     return "residual = hidden_states\n" in forward and "residual" in norm
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    for site in SITES:
-        hooks.after(site, Order.FIX, ID, after_capture, optional=True)
-
-
 FIX = Fix(
     id=ID,
     title="hidden states that Gemma-4 captures for a draft are not overwritten by the next layer",
     seed="none; a later fix of the seeds' fork",
     upstream="none known; 0.5.23 does not have the bug, its layers pass the residual explicitly",
     needs=">=0.5.12,<0.5.23",
-    elsewhere=(
-        (
-            ">=0.5.23",
-            "a layer refuses a copy of its input there, and SGLang itself copies what it captures",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.23": "a layer refuses a copy of its input there, and SGLang itself copies what it "
+        "captures",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=tuple(after(site, after_capture, optional=True) for site in SITES),
     purpose="correctness",
 )

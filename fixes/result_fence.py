@@ -16,14 +16,11 @@ next. It is the scheduling stream that waits, and not the host.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after
 from g4debug.fixes.source import source
 from g4debug.hooking.table_barrier import wait_for_tables
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "result-fence"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
@@ -43,24 +40,18 @@ def still_broken() -> bool:
     return 0 <= barrier < loop.find("self.run_batch(batch)")
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("scheduler.run_batch", Order.FIX, ID, after_run_batch)
-
-
 FIX = Fix(
     id=ID,
     title="a prefill's result is processed only when the running forward has read its tables",
     seed="none; a case of the history suite",
     upstream="#31687 (in 0.5.18)",
     needs=">=0.5.14,<0.5.18",
-    elsewhere=(
-        ("<0.5.13", "SGLang has no barrier there that could be called earlier"),
-        (">=0.5.13,<0.5.14", "it was not run there"),
-        (">=0.5.18", "SGLang itself has its barrier right after the launch"),
-    ),
+    elsewhere={
+        "<0.5.13": "SGLang has no barrier there that could be called earlier",
+        ">=0.5.13,<0.5.14": "it was not run there",
+        ">=0.5.18": "SGLang itself has its barrier right after the launch",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(after("scheduler.run_batch", after_run_batch),),
     purpose="correctness",
 )

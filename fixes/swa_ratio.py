@@ -26,13 +26,10 @@ from __future__ import annotations
 import ast
 import logging
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, before
 from g4debug.fixes.source import exists, source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "swa-ratio"
 RATIO = 0.15
@@ -164,12 +161,6 @@ def gemma4_branches(function: str) -> list[str]:
     ]
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.before("server_args.check", Order.FIX, ID, before_check)
-
-
 FIX = Fix(
     id=ID,
     title="a Gemma-4 with experts gets swa_full_tokens_ratio=0.15, unless you give a ratio",
@@ -177,6 +168,6 @@ FIX = Fix(
     upstream="none up to 0.5.23; #28755 sizes the SWA pool by requests if the radix cache is off",
     needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(before("server_args.check", before_check),),
     purpose="performance",
 )

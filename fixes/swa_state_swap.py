@@ -22,13 +22,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
 from g4debug.fixes.source import exists, source
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 ID = "swa-state-swap"
 BACKEND = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
@@ -142,16 +140,6 @@ def still_broken() -> bool:
     return decides and not asks_allocator and not resolves
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("worker.frozen_view", Order.FIX, ID, around_view)
-    hooks.around("worker.pool_view", Order.FIX, ID, around_view)
-    hooks.around("attn.trtllm_mha.alloc_swa_page_table", Order.FIX, ID, around_alloc_swa_page_table)
-    hooks.around("attn.trtllm_mha.init_graph_state", Order.FIX, ID, around_init_graph_state)
-    hooks.after("attn.trtllm_mha.init", Order.FIX, ID, after_init)
-
-
 FIX = Fix(
     id=ID,
     title="the SWA state of the draft's attention backend follows the pool that is really read",
@@ -159,6 +147,12 @@ FIX = Fix(
     upstream="sglang #26966 (2026-06-02), made more general by #27491",
     needs=">=0.5.12",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("worker.frozen_view", around_view),
+        around("worker.pool_view", around_view),
+        around("attn.trtllm_mha.alloc_swa_page_table", around_alloc_swa_page_table),
+        around("attn.trtllm_mha.init_graph_state", around_init_graph_state),
+        after("attn.trtllm_mha.init", after_init),
+    ),
     purpose="correctness",
 )

@@ -25,14 +25,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.backends.triton import DECODE_KEYS
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "triton-decode-window"
 MODULE = "sglang.srt.layers.attention.triton_backend"
@@ -90,14 +87,6 @@ def still_broken() -> bool:
     return cut is not None and re.search(r"sliding_window_size\s*\+\s*1\b", text) is None
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    for site in ("metadata", "metadata_capture", "metadata_replay"):
-        hooks.around(f"attn.triton.{site}", Order.FIX, ID, around_metadata, optional=True)
-    hooks.around("attn.triton.init_graph_state", Order.FIX, ID, around_graph_state)
-
-
 FIX = Fix(
     id=ID,
     title="a decode step on triton reads the whole window of a sliding layer",
@@ -105,6 +94,11 @@ FIX = Fix(
     upstream="sglang #32087 and #34354, both closed without a change; 0.5.23 has the bug",
     needs=">=0.5.12",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("attn.triton.metadata", around_metadata, optional=True),
+        around("attn.triton.metadata_capture", around_metadata, optional=True),
+        around("attn.triton.metadata_replay", around_metadata, optional=True),
+        around("attn.triton.init_graph_state", around_graph_state),
+    ),
     purpose="experiment",
 )

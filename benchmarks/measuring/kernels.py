@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,91 @@ class Timed:
     @property
     def median(self) -> float:
         return statistics.median(self.us)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the work, at one size.
+
+    at: its first columns of the CSV. variants: functions of the same arguments, ours among them.
+    inputs: the arguments, in several sets. moved: bytes that a call must read and write. right:
+    what gives the right result; none: the first variant. tries: our kernel cut in other ways, by
+    the cut; the first is today's.
+    """
+
+    at: Mapping[str, Any]
+    variants: Mapping[str, Callable[..., Any]]
+    inputs: Sequence[Sequence[Any]]
+    moved: int
+    right: Callable[..., Any] | None = None
+    tries: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+
+    def calls(self, functions: Mapping[Any, Callable[..., Any]]) -> dict[str, Variant]:
+        """Functions of the arguments as functions of a set's number."""
+        return {
+            str(tuple(n) if isinstance(n, tuple) else n): lambda i, f=f: f(*self.inputs[i])
+            for n, f in functions.items()
+        }
+
+
+def same(stages: Sequence[Stage]) -> None:
+    """Check that all variants give the same results, within bfloat16's roundings."""
+    for stage in stages:
+
+        def found(function: Callable[..., Any], stage: Stage = stage) -> Any:
+            # Some of SGLang's kernels work in place.
+            return function(*(torch.clone(x) for x in stage.inputs[0]))
+
+        right = found(stage.right or next(iter(stage.variants.values())))
+        for function in stage.variants.values():
+            torch.testing.assert_close(found(function), right, rtol=0.05, atol=0.1)
+    print(f"the same results: {', '.join(stages[0].variants)}")
+
+
+def compare(
+    args: argparse.Namespace,
+    stem: str,
+    keys: Sequence[str],
+    names: Sequence[str],
+    rows: Sequence[int],
+    tuned_rows: Sequence[int],
+    build: Callable[[str, int, str, bool], Sequence[Stage]],
+    check: Callable[[Sequence[Stage]], None] = same,
+) -> None:
+    """What a script does: check its variants, then measure them at each size, or tune ours.
+
+    keys: the columns that tell the sizes apart. names: of the widths. build: (name, rows, device,
+    whether with torch.compile) -> the stages.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name in names:
+        check(build(name, 9, device, False))
+    if args.check:
+        return
+    if device == "cpu":
+        raise SystemExit("this measures kernels and needs a CUDA device; --check runs anywhere")
+    sweep = Sweep(args.rounds)
+    for name in names:
+        for count in sizes(args, rows, tuned_rows):
+            torch._dynamo.reset()
+            for stage in build(name, count, device, not (args.no_compile or args.tune)):
+                if not args.tune:
+                    calls = stage.calls(stage.variants)
+                    sweep.add(stage.at, calls, stage.moved, len(stage.inputs))
+                elif stage.tries:
+                    at = " ".join(str(stage.at[k]) for k in keys)
+                    tuned(at, stage.calls(stage.tries), len(stage.inputs), args.rounds)
+    if not args.tune:
+        sweep.write(stem, args.out, keys)
+
+
+def cuts() -> list[Any]:
+    """The ways in which a kernel that takes a ``Cut`` is tried."""
+    from g4debug.fixes.paths.kernels._rows import Cut
+
+    found = [Cut(w, pdl=pdl) for w in (1, 2, 4, 8, 16) for pdl in (False, True)]
+    loops = [(n, s) for n in (1, 2, 4, 8) for s in (1, 2, 3)]
+    return found + [Cut(w, n, s, True) for w in (4, 8, 16) for n, s in loops]
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
@@ -74,8 +159,10 @@ def compiled(function: Any) -> Any:
     return torch.compile(function, mode="max-autotune-no-cudagraphs", dynamic=False)
 
 
-def sets(bytes_per_call: int) -> int:
+def sets(bytes_per_call: int, device: str) -> int:
     """How many sets of inputs to use: enough to exceed three L2 caches, but at most 48."""
+    if device == "cpu":
+        return 1
     cache = torch.cuda.get_device_properties(0).L2_cache_size
     return max(4, min(48, -(-3 * cache // max(1, bytes_per_call))))
 
@@ -237,8 +324,3 @@ def tuned(
     order = sorted(timed, key=lambda n: timed[n].median)
     best = "   ".join(f"{n} {timed[n].median:.2f}" for n in order[:shown])
     print(f"{at:26s} today {timed[first].median:7.2f}   best: {best}", flush=True)
-
-
-def needs_gpu() -> None:
-    if not torch.cuda.is_available():
-        raise SystemExit("this measures kernels and needs a CUDA device; --check runs anywhere")

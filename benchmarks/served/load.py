@@ -21,7 +21,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,10 +29,6 @@ from typing import Any
 from harness.engine import greedy
 from measuring import load
 from measuring.load import Request
-
-
-def arguments(device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return given
 
 
 async def ask(engine: Any, request: Request, began: float) -> dict[str, Any]:

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from harness.engine import greedy
-
-
-def arguments(device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return given
 
 
 def answer(engine: Any, device: str, question: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """One server of a benchmark: ``python start.py MODULE DEVICE ENGINE_JSON``.
 
-MODULE, one of this folder, has ``arguments(device, given)``, all arguments of ``sgl.Engine``, and
-``answer(engine, device, question)``. The server says a line about itself when it is up, and then
-answers each line of JSON from stdin with one on stdout.
+MODULE, one of this folder, has ``answer(engine, device, question)``. It may have
+``arguments(device, given)``, which returns all arguments of ``sgl.Engine``. The server says a line
+about itself when it is up, and then answers each line of JSON from stdin with one on stdout.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def main(name: str, device: str, given: str) -> None:
 
     from served.gate import tracer_sites
 
-    engine = sglang.Engine(**as_named_here(module.arguments(device, json.loads(given))))
+    arguments = json.loads(given)
+    if hasattr(module, "arguments"):
+        arguments = module.arguments(device, arguments)
+    engine = sglang.Engine(**as_named_here(arguments))
     hello = {
         "hooks": tracer_sites(),
         "device": device_name(),

@@ -17,13 +17,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "force-eagle"
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
@@ -102,22 +99,18 @@ def still_broken() -> bool:
     raise AttributeError(f"no {_ALIAS} in {' or '.join(_HOMES)}")
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("args.spec_alias", Order.FIX, ID, around_alias)
-    hooks.before("server_args.check", Order.FIX, ID, before_check)
-
-
 FIX = Fix(
     id=ID,
     title="a switch for comparisons: NEXTN and EAGLE with a Gemma-4 assistant stay EAGLE",
     seed="PR #22",
     upstream="none",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=((">=0.5.14", "it only has speculative decoding v2, and this was written for v1"),),
+    elsewhere={">=0.5.14": "it only has speculative decoding v2, and this was written for v1"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("args.spec_alias", around_alias),
+        before("server_args.check", before_check),
+    ),
     purpose="experiment",
     switch=SWITCH,
 )

@@ -18,13 +18,10 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "idle-draft-input"
 WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
@@ -67,26 +64,17 @@ def still_broken() -> bool:
     return any(not node.orelse for node in branches) or "batch = batch.copy()" in extend
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("worker.forward", Order.FIX, ID, around_forward)
-
-
 FIX = Fix(
     id=ID,
     title="after a verify in which every request finished, the batch has an idle draft input",
     seed="PR #22",
     upstream="in 0.5.13 (FrozenKVMTPWorker._draft_preprocess_idle), not under DP attention",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "its FROZEN_KV_MTP, which is speculative decoding v2, leaves no verify input "
-            "on a batch",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP, which is speculative decoding v2, leaves no verify input "
+        "on a batch",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around("worker.forward", around_forward),),
     purpose="correctness",
 )

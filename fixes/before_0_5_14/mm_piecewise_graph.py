@@ -19,14 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
 from g4debug.settings import fix_switch
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "mm-piecewise-graph"
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
@@ -97,26 +94,17 @@ def still_broken() -> bool:
     return ".is_multimodal:" in source(HANDLER)
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("args.piecewise", Order.FIX, ID, around_handler)
-
-
 FIX = Fix(
     id=ID,
     title="piecewise CUDA graphs for the language model of a multimodal Gemma-4",
     seed="PR #16",
     upstream="none for Gemma-4; 0.5.14 has a list of multimodal models that may have them",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "SGLang decides for each model there whether its prefill gets CUDA graphs",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "SGLang decides for each model there whether its prefill gets CUDA graphs",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around("args.piecewise", around_handler),),
     purpose="experiment",
     switch=SWITCH,
 )

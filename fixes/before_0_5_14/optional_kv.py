@@ -16,13 +16,10 @@ changed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around, before
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "optional-kv"
 OP = "unified_attention_without_kv"
@@ -89,36 +86,24 @@ def before_init_graphs(*args: Any, **kwargs: Any) -> None:
     register_op()
 
 
-def around_op(
-    call_next: Callable[..., None],
-    query: Any,
-    key: Any,
-    value: Any,
-    output: Any,
-    save_kv_cache: bool,
-    layer_id: int,
-    **kwargs: Any,
-) -> None:
-    """Wraps ``radix_attention.unified_attention_with_output``. dynamo traces through it."""
-    if key is not None or value is not None or kwargs:
-        return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
-    return _calls["piecewise"](query, output, save_kv_cache, layer_id)
+def _around(kind: str) -> Callable[..., None]:
+    """Wraps SGLang's op for one kind of CUDA graphs. dynamo traces through it."""
 
+    def around_op(
+        call_next: Callable[..., None],
+        query: Any,
+        key: Any,
+        value: Any,
+        output: Any,
+        save_kv_cache: bool,
+        layer_id: int,
+        **kwargs: Any,
+    ) -> None:
+        if key is not None or value is not None or kwargs:
+            return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
+        return _calls[kind](query, output, save_kv_cache, layer_id)
 
-def around_breakable_op(
-    call_next: Callable[..., None],
-    query: Any,
-    key: Any,
-    value: Any,
-    output: Any,
-    save_kv_cache: bool,
-    layer_id: int,
-    **kwargs: Any,
-) -> None:
-    """Wraps ``bcg_unified_attention_with_output``, the same for breakable CUDA graphs."""
-    if key is not None or value is not None or kwargs:
-        return call_next(query, key, value, output, save_kv_cache, layer_id, **kwargs)
-    return _calls["breakable"](query, output, save_kv_cache, layer_id)
+    return around_op
 
 
 def still_broken() -> bool:
@@ -127,22 +112,18 @@ def still_broken() -> bool:
     return "key = key[:" in body and "key is not None" not in body
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.before("runner.init_piecewise", Order.FIX, ID, before_init_graphs)
-    hooks.around("attn.unified_op", Order.FIX, ID, around_op)
-    hooks.around("attn.unified_op_breakable", Order.FIX, ID, around_breakable_op)
-
-
 FIX = Fix(
     id=ID,
     title="KV-shared layers run under piecewise CUDA graphs",
     seed="PR #16",
     upstream="in 0.5.13 (key and value are Optional there)",
     needs=">=0.5.12,<0.5.13",
-    elsewhere=((">=0.5.13", "key and value may be missing in SGLang's own operator"),),
+    elsewhere={">=0.5.13": "key and value may be missing in SGLang's own operator"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        before("runner.init_piecewise", before_init_graphs),
+        around("attn.unified_op", _around("piecewise")),
+        around("attn.unified_op_breakable", _around("breakable")),
+    ),
     purpose="correctness",
 )

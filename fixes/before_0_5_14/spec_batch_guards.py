@@ -23,13 +23,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "spec-batch-guards"
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
@@ -160,27 +157,20 @@ def still_broken() -> bool:
     )
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("batch.merge", Order.FIX, ID, around_merge)
-    hooks.around("batch.filter", Order.FIX, ID, around_filter)
-
-
 FIX = Fix(
     id=ID,
     title="merging and filtering a batch first check its draft state, and repair it",
     seed="PR #22",
     upstream="none; from 0.5.14 on FROZEN_KV_MTP runs as spec v2",
     needs=">=0.5.12,<0.5.14",
-    elsewhere=(
-        (
-            ">=0.5.14",
-            "its FROZEN_KV_MTP, which is speculative decoding v2, keeps the state of its "
-            "drafts by request and not on the batch",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP, which is speculative decoding v2, keeps the state of its "
+        "drafts by request and not on the batch",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("batch.merge", around_merge),
+        around("batch.filter", around_filter),
+    ),
     purpose="correctness",
 )

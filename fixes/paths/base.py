@@ -9,7 +9,7 @@ from typing import Any
 from g4debug.settings import Settings
 
 logger = logging.getLogger("g4debug")
-_said: set[tuple[str, str]] = set()
+_said: set[tuple[str, str]] = set()  # path and text
 
 
 def arguments() -> Any:
@@ -106,6 +106,11 @@ def say(path: str, where: str, why_not: str, alone: bool = False) -> None:
     text = f"not used: {why_not}" if why_not else "active"
     if alone and any(path == of for of, _ in _said):
         return
+    once(path, text, f" (first: {where})")
+
+
+def once(path: str, text: str, more: str = "", level: int = logging.INFO) -> None:
+    """Log ``text`` and ``more`` of a path, and the same text of it not again."""
     if (path, text) not in _said:
         _said.add((path, text))
-        logger.info("g4debug: %s: %s (first: %s)", path, text, where)
+        logger.log(level, "g4debug: %s: %s%s", path, text, more)

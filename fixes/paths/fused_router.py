@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after
+from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 ID = "fused-router"
 MOE = "sglang.srt.models.gemma4_causal.Gemma4MoE"
@@ -27,8 +26,6 @@ MOE = "sglang.srt.models.gemma4_causal.Gemma4MoE"
 
 def after_init(result: None, moe: Any, *args: Any, **kwargs: Any) -> None:
     """Runs after ``Gemma4MoE.__init__``."""
-    from g4debug.fixes.paths import base
-
     why_not = base.server_limit(ID)
     config = moe.topk.topk_config
     if not why_not:
@@ -66,21 +63,15 @@ def still_broken() -> bool:
     return "torch.topk(" in text and "fused_routing(" not in text
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("gemma4.moe_init", Order.FIX, ID, after_init)
-
-
 FIX = Fix(
     id=ID,
     title="Gemma-4's choice of experts in one launch",
     seed="PR #1",
     upstream="in 0.5.13 (a kernel of its own, which sorts)",
     needs=">=0.5.12,<0.5.16",
-    elsewhere=((">=0.5.13", "SGLang has a kernel of its own for it"),),
+    elsewhere={">=0.5.13": "SGLang has a kernel of its own for it"},
     still_broken=still_broken,
-    apply=apply,
+    hooks=(after("gemma4.moe_init", after_init),),
     purpose="performance",
     eligible=(
         "in MoE layers on CUDA, for up to 1024 experts; not under "

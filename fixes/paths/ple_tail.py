@@ -14,13 +14,12 @@ There only that method is replaced, and the MLP's sum stays SGLang's, too.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, Hook, after, around
+from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking import targets
 
 ID = "ple-tail"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
@@ -30,8 +29,7 @@ NORMS = ("post_feedforward_layernorm", "post_per_layer_input_norm")
 
 def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     """Runs after ``Gemma4DecoderLayer.__init__`` and decides for this layer."""
-    from g4debug.fixes.paths import _gemma4_layer, base
-    from g4debug.hooking import targets
+    from g4debug.fixes.paths import _gemma4_layer
 
     layer.g4debug_ple_tail = None
     if not layer.has_ple:
@@ -47,12 +45,9 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
 def limit(layer: Any) -> str:
     """Why a layer with a per-layer embedding runs SGLang's own code; '' if it runs ours."""
-    from g4debug.fixes.paths import base
-
     if layer.enable_moe_block:
         return "got a layer with experts and a per-layer embedding, expected a dense one"
-    why: str = base.norms_limit(layer, *NORMS)
-    return why
+    return base.norms_limit(layer, *NORMS)
 
 
 def around_forward(
@@ -88,21 +83,18 @@ def around_next_stream(
 
 def still_broken() -> bool:
     """True if the layer runs gelu and the norm after it as operations of their own."""
-    from g4debug.hooking import targets
-
     text = source(f"{LAYER}.{'_next_stream' if targets.layer_tail_is_apart() else 'forward'}")
     return "gelu(gate" in text and "self.post_per_layer_input_norm(" in text
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking import targets
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("gemma4.layer_init", Order.FIX, ID, after_init)
-    if targets.layer_tail_is_apart():
-        hooks.around(AFTER_ATTENTION, Order.FIX, ID, around_next_stream)
-    else:
-        hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
+def hooks() -> tuple[Hook, ...]:
+    apart = targets.layer_tail_is_apart()
+    return (
+        after("gemma4.layer_init", after_init),
+        around(AFTER_ATTENTION, around_next_stream)
+        if apart
+        else around("gemma4.layer", around_forward),
+    )
 
 
 FIX = Fix(
@@ -112,7 +104,7 @@ FIX = Fix(
     upstream="none",
     needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
-    apply=apply,
+    hooks=hooks,
     purpose="performance",
     eligible=(
         "in dense layers with a per-layer embedding on CUDA; not under "

@@ -12,13 +12,11 @@ layer's input is not changed; SGLang adds into it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
+from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "triple-rmsnorm"
 LAYER = "sglang.srt.models.gemma4_causal.Gemma4DecoderLayer"
@@ -28,7 +26,7 @@ NORMS = ("post_attention_layernorm", *SHARED)
 
 def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
     """Runs after ``Gemma4DecoderLayer.__init__`` and decides for this layer."""
-    from g4debug.fixes.paths import _gemma4_layer, base
+    from g4debug.fixes.paths import _gemma4_layer
 
     layer.g4debug_triple_rmsnorm = None
     if not layer.enable_moe_block:
@@ -42,8 +40,6 @@ def after_init(result: None, layer: Any, *args: Any, **kwargs: Any) -> None:
 
 def limit(layer: Any) -> str:
     """Why a layer with experts runs SGLang's own code; '' if it runs ours."""
-    from g4debug.fixes.paths import base
-
     if layer.has_ple:
         return "got a layer with experts and a per-layer embedding, expected no embedding"
     if layer.router.norm.with_scale:
@@ -52,8 +48,7 @@ def limit(layer: Any) -> str:
     eps.add(base.eps_of(layer.router.norm))
     if len(eps) > 1:
         return f"got norms with epsilons {sorted(eps)}, expected one for all three"
-    why: str = base.norms_limit(layer, *NORMS) or base.norms_limit(layer.router, "norm")
-    return why
+    return base.norms_limit(layer, *NORMS) or base.norms_limit(layer.router, "norm")
 
 
 def around_forward(
@@ -78,27 +73,21 @@ def still_broken() -> bool:
     return "self.router(" in text and "self.pre_feedforward_layernorm_2(" in text
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("gemma4.layer_init", Order.FIX, ID, after_init)
-    hooks.around("gemma4.layer", Order.FIX, ID, around_forward)
-
-
 FIX = Fix(
     id=ID,
     title="the norms between attention and a mixture of experts in one launch",
     seed="PR #18",
     upstream="none",
     needs=">=0.5.12,<0.5.16",
-    elsewhere=(
-        (
-            ">=0.5.23",
-            "these norms belong to SGLang's stage boundaries there, which also sum over the ranks",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.23": "these norms belong to SGLang's stage boundaries there, which also sum "
+        "over the ranks",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        after("gemma4.layer_init", after_init),
+        around("gemma4.layer", around_forward),
+    ),
     purpose="performance",
     eligible=(
         "in MoE layers without a per-layer embedding on CUDA; not under "

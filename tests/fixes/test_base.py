@@ -11,7 +11,7 @@ from g4debug import discovery
 from g4debug.fixes import base
 from g4debug.fixes.base import Fix
 from g4debug.hooking import targets
-from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 from g4debug.settings import SettingsError
 
 pytestmark = pytest.mark.skipif(targets.sglang_version() is None, reason="needs sglang")
@@ -35,6 +35,11 @@ def fix(broken=True, needs=">=0.5", applied=None, purpose="correctness", **more)
             raise broken
         return broken
 
+    def hooks():
+        if applied is not None:
+            applied.append("the hooks")
+        return ()
+
     return Fix(
         id="swa-state-swap",
         title="t",
@@ -42,7 +47,7 @@ def fix(broken=True, needs=">=0.5", applied=None, purpose="correctness", **more)
         upstream="u",
         needs=needs,
         still_broken=probe,
-        apply=lambda hooks: applied.append(hooks) if applied is not None else None,
+        hooks=hooks,
         purpose=purpose,
         **more,
     )
@@ -73,12 +78,11 @@ def test_states(only, broken, needs, switches, recreated, state, why):
     applied = []
     mine = fix(broken, needs, applied)
     only(mine)
-    hooks = Hooks()
-    (got,) = base.apply_all(hooks, switches, recreated)
+    (got,) = base.apply_all(Hooks(), switches, recreated)
     assert got.state == state
     assert why in got.why
     assert str(got) == f"{state}: {got.why}"
-    assert applied == ([hooks] if state == "applied" else [])
+    assert applied == (["the hooks"] if state == "applied" else [])
 
 
 def test_a_fix_that_is_forced_on_where_it_was_not_written_for_is_refused(only):
@@ -117,16 +121,11 @@ def test_a_refusal_names_the_variable_that_was_set(only):
 
 def test_a_place_that_an_unknown_sglang_lacks_costs_this_fix_only(only, monkeypatch):
     """The table of targets says where; the code is asked before SGLang would be hooked."""
-    from g4debug.hooking.hooks import Order
-
     backend = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
     monkeypatch.setitem(targets.SITES, "attn.trtllm_mha.init", (("", f"{backend}.renamed"),))
 
-    def apply(hooks):
-        hooks.after("scheduler.run_batch", Order.FIX, "swa-state-swap", lambda r, *a: r)
-        hooks.after("attn.trtllm_mha.init", Order.FIX, "swa-state-swap", lambda r, *a: r)
-
-    mine = dataclasses.replace(fix(), apply=apply)
+    sites = ("scheduler.run_batch", "attn.trtllm_mha.init")
+    mine = dataclasses.replace(fix(), hooks=[base.after(s, lambda r, *a: r) for s in sites])
     only(mine)
     hooks = Hooks()
     hooks.after("scheduler.run_batch", Order.TRACER, "somebody", lambda r, *a: r)
@@ -148,9 +147,9 @@ def test_every_fix_has_its_papers():
         del papers["switch"], papers["eligible"], papers["elsewhere"]  # may be empty
         for value in papers.values():
             assert value
-        for part in (*declared.needs.split(" or "), *(other for other, _ in declared.elsewhere)):
+        for part in (*declared.needs.split(" or "), *declared.elsewhere):
             assert SpecifierSet(part)
-        assert all(why and not why.endswith(".") for _, why in declared.elsewhere)
+        assert all(why and not why.endswith(".") for why in declared.elsewhere.values())
 
 
 def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
@@ -159,7 +158,7 @@ def test_a_performance_path_says_where_it_runs_not_that_sglang_is_broken():
     fix = dataclasses.replace(
         locked_prefix.FIX, eligible="on every third Tuesday", needs=">=0", purpose="performance"
     )
-    applied = dataclasses.replace(fix, still_broken=lambda: True, apply=lambda hooks: None)
+    applied = dataclasses.replace(fix, still_broken=lambda: True, hooks=())
     wanted = base._apply(applied, Hooks(), {}, {}, mode="all")
     assert str(wanted) == "applied: G4DEBUG_FIXES=all; runs on every third Tuesday"
     forced = base._apply(applied, Hooks(), {fix.id: True}, {})

@@ -15,13 +15,10 @@ of ``frozen-kv-mtp-v2`` takes half of the time there, and the accept length is t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "hopper-extend-blocks"
 SITE = "attn.triton.extend_blocks"
@@ -58,12 +55,6 @@ def still_broken() -> bool:
     return "Lq <= 256:\n                BLOCK_M, BLOCK_N = (128, 64)" in hopper
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around(SITE, Order.FIX, ID, around_block_sizes)
-
-
 FIX = Fix(
     id=ID,
     title="triton's prefill and verify on a Hopper chip in blocks of 64 queries",
@@ -71,8 +62,8 @@ FIX = Fix(
     upstream="sglang #26588, in 0.5.13",
     needs=">=0.5.12,<0.5.13",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(around(SITE, around_block_sizes),),
     purpose="performance",
-    elsewhere=((">=0.5.13", "SGLang itself has these blocks"),),
+    elsewhere={">=0.5.13": "SGLang itself has these blocks"},
     eligible="on CUDA sm90, on triton, with a head_dim of 129 to 256",
 )

@@ -124,18 +124,14 @@ def needs_rows(tensor: torch.Tensor, name: str, rows: int, columns: int) -> None
         raise ValueError(f"{name}: got {tensor.dtype}, expected float16, bfloat16 or float32")
 
 
-def for_graphs(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Turn a launcher into an op ``g4debug::<name>`` that torch.compile does not look into.
+def for_graphs(launcher: Callable[..., Any], schema: str, fake: Callable[..., Any]) -> Any:
+    """A launcher as an op ``g4debug::<name>_op`` that torch.compile does not look into.
 
     A launcher chooses how to divide the work by the number of rows. If torch.compile traced that,
     it would compile anew for each batch size. Eager code calls the launcher itself, because an op
     costs microseconds.
     """
-
-    def make(launcher: Callable[..., Any]) -> Any:
-        name = f"g4debug::{launcher.__name__}"
-        op = torch.library.custom_op(name, launcher, mutates_args=(), schema=schema)
-        op.register_fake(fake)
-        return op
-
-    return make
+    name = f"g4debug::{launcher.__name__}_op"
+    op = torch.library.custom_op(name, launcher, mutates_args=(), schema=schema)
+    op.register_fake(fake)
+    return op

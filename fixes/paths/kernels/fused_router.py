@@ -190,14 +190,11 @@ def reference(
     return weights, ids.to(torch.int32)
 
 
-@for_graphs(
+fused_router_op = for_graphs(
+    fused_router,
     "(Tensor logits, Tensor scale, int top_k) -> (Tensor, Tensor)",
     lambda logits, scale, top_k: (
         logits.new_empty((logits.shape[0], top_k), dtype=torch.float32),
         logits.new_empty((logits.shape[0], top_k), dtype=torch.int32),
     ),
 )
-def fused_router_op(
-    logits: torch.Tensor, scale: torch.Tensor, top_k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return fused_router(logits, scale, top_k)

@@ -136,15 +136,8 @@ def reference(
     return (out if scalar is None else out * scalar.float()).to(x.dtype)
 
 
-@for_graphs(
+rmsnorm_add_op = for_graphs(
+    rmsnorm_add,
     "(Tensor x, Tensor weight, Tensor residual, float eps, Tensor? scalar=None) -> Tensor",
     lambda x, weight, residual, eps, scalar=None: x.new_empty(x.shape),
 )
-def rmsnorm_add_op(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    residual: torch.Tensor,
-    eps: float,
-    scalar: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return rmsnorm_add(x, weight, residual, eps, scalar)

@@ -173,19 +173,9 @@ def reference(
     return Normed(kept, *((n * w.float()).to(x.dtype) for w in (w_dense, w_router, w_experts)))
 
 
-@for_graphs(
+triple_rmsnorm_op = for_graphs(
+    triple_rmsnorm,
     "(Tensor x, Tensor residual, Tensor w_x, Tensor w_dense, Tensor w_router, Tensor w_experts, "
     "float eps_x, float eps) -> (Tensor, Tensor, Tensor, Tensor)",
     lambda x, *others: tuple(x.new_empty(x.shape) for _ in range(4)),
 )
-def triple_rmsnorm_op(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    w_x: torch.Tensor,
-    w_dense: torch.Tensor,
-    w_router: torch.Tensor,
-    w_experts: torch.Tensor,
-    eps_x: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    return tuple(triple_rmsnorm(x, residual, w_x, w_dense, w_router, w_experts, eps_x, eps))

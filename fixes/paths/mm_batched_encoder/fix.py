@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, around
 from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
 from g4debug.settings import fix_switch
@@ -33,12 +33,8 @@ from g4debug.settings import fix_switch
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooking.hooks import Hooks
-
 ID = "mm-batched-encoder"
 MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
-logger = logging.getLogger("g4debug")
-_said: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ def _batched(
     why = limit(model)
     terms = terms_of(model, runs=not why)
     if not terms.runs:
-        _say("not used", why or "another rank cannot use it")
+        base.once(ID, "not used", f": {why or 'another rank cannot use it'}")
         return call_next(model, items)
     pieces = collect(items, positions_of, model.config.text_config.hidden_size, video)
     if pieces is None or sum(isinstance(p, Entry) for p in pieces) < 2:
@@ -93,8 +89,10 @@ def _batched(
                 "cannot go on with one image at a time. Lower G4DEBUG_MM_ENCODER_PERCENT or "
                 f"--mem-fraction-static, or set {fix_switch(ID)}=0. ({e})"
             ) from e
-        _say("out of device memory", "image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT "
-             "or --mem-fraction-static", logging.WARNING)  # fmt: skip
+        more = (
+            ": image by image this time; lower G4DEBUG_MM_ENCODER_PERCENT or --mem-fraction-static"
+        )
+        base.once(ID, "out of device memory", more, logging.WARNING)
     return call_next(model, items)
 
 
@@ -152,7 +150,7 @@ def embeddings(model: Any, pieces: list[Any], terms: Terms, what: str) -> torch.
     tokens = encode(model.vision_tower, entries, batches, dtype)
     embedded = model.embed_vision(inputs_embeds=torch.cat(tokens).unsqueeze(0)).squeeze(0)
     count = f"{len(batches)} pass" + ("" if len(batches) == 1 else "es")
-    _say("on", f"{len(entries)} {what} in {count} of the vision tower (first request)")
+    base.once(ID, "on", f": {len(entries)} {what} in {count} of the vision tower (first request)")
     if len(entries) == len(pieces):
         return embedded  # type: ignore[no-any-return]
     own = iter(torch.split(embedded, [len(t) for t in tokens]))
@@ -171,8 +169,7 @@ def budget(device: torch.device) -> int:
 
 def limit(model: Any) -> str:
     """Why SGLang's own code runs, image by image; '' if this path runs."""
-    why: str = base.numbers_limit(base.arguments())
-    if why:
+    if why := base.numbers_limit(base.arguments()):
         return why
     layers = model.vision_tower.encoder.layers
     backend = type(layers[0].self_attn.qkv_backend).__name__
@@ -180,24 +177,10 @@ def limit(model: Any) -> str:
     return "the vision tower's attention is sdpa" if backend == "VisionSdpaAttention" else ""
 
 
-def _say(state: str, text: str, level: int = logging.INFO) -> None:
-    """Log a text, once for each state."""
-    if state not in _said:
-        _said.add(state)
-        logger.log(level, "g4debug: %s: %s: %s", ID, state, text)
-
-
 def still_broken() -> bool:
     """True if the soft tokens are projected inside of the loop over images."""
     texts = [source(f"{MODEL}.get_{kind}_feature") for kind in ("image", "video")]
     return all("for pv_idx, pv in" in t and "self.embed_vision(" in t for t in texts)
-
-
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("mm.image_feature", Order.FIX, ID, around_image)
-    hooks.around("mm.video_feature", Order.FIX, ID, around_video)
 
 
 FIX = Fix(
@@ -207,7 +190,10 @@ FIX = Fix(
     upstream="none up to 0.5.23; vLLM #43169",
     needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("mm.image_feature", around_image),
+        around("mm.video_feature", around_video),
+    ),
     purpose="performance",
     eligible="for two or more images or frames of a request; not where the vision tower's "
     "attention is sdpa, nor under --enable-deterministic-inference or --rl-on-policy-target",

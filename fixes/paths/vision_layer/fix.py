@@ -16,13 +16,11 @@ none of the attention backends that this path runs with reads it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
+from g4debug.fixes.paths import base
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "vision-layer"
 VISION = "sglang.srt.models.gemma4_vision"
@@ -38,8 +36,6 @@ NO_MASK = ("VisionFlash3Attention", "VisionTritonAttention")  # they do not use 
 
 def after_init(result: None, tower: Any, *args: Any, **kwargs: Any) -> None:
     """Runs after ``Gemma4VisionEncoder.__init__`` and decides for this tower."""
-    from g4debug.fixes.paths import base
-
     why_not = base.server_limit(ID) or limit(tower)
     use(tower, not why_not)
     base.say(ID, "the vision tower", why_not)
@@ -58,8 +54,6 @@ def used(tower: Any) -> bool:
 
 def limit(tower: Any) -> str:
     """Why a tower runs SGLang's own code; '' if it runs ours."""
-    from g4debug.fixes.paths import base
-
     for number, layer in enumerate(tower.encoder.layers):
         attention = layer.self_attn
         backend = type(attention.qkv_backend).__name__
@@ -117,14 +111,6 @@ def still_broken() -> bool:
     )
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("vision.tower_init", Order.FIX, ID, after_init)
-    hooks.around("vision.encoder", Order.FIX, ID, around_encoder)
-    hooks.around("vision.positions", Order.FIX, ID, around_positions)
-
-
 FIX = Fix(
     id=ID,
     title="the vision tower's layers in four launches around their GEMMs and attention",
@@ -132,7 +118,11 @@ FIX = Fix(
     upstream="none",
     needs=">=0.5.12,<0.5.16 or ==0.5.23",
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        after("vision.tower_init", after_init),
+        around("vision.encoder", around_encoder),
+        around("vision.positions", around_positions),
+    ),
     purpose="performance",
     eligible=(
         "in Gemma-4's vision tower on CUDA, if its attention is fa3 or triton_attn; not under "

@@ -70,7 +70,7 @@ def calls(model, arm, monkeypatch, caplog):
 
     spy(model.vision_tower, seen.tower, lambda pixels, positions: len(pixels))
     spy(model.embed_vision, seen.embedder, lambda inputs_embeds: inputs_embeds.shape[1])
-    monkeypatch.setattr(mm_batched_encoder, "_said", set())
+    monkeypatch.setattr(mm_batched_encoder.base, "_said", set())
     caplog.set_level(logging.INFO, "g4debug")
     arm(G4DEBUG_FIX_MM_BATCHED_ENCODER="1")
     return seen
@@ -140,7 +140,7 @@ def test_mixed_resolutions_keep_their_order(model, calls):
 
 def test_it_says_once_that_it_is_on(model, calls, caplog):
     batched(model, "image", [image(4, 4, 1)])  # alone: SGLang's way
-    assert not mm_batched_encoder._said
+    assert not mm_batched_encoder.base._said
     for count in (3, 2):
         batched(model, "image", [image(4, 4, seed) for seed in range(count)] + [image(6, 4, 9)])
     batched(model, "video", [item("video", *grid(4, 4, 1, frames=3))])

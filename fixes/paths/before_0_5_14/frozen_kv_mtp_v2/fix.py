@@ -21,15 +21,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.backends import names
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around, before
 from g4debug.fixes.paths.before_0_5_14.frozen_kv_mtp_v2 import ends, limits
 from g4debug.fixes.source import source
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
 ID = "frozen-kv-mtp-v2"
 ALGORITHM = "FROZEN_KV_MTP"
@@ -113,31 +110,27 @@ def still_broken() -> bool:
     return "FROZEN_KV_MTP does not support spec v2" in create
 
 
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.around("args.speculative", Order.FIX, ID, around_arguments)
-    hooks.after("spec.supports_v2", Order.FIX, ID, after_supports)
-    hooks.around("spec.create_worker", Order.FIX, ID, around_create_worker)
-    hooks.around("grammar.begin", Order.FIX, ID, around_grammar)
-    hooks.after("result.resolve_overlap", Order.FIX, ID, after_resolve)
-    hooks.before("scheduler.next_batch", Order.FIX, ID, before_next_batch)
-    hooks.after("scheduler.run_batch", Order.FIX, ID, after_run_batch)
-    hooks.around("attn.triton.window_lists", Order.FIX, ID, around_window_lists)
-
-
 FIX = Fix(
     id=ID,
     title="FROZEN_KV_MTP on speculative decoding v2, with overlap scheduling",
     seed="PR #24",
     upstream="in 0.5.14 (FrozenKVMTPWorkerV2)",
     needs="==0.5.12.post1",
-    elsewhere=(
-        (">=0.5.14", "its FROZEN_KV_MTP runs on speculative decoding v2 by itself"),
-        (">=0.5.13,<0.5.14", "it was not run there"),
-    ),
+    elsewhere={
+        ">=0.5.14": "its FROZEN_KV_MTP runs on speculative decoding v2 by itself",
+        ">=0.5.13,<0.5.14": "it was not run there",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        around("args.speculative", around_arguments),
+        after("spec.supports_v2", after_supports),
+        around("spec.create_worker", around_create_worker),
+        around("grammar.begin", around_grammar),
+        after("result.resolve_overlap", after_resolve),
+        before("scheduler.next_batch", before_next_batch),
+        after("scheduler.run_batch", after_run_batch),
+        around("attn.triton.window_lists", around_window_lists),
+    ),
     purpose="experiment",
     switch=limits.SWITCH,
     eligible=(

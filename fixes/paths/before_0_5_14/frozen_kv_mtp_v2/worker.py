@@ -149,24 +149,15 @@ class DraftWorker(FrozenKVMTPWorker):  # type: ignore[misc]
 class Worker(EAGLEWorkerV2):  # type: ignore[misc]
     """``forward_batch_generation``, ``verify`` and the updates of weights are SGLang's."""
 
-    def __init__(
-        self,
-        server_args: Any,
-        gpu_id: int,
-        tp_rank: int,
-        dp_rank: int | None,
-        moe_ep_rank: int,
-        attn_cp_rank: int,
-        moe_dp_rank: int,
-        nccl_port: int,
-        target_worker: Any,
-    ) -> None:
+    def __init__(self, server_args: Any, target_worker: Any, **place: Any) -> None:
+        """place: the GPU, the port and the ranks of this process, as v1's worker takes them."""
         # SGLang's own would build an EAGLE draft, so its attributes are set here.
         self.server_args = server_args
         self.topk = server_args.speculative_eagle_topk
         self.speculative_num_steps = server_args.speculative_num_steps
         self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
-        self.tp_rank, self.gpu_id, self.device = tp_rank, gpu_id, server_args.device
+        self.tp_rank, self.gpu_id = place["tp_rank"], place["gpu_id"]
+        self.device = server_args.device
         self.page_size = server_args.page_size
         self.speculative_algorithm = SpeculativeAlgorithm.from_string(
             server_args.speculative_algorithm
@@ -177,14 +168,4 @@ class Worker(EAGLEWorkerV2):  # type: ignore[misc]
         self.adaptive_controller = None
         # SGLANG_ENABLE_OVERLAP_PLAN_STREAM would plan a verify while its draft still runs.
         self.plan_stream, self.plan_stream_ctx = None, contextlib.nullcontext()
-        self._draft_worker = DraftWorker(
-            server_args,
-            gpu_id,
-            tp_rank,
-            dp_rank,
-            moe_ep_rank,
-            attn_cp_rank,
-            moe_dp_rank,
-            nccl_port,
-            target_worker,
-        )
+        self._draft_worker = DraftWorker(server_args, target_worker=target_worker, **place)

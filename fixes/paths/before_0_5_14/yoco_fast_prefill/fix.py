@@ -28,20 +28,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters, names
-from g4debug.fixes.base import Fix
+from g4debug.fixes.base import Fix, after, around
+from g4debug.fixes.paths import base
 from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill import plan as yoco_plan
 from g4debug.fixes.source import source
 
 if TYPE_CHECKING:
     from g4debug.fixes.paths.before_0_5_14.yoco_fast_prefill.cut import Cut
-    from g4debug.hooking.hooks import Hooks
 
 ID = "yoco-fast-prefill"
 MODEL = "sglang.srt.models.gemma4_causal.Gemma4TextModel"
 CUT = "g4debug_yoco_cut"  # attribute of a ForwardBatch while its forward runs
 logger = logging.getLogger("g4debug")
 _first: weakref.WeakKeyDictionary[Any, int | str] = weakref.WeakKeyDictionary()
-_said: set[str] = set()
 _failed = False  # True after a cut could not be made: by our mistake, or as a backend has changed
 
 
@@ -133,8 +132,10 @@ def cut_for(model: Any, forward_batch: Any) -> Cut | None:
             "from now on, and a prefill computes all rows. Please report this.", ID,
         )  # fmt: skip
         return None
-    _say(f"on: layers {first} to {len(model.layers) - 1} of {len(model.layers)} run on the rows "
-         "of a prefill that are read")  # fmt: skip
+    last, count = len(model.layers) - 1, len(model.layers)
+    base.once(
+        ID, f"on: layers {first} to {last} of {count} run on the rows of a prefill that are read"
+    )
     return cut
 
 
@@ -144,11 +145,11 @@ def decide(model: Any, forward_batch: Any) -> list[int] | str:
         return "no prefill of the target"  # decode, verify, a draft, the capture of a graph
     first = first_shared_layer(model)
     if isinstance(first, str):
-        _say(f"not used: {first}")
+        base.once(ID, f"not used: {first}")
         return first
     why = batch_limit(forward_batch)
     if why:
-        _say(f"not used: {why}")
+        base.once(ID, f"not used: {why}")
         return why
     kept: list[int] | str = yoco_plan.plan(forward_batch, model.layers_to_capture, first)
     return kept
@@ -198,26 +199,10 @@ def eager_rows() -> int:
 _eager_rows: int | None = None
 
 
-def _say(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.info("g4debug: %s: %s", ID, text)
-
-
 def still_broken() -> bool:
     """True if SGLang sends all rows of a prefill through all layers."""
     text = source(f"{MODEL}.forward")
     return "for layer" in text and "fast_prefill" not in text and "extend_seq_lens" not in text
-
-
-def apply(hooks: Hooks) -> None:
-    from g4debug.hooking.hooks import Order
-
-    hooks.after("forward_batch.init_new", Order.FIX, ID, yoco_plan.after_init_new)
-    hooks.around("gemma4.text", Order.FIX, ID, around_model)
-    # This wraps the other paths of the layer, because fixes are put on in the order of their names.
-    hooks.around("gemma4.layer", Order.FIX, ID, around_layer)
-    hooks.around("runner.piecewise_can_run", Order.FIX, ID, around_can_run)
 
 
 FIX = Fix(
@@ -226,16 +211,18 @@ FIX = Fix(
     seed="PR #14",
     upstream="none up to 0.5.23; vLLM #22628 and #38879",
     needs=">=0.5.12,<0.5.13",
-    elsewhere=(
-        (
-            ">=0.5.13",
-            "the attention backend and its metadata belong to the context of a forward "
-            "there and not to its batch, so that the batch cannot be cut in the middle of "
-            "a forward",
-        ),
-    ),
+    elsewhere={
+        ">=0.5.13": "the attention backend and its metadata belong to the context of a forward "
+        "there and not to its batch, so that the batch cannot be cut in the middle of a forward",
+    },
     still_broken=still_broken,
-    apply=apply,
+    hooks=(
+        after("forward_batch.init_new", yoco_plan.after_init_new),
+        around("gemma4.text", around_model),
+        # This wraps the layer's other paths: fixes are put on in the order of their names.
+        around("gemma4.layer", around_layer),
+        around("runner.piecewise_can_run", around_can_run),
+    ),
     purpose="performance",
     switch="SGLANG_GEMMA4_YOCO",
     eligible="in models with KV-shared layers (E2B, E4B), with prefill on "

@@ -56,7 +56,7 @@ def rows(model, arm, monkeypatch):
 
     layer.forward = spy  # innermost; the fixture `sglang` puts SGLang's own back
     monkeypatch.setattr(yoco_fast_prefill, "_failed", False)
-    monkeypatch.setattr(yoco_fast_prefill, "_said", set())
+    monkeypatch.setattr(yoco_fast_prefill.base, "_said", set())
     arm(**{SWITCH: "1"})
     yield seen
     layer.forward = real
@@ -183,7 +183,7 @@ def test_one_token_prompts_have_nothing_to_cut(model, rows):
     batch = model.batch([model.request(tokens(1)), model.request([7])])
     got = model.forward(model.forward_batch(batch))
     assert cut_rows(rows) == 2
-    assert not yoco_fast_prefill._said
+    assert not yoco_fast_prefill.base._said
     same(got, plain(model, batch))
 
 
