@@ -304,8 +304,8 @@ def main() -> int:
     render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
-        across_lines = across.markdown(known, cells.values())
-        for path in page.write(known, rows, folder, text, across_lines):
+        releases = across.answers(known, cells.values())
+        for path in page.write(known, rows, folder, text, releases):
             render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]

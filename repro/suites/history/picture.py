@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, FileSystemLoader
+from harness.pages import fill
 
 from suites.history import grades, table
 from suites.history.case import PUT_BACK
@@ -74,10 +74,8 @@ def svg(found: Sequence[Row]) -> str:
     columns = [
         {"x": _x(i) + WIDE / 2, "lines": _lines(TOOLS[t].title)} for i, t in enumerate(tools)
     ]
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=FileSystemLoader(HERE)
-    )
-    return environment.get_template("picture.svg.j2").render(
+    return fill(
+        HERE / "picture.svg.j2",
         width=_x(len(tools)) + 20,
         height=TOP + len(rows) * (HIGH + GAP + 4) + 16,
         legend=legend,
