@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,7 @@ def _judge(
     checked = checked_of(found["checked"])
     for record in found["status"]:
         _note_limits(record, ran)
-    for name, count in checked.items():
-        ran.checked[name] = ran.checked.get(name, 0) + count
+    ran.checked = added([ran.checked, checked])
     idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
     excused = [t for t in group.idle if checked.get(t)]
@@ -147,6 +146,15 @@ def _judge(
             wrong = [k for k, v in found["outputs"].items() if plain["outputs"].get(k) != v]
             problem = f"other tokens than without tracers: {', '.join(wrong[:4])}"
     return Done(workload, found["requests"], found["facts"], checked, found["s"], problem)
+
+
+def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of several tallies, name by name."""
+    found: dict[str, int] = {}
+    for tally in tallies:
+        for name, count in tally.items():
+            found[name] = found.get(name, 0) + count
+    return found
 
 
 def checked_of(found: counts.Counts) -> dict[str, int]:

@@ -80,7 +80,7 @@ def markdown(
     whether that one has the bug, from ``across.answers``; empty if nothing of it was run."""
     ran = [r for r in found if r.ran]
     tools = table.columns(found)
-    text = fill(
+    return fill(
         HERE / "page.md.j2",
         found=found,
         ran=ran,
@@ -99,7 +99,6 @@ def markdown(
         arm=_arm,
         cell=_cell,
     )
-    return text + "\n"
 
 
 def _totals(
