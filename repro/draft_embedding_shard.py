@@ -1,8 +1,5 @@
 """With --tp-size 2, MTP looks tokens up in a part of a text-only Gemma-4's embedding table.
 
-    python repro/draft_embedding_shard.py [--device cpu|cuda] [--variant NAME] [--requests N]
-                                          [--json] [--keep]
-
 No fault is injected: this is SGLang up to 0.5.21 as released. The target gives the draft the rows
 of its own tensor-parallel rank, and the draft looks whole token ids up in them. On a CPU that is an
 IndexError in the draft's first forward, on a GPU a device-side assert. The variant *silent*, on the

@@ -1,8 +1,5 @@
 """Gemma-4 E4B with trtllm_mha and FROZEN_KV_MTP: a crash, its diagnosis and its fix.
 
-    python repro/e4b_trtllm_mtp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                   [--keep]
-
 Real SGLang serves the same requests in four variants. A fault puts back a bug of upstream SGLang:
 the draft hands page numbers of the full pool to sliding layers, but their SWA pool is smaller.
 

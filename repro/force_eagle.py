@@ -1,7 +1,5 @@
 """What SGLANG_GEMMA4_FORCE_EAGLE=1 does to --speculative-algorithm NEXTN with a Gemma-4 assistant.
 
-    python repro/force_eagle.py [--variant NAME] [--requests N] [--json] [--keep]
-
 SGLang turns NEXTN into FROZEN_KV_MTP. The switch forces EAGLE instead, and g4debug then stops the
 server at start if EAGLE has no room for the assistant's hidden size or head dimensions. Without
 CUDA graphs, as the message at start advises, SGLang's EAGLE worker serves the same assistant. But

@@ -1,7 +1,5 @@
 """Draws healthy servers at random, and looks for false findings.
 
-    python repro/fuzz.py [--first SEED] [--servers N] [--results FOLDER]
-
 Each server is real SGLang on the CPU engine: page size, pools, chunks, backends, draft, scheduling
 and traffic are drawn by its seed, so a seed is enough to have the same server again. Every tracer
 is armed in mode ``raise``, which stops at the first finding. A finding is bad in any case: it is

@@ -1,8 +1,5 @@
 """Runs SGLang's own bugs against every tool, and writes the table of who noticed what.
 
-    python repro/history_suite.py [--case NAME ...] [--tool NAME ...] [--seeds K] [--results FOLDER]
-        [--device cpu|cuda] [--jobs N] [--python RELEASE=PATH ...] [--published]
-
 Each case is a real bug of SGLang, in a release that has it or put back, with a workload and a
 ground truth that knows nothing of the tools. Each cell of the table is real SGLang on the CPU
 engine, in a process of its own: a case, one of its arms (with the bug, without it), a tool and a

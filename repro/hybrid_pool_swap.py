@@ -1,9 +1,6 @@
 """SGLang 0.5.13 and later dies if prefill and decode use different attention backends and
 FROZEN_KV_MTP is on.
 
-    python repro/hybrid_pool_swap.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                     [--keep]
-
 No fault is injected: this is SGLang as released. It dies of an IndexError in the draft's first
 forward. With CUDA graphs that is at start, when the graphs are captured.
 

@@ -1,9 +1,6 @@
 """A Gemma-4 with KV-shared layers does not start with SGLang's default piecewise CUDA graphs (seed
 PR #16).
 
-    python repro/kv_shared_piecewise.py [--device cuda] [--variant NAME] [--requests N] [--json]
-                                        [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 as released. The script needs a GPU, because there
 are no CUDA graphs without one.
 

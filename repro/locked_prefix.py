@@ -1,7 +1,5 @@
 """SGLang frees cached pages while a request still reads them, and its answer is silently wrong.
 
-    python repro/locked_prefix.py [--variant NAME] [--requests N] [--json] [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 to 0.5.14 as released. It takes a system prompt
 that many requests share, one long answer, and a SWA pool that is nearly full. The script runs on
 the CPU engine only.

@@ -1,7 +1,5 @@
 """Does a multimodal Gemma-4 answer the same in piecewise CUDA graphs as without (seed PR #16)?
 
-    python repro/mm_piecewise_parity.py [--requests N] [--keep]
-
 The script serves text prompts on Gemma4ForConditionalGeneration, with three geometries. Two of them
 are allowed to use the graphs: their outputs must equal the eager ones, token by token. The third,
 with per-layer inputs, must be refused. If the graphs are enforced for it all the same, it must die

@@ -1,8 +1,6 @@
 """Why clamping the page table (seed PR #5) is no fix: the server survives, but the draft guesses
 worse, and nothing is reported.
 
-    python repro/page_clamp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json] [--keep]
-
 The bug is the same as in e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more.
 There is no variant with debugging on, because debugging and the clamp together are refused at
 start. For the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.

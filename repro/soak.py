@@ -1,7 +1,5 @@
 """Looks for false findings: 2,000 requests in which nothing is wrong.
 
-    python repro/soak.py [--device cpu|cuda] [--requests N] [--backend NAME] [--keep] [--v2]
-
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
 seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which

@@ -1,8 +1,6 @@
 """How the same KV memory serves a Gemma-4 with experts if it is divided between the full and the
 SWA pool by SGLang's ratio 0.8, and by the fix's 0.15.
 
-    python repro/swa_ratio.py [--variant NAME] [--requests N] [--json] [--keep]
-
 With 0.8, half of the long requests wait while most of the SWA pool is unused. With the fix
 swa-ratio, all of them run at the same time. A ratio that the user gives is kept. The last variant
 shows a load for which 0.15 is worse: the prefill chunks are as long as the prompts, so each running

@@ -1,8 +1,5 @@
 """FROZEN_KV_MTP dies when a batch in which every request has finished is merged with a prefill.
 
-    python repro/zero_accept_merge.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                      [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 as released. The KV pool holds one request, so the
 next one waits. When the running request finishes in a verify, the next one is prefilled and merged
 into the batch, which is now empty. That is called a hand-over here. Each variant is one engine that
