@@ -77,8 +77,6 @@ async def _load(client: Client, flush: bool) -> None:
     "weight update", "`update_weights_from_disk`, at idle and while paused (abort)", compare=False
 )
 async def new_weights(client: Client) -> None:
-    """The same weights are loaded again, at idle and while the server is paused in three ways."""
-
     async def load() -> None:
         await asyncio.sleep(0.3)  # SGLang flushes its cache then, and wants to be idle for that
         await _load(client, True)
@@ -103,7 +101,6 @@ async def new_weights(client: Client) -> None:
     compare=False,
 )
 async def weights_in_place(client: Client) -> None:
-    """New weights in the middle of answers, which go on with the KV that they have."""
     tasks = await _started(client)
     await _pause(client, "in_place")
     await _load(client, False)
@@ -135,7 +132,6 @@ async def flushed(client: Client) -> None:
     "KV, weights and both; without torch_memory_saver only KV is dropped",
 )
 async def memory_released(client: Client) -> None:
-    """Memory is given back and asked for again; without torch_memory_saver only KV is dropped."""
     from sglang.srt.managers.io_struct import (
         ReleaseMemoryOccupationReqInput,
         ResumeMemoryOccupationReqInput,
