@@ -624,12 +624,12 @@ def test_the_tools_that_need_a_gpu_run_there_beside_one_without_a_tool(runner, k
     found = {n: c for n, c in known.items() if n in ("lost-key", "unfenced-results")}
     every = list(runner.TOOLS)
     first, rest = runner.tasks(found, every, 1, "cuda")
-    lost = {t.tool for t in (*first, *rest) if t.name == "lost-key"}
+    lost = {t.tool for t in (*first, *rest) if t.case == "lost-key"}
     assert lost == {"nothing", "kv-canary", "compute-sanitizer"}
-    assert {t.tool for t in (*first, *rest) if t.name == "unfenced-results"} == set(every)
+    assert {t.tool for t in (*first, *rest) if t.case == "unfenced-results"} == set(every)
     assert all(t.id.endswith(".0.cuda") for t in (*first, *rest))
     first, rest = runner.tasks(found, every, 1, "cpu")
-    assert {t.name for t in (*first, *rest)} == {"lost-key"}
+    assert {t.case for t in (*first, *rest)} == {"lost-key"}
     assert not any(runner.TOOLS[t.tool].gpu for t in rest)
 
 
@@ -637,9 +637,9 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
     """Also where several cases run at a time: the answers of one are not those of another."""
     asked = []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        asked.append((name, arm, tool.id, dict(right)))
-        return runner.Cell(name, arm, tool.id, seed, outputs={"request": name}, device=device)
+    def run(cell, folder, right):
+        asked.append((cell.case, cell.arm, cell.tool, dict(right)))
+        return dataclasses.replace(cell, outputs={"request": cell.case})
 
     monkeypatch.setattr(runner, "run", run)
     found = {n: c for n, c in known.items() if n in ("lost-key", "pp-proxy")}
@@ -653,10 +653,10 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
 def test_two_runs_with_one_folder_do_not_run_a_cell_twice(runner, known, tmp_path, monkeypatch):
     ran = []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ran.append((arm, tool.id))
+    def run(cell, folder, right):
+        ran.append((cell.arm, cell.tool))
         time.sleep(0.3)
-        return runner.Cell(name, arm, tool.id, seed, device=device)
+        return cell
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
@@ -696,9 +696,9 @@ def test_what_ran_before_its_right_answers_is_compared_with_them_later(runner, s
 def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, monkeypatch, capsys):
     """It is not kept, so it runs again, it is in no table, and the user is told."""
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ended = "spoiled" if (arm, tool.id) == ("buggy", "sglang") else "completed"
-        return runner.Cell(name, arm, tool.id, seed, ended=ended, reached=1, said="GPU is busy")
+    def run(cell, folder, right):
+        ended = "spoiled" if (cell.arm, cell.tool) == ("buggy", "sglang") else "completed"
+        return dataclasses.replace(cell, ended=ended, reached=1, said="GPU is busy")
 
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(sys, "argv", [
@@ -717,10 +717,10 @@ def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, mon
 def test_nothing_is_compared_with_answers_that_the_machine_cut_off(
     runner, known, tmp_path, monkeypatch
 ):
-    def run(name, case, arm, tool, seed, folder, right, device):
-        spoiled = (arm, tool.id, seed) == ("fixed", "nothing", 0)
+    def run(cell, folder, right):
+        spoiled = (cell.arm, cell.tool, cell.seed) == ("fixed", "nothing", 0)
         ended = "spoiled" if spoiled else "completed"
-        return runner.Cell(name, arm, tool.id, seed, ended=ended, outputs={"r": [[seed]]})
+        return dataclasses.replace(cell, ended=ended, outputs={"r": [[cell.seed]]})
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 2)
@@ -733,9 +733,9 @@ def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monke
     """Nor lost: what is written and read is the same, and the right answers are among it."""
     cell, ran = suite("cell"), []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ran.append((arm, tool.id, dict(right)))
-        return cell.Cell(name, arm, tool.id, seed, "silent", steps=7, outputs={"r": [[1]]})
+    def run(blank, folder, right):
+        ran.append((blank.arm, blank.tool, dict(right)))
+        return dataclasses.replace(blank, steps=7, outputs={"r": [[1]]})
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
@@ -972,6 +972,6 @@ def test_a_release_without_an_environment_is_not_asked(runner, known, monkeypatc
     )
     chosen = {n: known[n] for n in ("lost-key", "page-0-freed", "unfenced-results")}
     found = runner.across_tasks(chosen, ["nothing"], 5)
-    assert {(t.name, t.arm) for t in found} == {("lost-key", "0.5.14")}
+    assert {(t.case, t.arm) for t in found} == {("lost-key", "0.5.14")}
     assert len(found) == sys.modules["suites.history.across"].SEEDS
     assert runner.across_tasks(chosen, ["sglang"], 5) == []
