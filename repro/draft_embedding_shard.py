@@ -129,6 +129,7 @@ SILENT = {
 REPRO = Repro(
     name="draft_embedding_shard",
     serves="a text-only Gemma-4, FROZEN_KV_MTP, --tp-size 2",
+    workload="workloads.draft_embedding_shard",
     variants={
         "clean": Variant("one rank, the fix is off", OFF, judge_clean, "ALONE"),
         "broken": Variant("two ranks, the fix is off", OFF, judge_broken, explain="traceback"),

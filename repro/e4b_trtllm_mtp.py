@@ -87,6 +87,7 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
 REPRO = Repro(
     name="e4b_trtllm_mtp",
     serves="Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
         "broken": Variant(

@@ -10,6 +10,8 @@ arguments or an SGLang before 0.5.13.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.processes import Outcome
 from harness.variants import Repro, Variant, main
 from harness.verdicts import (
@@ -22,6 +24,8 @@ from harness.verdicts import (
     judge,
     only_if,
 )
+from harness.workload import Workload
+from workloads import e4b_trtllm_mtp
 
 ERROR = "IndexError: list index out of range"
 PLACE = "in _get_key_buffer"
@@ -53,6 +57,31 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
         run.result["accept_length"] > ACCEPTED and (same == of or not exact),
         f"It completes, and {same} of {of} outputs equal those of clean. {accept_length(run)}",
     )
+
+
+def cpu(requests: int | None) -> Workload:
+    """Few tokens, because Triton is interpreted. Verify runs on the decode backend, to avoid it."""
+    from g4debug.cpu.server import engine_arguments
+
+    arguments = engine_arguments(
+        log_level="info",
+        skip_tokenizer_init=True,
+        attention_backend=None,
+        prefill_attention_backend="triton",
+        decode_attention_backend="trtllm_mha",
+        speculative_attention_mode="decode",
+    )
+    small = e4b_trtllm_mtp.cpu(requests or 3)
+    return replace(small, prompt=(150, 250), output=30, engine=arguments, timeout=300)
+
+
+def cuda(requests: int | None) -> Workload:
+    """The demo's. The draft's first forward is the capture of its CUDA graphs, at start."""
+    return e4b_trtllm_mtp.cuda(requests or 8)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
+PLAIN = {name: (lambda n, make=make: make(n).without_mtp()) for name, make in DEVICES.items()}
 
 
 REPRO = Repro(

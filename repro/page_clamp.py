@@ -64,7 +64,7 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
 REPRO = Repro(
     name="page_clamp",
     serves="Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
-    workload="e4b_trtllm_mtp",
+    workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
         "broken": Variant(

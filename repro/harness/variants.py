@@ -42,7 +42,7 @@ DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 class Variant:
     """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
 
-    workload: a dict of the script's module in ``repro/workloads``. explain: the part
+    workload: a dict of the module with the script's workloads. explain: the part
     of the run that a user would have seen, which is shown: "traceback", "finding" or nothing.
     """
 
@@ -57,7 +57,7 @@ class Variant:
 class Repro:
     """A script: its name, what it serves, and its variants in the order in which they run.
 
-    workload: the module in ``repro/workloads``, if it has not the script's name. compares: the
+    workload: the module with its workloads, if it is not the script itself. compares: the
     variants that are compared with ``clean``, token by token. elsewhere: what to say
     on a device that is not in ``devices``; an indented line is a command. releases: the SGLang
     versions that it shows something of, as in ``targets.matches``; on others it says so and names
@@ -84,7 +84,7 @@ class Repro:
     @property
     def devices(self) -> Mapping[str, Make]:
         """The workload of each device that it runs on."""
-        found: dict[str, Make] = importlib.import_module(f"workloads.{self.module}").DEVICES
+        found: dict[str, Make] = importlib.import_module(self.module).DEVICES
         return found
 
 
