@@ -2,9 +2,6 @@
 
 Real SGLang serves the same requests in four variants. A fault puts back a bug of upstream SGLang:
 the draft hands page numbers of the full pool to sliding layers, but their SWA pool is smaller.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments.
 """
 
 from __future__ import annotations

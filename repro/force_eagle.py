@@ -7,9 +7,6 @@ it guesses worse, because the draft reads KV of its own and not the target's.
 
 The script runs on the CPU engine only. That the CUDA graphs have no room for the hidden states was
 therefore read in SGLang's code, and not run.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, on a machine with a GPU or on SGLang 0.5.14 and later.
 """
 
 from __future__ import annotations
@@ -127,6 +124,7 @@ EAGLE = each(DEVICES, speculative_draft_attention_backend="triton", disable_over
 REPRO = Repro(
     name="force_eagle",
     serves="a toy Gemma-4 and its assistant, --speculative-algorithm NEXTN",
+    refuses=", on a machine with a GPU or on SGLang 0.5.14 and later",
     variants={
         "clean": Variant("without MTP", OFF, judge_clean, "PLAIN"),
         "promoted": Variant("SGLang as installed", OFF, judge_promoted),

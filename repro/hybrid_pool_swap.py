@@ -3,9 +3,6 @@ FROZEN_KV_MTP is on.
 
 No fault is injected: this is SGLang as released. It dies of an IndexError in the draft's first
 forward. With CUDA graphs that is at start, when the graphs are captured.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or an SGLang before 0.5.13.
 """
 
 from __future__ import annotations
@@ -87,6 +84,7 @@ PLAIN = {name: (lambda n, make=make: make(n).without_mtp()) for name, make in DE
 REPRO = Repro(
     name="hybrid_pool_swap",
     serves="prefill on triton, decode on trtllm_mha, FROZEN_KV_MTP",
+    refuses=" or an SGLang before 0.5.13",
     variants={
         "clean": Variant("the same backends without MTP", OFF, answers, "PLAIN"),
         "broken": Variant(

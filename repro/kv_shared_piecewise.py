@@ -3,9 +3,6 @@ PR #16).
 
 No fault is injected: this is SGLang 0.5.12.post1 as released. The script needs a GPU, because there
 are no CUDA graphs without one.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, if there is no GPU or on SGLang 0.5.13 and later.
 """
 
 from __future__ import annotations
@@ -76,6 +73,7 @@ EAGER = each(DEVICES, disable_piecewise_cuda_graph=True)
 REPRO = Repro(
     name="kv_shared_piecewise",
     serves="Gemma-4 E2B's shape, default arguments",
+    refuses=", if there is no GPU or on SGLang 0.5.13 and later",
     variants={
         "clean": Variant(
             "piecewise CUDA graphs are off, the fix is off", OFF, judge_clean, "EAGER"

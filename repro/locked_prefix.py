@@ -3,9 +3,6 @@
 No fault is injected: this is SGLang 0.5.12.post1 to 0.5.14 as released. It takes a system prompt
 that many requests share, one long answer, and a SWA pool that is nearly full. The script runs on
 the CPU engine only.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, on a machine with a GPU or on SGLang 0.5.15 and later.
 """
 
 from __future__ import annotations
@@ -110,6 +107,7 @@ UNCACHED = each(DEVICES, disable_radix_cache=True)
 REPRO = Repro(
     name="locked_prefix",
     serves="a shared prefix, one long answer, a SWA pool that is nearly full",
+    refuses=", on a machine with a GPU or on SGLang 0.5.15 and later",
     variants={
         "clean": Variant("without a prefix cache, the fix is off", OFF, judge_clean, "UNCACHED"),
         "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),

@@ -4,9 +4,6 @@ worse, and nothing is reported.
 The bug is the same as in e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more.
 There is no variant with debugging on, because debugging and the clamp together are refused at
 start. For the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments.
 """
 
 from __future__ import annotations

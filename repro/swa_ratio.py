@@ -5,9 +5,6 @@ With 0.8, half of the long requests wait while most of the SWA pool is unused. W
 swa-ratio, all of them run at the same time. A ratio that the user gives is kept. The last variant
 shows a load for which 0.15 is worse: the prefill chunks are as long as the prompts, so each running
 request keeps its whole prompt locked in the SWA pool. The script runs on the CPU engine only.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or on a machine with a GPU.
 """
 
 from __future__ import annotations
@@ -163,6 +160,7 @@ REPRO = Repro(
     name="swa_ratio",
     serves=f"a toy Gemma-4 with experts, {KV_BYTES / 1e6:.0f} MB for KV, requests of "
     f"{INPUT} tokens in and {OUTPUT} out",
+    refuses=" or on a machine with a GPU",
     variants={
         "clean": Variant("enough memory for all requests, the fix is off", OFF, judge_clean),
         "broken": Variant(

@@ -8,7 +8,8 @@ from pathlib import Path
 from harness.pages import fill
 from harness.render import Block
 
-from suites.matrix.drill import REQUESTS, WAVES, Clean, Row, tracers
+from g4debug import discovery
+from suites.matrix.drill import REQUESTS, WAVES, Clean, Row
 
 
 def entry(row: Row, tracer: str) -> str:
@@ -41,7 +42,7 @@ def markdown(clean: Sequence[Clean], rows: Iterable[Row]) -> str:
         Path(__file__).with_name("page.md.j2"),
         clean=clean,
         rows=rows,
-        tracers=tracers(),
+        tracers=discovery.names("tracer"),
         entry=entry,
         waves=WAVES,
         requests=REQUESTS,

@@ -28,30 +28,29 @@ async def _started(client: Client, count: int = 5) -> list[Any]:
     return tasks
 
 
-@workload("pause, in place", "three times in the middle of five answers")
-async def paused_in_place(client: Client) -> None:
+async def _paused(client: Client, mode: str, times: int, between: float) -> list[Any]:
+    """Answers during which the server is paused. between: seconds from one pause to the next."""
     tasks = await _started(client)
-    for _ in range(3):
-        await _pause(client, "in_place")
+    for _ in range(times):
+        await _pause(client, mode)
         await asyncio.sleep(0.5)
         await _go_on(client)
-        await asyncio.sleep(0.3)
-        client.note("pauses", 1)
+        await asyncio.sleep(between)
     found = await asyncio.gather(*tasks)
     require(all(finish(o) == "length" for o in found), "a paused request did not complete")
+    return found
+
+
+@workload("pause, in place", "three times in the middle of five answers")
+async def paused_in_place(client: Client) -> None:
+    await _paused(client, "in_place", 3, 0.3)
+    client.note("pauses", 3)
 
 
 @workload("pause, retract", "twice in the middle of five answers", compare=False)
 async def paused_and_retracted(client: Client) -> None:
-    tasks = await _started(client)
-    for _ in range(2):
-        await _pause(client, "retract")
-        await asyncio.sleep(0.5)
-        await _go_on(client)
-        await asyncio.sleep(0.5)
-    found = await asyncio.gather(*tasks)
+    found = await _paused(client, "retract", 2, 0.5)
     client.note("retractions", sum(o["meta_info"]["num_retractions"] for o in found), 5)
-    require(all(finish(o) == "length" for o in found), "a paused request did not complete")
 
 
 @workload("pause, abort", "in the middle of five answers", compare=False)
