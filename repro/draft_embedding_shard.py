@@ -1,16 +1,10 @@
 """With --tp-size 2, MTP looks tokens up in a part of a text-only Gemma-4's embedding table.
 
-    python repro/draft_embedding_shard.py [--device cpu|cuda] [--variant NAME] [--requests N]
-                                          [--json] [--keep]
-
 No fault is injected: this is SGLang up to 0.5.21 as released. The target gives the draft the rows
 of its own tensor-parallel rank, and the draft looks whole token ids up in them. On a CPU that is an
 IndexError in the draft's first forward, on a GPU a device-side assert. The variant *silent*, on the
 CPU only, uses no token of the upper half of the vocabulary, so that no id is out of range: nothing
 crashes, and the answer is wrong. ``--device cuda`` needs two GPUs of the same kind.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, with fewer than two GPUs, or on SGLang 0.5.23 and later.
 """
 
 from __future__ import annotations
@@ -132,6 +126,8 @@ SILENT = {
 REPRO = Repro(
     name="draft_embedding_shard",
     serves="a text-only Gemma-4, FROZEN_KV_MTP, --tp-size 2",
+    refuses=", with fewer than two GPUs, or on SGLang 0.5.23 and later",
+    workload="workloads.draft_embedding_shard",
     variants={
         "clean": Variant("one rank, the fix is off", OFF, judge_clean, "ALONE"),
         "broken": Variant("two ranks, the fix is off", OFF, judge_broken, explain="traceback"),

@@ -1,13 +1,7 @@
 """Gemma-4 E4B with trtllm_mha and FROZEN_KV_MTP: a crash, its diagnosis and its fix.
 
-    python repro/e4b_trtllm_mtp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                   [--keep]
-
 Real SGLang serves the same requests in four variants. A fault puts back a bug of upstream SGLang:
 the draft hands page numbers of the full pool to sliding layers, but their SWA pool is smaller.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments.
 """
 
 from __future__ import annotations
@@ -90,6 +84,7 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
 REPRO = Repro(
     name="e4b_trtllm_mtp",
     serves="Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
+    workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
         "broken": Variant(

@@ -1,7 +1,5 @@
 """What SGLANG_GEMMA4_FORCE_EAGLE=1 does to --speculative-algorithm NEXTN with a Gemma-4 assistant.
 
-    python repro/force_eagle.py [--variant NAME] [--requests N] [--json] [--keep]
-
 SGLang turns NEXTN into FROZEN_KV_MTP. The switch forces EAGLE instead, and g4debug then stops the
 server at start if EAGLE has no room for the assistant's hidden size or head dimensions. Without
 CUDA graphs, as the message at start advises, SGLang's EAGLE worker serves the same assistant. But
@@ -9,19 +7,21 @@ it guesses worse, because the draft reads KV of its own and not the target's.
 
 The script runs on the CPU engine only. That the CUDA graphs have no room for the hidden states was
 therefore read in SGLang's code, and not run.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, on a machine with a GPU or on SGLang 0.5.14 and later.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from harness.processes import UP, Outcome
 from harness.variants import CPU_ONLY, Repro, Variant, main
 from harness.verdicts import Bad, completed, different, equal_outputs, judge, only_if
-from workloads.force_eagle import geometry
+from harness.workload import Workload, each
+from workloads import e4b_trtllm_mtp
 
 SWITCH = "SGLANG_GEMMA4_FORCE_EAGLE"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}  # "0", because the caller's environment may say "1"
@@ -91,9 +91,40 @@ def judge_uneven(run: Outcome, clean: Outcome | None) -> str:
     return _stopped(run, f"its layers have head dimensions {small} and {large}")
 
 
+def geometry(even: bool) -> Any:
+    """TINY. ``even``: all layers get the head dimension of the full ones: EAGLE's pool needs it."""
+    from g4debug.cpu.geometry import TINY
+
+    return replace(TINY, swa_head_dim=TINY.head_dim) if even else TINY
+
+
+def cpu(requests: int | None, even: bool = True) -> Workload:
+    """The engine runs eagerly, as always on the CPU."""
+    from g4debug.cpu.models import write
+    from g4debug.cpu.server import server_arguments
+
+    folder = Path(tempfile.gettempdir()) / f"g4debug-force-eagle-{'even' if even else 'tiny'}"
+    models = write(geometry(even), folder)
+    engine = server_arguments(models, log_level="info", skip_tokenizer_init=True)
+    small = e4b_trtllm_mtp.cpu(requests or 3)
+    return replace(small, prompt=(60, 120), output=24, engine=engine)
+
+
+DEVICES = {"cpu": cpu}
+PLAIN = {"cpu": lambda requests: cpu(requests).without_mtp()}
+# CUDA graphs are on, as is SGLang's default. The server stops before it captures one.
+GRAPHS = each(DEVICES, disable_cuda_graph=False)
+UNEVEN = {"cpu": lambda requests: cpu(requests, even=False)}
+# What EAGLE's worker needs on the CPU engine. On trtllm_mha its draft steps use FlashInfer, which
+# has no stand-in. So the draft runs on triton, interpreted; the target stays on trtllm_mha. Overlap
+# is off, because the overlapping worker needs CUDA streams.
+EAGLE = each(DEVICES, speculative_draft_attention_backend="triton", disable_overlap_schedule=True)
+
+
 REPRO = Repro(
     name="force_eagle",
     serves="a toy Gemma-4 and its assistant, --speculative-algorithm NEXTN",
+    refuses=", on a machine with a GPU or on SGLang 0.5.14 and later",
     variants={
         "clean": Variant("without MTP", OFF, judge_clean, "PLAIN"),
         "promoted": Variant("SGLang as installed", OFF, judge_promoted),

@@ -1,7 +1,5 @@
 """Draws healthy servers at random, and looks for false findings.
 
-    python repro/fuzz.py [--first SEED] [--servers N] [--results FOLDER]
-
 Each server is real SGLang on the CPU engine: page size, pools, chunks, backends, draft, scheduling
 and traffic are drawn by its seed, so a seed is enough to have the same server again. Every tracer
 is armed in mode ``raise``, which stops at the first finding. A finding is bad in any case: it is
@@ -26,8 +24,7 @@ from harness.tracers import RECORDS
 from harness.verdicts import not_completed
 from rich.console import Console
 from suites.fuzz.draw import draw
-from suites.healthy import counts
-from suites.healthy.run import FAILED, checked_of, launch
+from suites.healthy.run import FAILED, checked_of, counts, launch
 
 from g4debug.cli._common import at_least
 from g4debug.dumps import reading
@@ -68,7 +65,7 @@ def one(seed: int, folder: Path) -> tuple[str, str, float]:
         return BAD, problem, armed.seconds
     if armed.completed:
         status = armed.result["status"]
-        checks = sum(checked_of(counts.counts(status)).values())
+        checks = sum(checked_of(counts(status)).values())
         text = f"{armed.result['requests']} requests, {checks} checks, no finding."
         if idle := ", ".join(r["name"] for r in status if r["off"]):
             text += f" Nothing to check here: {idle}."
@@ -98,7 +95,7 @@ def trouble(armed: Outcome, mtp: bool, folder: Path) -> str:
     off = [f"{r['name']} ({r['off']})" for r in status if r["off"] and r["name"] in due]
     if off:
         return f"Off: {', '.join(off)}."
-    checked = checked_of(counts.counts(status))
+    checked = checked_of(counts(status))
     idle = [t for t in due if not checked.get(t)]
     return f"Checked nothing: {', '.join(idle)}." if idle else ""
 

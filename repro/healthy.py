@@ -1,7 +1,5 @@
 """Drives healthy servers with what production does, and looks for false findings.
 
-    python repro/healthy.py [--only GROUP ...] [--minutes M] [--out FILE] [--results FOLDER]
-
 Each group of workloads runs on an engine of its own: real SGLang on the CPU engine, once without
 tracers and once with every tracer in ``raise`` mode, which stops at the first finding. The last one
 is a real ``launch_server`` under HTTP load. The page docs/healthy-RELEASE.md is written from the

@@ -1,8 +1,5 @@
 """Runs SGLang's own bugs against every tool, and writes the table of who noticed what.
 
-    python repro/history_suite.py [--case NAME ...] [--tool NAME ...] [--seeds K] [--results FOLDER]
-        [--device cpu|cuda] [--jobs N] [--python RELEASE=PATH ...] [--published]
-
 Each case is a real bug of SGLang, in a release that has it or put back, with a workload and a
 ground truth that knows nothing of the tools. Each cell of the table is real SGLang on the CPU
 engine, in a process of its own: a case, one of its arms (with the bug, without it), a tool and a
@@ -29,7 +26,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +48,6 @@ from suites.history.cell import (
     Cell,
     arm_of,
     as_text,
-    cell_id,
     compared,
     from_text,
     interpreter,
@@ -66,20 +61,6 @@ SEEDS = 5
 JOBS = 2  # an engine keeps one core busy
 
 
-@dataclass(frozen=True)
-class Task:
-    name: str
-    case: Case
-    arm: str
-    tool: str
-    seed: int
-    device: str
-
-    @property
-    def id(self) -> str:
-        return cell_id(self.name, self.arm, self.tool, self.seed, self.device)
-
-
 def reference(case: Case) -> str:
     """The arm that gives the right answers if it runs without a tool."""
     return FIXED if case.right is None else RIGHT
@@ -87,16 +68,17 @@ def reference(case: Case) -> str:
 
 def tasks(
     chosen: Mapping[str, Case], tools: Sequence[str], seeds: int, device: str = CPU
-) -> tuple[list[Task], list[Task]]:
+) -> tuple[list[Cell], list[Cell]]:
     """The runs that give the right answers, and the runs that are compared with them."""
     first, rest = [], []
     for name, case in chosen.items():
         mine = [t for t in tools if t != NOTHING and device_of(case, t) == device]
         if not mine and not (NOTHING in tools and device_of(case, NOTHING) == device):
             continue
-        first += [Task(name, case, reference(case), NOTHING, s, device) for s in range(seeds)]
+        right = reference(case)
+        first += [Cell(name, right, NOTHING, s, device=device) for s in range(seeds)]
         rest += [
-            Task(name, case, arm, tool, seed, device)
+            Cell(name, arm, tool, seed, device=device)
             for tool in (NOTHING, *mine)
             for seed in range(seeds)
             for arm in (BUGGY, FIXED)
@@ -105,14 +87,14 @@ def tasks(
     return first, [t for t in rest if t.id not in known]
 
 
-def across_tasks(chosen: Mapping[str, Case], tools: Sequence[str], seeds: int) -> list[Task]:
+def across_tasks(chosen: Mapping[str, Case], tools: Sequence[str], seeds: int) -> list[Cell]:
     """Each case on each release that has an environment: see ``suites.history.across``."""
     if NOTHING not in tools:
         return []
     there = [r for r in across.releases() if interpreter(r).exists()]
     return [
-        Task(name, case, release, NOTHING, seed, CPU)
-        for name, case in across.asked(chosen).items()
+        Cell(name, release, NOTHING, seed)
+        for name in across.asked(chosen)
         for release in there
         for seed in range(min(seeds, across.SEEDS))
     ]
@@ -129,11 +111,12 @@ def missing(chosen: Mapping[str, Case]) -> dict[str, list[str]]:
 
 
 def done(
-    task: Task,
+    task: Cell,
     folder: Path,
     right: Mapping[int, Mapping[str, Any]],
     published: Mapping[str, Cell],
 ) -> Cell:
+    """The result of a blank cell, which is run if there is none yet. right: seed -> answers."""
     cell = kept(task.id, folder) or published.get(task.id)
     if cell is not None:
         return cell
@@ -141,11 +124,7 @@ def done(
         cell = kept(task.id, folder)
         if cell is None:
             # Another release's answers are not asked to be the same.
-            answers = right.get(task.seed, {}) if task.arm in ARMS else {}
-            tool = TOOLS[task.tool]
-            cell = run(
-                task.name, task.case, task.arm, tool, task.seed, folder, answers, task.device
-            )
+            cell = run(task, folder, right.get(task.seed, {}) if task.arm in ARMS else {})
             if cell.said != ABSENT and cell.ended != SPOILED:
                 keep(cell, folder)
     return cell
@@ -167,7 +146,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def run_all(
-    work: tuple[Sequence[Task], Sequence[Task]],
+    work: tuple[Sequence[Cell], Sequence[Cell]],
     jobs: int,
     folder: Path,
     console: Console,
@@ -192,9 +171,9 @@ def run_all(
             with ThreadPoolExecutor(jobs) as pool:
                 spoiled = {(c.case, c.seed) for c in found if c.ended == SPOILED}
                 waiting = [
-                    pool.submit(done, t, folder, right.get(t.name, {}), published)
+                    pool.submit(done, t, folder, right.get(t.case, {}), published)
                     for t in part
-                    if t.arm not in ARMS or (t.name, t.seed) not in spoiled
+                    if t.arm not in ARMS or (t.case, t.seed) not in spoiled
                 ]
                 for future in as_completed(waiting):
                     cell = future.result()
@@ -226,7 +205,7 @@ def with_right_answers(cells: Mapping[str, Cell], known: Mapping[str, Case]) -> 
         if cell.arm not in ARMS:
             continue
         arm = reference(known[cell.case])
-        right = cells.get(cell_id(cell.case, arm, NOTHING, cell.seed, cell.device))
+        right = cells.get(Cell(cell.case, arm, NOTHING, cell.seed, device=cell.device).id)
         if cell.wrong < 0 and cell.outputs and right and right.outputs and right is not cell:
             every[name] = compared(cell, right.outputs)
     return every
@@ -283,12 +262,12 @@ def main() -> int:
     folder = args.results or Path(tempfile.mkdtemp(prefix="g4debug-history-"))
     folder.mkdir(parents=True, exist_ok=True)
     first, rest = tasks(chosen, args.tool or list(TOOLS), args.seeds, args.device)
-    lost = missing({t.name: t.case for t in first}) if args.device == CPU else {}
+    lost = missing({t.case: known[t.case] for t in first}) if args.device == CPU else {}
     for release, names in sorted(lost.items()):
         render.say(console, f"{', '.join(names)}: there is no environment with SGLang {release}, "
                     f"so it is not run. Make one with: make env SGLANG={release}")  # fmt: skip
     away = {n for names in lost.values() for n in names}
-    here = ([t for t in first if t.name not in away], [t for t in rest if t.name not in away])
+    here = ([t for t in first if t.case not in away], [t for t in rest if t.case not in away])
     if args.device == CPU:
         here[1].extend(across_tasks(chosen, args.tool or list(TOOLS), args.seeds))
     published = from_text(page.CELLS.read_text()) if args.published else {}
@@ -304,8 +283,8 @@ def main() -> int:
     render.for_copying(console, "Logs, dumps and results are in:", str(folder))
     if args.write:
         text = as_text(cells.values(), answers(cells.values(), known))
-        across_lines = across.markdown(known, cells.values())
-        for path in page.write(known, rows, folder, text, across_lines):
+        releases = across.answers(known, cells.values())
+        for path in page.write(known, rows, folder, text, releases):
             render.for_copying(console, "Written:", str(path))
     if spoiled:
         one = spoiled[0]

@@ -1,17 +1,13 @@
 """SGLang 0.5.13 and later dies if prefill and decode use different attention backends and
 FROZEN_KV_MTP is on.
 
-    python repro/hybrid_pool_swap.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                     [--keep]
-
 No fault is injected: this is SGLang as released. It dies of an IndexError in the draft's first
 forward. With CUDA graphs that is at start, when the graphs are captured.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or an SGLang before 0.5.13.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from harness.processes import Outcome
 from harness.variants import Repro, Variant, main
@@ -25,6 +21,8 @@ from harness.verdicts import (
     judge,
     only_if,
 )
+from harness.workload import Workload
+from workloads import e4b_trtllm_mtp
 
 ERROR = "IndexError: list index out of range"
 PLACE = "in _get_key_buffer"
@@ -58,9 +56,35 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
     )
 
 
+def cpu(requests: int | None) -> Workload:
+    """Few tokens, because Triton is interpreted. Verify runs on the decode backend, to avoid it."""
+    from g4debug.cpu.server import engine_arguments
+
+    arguments = engine_arguments(
+        log_level="info",
+        skip_tokenizer_init=True,
+        attention_backend=None,
+        prefill_attention_backend="triton",
+        decode_attention_backend="trtllm_mha",
+        speculative_attention_mode="decode",
+    )
+    small = e4b_trtllm_mtp.cpu(requests or 3)
+    return replace(small, prompt=(150, 250), output=30, engine=arguments, timeout=300)
+
+
+def cuda(requests: int | None) -> Workload:
+    """The demo's. The draft's first forward is the capture of its CUDA graphs, at start."""
+    return e4b_trtllm_mtp.cuda(requests or 8)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
+PLAIN = {name: (lambda n, make=make: make(n).without_mtp()) for name, make in DEVICES.items()}
+
+
 REPRO = Repro(
     name="hybrid_pool_swap",
     serves="prefill on triton, decode on trtllm_mha, FROZEN_KV_MTP",
+    refuses=" or an SGLang before 0.5.13",
     variants={
         "clean": Variant("the same backends without MTP", OFF, answers, "PLAIN"),
         "broken": Variant(

@@ -1,21 +1,18 @@
 """A Gemma-4 with KV-shared layers does not start with SGLang's default piecewise CUDA graphs (seed
 PR #16).
 
-    python repro/kv_shared_piecewise.py [--device cuda] [--variant NAME] [--requests N] [--json]
-                                        [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 as released. The script needs a GPU, because there
 are no CUDA graphs without one.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, if there is no GPU or on SGLang 0.5.13 and later.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.processes import UP, Outcome
 from harness.variants import Repro, Variant, main
 from harness.verdicts import Bad, blamed, completed, died_otherwise, different, equal_outputs, judge
+from harness.workload import Workload, each, in_memory
 
 ERROR = "TypeError: 'NoneType' object is not subscriptable"
 CAPTURED = "Capture piecewise CUDA graph end"
@@ -46,9 +43,37 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
     return equal_outputs(run, clean)
 
 
+# Default arguments. Triton is named because SGLang would choose it for the real E2B, too.
+ENGINE: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "attention_backend": "triton",
+    "context_length": 8192,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "skip_tokenizer_init": True,
+    "skip_server_warmup": True,
+    "disable_radix_cache": True,
+    "random_seed": 0,
+    "log_level": "info",
+}
+
+
+def cuda(requests: int | None) -> Workload:
+    from g4debug.cpu.models import E2B, write
+
+    target, _ = write(E2B, in_memory("g4debug-e2b"), device="cuda")
+    own = {"model_path": str(target), "mem_fraction_static": 0.6, "decode_log_interval": 1}
+    return Workload(requests or 8, (300, 900), 32, E2B.vocab, ENGINE | own, timeout=400)
+
+
+DEVICES = {"cuda": cuda}
+EAGER = each(DEVICES, disable_piecewise_cuda_graph=True)
+
+
 REPRO = Repro(
     name="kv_shared_piecewise",
     serves="Gemma-4 E2B's shape, default arguments",
+    refuses=", if there is no GPU or on SGLang 0.5.13 and later",
     variants={
         "clean": Variant(
             "piecewise CUDA graphs are off, the fix is off", OFF, judge_clean, "EAGER"

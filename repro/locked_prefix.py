@@ -1,20 +1,18 @@
 """SGLang frees cached pages while a request still reads them, and its answer is silently wrong.
 
-    python repro/locked_prefix.py [--variant NAME] [--requests N] [--json] [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 to 0.5.14 as released. It takes a system prompt
 that many requests share, one long answer, and a SWA pool that is nearly full. The script runs on
 the CPU engine only.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments, on a machine with a GPU or on SGLang 0.5.15 and later.
 """
 
 from __future__ import annotations
 
+import random
+
 from harness.processes import Outcome
 from harness.variants import CPU_ONLY, DEBUG, Repro, Variant, main
 from harness.verdicts import Bad, comparable, completed, judge, same_outputs, told
+from harness.workload import Workload, each
 
 OFF = {"G4DEBUG_FIX_LOCKED_PREFIX": "0"}
 
@@ -54,9 +52,62 @@ def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
     )
 
 
+PREFIX, OWN = 256, 192  # tokens; the toy model's window is 128
+LONG, SHORT = 160, 3  # tokens of an answer
+
+
+class Shared(Workload):
+    """The first two requests, and later every third one, start with the same prefix.
+
+    The first two put it into the cache. The second one writes a long answer and so keeps the prefix
+    locked. Others fill the SWA pool until the cache drops the SWA half of the prefix, and then
+    another request computes the same prefix again.
+    """
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        """Token ids; the same for the same seed."""
+        rng = random.Random(seed)
+
+        def tokens(n: int) -> list[int]:
+            return [rng.randrange(4, self.vocab) for _ in range(n)]
+
+        prefix = [2, *tokens(PREFIX - 1)]
+        found = [prefix + tokens(OWN), prefix + tokens(OWN)]
+        while len(found) < self.requests:
+            shared = len(found) % 3 == 0
+            found.append((prefix if shared else [2, *tokens(PREFIX - 1)]) + tokens(64))
+        return found
+
+
+def cpu(requests: int | None) -> Workload:
+    """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
+    from g4debug.cpu.geometry import TINY
+    from g4debug.cpu.server import engine_arguments
+
+    count = max(4, requests or 24)
+    arguments = engine_arguments(
+        log_level="info",
+        decode_log_interval=1,
+        skip_tokenizer_init=True,
+        max_total_tokens=4096,
+        swa_full_tokens_ratio=0.3,
+        max_running_requests=2,
+        chunked_prefill_size=512,
+    )
+    output = [SHORT, LONG, *[SHORT] * (count - 2)]
+    lengths = PREFIX + 64, PREFIX + OWN
+    return Shared(count, lengths, output, TINY.vocab, arguments, timeout=300)
+
+
+DEVICES = {"cpu": cpu}
+# Without the prefix cache there is nothing to share: these are the right answers.
+UNCACHED = each(DEVICES, disable_radix_cache=True)
+
+
 REPRO = Repro(
     name="locked_prefix",
     serves="a shared prefix, one long answer, a SWA pool that is nearly full",
+    refuses=", on a machine with a GPU or on SGLang 0.5.15 and later",
     variants={
         "clean": Variant("without a prefix cache, the fix is off", OFF, judge_clean, "UNCACHED"),
         "broken": Variant("the fix is off, debugging is off", OFF, judge_broken),

@@ -1,7 +1,5 @@
 """Runs every fault against every tracer on real SGLang, and shows what a user sees without them.
 
-    python repro/matrix.py [--fault NAME] [--jobs N] [--out FILE] [--keep]
-
 Each fault runs twice on the CPU engine. The run without tracers shows what a user would have seen.
 The other run has every tracer in ``log`` mode, which changes nothing in SGLang, so that each tracer
 can find the fault on its own. All fixes are off: this is SGLang as released.

@@ -1,7 +1,5 @@
 """Does a multimodal Gemma-4 answer the same in piecewise CUDA graphs as without (seed PR #16)?
 
-    python repro/mm_piecewise_parity.py [--requests N] [--keep]
-
 The script serves text prompts on Gemma4ForConditionalGeneration, with three geometries. Two of them
 are allowed to use the graphs: their outputs must equal the eager ones, token by token. The third,
 with per-layer inputs, must be refused. If the graphs are enforced for it all the same, it must die
@@ -12,18 +10,57 @@ The exit code is 0 if all of this is so, 1 if not, and 2 for wrong arguments or 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from harness import render
 from harness.options import Parser, logs
 from harness.processes import ILLEGAL, Outcome, run_child, script
 from harness.verdicts import Verdict, alike, different, not_completed
+from harness.workload import Make, Workload, each, in_memory
+from kv_shared_piecewise import ENGINE
 from rich.console import Console
+from workloads import multimodal
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
 CAPTURED = "Capture piecewise CUDA graph end"
 OFF, ON = {SWITCH: "0"}, {SWITCH: "1"}
 REASON = "That is reason enough to refuse it."
+
+
+REQUESTS = 20
+
+
+def _of(name: str, ple: bool = False, kv_shared: bool = False) -> dict[str, Make]:
+    """E4B's layers, fewer of them, and a small vocabulary. ple: with per-layer inputs."""
+
+    def cuda(requests: int | None) -> Workload:
+        from g4debug.cpu.geometry import E4B_256
+
+        geometry = replace(
+            E4B_256,
+            vocab=16_384,
+            pattern="sssssf" * 3,
+            kv_shared=6,
+            ple=256 if ple else 0,
+            centroids=256,
+        )
+        folder = in_memory(f"g4debug-mm-{name}")
+        model = folder / "mm"
+        if not (model / "model.safetensors.index.json").is_file():
+            model = multimodal.write(geometry, kv_shared, folder, "cuda")
+        engine = ENGINE | {"model_path": str(model), "mem_fraction_static": 0.5}
+        count = requests or REQUESTS
+        return Workload(count, (200, 900), 32, geometry.vocab, engine, timeout=300)
+
+    return {"cuda": cuda}
+
+
+DENSE = _of("dense")
+KV_SHARED = _of("kv-shared", kv_shared=True)
+PER_LAYER_INPUTS = _of("per-layer-inputs", ple=True, kv_shared=True)
+# SGLang's own flag for tests. It skips every reason to switch the graphs off, also ours.
+PER_LAYER_INPUTS_ENFORCED = each(PER_LAYER_INPUTS, enforce_piecewise_cuda_graph=True)
 
 
 def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> Verdict:

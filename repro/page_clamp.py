@@ -1,14 +1,9 @@
 """Why clamping the page table (seed PR #5) is no fix: the server survives, but the draft guesses
 worse, and nothing is reported.
 
-    python repro/page_clamp.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json] [--keep]
-
 The bug is the same as in e4b_trtllm_mtp.py. TRIAGE.md, 'Why the clamp is not a fix', tells more.
 There is no variant with debugging on, because debugging and the clamp together are refused at
 start. For the diagnosis of the bug run e4b_trtllm_mtp.py --variant diagnosed.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments.
 """
 
 from __future__ import annotations
@@ -66,7 +61,7 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
 REPRO = Repro(
     name="page_clamp",
     serves="Gemma-4 E4B's shape, trtllm_mha, FROZEN_KV_MTP",
-    workload="e4b_trtllm_mtp",
+    workload="workloads.e4b_trtllm_mtp",
     variants={
         "clean": Variant("SGLang as installed", {}, judge_clean),
         "broken": Variant(

@@ -1,8 +1,5 @@
 """Looks for false findings on two ranks, in the modes in which servers with more GPUs run.
 
-    python repro/ranks.py [--device cpu|cuda] [--only MODE ...] [--requests N] [--out FILE]
-                          [--results FOLDER] [--list]
-
 Each mode is a server of its own, with every tracer in ``raise`` mode, which stops at the first
 finding. The requests are like those of soak.py: they differ in length, share prefixes, do not fit
 into the pools together, and faults that break nothing abort and retract them and evict prefixes. In

@@ -1,7 +1,5 @@
 """The hidden states that Gemma-4 captures for a draft are overwritten by the next layer.
 
-    python repro/residual_aliasing.py [--device cpu|cuda] [--json]
-
 Each variant runs one real forward, and compares the captured states with copies that were made at
 the moment of capture. On a CPU, a stand-in for the CUDA kernel writes the norm in place.
 

@@ -1,7 +1,5 @@
 """Looks for false findings: 2,000 requests in which nothing is wrong.
 
-    python repro/soak.py [--device cpu|cuda] [--requests N] [--backend NAME] [--keep] [--v2]
-
 The requests differ in length, share prefixes, and do not fit into the KV pools at the same time.
 Faults that break nothing abort and retract requests and evict prefixes on the way, drawn from one
 seed. The same schedule runs twice: without tracers, and with every tracer in ``raise`` mode, which
@@ -23,6 +21,7 @@ tokens. It is 1 if not, and 2 for wrong arguments.
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,12 @@ ENGINE: dict[str, dict[str, Any]] = {
 V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 ON_V2 = "FROZEN_KV_MTP runs on speculative decoding v2."  # logged by the fix, once it is in force
 STAYS = re.compile(r"frozen-kv-mtp-v2: not used, so the server stays on v1: (.*)")
+BACKENDS = ("prefill_attention_backend", "decode_attention_backend")
 TIMEOUT = 3600.0  # seconds of one run
 
 
-def run(
-    name: str,
-    armed: bool,
-    count: int,
-    folder: Path,
-    console: Console,
-    device: str = "cpu",
-    v2: bool = False,
-    backend: str = "",
-) -> Outcome:
+def run(armed: bool, args: Namespace, folder: Path, console: Console) -> Outcome:
+    name, v2 = "armed" if armed else "plain", armed and args.v2
     env = {"G4DEBUG_FAULTS": STRESS, **(V2 if v2 else {})}
     if armed:
         env |= {
@@ -63,11 +55,13 @@ def run(
             "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
         }
     # The GPU's arguments switch overlap scheduling off on 0.5.12.post1, and v2 is made of it.
-    engine = {**ENGINE[device], **({"disable_overlap_schedule": False} if v2 else {})}
-    if backend:
-        engine |= {"prefill_attention_backend": backend, "decode_attention_backend": backend}
+    engine = {**ENGINE[args.device], **({"disable_overlap_schedule": False} if v2 else {})}
+    if args.backend:
+        engine |= dict.fromkeys(BACKENDS, args.backend)
     with console.status(name):
-        return mixed.run(name, env, folder, TIMEOUT, count, engine, short=True, device=device)
+        return mixed.run(
+            name, env, folder, TIMEOUT, args.requests, engine, short=True, device=args.device
+        )
 
 
 def counts(text: str) -> str:
@@ -126,11 +120,9 @@ def main() -> int:
         )
     console = Console(highlight=False)
     with logs("soak", console, "The logs and dumps are kept in:", args.keep) as kept:
-        on = args.device, False, args.backend
-        plain = run("plain", False, args.requests, kept.folder, console, *on)
+        plain = run(False, args, kept.folder, console)
         render.say(console, f"Without tracers: {_line(plain)}", hang=4)
-        on = args.device, args.v2, args.backend
-        armed = run("armed", True, args.requests, kept.folder, console, *on)
+        armed = run(True, args, kept.folder, console)
         render.say(console, f"With every tracer: {_line(armed)}", hang=4)
         wrong = stayed_on_v1(armed.text) if args.v2 else ""
         for said in filter(None, (wrong, unstressed(armed.text))):

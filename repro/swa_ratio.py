@@ -1,26 +1,28 @@
 """How the same KV memory serves a Gemma-4 with experts if it is divided between the full and the
 SWA pool by SGLang's ratio 0.8, and by the fix's 0.15.
 
-    python repro/swa_ratio.py [--variant NAME] [--requests N] [--json] [--keep]
-
 With 0.8, half of the long requests wait while most of the SWA pool is unused. With the fix
 swa-ratio, all of them run at the same time. A ratio that the user gives is kept. The last variant
 shows a load for which 0.15 is worse: the prefill chunks are as long as the prompts, so each running
 request keeps its whole prompt locked in the SWA pool. The script runs on the CPU engine only.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or on a machine with a GPU.
 """
 
 from __future__ import annotations
 
 import re
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from harness.processes import Outcome
 from harness.variants import CPU_ONLY, Repro, Variant, main
 from harness.verdicts import Bad, completed, equal_outputs, judge, only_if
-from workloads import swa_ratio as load
+from harness.workload import Make, Workload
 
+KV_BYTES = 28_000_000
+PAGE, INPUT, OUTPUT, REQUESTS = 16, 800, 48, 8
+DEFAULT, MOE = 0.8, 0.15
+SMALL_CHUNK, LARGE_CHUNK = 128, 1024
 OFF, ON = {"G4DEBUG_FIX_SWA_RATIO": "0"}, {"G4DEBUG_FIX_SWA_RATIO": "1"}
 _RUNNING = re.compile(r"Decode batch, #running-req: (\d+)")
 _POOLS = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)")
@@ -61,9 +63,9 @@ def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, toge
     memory, and all requests ran at the same time (``together``), or not all of them did.
     """
     equal_outputs(run, clean)
-    wanted = load.plan(ratio, chunk)
-    used = load.bytes_of(*pools(run))
-    if pools(run) != (wanted.pools.full, wanted.pools.swa) or not 0.99 < used / load.KV_BYTES <= 1:
+    wanted = plan(ratio, chunk)
+    used = bytes_of(*pools(run))
+    if pools(run) != (wanted.pools.full, wanted.pools.swa) or not 0.99 < used / KV_BYTES <= 1:
         raise Bad(f"The pools are not those of the ratio {ratio:g}. {shown(run)}")
     if _RETRACTED in run.text:
         raise Bad(f"Requests were retracted. {shown(run)}")
@@ -73,26 +75,92 @@ def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, toge
 
 @judge
 def judge_broken(run: Outcome, clean: Outcome | None) -> str:
-    return _divided(run, clean, load.DEFAULT, load.SMALL_CHUNK, False)
+    return _divided(run, clean, DEFAULT, SMALL_CHUNK, False)
 
 
 @judge
 def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    return _divided(run, clean, load.MOE, load.SMALL_CHUNK, True)
+    return _divided(run, clean, MOE, SMALL_CHUNK, True)
 
 
 @judge
 def judge_worse(run: Outcome, clean: Outcome | None) -> str:
     """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
-    what = _divided(run, clean, load.MOE, load.LARGE_CHUNK, False)
-    holds = load.plan(load.DEFAULT, load.LARGE_CHUNK).holds
+    what = _divided(run, clean, MOE, LARGE_CHUNK, False)
+    holds = plan(DEFAULT, LARGE_CHUNK).holds
     return only_if(running(run) < holds, f"{what} The ratio 0.8 would hold {holds} requests.")
+
+
+def plan(ratio: float, chunk: int) -> Any:
+    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.pools import config, solve
+    from g4debug.pools import plan as planned
+
+    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
+    memory = solve.Memory(KV_BYTES, PAGE, element=4)
+    load = planned.Workload(INPUT, OUTPUT, REQUESTS, chunk)
+    return planned.row(geometry, memory, planned.need_of(geometry, memory, load), ratio)
+
+
+def bytes_of(full: int, swa: int) -> int:
+    """How many bytes pools of so many tokens take."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.pools import config, solve
+
+    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
+    pools = solve.Pools(0, full, swa)
+    return solve.bytes_of(geometry, solve.Memory(KV_BYTES, PAGE, element=4), pools)
+
+
+def cpu(requests: int | None) -> Workload:
+    """Pools that hold all requests. Their outputs are what the other variants must give, too."""
+    from g4debug.cpu.geometry import TINY_MOE
+    from g4debug.cpu.models import write
+    from g4debug.cpu.server import server_arguments
+
+    models = write(TINY_MOE, Path(tempfile.gettempdir()) / "g4debug-tiny-moe")
+    count = requests or REQUESTS
+    arguments = server_arguments(
+        models,
+        mtp=False,
+        log_level="info",
+        decode_log_interval=1,
+        skip_tokenizer_init=True,
+        page_size=PAGE,
+        max_total_tokens=2 * count * (INPUT + OUTPUT),
+        max_running_requests=count,
+        chunked_prefill_size=SMALL_CHUNK,
+    )
+    return Workload(count, (INPUT, INPUT), OUTPUT, TINY_MOE.vocab, arguments, timeout=300)
+
+
+def short(ratio: float, chunk: int = SMALL_CHUNK, **given: Any) -> dict[str, Make]:
+    """KV_BYTES of memory, divided by ``ratio``. The server has to choose that ratio by itself.
+
+    On a CPU, SGLang measures another amount of free memory each time. So it is given the size of
+    the full pool that SGLang would make of these bytes at that ratio.
+    """
+
+    def make(requests: int | None) -> Workload:
+        full = plan(ratio, chunk).pools.full
+        return cpu(requests).given(max_total_tokens=full, chunked_prefill_size=chunk, **given)
+
+    return {"cpu": make}
+
+
+DEVICES = {"cpu": cpu}
+AT_DEFAULT = short(DEFAULT)
+AT_MOE = short(MOE)
+GIVEN = short(DEFAULT, swa_full_tokens_ratio=0.8)
+AT_MOE_LARGE_CHUNK = short(MOE, LARGE_CHUNK)
 
 
 REPRO = Repro(
     name="swa_ratio",
-    serves=f"a toy Gemma-4 with experts, {load.KV_BYTES / 1e6:.0f} MB for KV, requests of "
-    f"{load.INPUT} tokens in and {load.OUTPUT} out",
+    serves=f"a toy Gemma-4 with experts, {KV_BYTES / 1e6:.0f} MB for KV, requests of "
+    f"{INPUT} tokens in and {OUTPUT} out",
+    refuses=" or on a machine with a GPU",
     variants={
         "clean": Variant("enough memory for all requests, the fix is off", OFF, judge_clean),
         "broken": Variant(
@@ -103,7 +171,7 @@ REPRO = Repro(
             "short memory, the fix is on, but the user gives 0.8", ON, judge_broken, "GIVEN"
         ),
         "large-chunk": Variant(
-            f"short memory, the fix is on, prefill chunks of {load.LARGE_CHUNK} tokens",
+            f"short memory, the fix is on, prefill chunks of {LARGE_CHUNK} tokens",
             ON,
             judge_worse,
             "AT_MOE_LARGE_CHUNK",
@@ -114,4 +182,4 @@ REPRO = Repro(
 )
 
 if __name__ == "__main__":
-    raise SystemExit(main(REPRO, __doc__, str(load.REQUESTS)))
+    raise SystemExit(main(REPRO, __doc__, str(REQUESTS)))

@@ -1,7 +1,5 @@
 """What the key that is missing from a decode on SGLang's triton backend changes in the answers.
 
-    python repro/triton_decode_window.py [--requests N] [--json]
-
 Each variant lets an engine answer the same prompts, many of them longer than the sliding window of
 128 tokens. Hugging Face's own Gemma-4, on the same toy checkpoint, is given each answer so far: is
 the next token the one that it would choose, and how far apart are the log probabilities of it? The

@@ -1,15 +1,9 @@
 """FROZEN_KV_MTP dies when a batch in which every request has finished is merged with a prefill.
 
-    python repro/zero_accept_merge.py [--device cpu|cuda] [--variant NAME] [--requests N] [--json]
-                                      [--keep]
-
 No fault is injected: this is SGLang 0.5.12.post1 as released. The KV pool holds one request, so the
 next one waits. When the running request finishes in a verify, the next one is prefilled and merged
 into the batch, which is now empty. That is called a hand-over here. Each variant is one engine that
 serves 201 requests, which makes 200 hand-overs.
-
-The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong
-arguments or on SGLang 0.5.13 and later.
 """
 
 from __future__ import annotations
@@ -30,6 +24,8 @@ from harness.verdicts import (
     only_if,
     told,
 )
+from harness.workload import Workload, each
+from workloads import e4b_trtllm_mtp
 
 ERROR = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
 IDLE_OFF = {"G4DEBUG_FIX_IDLE_DRAFT_INPUT": "0"}
@@ -89,9 +85,45 @@ def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
     return only_if(done == wanted, f"There are {done} of {wanted} hand-overs. {what}")
 
 
+REQUESTS = 201  # one more than there are hand-overs
+
+
+def cpu(requests: int | None) -> Workload:
+    """A tiny E4B-shaped model on torch stand-ins; real SGLang otherwise."""
+    from g4debug.cpu.geometry import TINY
+    from g4debug.cpu.server import engine_arguments
+
+    arguments = engine_arguments(
+        log_level="info",
+        decode_log_interval=1,
+        skip_tokenizer_init=True,
+        max_total_tokens=512,  # one request of 300 + 8 tokens, not two
+        max_running_requests=8,
+        chunked_prefill_size=512,
+        disable_radix_cache=True,
+    )
+    return Workload(requests or REQUESTS, (300, 300), 8, TINY.vocab, arguments, timeout=300)
+
+
+def cuda(requests: int | None) -> Workload:
+    """The demo's geometry, with pools that hold one request at a time."""
+    other = e4b_trtllm_mtp.cuda(8).given(
+        max_total_tokens=64 * 40, swa_full_tokens_ratio=0.8, chunked_prefill_size=2048
+    )
+    count = requests or REQUESTS
+    return Workload(count, (1500, 1500), 8, other.vocab, other.engine, timeout=400)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
+# If only one request may run, SGLang admits the next one after it has filtered the empty batch.
+# (To send each request after the end of the one before is not enough: it may come too early.)
+ALONE = each(DEVICES, max_running_requests=1)
+
+
 REPRO = Repro(
     name="zero_accept_merge",
     serves="Gemma-4 E4B's shape, FROZEN_KV_MTP, a pool for one request",
+    refuses=" or on SGLang 0.5.13 and later",
     variants={
         "clean": Variant(
             "one request at a time (--max-running-requests 1), both fixes are off",

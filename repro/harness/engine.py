@@ -15,11 +15,11 @@ from harness.processes import UP
 
 
 @contextmanager
-def running(arguments: Mapping[str, Any], of: Any = None) -> Iterator[Any]:
-    """``sgl.Engine``, or another class, which is shut down at the end."""
+def running(arguments: Mapping[str, Any]) -> Iterator[Any]:
+    """``sgl.Engine``, which is shut down at the end."""
     import sglang
 
-    engine = (of or sglang.Engine)(**as_named_here(arguments))
+    engine = sglang.Engine(**as_named_here(arguments))
     print(UP, flush=True)
     try:
         yield engine
@@ -33,13 +33,13 @@ def greedy(tokens: int) -> dict[str, Any]:
 
 
 def main(device: str, result: Path, workload: str, requests: int) -> None:
-    """workload: ``MODULE`` or ``MODULE:NAME`` of ``repro/workloads``.
+    """workload: ``MODULE`` or ``MODULE:NAME``, a module below ``repro/``.
 
     NAME (``DEVICES`` if it is not given) is a dict in that module: from the device to a function
     that takes the number of requests and returns a Workload.
     """
     module, _, name = workload.partition(":")
-    devices = getattr(importlib.import_module(f"workloads.{module}"), name or "DEVICES")
+    devices = getattr(importlib.import_module(module), name or "DEVICES")
     served = devices[device](requests or None)
     importlib.import_module("sglang")  # its import is no part of the engine's start
     begin = time.perf_counter()

@@ -17,14 +17,11 @@ from harness import render
 
 
 class Parser(argparse.ArgumentParser):
-    """``--help`` shows a script's docstring without its command line.
-
-    variants: name -> title; they are listed below the options.
-    """
+    """``--help`` shows a script's docstring, and below the options its variants: name -> title."""
 
     def __init__(self, doc: str | None, variants: Mapping[str, str] | None = None) -> None:
-        paragraphs = [p for p in (doc or "").strip().split("\n\n") if not p.startswith("    ")]
-        text = "\n\n".join("\n".join(render.lines(" ".join(p.split()), 79)) for p in paragraphs)
+        paragraphs = (" ".join(p.split()) for p in (doc or "").strip().split("\n\n"))
+        text = "\n\n".join("\n".join(render.lines(p, 79)) for p in paragraphs)
         found = ["variants:"] if variants else []
         for name, title in (variants or {}).items():
             found += render.lines(f"{name:13} {title}", 79, 2, 14)

@@ -11,7 +11,7 @@ from g4debug import discovery
 COMPARES = "rank-divergence"  # ranks.py and tests/tracers/rank_divergence have two ranks
 # It makes no checks: it keeps steps, and its dump is of a server that died of something else.
 RECORDS = "flight-recorder"
-SETTLE = 1.5  # seconds; a scheduler shows its status once in a second
+PATIENCE = 10.0  # seconds; a scheduler shows its status once in a second
 
 
 def on_one_rank() -> tuple[str, ...]:
@@ -19,26 +19,36 @@ def on_one_rank() -> tuple[str, ...]:
     return tuple(t for t in discovery.names("tracer") if t != COMPARES)
 
 
-def shown() -> dict[str, dict[str, Any]]:
+def shown(under: int | None = None) -> dict[str, dict[str, Any]]:
     """Title of each scheduler of this process -> what it shows, as ``g4debug doctor`` sees it.
 
-    A process that ends meanwhile, or shows nothing, is left out.
+    under: the process whose schedulers they are, if not this one. What they show is not older than
+    this call. A process that ends meanwhile, or shows nothing, is left out.
     """
     import psutil
 
     from g4debug.findings import status_file
 
-    time.sleep(SETTLE)
-    found: dict[str, dict[str, Any]] = {}
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, status_file.StatusFileError):
-            title = " ".join(process.cmdline())
-            status = (
-                status_file.read(process.pid) if title.startswith("sglang::scheduler") else None
-            )
-            if status is not None:
-                found[title.split()[0]] = status
-    return found
+    asked = time.monotonic()  # of the clock that all processes share
+    while True:
+        found: dict[str, dict[str, Any]] = {}
+        for process in psutil.Process(under).children(recursive=True):
+            with contextlib.suppress(psutil.Error, status_file.StatusFileError):
+                title = " ".join(process.cmdline())
+                status = (
+                    status_file.read(process.pid) if title.startswith("sglang::scheduler") else None
+                )
+                if status is not None:
+                    found[title.split()[0]] = status
+        new = {title: status for title, status in found.items() if status["told"] > asked}
+        if len(new) == len(found) or time.monotonic() > asked + PATIENCE:
+            return new
+        time.sleep(0.1)
+
+
+def of_one_rank(under: int | None = None) -> list[dict[str, Any]]:
+    """The status of each tracer of the only scheduler; [] if it shows none."""
+    return next((list(status["tracers"]) for status in shown(under).values()), [])
 
 
 def of_schedulers() -> dict[str, dict[str, dict[str, Any]]]:

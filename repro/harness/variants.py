@@ -35,6 +35,10 @@ ELSEWHERE = (
     "    make env SGLANG={2}\n"
     "    {3}/bin/python repro/{4}"
 )
+EXIT_CODE = (
+    "The exit code is 0 if every variant did what it should, 1 if one did not, and 2 for wrong "
+    "arguments{}."
+)
 DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 
 
@@ -42,7 +46,7 @@ DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 class Variant:
     """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
 
-    workload: a dict of the script's module in ``repro/workloads``. explain: the part
+    workload: a dict of the module with the script's workloads. explain: the part
     of the run that a user would have seen, which is shown: "traceback", "finding" or nothing.
     """
 
@@ -57,9 +61,10 @@ class Variant:
 class Repro:
     """A script: its name, what it serves, and its variants in the order in which they run.
 
-    workload: the module in ``repro/workloads``, if it has not the script's name. compares: the
+    workload: the module with its workloads, if it is not the script itself. compares: the
     variants that are compared with ``clean``, token by token. elsewhere: what to say
-    on a device that is not in ``devices``; an indented line is a command. releases: the SGLang
+    on a device that is not in ``devices``; an indented line is a command. refuses: what else than
+    wrong arguments makes it end with 2, to go on the sentence in its help. releases: the SGLang
     versions that it shows something of, as in ``targets.matches``; on others it says so and names
     ``shown_on``.
     """
@@ -69,6 +74,7 @@ class Repro:
     variants: Mapping[str, Variant]
     compares: tuple[str, ...] = ()
     elsewhere: str = ""
+    refuses: str = ""
     releases: str = ""
     shown_on: str = "0.5.12.post1"
     workload: str = ""
@@ -84,7 +90,7 @@ class Repro:
     @property
     def devices(self) -> Mapping[str, Make]:
         """The workload of each device that it runs on."""
-        found: dict[str, Make] = importlib.import_module(f"workloads.{self.module}").DEVICES
+        found: dict[str, Make] = importlib.import_module(self.module).DEVICES
         return found
 
 
@@ -194,7 +200,10 @@ def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
 
 
 def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespace:
-    parser = Parser(doc, {name: v.title for name, v in repro.variants.items()})
+    parser = Parser(
+        f"{doc}\n\n{EXIT_CODE.format(repro.refuses)}",
+        {name: v.title for name, v in repro.variants.items()},
+    )
     parser.device()
     parser.add_argument(
         "--variant",

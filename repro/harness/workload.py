@@ -33,6 +33,10 @@ class Workload:
         """The same with these arguments of the engine."""
         return replace(self, engine={**self.engine, **arguments})
 
+    def without_mtp(self) -> Workload:
+        kept = {n: v for n, v in self.engine.items() if not n.startswith("speculative_")}
+        return replace(self, engine=kept)
+
 
 Make = Callable[[int | None], Workload]  # takes the number of requests, None for the usual one
 

@@ -1,1 +1,1 @@
-"""What a script's variants run, each in a process of its own: a module of the script's name."""
+"""What several scripts serve, the models that they write, and children of their own."""

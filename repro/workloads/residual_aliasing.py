@@ -76,9 +76,9 @@ def load(device: str) -> tuple[Any, Any]:
 
         arguments = engine_arguments(mtp=False)
     else:
-        from workloads.hybrid_pool_swap import PLAIN
+        from workloads import e4b_trtllm_mtp
 
-        arguments = {**PLAIN["cuda"](4).engine, "disable_cuda_graph": True}
+        arguments = {**e4b_trtllm_mtp.cuda(4).without_mtp().engine, "disable_cuda_graph": True}
     server_args = ServerArgs(
         **{**as_named_here(arguments), "skip_tokenizer_init": False, "log_level": "error"}
     )

@@ -100,7 +100,7 @@ def test_a_real_server_whose_draft_has_half_of_its_table_names_it(tmp_path):
             [
                 *(sys.executable, str(REPRO / "harness" / "child.py"), "harness.engine", "cuda"),
                 str(tmp_path / "result.json"),
-                json.dumps({"workload": "e4b_trtllm_mtp", "requests": 8}),
+                json.dumps({"workload": "workloads.e4b_trtllm_mtp", "requests": 8}),
             ],
             env={
                 **os.environ,

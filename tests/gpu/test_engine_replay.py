@@ -21,7 +21,7 @@ REPRO = Path(__file__).parents[2] / "repro"
 
 
 def run_engine(
-    folder: Path, workload: str = "e4b_trtllm_mtp", **switches: str
+    folder: Path, workload: str = "workloads.e4b_trtllm_mtp", **switches: str
 ) -> tuple[int, str, list[Path]]:
     """Exit status and log of a small E4B workload, and the dumps that it left."""
     child = (str(REPRO / "harness" / "child.py"), "harness.engine", "cuda")

@@ -20,7 +20,7 @@ pytestmark = [
         reason="this SGLang has no trtllm_mha prefill on sm90",
     ),
 ]
-WORKLOAD = "e4b_trtllm_mtp:ONE_BACKEND"
+WORKLOAD = "workloads.e4b_trtllm_mtp:ONE_BACKEND"
 
 
 def test_a_healthy_server_is_left_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-WORKLOADS = {"split": "e4b_trtllm_mtp", "triton": "e4b_trtllm_mtp:TRITON"}
+WORKLOADS = {"split": "workloads.e4b_trtllm_mtp", "triton": "workloads.e4b_trtllm_mtp:TRITON"}
 # Fault -> the kinds of findings of which it must cause one. Each strikes in a graph's replay.
 FAULTS = {
     "token-oob": {"out-of-range"},

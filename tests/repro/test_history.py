@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -52,12 +53,13 @@ def test_each_case_has_a_truth_of_its_own(known):
 
 
 def test_what_is_left_out_is_no_case_and_is_on_the_page(known, suite):
-    threads = [t for several in suite("left_out").LEFT_OUT for t in several]
+    left_out = suite("page").markdown([], {}).partition("## Left out")[2]
+    threads = [
+        t for of, _ in re.findall(r"^- (#[^:]+): (.+)\.$", left_out, re.M) for t in of.split(", ")
+    ]
+    assert threads
     assert len(threads) == len(set(threads))
     assert not {t for case in known.values() for t in case.threads} & set(threads)
-    page = suite("page").markdown([], {})
-    assert all(thread in page for thread in threads)
-    assert all(f"- {commit}: {what}." in page for commit, what in suite("changed").CHANGED)
 
 
 @pytest.mark.parametrize("path", sorted((SUITE / "truth").glob("*.py")), ids=str)
@@ -622,12 +624,12 @@ def test_the_tools_that_need_a_gpu_run_there_beside_one_without_a_tool(runner, k
     found = {n: c for n, c in known.items() if n in ("lost-key", "unfenced-results")}
     every = list(runner.TOOLS)
     first, rest = runner.tasks(found, every, 1, "cuda")
-    lost = {t.tool for t in (*first, *rest) if t.name == "lost-key"}
+    lost = {t.tool for t in (*first, *rest) if t.case == "lost-key"}
     assert lost == {"nothing", "kv-canary", "compute-sanitizer"}
-    assert {t.tool for t in (*first, *rest) if t.name == "unfenced-results"} == set(every)
+    assert {t.tool for t in (*first, *rest) if t.case == "unfenced-results"} == set(every)
     assert all(t.id.endswith(".0.cuda") for t in (*first, *rest))
     first, rest = runner.tasks(found, every, 1, "cpu")
-    assert {t.name for t in (*first, *rest)} == {"lost-key"}
+    assert {t.case for t in (*first, *rest)} == {"lost-key"}
     assert not any(runner.TOOLS[t.tool].gpu for t in rest)
 
 
@@ -635,9 +637,9 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
     """Also where several cases run at a time: the answers of one are not those of another."""
     asked = []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        asked.append((name, arm, tool.id, dict(right)))
-        return runner.Cell(name, arm, tool.id, seed, outputs={"request": name}, device=device)
+    def run(cell, folder, right):
+        asked.append((cell.case, cell.arm, cell.tool, dict(right)))
+        return dataclasses.replace(cell, outputs={"request": cell.case})
 
     monkeypatch.setattr(runner, "run", run)
     found = {n: c for n, c in known.items() if n in ("lost-key", "pp-proxy")}
@@ -651,10 +653,10 @@ def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_pat
 def test_two_runs_with_one_folder_do_not_run_a_cell_twice(runner, known, tmp_path, monkeypatch):
     ran = []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ran.append((arm, tool.id))
+    def run(cell, folder, right):
+        ran.append((cell.arm, cell.tool))
         time.sleep(0.3)
-        return runner.Cell(name, arm, tool.id, seed, device=device)
+        return cell
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
@@ -694,9 +696,9 @@ def test_what_ran_before_its_right_answers_is_compared_with_them_later(runner, s
 def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, monkeypatch, capsys):
     """It is not kept, so it runs again, it is in no table, and the user is told."""
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ended = "spoiled" if (arm, tool.id) == ("buggy", "sglang") else "completed"
-        return runner.Cell(name, arm, tool.id, seed, ended=ended, reached=1, said="GPU is busy")
+    def run(cell, folder, right):
+        ended = "spoiled" if (cell.arm, cell.tool) == ("buggy", "sglang") else "completed"
+        return dataclasses.replace(cell, ended=ended, reached=1, said="GPU is busy")
 
     monkeypatch.setattr(runner, "run", run)
     monkeypatch.setattr(sys, "argv", [
@@ -715,10 +717,10 @@ def test_a_cell_that_the_machine_ended_is_no_result(runner, known, tmp_path, mon
 def test_nothing_is_compared_with_answers_that_the_machine_cut_off(
     runner, known, tmp_path, monkeypatch
 ):
-    def run(name, case, arm, tool, seed, folder, right, device):
-        spoiled = (arm, tool.id, seed) == ("fixed", "nothing", 0)
+    def run(cell, folder, right):
+        spoiled = (cell.arm, cell.tool, cell.seed) == ("fixed", "nothing", 0)
         ended = "spoiled" if spoiled else "completed"
-        return runner.Cell(name, arm, tool.id, seed, ended=ended, outputs={"r": [[seed]]})
+        return dataclasses.replace(cell, ended=ended, outputs={"r": [[cell.seed]]})
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 2)
@@ -731,9 +733,9 @@ def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monke
     """Nor lost: what is written and read is the same, and the right answers are among it."""
     cell, ran = suite("cell"), []
 
-    def run(name, case, arm, tool, seed, folder, right, device):
-        ran.append((arm, tool.id, dict(right)))
-        return cell.Cell(name, arm, tool.id, seed, "silent", steps=7, outputs={"r": [[1]]})
+    def run(blank, folder, right):
+        ran.append((blank.arm, blank.tool, dict(right)))
+        return dataclasses.replace(blank, steps=7, outputs={"r": [[1]]})
 
     monkeypatch.setattr(runner, "run", run)
     work = runner.tasks({"lost-key": known["lost-key"]}, ["nothing", "sglang"], 1)
@@ -941,14 +943,14 @@ def test_the_page_says_which_release_has_which_bug(across, known, suite):
         cell(name, "0.5.12.post1", "nothing", 1, ended="died", said="RuntimeError: shapes"),
         cell(name, "buggy", "nothing", 0, triggered=1, ended="died"),
     ]
-    lines = across.markdown(known, cells)
+    lines = suite("page").markdown([], {}, (), across.answers(known, cells)).splitlines()
     row = next(line for line in lines if f"[{name}](#{name})" in line)
     assert row.count("**has it (1 of 2)**") == 1
     assert row.count("dies first") == 1
     assert row.count("not run") == len(across.releases()) - 2
     where = "zero-accept on 0.5.12.post1, zero-accept on 0.5.14"
     assert f"- {where}, dies first: `RuntimeError: shapes`." in lines
-    assert across.markdown(known, cells[-1:]) == []
+    assert across.answers(known, cells[-1:]) == {}
 
 
 def test_the_runs_on_other_releases_are_on_the_page_and_in_no_row(runner, suite, known, tmp_path):
@@ -957,7 +959,7 @@ def test_the_runs_on_other_releases_are_on_the_page_and_in_no_row(runner, suite,
     right = cell.Cell("lost-key", "fixed", "nothing", 0, outputs={"a": [2]})
     cell.keep(one, tmp_path)
     assert runner.elsewhere(tmp_path, "cpu") == {one.id: one}
-    assert suite("table").rows(known, [one])[0].truth.runs == 0
+    assert suite("table").rows(known, [one])[0].truth.buggy.runs == 0
     found = runner.with_right_answers({c.id: c for c in (one, right)}, known)
     assert found[one.id] == one  # another release may answer otherwise
 
@@ -970,6 +972,6 @@ def test_a_release_without_an_environment_is_not_asked(runner, known, monkeypatc
     )
     chosen = {n: known[n] for n in ("lost-key", "page-0-freed", "unfenced-results")}
     found = runner.across_tasks(chosen, ["nothing"], 5)
-    assert {(t.name, t.arm) for t in found} == {("lost-key", "0.5.14")}
+    assert {(t.case, t.arm) for t in found} == {("lost-key", "0.5.14")}
     assert len(found) == sys.modules["suites.history.across"].SEEDS
     assert runner.across_tasks(chosen, ["sglang"], 5) == []

@@ -101,47 +101,37 @@ async def drive(client: Client, shape: Shape, seed: int) -> None:
     longest = longest_prompt(total)
     shared = [client.prompt(dice.randint(10, longest // 2)) for _ in range(4)]
     greedy = shape.mtp and GREEDY_WITH_MTP
+
+    async def request(name: str, chance: float) -> None:
+        """Drawn by its name and ``chance``, whatever runs beside it."""
+        dice = random.Random(f"{name} {chance}")
+        await asyncio.sleep(dice.random() * dice.choice((0.0, 0.3, 2.0)))
+        start = dice.choice(shared) if dice.random() < 0.6 else [2]
+        prompt = start[: dice.randint(1, len(start))] + client.tokens(dice.randint(1, longest // 2))
+        tokens = min(dice.choice((1, 2, 5, 20, 60, 120)), total // 4)
+        sampling: dict[str, Any] = {}
+        if not greedy and dice.random() < 0.2:
+            sampling["temperature"] = 1.0
+        if dice.random() < 0.15:
+            sampling["ignore_eos"] = False
+        if dice.random() < 0.07:
+            sampling["n"] = 2
+        asked = client.start(prompt, tokens, sampling=sampling, name=name)
+        if "n" not in sampling and dice.random() < 0.12:
+            await asyncio.sleep(dice.random() * 1.5)
+            client.manager.abort_request(rid=name)
+            client.note("aborts", 1)
+        try:
+            await asyncio.wait_for(asked, PATIENCE)
+        except HTTPException:  # SGLang gives up one that even an empty batch has no room for
+            client.note("refused", 1)
+
     for burst in range(BURSTS):
         many = dice.randint(3, 16)
-        await client.together(
-            *(_request(client, f"{burst}-{n}", shared, total, longest, greedy, dice.random())
-              for n in range(many))
-        )  # fmt: skip
+        await client.together(*(request(f"{burst}-{n}", dice.random()) for n in range(many)))
         if dice.random() < 0.3:
             await client.manager.flush_cache()
             client.note("flushes", 1)
         await asyncio.sleep(0.5)  # idle: everything is counted then
     refused = client.facts.get("refused", 0)
     require(refused * 2 < client.requests, f"{refused} of {client.requests} requests were refused")
-
-
-async def _request(
-    client: Client,
-    name: str,
-    shared: list[list[int]],
-    total: int,
-    longest: int,
-    greedy: bool,
-    chance: float,
-) -> None:
-    dice = random.Random(f"{name} {chance}")
-    await asyncio.sleep(dice.random() * dice.choice((0.0, 0.3, 2.0)))
-    start = dice.choice(shared) if dice.random() < 0.6 else [2]
-    prompt = start[: dice.randint(1, len(start))] + client.tokens(dice.randint(1, longest // 2))
-    tokens = min(dice.choice((1, 2, 5, 20, 60, 120)), total // 4)
-    sampling: dict[str, Any] = {}
-    if not greedy and dice.random() < 0.2:
-        sampling["temperature"] = 1.0
-    if dice.random() < 0.15:
-        sampling["ignore_eos"] = False
-    if dice.random() < 0.07:
-        sampling["n"] = 2
-    asked = client.start(prompt, tokens, sampling=sampling, name=name)
-    if "n" not in sampling and dice.random() < 0.12:
-        await asyncio.sleep(dice.random() * 1.5)
-        client.manager.abort_request(rid=name)
-        client.note("aborts", 1)
-    try:
-        await asyncio.wait_for(asked, PATIENCE)
-    except HTTPException:  # SGLang gives up a request that even an empty batch has no room for
-        client.note("refused", 1)

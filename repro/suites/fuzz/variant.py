@@ -9,19 +9,23 @@ import json
 import time
 from pathlib import Path
 
+from harness.engine import running
+from harness.tracers import of_one_rank
+
 from suites.fuzz.draw import draw, drive
-from suites.healthy.engine import running
 from suites.healthy.workload import Client
 
 IDLE_SECONDS = 1.0  # at the end: when nothing runs, everything is counted
 
 
 def main(device: str, result: Path, seed: int) -> None:
+    from g4debug.cpu.server import engine_arguments
+
     shape = draw(seed)
-    with running(result, shape.mtp, {"decode_log_interval": 20, **shape.engine}) as started:
-        engine, status = started
+    logs = {"log_level": "info", "decode_log_interval": 20}
+    with running(engine_arguments(shape.mtp, **logs, **shape.engine)) as engine:
         client = Client(engine, f"fuzz-{seed}", result.with_suffix(".log"))
         engine.loop.run_until_complete(drive(client, shape, seed))
         time.sleep(IDLE_SECONDS)
-        told = {"requests": client.requests, "facts": client.facts, "status": status()}
+        told = {"requests": client.requests, "facts": client.facts, "status": of_one_rank()}
         result.write_text(json.dumps(told))

@@ -12,10 +12,11 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
+from harness.engine import greedy
 
 CLIENTS = 12
 FLAGS = (
@@ -25,6 +26,7 @@ FLAGS = (
     "--log-level=info",
     "--decode-log-interval=1",
 )
+LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
 PATIENCE = 180.0  # seconds that a client waits for an answer
 
 
@@ -65,22 +67,27 @@ class Load:
     # --- who is there ------------------------------------------------------------------------
 
     async def _client(self) -> None:
-        ways = (
-            (self._plain, 8),
-            (self._streamed, 5),
-            (self._left, 3),
+        draw = self._random
+        ways: tuple[tuple[Callable[[], Awaitable[Any]], int], ...] = (
+            (lambda: self._generate("plain", self._asked()), 8),
+            (lambda: self._stream("streamed", self._asked(), pieces=1 << 30), 5),
+            # The client goes away in the middle, so SGLang aborts the request.
+            (
+                lambda: self._stream("left by the client", self._asked(150), draw.randint(1, 8)),
+                3,
+            ),
             (self._aborted, 2),
-            (self._several, 1),
-            (self._logprobs, 2),
+            (lambda: self._generate("three answers", self._asked(20, n=3, temperature=0.8)), 1),
+            (lambda: self._generate("logprobs", {**self._asked(30), **LOGPROBS}), 2),
             (self._completion, 2),
             (self._session, 1),
         )
-        names, weights = zip(*ways, strict=True)
+        calls, weights = zip(*ways, strict=True)
         while time.monotonic() < self.end:
-            (way,) = self._random.choices(names, weights)
+            (way,) = draw.choices(calls, weights)
             await way()
-            if self._random.random() < 0.1:  # the server gets idle now and then
-                await asyncio.sleep(self._random.uniform(0, 2))
+            if draw.random() < 0.1:  # the server gets idle now and then
+                await asyncio.sleep(draw.uniform(0, 2))
 
     async def _operator(self) -> None:
         """Pauses, flushes and asks for the state of the server."""
@@ -105,32 +112,12 @@ class Load:
 
     # --- what clients do ---------------------------------------------------------------------
 
-    async def _plain(self) -> None:
-        await self._generate("plain", self._asked())
-
-    async def _streamed(self) -> None:
-        await self._stream("streamed", {**self._asked(), "stream": True}, pieces=1 << 30)
-
-    async def _left(self) -> None:
-        """The client goes away in the middle of a stream, so SGLang aborts the request."""
-        asked = {**self._asked(150), "stream": True}
-        await self._stream("left by the client", asked, pieces=self._random.randint(1, 8))
-
     async def _aborted(self) -> None:
         rid = f"load-{self._random.randrange(1 << 60):x}"
         running = asyncio.ensure_future(self._generate("aborted", {**self._asked(200), "rid": rid}))
         await asyncio.sleep(self._random.uniform(0, 2))
         await self._post("/abort_request", {"rid": rid})
         await running
-
-    async def _several(self) -> None:
-        asked = self._asked(20)
-        asked["sampling_params"] |= {"n": 3, "temperature": 0.8}
-        await self._generate("three answers", asked)
-
-    async def _logprobs(self) -> None:
-        more = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2}
-        await self._generate("logprobs", {**self._asked(30), **more})
 
     async def _completion(self) -> None:
         self.sent["/v1/completions"] += 1
@@ -145,7 +132,7 @@ class Load:
         for _ in range(3):
             asked = {
                 "input_ids": self._tokens(self._random.randint(10, 100)),
-                "sampling_params": {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True},
+                "sampling_params": greedy(20),
                 "session_params": {"id": session, "rid": rid},
             }
             found = await self._generate("turn of a session", asked)
@@ -157,15 +144,15 @@ class Load:
     def _tokens(self, count: int) -> list[int]:
         return [self._random.randrange(4, 512) for _ in range(count)]
 
-    def _asked(self, most: int = 60) -> dict[str, Any]:
+    def _asked(self, most: int = 60, **more: Any) -> dict[str, Any]:
+        """A request of at most so many tokens. more: of its sampling parameters."""
         draw = self._random
         prompt = [2, *self._tokens(draw.choice((10, 60, 120, 400, 900)))]
         if draw.random() < 0.5:
             prefix = draw.choice(self._prefixes)
             prompt = [2, *prefix[: draw.randint(20, 250)], *self._tokens(draw.randint(1, 60))]
         tokens = draw.randint(1, most)
-        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        return {"input_ids": prompt, "sampling_params": sampling}
+        return {"input_ids": prompt, "sampling_params": {**greedy(tokens), **more}}
 
     async def _generate(self, what: str, asked: dict[str, Any]) -> Any:
         self.sent[what] += 1
@@ -176,6 +163,7 @@ class Load:
 
     async def _stream(self, what: str, asked: dict[str, Any], pieces: int) -> None:
         self.sent[what] += 1
+        asked["stream"] = True
         async with self.http.post(f"{self.url}/generate", json=asked) as answer:
             answer.raise_for_status()
             async for line in answer.content:

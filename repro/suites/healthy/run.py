@@ -6,17 +6,16 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.processes import Outcome, child, run_child
 from harness.processes import group as process_group
-from harness.tracers import RECORDS, on_one_rank
+from harness.tracers import RECORDS, of_one_rank, on_one_rank
 from harness.verdicts import not_completed
 
-from suites.healthy import counts
 from suites.healthy.workload import Group, Workload
 
 LEAK_STEPS = 4  # busy steps between two censuses
@@ -26,6 +25,8 @@ FAILED = re.compile(
     r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind).*"
 )
 STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}  # SGLang's own check, in every step
+Counts = dict[str, dict[str, int]]  # tracer -> what was checked -> how often
 
 
 @dataclass
@@ -72,9 +73,7 @@ def checkers() -> tuple[str, ...]:
 
 def start(group: Group, armed: bool, folder: Path) -> Outcome:
     """Run the workloads of a group in a process of their own."""
-    environ = dict(group.environ)
-    if group.strict:  # SGLang's own check of its pools, in every step
-        environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
+    environ = {**group.environ, **(STRICT if group.strict else {})}
     arguments = {"name": group.id}
     return launch("suites.healthy.variant", arguments, environ, armed, folder, TIMEOUT)
 
@@ -103,16 +102,10 @@ def forget(folder: Path) -> None:
 
 def judge(group: Group, plain: Outcome | None, armed: Outcome, folder: Path) -> Ran:
     """plain: None if nothing is compared."""
-    ran = Ran(group)
-    dumps = sorted((folder / "dumps").glob("*.pt"))
-    failed = FAILED.search(armed.text)
-    if dumps:
-        ran.problem = f"a finding: {headline(armed.text)}"
-    elif failed is not None:
-        ran.problem = f"g4debug failed: {failed[0]}"
-    elif not armed.completed:
+    ran = Ran(group, problem=trouble(armed.text, folder))
+    if not ran.problem and not armed.completed:
         ran.problem = f"with tracers: {not_completed(armed)}"
-    elif plain is not None and not plain.completed:
+    elif not ran.problem and plain is not None and not plain.completed:
         ran.problem = f"without tracers: {not_completed(plain)}"
     for workload in group.workloads:
         found = armed.result.get(workload.id)
@@ -131,8 +124,7 @@ def _judge(
     checked = checked_of(found["checked"])
     for record in found["status"]:
         _note_limits(record, ran)
-    for name, count in checked.items():
-        ran.checked[name] = ran.checked.get(name, 0) + count
+    ran.checked = added([ran.checked, checked])
     idle = [t for t in checkers() if not checked.get(t) and t not in group.idle]
     problem = found["problem"]
     excused = [t for t in group.idle if checked.get(t)]
@@ -149,7 +141,21 @@ def _judge(
     return Done(workload, found["requests"], found["facts"], checked, found["s"], problem)
 
 
-def checked_of(found: counts.Counts) -> dict[str, int]:
+def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of several tallies, name by name."""
+    found: dict[str, int] = {}
+    for tally in tallies:
+        for name, count in tally.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def counts(records: Iterable[Mapping[str, Any]]) -> Counts:
+    """What each tracer has checked since its process was started, from its status."""
+    return {r["name"]: {c["what"]: int(c["count"]) for c in r["checked"]} for r in records}
+
+
+def checked_of(found: Counts) -> dict[str, int]:
     """tracer -> how many checks it made."""
     return {
         name: sum(n for what, n in tallies.items() if what != STEPS)
@@ -168,9 +174,13 @@ def _note_limits(record: dict[str, Any], ran: Ran) -> None:
         ran.limits[record["name"]] = "; ".join(said)
 
 
-def headline(text: str) -> str:
-    found = re.search(r"(g4debug: .*)\n +expected: ", text)
-    return found[1] if found else "see the dump"
+def trouble(text: str, folder: Path) -> str:
+    """What nothing excuses in a log: a finding, or a failure of g4debug; '' if there is none."""
+    if any((folder / "dumps").glob("*.pt")):
+        found = re.search(r"(g4debug: .*)\n +expected: ", text)
+        return f"a finding: {found[1] if found else 'see the dump'}"
+    failed = FAILED.search(text)
+    return f"g4debug failed: {failed[0]}" if failed else ""
 
 
 def refused(group: Group, outcome: Outcome) -> Ran:
@@ -204,12 +214,9 @@ def serve(minutes: float, folder: Path) -> Served:
     from suites.healthy.load import FLAGS, Load, healthy
 
     folder.mkdir(parents=True, exist_ok=True)
-    log, published, served = folder / "server.log", folder / "counts", Served(minutes)
-    published.unlink(missing_ok=True)
+    log, served = folder / "server.log", Served(minutes)
     forget(folder)
-    strict = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
-    environ = cpu.environment(os.environ) | tracing(folder) | strict
-    environ[counts.VARIABLE] = str(published)
+    environ = cpu.environment(os.environ) | tracing(folder) | STRICT
     port = server.free_port()
     flags = server.command([*FLAGS, "--host=127.0.0.1", f"--port={port}"])[3:]  # of the module
     command = child("suites.healthy.server", "cpu", folder / "server.json", {"flags": flags})
@@ -220,24 +227,20 @@ def serve(minutes: float, folder: Path) -> Served:
             load = Load(url, minutes * 60)
             asyncio.run(load.run())
             served.sent, served.ended = dict(load.sent), dict(load.ended)
-            records = counts.latest(published)
-            served.checked = checked_of(counts.counts(records))
+            served.checked = checked_of(counts(of_one_rank(process.pid)))
     except Exception as e:  # whatever ends it is the result
         served.problem = f"{type(e).__name__}: {e}"
     text = log.read_text(errors="replace")
     served.seen = {
-        "retractions": sum(int(n) for n in re.findall(r"#retracted_reqs: (\d+)", text)),
-        "prompt tokens from the prefix cache": sum(
-            int(n) for n in re.findall(r"#cached-token: (\d+)", text)
-        ),
+        what: sum(int(n) for n in re.findall(rf"{sign}: (\d+)", text))
+        for what, sign in (
+            ("retractions", "#retracted_reqs"),
+            ("prompt tokens from the prefix cache", "#cached-token"),
+        )
     }
-    failed = FAILED.search(text)
     idle = [t for t in checkers() if not served.checked.get(t)]
-    if list((folder / "dumps").glob("*.pt")):
-        served.problem = f"a finding: {headline(text)}"
-    elif failed is not None:
-        served.problem = f"g4debug failed: {failed[0]}"
-    elif not served.problem and idle:
+    served.problem = trouble(text, folder) or served.problem
+    if not served.problem and idle:
         served.problem = f"checked nothing: {', '.join(idle)}"
     return served
 

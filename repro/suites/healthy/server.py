@@ -1,15 +1,9 @@
-"""A child: ``sglang.launch_server``, with a thread that publishes what the tracers checked.
-
-It does what ``python -m sglang.launch_server`` does in 0.5.12.post1, and gives SGLang a function of
-our own for the scheduler's process.
-"""
+"""A child: what ``python -m sglang.launch_server`` does in 0.5.12.post1."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-from suites.healthy import counts
 
 
 def main(device: str, result: Path, flags: list[str]) -> None:
@@ -20,8 +14,6 @@ def main(device: str, result: Path, flags: list[str]) -> None:
 
     load_plugins()
     try:
-        launch_server(
-            prepare_server_args(flags), run_scheduler_process_func=counts.run_scheduler_process
-        )
+        launch_server(prepare_server_args(flags))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from suites.healthy import counts
-from suites.healthy.engine import running
+from harness.engine import running
+from harness.tracers import of_one_rank
+
 from suites.healthy.groups import group_of
+from suites.healthy.run import counts
 from suites.healthy.workload import Client, NotExercised
 
 IDLE_SECONDS = 0.5  # between two workloads: at idle, everything is counted and compared
@@ -22,14 +24,16 @@ LIMIT = 240.0  # seconds that one workload may take
 
 
 def main(device: str, result: Path, name: str) -> None:
+    from g4debug.cpu.server import engine_arguments
+
     group = group_of(name)
     more = group.prepare(result.parent) if group.prepare is not None else {}
-    arguments = {"decode_log_interval": 1, **group.engine, **more}
+    logs = {"log_level": "info", "decode_log_interval": 1}
     found: dict[str, Any] = {}
-    with running(result, group.mtp, arguments) as (engine, status):
+    with running(engine_arguments(group.mtp, **{**logs, **group.engine, **more})) as engine:
+        after = counts(of_one_rank())
         for workload in group.workloads:
             print(f"g4debug-repro: {workload.id}", flush=True)
-            before = counts.counts(status())
             client, problem = Client(engine, workload.id, result.with_suffix(".log")), ""
             begin = time.perf_counter()
             try:
@@ -40,14 +44,20 @@ def main(device: str, result: Path, name: str) -> None:
                 problem = f"it was not done after {LIMIT:.0f} s"
             seconds = time.perf_counter() - begin
             time.sleep(IDLE_SECONDS)
-            records = status()
+            records, before = of_one_rank(), after
+            after = counts(records)
             found[workload.id] = {
                 "outputs": client.outputs,
                 "requests": client.requests,
                 "facts": client.facts,
                 "problem": problem,
                 "s": round(seconds, 1),
-                "checked": counts.grown(before, counts.counts(records)),
+                "checked": {
+                    tracer: {
+                        what: n - before.get(tracer, {}).get(what, 0) for what, n in it.items()
+                    }
+                    for tracer, it in after.items()
+                },
                 "status": records,
             }
             # After each: if the engine dies later, what was done before is still known.

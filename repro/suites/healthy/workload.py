@@ -79,31 +79,24 @@ class Group:
 
 
 CHUNKS = {"chunked_prefill_size": 256}
+Given = Mapping[str, Any]  # arguments of ``sgl.Engine``
+NONE: Given = MappingProxyType({})
 
 
 def with_mtp(
-    id: str,
-    title: str,
-    workloads: tuple[Workload, ...],
-    engine: Mapping[str, Any] = MappingProxyType({}),
-    **more: Any,
+    id: str, title: str, workloads: tuple[Workload, ...], engine: Given = NONE, **more: Any
 ) -> Group:
     """A group with FROZEN_KV_MTP. more: of ``Group``."""
     return Group(id, title, workloads, {**CHUNKS, **engine}, **more)
 
 
 def without_mtp(
-    id: str,
-    title: str,
-    workloads: tuple[Workload, ...],
-    engine: Mapping[str, Any] = MappingProxyType({}),
-    idle: Mapping[str, str] = MappingProxyType({}),
-    **more: Any,
+    id: str, title: str, workloads: tuple[Workload, ...], engine: Given = NONE, **more: Any
 ) -> Group:
     """A group with neither FROZEN_KV_MTP nor overlap scheduling. more: of ``Group``."""
-    arguments = {**CHUNKS, "disable_overlap_schedule": True, **engine}
-    blind = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info", **idle}
-    return Group(id, title, workloads, arguments, mtp=False, idle=blind, **more)
+    arguments = {"disable_overlap_schedule": True, **engine}
+    idle = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info", **more.pop("idle", {})}
+    return with_mtp(id, title, workloads, arguments, mtp=False, idle=idle, **more)
 
 
 class Client:

@@ -85,48 +85,23 @@ def _word(cell: Cell) -> str:
 
 
 def answers(known: Mapping[str, Case], cells: Iterable[Cell]) -> dict[str, dict[str, Answer]]:
-    """case -> release -> what its runs say."""
+    """case -> release -> what its runs say; empty if there was none."""
     bare = [c for c in cells if c.tool == NOTHING]
-    return {
+    found = {
         name: {
             release: answer([c for c in bare if c.case == name and c.arm == release])
             for release in releases()
         }
         for name in asked(known)
     }
+    return found if any(a.runs for row in found.values() for a in row.values()) else {}
 
 
-def markdown(known: Mapping[str, Case], cells: Iterable[Cell]) -> list[str]:
-    """The section of the page; empty if nothing of it was run."""
-    found = answers(known, cells)
-    if all(a.word == NOT_RUN for row in found.values() for a in row.values()):
-        return []
-    lines = [
-        "## Which release has which bug",
-        "",
-        "The workload and the ground truth of each case on each release, without a tool, on the",
-        f"CPU engine, with up to {SEEDS} seeds and the settings that the case's section names.",
-        "",
-        "- **has it**: the bug was triggered.",
-        "- **no**: its situation came up, and nothing went wrong.",
-        "- **not met**: on that release the workload does not lead there. This proves nothing.",
-        "- **dies first**, **hangs**: it ended by something else before.",
-        "- **other code**: what the ground truth looks at is not there under that name. It may be",
-        "  absent or may have moved, so this says nothing of the bug.",
-        "- (1 of 2): it is so in one run of two.",
-        "",
-        "Where something else ended a run, it is named below the table. Case 11 needs a GPU, and",
-        "bugs that were put back are in no release by themselves.",
-        "",
-        f"| # | case | {' | '.join(releases())} |",
-        f"|--:|---|{'---|' * len(releases())}",
-    ]
-    reasons: dict[str, list[str]] = {}
+def reasons(found: Mapping[str, Mapping[str, Answer]]) -> dict[str, list[str]]:
+    """What else ended a run, in a line -> the cases in which it did, and the releases."""
+    said: dict[str, list[str]] = {}
     for name, row in found.items():
-        words = " | ".join(f"**{a.text}**" if a.word == HAS else a.text for a in row.values())
-        lines.append(f"| {known[name].number} | [{name}](#{name}) | {words} |")
         for release, one in row.items():
             for why in one.why:
-                reasons.setdefault(why, []).append(f"{name} on {release}")
-    lines += ["", *(f"- {', '.join(where)}, {why}." for why, where in reasons.items())]
-    return [*lines, ""]
+                said.setdefault(why, []).append(f"{name} on {release}")
+    return said

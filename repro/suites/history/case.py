@@ -1,7 +1,7 @@
 """The declaration of a case of the history suite: a real bug of SGLang, and how to meet it.
 
-A case is a file ``cases/NAME.py`` with a ``CASE``. The counter that says whether its bug was really
-met is in ``truth/NAME.py``, and imports nothing of g4debug.
+A case is a file ``cases/NAME.py`` with a function NAME, its workload, below ``@case``. The counter
+that says whether its bug was really met is in ``truth/NAME.py``, and imports nothing of g4debug.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from suites.healthy.workload import Client
+from suites.history import grades
 
-Drive = Callable[[Client, int], Awaitable[None]]
+Drive = Callable[[Client], Awaitable[None]]
 
 CPU, CUDA = "cpu", "cuda"  # the device of a cell
 
@@ -45,7 +46,7 @@ class Case:
     it. origin: NATURAL, HELD, FLAGS or PUT_BACK. buggy, fixed: the two sides. right: the engine
     that gives the right answers, if it is not the fixed side's. cause: (file below ``sglang/srt/``,
     function) that the fix changes, upstream's or ours; a tool that names one of them names the
-    cause. drive: the workload, ``drive(client, seed)``, from the text of the thread. engine,
+    cause. drive: the workload, ``drive(client)``, from the text of the thread. engine,
     environ: arguments of ``sgl.Engine``, and switches. mtp: with FROZEN_KV_MTP. expected: tool ->
     the grade that was predicted before the first run. why: what the case is in the suite for, one
     sentence. chosen_after: the case was chosen when g4debug's tracers
@@ -69,3 +70,13 @@ class Case:
     chosen_after: bool = False
     gpu: str = ""
     seconds: float = 240.0
+
+
+def case(**declared: Any) -> Callable[[Drive], Case]:
+    """A decorator that makes a Case of the function that drives it. declared: its fields."""
+    return lambda drive: Case(drive=drive, **declared)
+
+
+def predicted(**told: str) -> dict[str, str]:
+    """tool -> the grade that it is expected to get. told: grade -> tools, separated by spaces."""
+    return {t: grades.SHORT[grade] for grade, tools in told.items() for t in tools.split()}

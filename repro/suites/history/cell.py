@@ -14,15 +14,16 @@ from typing import Any
 from harness.processes import UP, Outcome, run_child
 from packaging.version import Version
 
+from g4debug import cpu
 from g4debug.dumps import reading
 from g4debug.findings.kinds import KINDS
-from g4debug.findings.record import TrapRecord
+from g4debug.hooking import targets
 from g4debug.settings import fix_switch
 from suites.history import counter, gpu, grades
 from suites.history.case import CPU, Arm, Case
-from suites.history.cases import truth_of
+from suites.history.cases import case_of, truth_of
 from suites.history.plugin import FOLDER, TRUTH
-from suites.history.tools import Tool
+from suites.history.tools import TOOLS, Tool
 
 BUGGY, FIXED, RIGHT = ARMS = "buggy", "fixed", "right"  # any other arm is a release
 ABSENT = "not run: that machine had no environment with this SGLang"
@@ -85,12 +86,9 @@ class Cell:
 
     @property
     def id(self) -> str:
-        return cell_id(self.case, self.arm, self.tool, self.seed, self.device)
-
-
-def cell_id(case: str, arm: str, tool: str, seed: int, device: str) -> str:
-    """The name of its folder and of its result."""
-    return f"{case}.{arm}.{tool}.{seed}" + ("" if device == CPU else f".{device}")
+        """The name of its folder and of its result."""
+        where = "" if self.device == CPU else f".{self.device}"
+        return f"{self.case}.{self.arm}.{self.tool}.{self.seed}{where}"
 
 
 PYTHONS: dict[str, Path] = {}  # release -> the Python that the user named for it
@@ -101,8 +99,6 @@ def interpreter(release: str, device: str = CPU) -> Path:
 
     The environments of ``make env`` are for the CPU, so they do not count for a GPU.
     """
-    from g4debug.hooking import targets
-
     if release in PYTHONS:
         return PYTHONS[release]
     if str(targets.sglang_version()) == release:
@@ -130,49 +126,40 @@ def arm_of(case: Case, name: str) -> Arm:
     return replace(case.buggy, release=str(Version(name)))
 
 
-def run(
-    name: str,
-    case: Case,
-    arm: str,
-    tool: Tool,
-    seed: int,
-    folder: Path,
-    right: Mapping[str, Any],
-    device: str = CPU,
-) -> Cell:
-    """Run a cell. right: request -> tokens, the right answers; empty if they are not known yet."""
-    where = "" if device == CPU else gpu.names()[0]
-    cell = Cell(name, arm, tool.id, seed, device=device, where=where)
-    side = arm_of(case, arm)
-    refusal = tool.refusal(side.release, device, case.mtp)
-    python = interpreter(side.release, device)
+def run(cell: Cell, folder: Path, right: Mapping[str, Any]) -> Cell:
+    """Run a blank cell. right: request -> tokens, the right answers; empty if they are not known
+    yet."""
+    case, tool = case_of(cell.case), TOOLS[cell.tool]
+    side, on_cpu = arm_of(case, cell.arm), cell.device == CPU
+    cell = replace(cell, where="" if on_cpu else gpu.names()[0])
+    refusal = tool.refusal(side.release, cell.device, case.mtp)
+    python = interpreter(side.release, cell.device)
     if not refusal and not python.exists():
         refusal = ABSENT
     if refusal:
         return replace(cell, grade=grades.NA, said=refusal)
     folder = folder / cell.id
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("truth-*.json"):
+    for old in (*folder.glob("truth-*.json"), *(folder / "dumps").glob("*.pt")):
         old.unlink()
-    for old in (folder / "dumps").glob("*.pt"):
-        old.unlink()
+    more = tool.engine(side.release, case.mtp)
     ran = run_child(
         "cell",
         "suites.history.variant",
-        {"name": name, "arm": arm, "seed": seed, "more": tool.engine(side.release, case.mtp)},
-        environment(name, case, side, tool, folder, device),
+        {"name": cell.case, "arm": cell.arm, "seed": cell.seed, "more": more},
+        environment(cell, folder),
         folder,
-        case.seconds * tool.patience * (1.0 if device == CPU else gpu.PATIENCE),
-        device=device,
+        case.seconds * tool.patience * (1.0 if on_cpu else gpu.PATIENCE),
+        device=cell.device,
         python=[*tool.wrapper, str(python)],
     )
     return judge(cell, case, tool, ran, folder, right)
 
 
-def environment(
-    name: str, case: Case, side: Arm, tool: Tool, folder: Path, device: str
-) -> dict[str, str]:
+def environment(cell: Cell, folder: Path) -> dict[str, str]:
     """What the cell's processes get: the case's and the tool's switches, and the ground truth."""
+    case = case_of(cell.case)
+    side = arm_of(case, cell.arm)
     dist = folder / "plugin" / "g4debug_history-0.dist-info"
     dist.mkdir(parents=True, exist_ok=True)
     (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: g4debug-history\nVersion: 0\n")
@@ -180,22 +167,20 @@ def environment(
         "[sglang.srt.plugins]\ng4debug-history = suites.history.plugin:register\n"
     )
     path = [str(folder / "plugin"), str(REPRO), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    if device == CPU:
-        from g4debug.cpu import SITE
-
-        path.insert(0, str(SITE))
+    if cell.device == CPU:
+        path.insert(0, str(cpu.SITE))
     return {
         "G4DEBUG_FIXES": "none",
         **{fix_switch(fix): "1" for fix in side.fixes},
         **({"G4DEBUG_FAULTS": side.faults} if side.faults else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps"),
-        TRUTH: truth_of(name),
+        TRUTH: truth_of(cell.case),
         FOLDER: str(folder),
         **case.environ,
         **side.environ,
-        **tool.environ(),
-        **(gpu.environment(case, side) if device != CPU else {}),
+        **TOOLS[cell.tool].environ(),
+        **(gpu.environment(case, side) if cell.device != CPU else {}),
     }
 
 
@@ -280,7 +265,7 @@ def _grade(case: Case, tool: Tool, cell: Cell, text: str, folder: Path) -> tuple
 def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
     """The headline of the first finding, whether it names page and request, whether the cause."""
     records = [reading.read(path) for path in (folder / "dumps").glob("*.pt")]
-    found = [r for r in records if not _died_by_itself(r)]
+    found = [r for r in records if r.finding.kind not in NO_ALARM]
     if not found:
         return "", False, False
     record = min(found, key=lambda r: r.finding.location.step)
@@ -291,10 +276,6 @@ def _dump(case: Case, folder: Path) -> tuple[str, bool, bool]:
     )  # fmt: skip
     page = re.search(r"\bpages? \d+", words) is not None
     return finding.headline, page and bool(finding.location.request), _names(case, words)
-
-
-def _died_by_itself(record: TrapRecord) -> bool:
-    return record.finding.kind in NO_ALARM
 
 
 def _names(case: Case, words: str) -> bool:

@@ -13,17 +13,4 @@ OBJECT: Final = "object"  # names the page and the request
 CAUSE: Final = "cause"  # names a file and function that the fix changes
 ORDER: Final = (NA, SILENT, CRASH, LATE, ALARM, OBJECT, CAUSE)
 TOLD: Final = (LATE, ALARM, OBJECT, CAUSE)  # the tool told of the bug
-
-
-def predicted(
-    na: str = "",
-    silent: str = "",
-    crash: str = "",
-    late: str = "",
-    alarm: str = "",
-    object: str = "",
-    cause: str = "",
-) -> dict[str, str]:
-    """tool -> the grade that it is expected to get. Each argument: tools, separated by spaces."""
-    given = zip(ORDER, (na, silent, crash, late, alarm, object, cause), strict=True)
-    return {tool: grade for grade, tools in given for tool in tools.split()}
+SHORT: Final = {"na": NA, "crash": CRASH} | {grade: grade for grade in ORDER}  # in a prediction

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader
+from harness.pages import fill
 
 from suites.history import grades, table
 from suites.history.case import PUT_BACK
@@ -18,38 +17,19 @@ from suites.history.tools import TOOLS, Tool
 
 HERE: Final = Path(__file__).parent
 LEFT, TOP, WIDE, HIGH, GAP = 318, 132, 112, 34, 5
-# From nothing told to the cause told; readable in black on each of them, and in print.
-COLOURS: Final = {
-    grades.NA: "#f2f2f2",
-    NOT_RUN: "#fafafa",
-    grades.SILENT: "#ffffff",
-    grades.CRASH: "#fbe3c8",
-    grades.LATE: "#f6d78b",
-    grades.ALARM: "#cfe8b5",
-    grades.OBJECT: "#9fd49b",
-    grades.CAUSE: "#5fb878",
+# grade -> its colour, and what it is called. From nothing told to the cause told; readable in black
+# on each of them, and in print.
+LEGEND: Final = {
+    grades.SILENT: ("#ffffff", "silent"),
+    grades.CRASH: ("#fbe3c8", "crash only"),
+    grades.LATE: ("#f6d78b", "late"),
+    grades.ALARM: ("#cfe8b5", "alarm"),
+    grades.OBJECT: ("#9fd49b", "page and request"),
+    grades.CAUSE: ("#5fb878", "cause"),
+    grades.NA: ("#f2f2f2", "n/a"),
+    NOT_RUN: ("#fafafa", "not run"),
+    "false": ("#e58b8b", "false alarm"),
 }
-FALSE: Final = "#e58b8b"
-MEANING: Final = {
-    grades.SILENT: "silent",
-    grades.CRASH: "crash only",
-    grades.LATE: "late",
-    grades.ALARM: "alarm",
-    grades.OBJECT: "page and request",
-    grades.CAUSE: "cause",
-    grades.NA: "n/a",
-    NOT_RUN: "not run",
-}
-
-
-@dataclass(frozen=True)
-class _Cell:
-    x: int
-    width: int
-    colour: str
-    text: str
-    when: str
-    title: str
 
 
 def svg(found: Sequence[Row]) -> str:
@@ -67,23 +47,21 @@ def svg(found: Sequence[Row]) -> str:
         for n, row in enumerate(ran)
     ]
     legend, x = [], 24
-    for grade, text in MEANING.items():
-        legend.append({"x": x, "colour": COLOURS[grade], "text": text})
+    for colour, text in LEGEND.values():
+        legend.append({"x": x, "colour": colour, "text": text})
         x += 44 + 7 * len(text)
-    legend.append({"x": x, "colour": FALSE, "text": "false alarm"})
     columns = [
         {"x": _x(i) + WIDE / 2, "lines": _lines(TOOLS[t].title)} for i, t in enumerate(tools)
     ]
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=FileSystemLoader(HERE)
-    )
-    return environment.get_template("picture.svg.j2").render(
+    return fill(
+        HERE / "picture.svg.j2",
         width=_x(len(tools)) + 20,
         height=TOP + len(rows) * (HIGH + GAP + 4) + 16,
         legend=legend,
         columns=columns,
         rows=rows,
         high=HIGH,
+        wide=WIDE,
     )
 
 
@@ -109,11 +87,10 @@ def _x(column: int) -> int:
     return LEFT + column * (WIDE + GAP)
 
 
-def _cell(column: int, entry: Entry, tool: str) -> _Cell:
-    colour = COLOURS.get(entry.grade, COLOURS[grades.NA])
-    text, when = MEANING.get(entry.grade, entry.grade), ""
+def _cell(column: int, entry: Entry, tool: str) -> dict[str, Any]:
+    (colour, text), when = LEGEND[entry.grade], ""
     if entry.false:
-        colour, when = FALSE, f"{entry.false} of {entry.healthy} healthy"
+        colour, when = LEGEND["false"][0], f"{entry.false} of {entry.healthy} healthy"
     elif entry.alarms:
         steps = f"+{entry.after:g} step{'s' * (entry.after != 1)}"
         if entry.after <= 0:
@@ -125,4 +102,5 @@ def _cell(column: int, entry: Entry, tool: str) -> _Cell:
         when = _why_not(TOOLS[tool], entry.said)
     elif entry.seeds and not entry.valid:
         when = "not valid"
-    return _Cell(_x(column), WIDE, colour, text, when, f"{TOOLS[tool].title}: {entry.said}")
+    title = f"{TOOLS[tool].title}: {entry.said}"
+    return {"x": _x(column), "colour": colour, "text": text, "when": when, "title": title}

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter as Tally
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.render import Block
 from packaging.version import Version
@@ -77,21 +77,24 @@ NOT_RUN = "not run"
 PREVENTED = "does not happen with it"
 
 
-@dataclass
-class Truth:
-    """The ground truth of a case on one device, from the runs without a tool.
-
-    runs: with the bug; reached, triggered: how many of them did. sound_runs, sound_reached,
-    sound_triggered: the same on the arm without the bug. note: what the first trigger was. seen:
-    what a user sees. problem: why it proves nothing, '' if it does. where: the name of the GPU.
-    """
+class Met(NamedTuple):
+    """runs: how many there were. reached, triggered: in how many of them the bug was."""
 
     runs: int = 0
     reached: int = 0
     triggered: int = 0
-    sound_runs: int = 0
-    sound_reached: int = 0
-    sound_triggered: int = 0
+
+
+@dataclass
+class Truth:
+    """The ground truth of a case on one device, from the runs without a tool.
+
+    buggy, sound: the arms with the bug and without it. note: what the first trigger was. seen: what
+    a user sees. problem: why it proves nothing, '' if it does. where: the name of the GPU.
+    """
+
+    buggy: Met = field(default_factory=Met)
+    sound: Met = field(default_factory=Met)
     seen: str = ""
     note: str = ""
     problem: str = ""
@@ -114,7 +117,7 @@ class Row:
 
     @property
     def ran(self) -> bool:
-        return self.truth.runs > 0
+        return self.truth.buggy.runs > 0
 
     @property
     def problem(self) -> str:
@@ -155,28 +158,28 @@ def _truth(case: Case, cells: Sequence[Cell]) -> Truth:
     ran = [c for c in cells if c.tool == NOTHING and c.grade != grades.NA]
     bare = [c for c in ran if c.arm == BUGGY]
     sound = [c for c in ran if c.arm == FIXED]
-    truth = Truth(len(bare))
     if not bare:
-        return truth
-    truth.reached, truth.triggered = _met(bare)
-    truth.sound_runs = len(sound)
-    truth.sound_reached, truth.sound_triggered = _met(sound)
-    truth.note = next((c.note for c in bare if c.note), "")
-    truth.where = bare[0].where
-    truth.seen = seen(bare, rounding(case, cells), case.fixed.release)
-    if not truth.triggered:
+        return Truth()
+    truth = Truth(
+        _met(bare),
+        _met(sound),
+        seen(bare, rounding(case, cells), case.fixed.release),
+        next((c.note for c in bare if c.note), ""),
+        where=bare[0].where,
+    )
+    if not truth.buggy.triggered:
         truth.problem = "the bug was not triggered, so nothing was missed either"
     elif not sound:
         truth.problem = "SGLang without the bug was not run there"
-    elif truth.sound_triggered:
+    elif truth.sound.triggered:
         truth.problem = "SGLang without the bug triggered it, too"
-    elif truth.sound_reached < truth.sound_runs:
+    elif truth.sound.reached < truth.sound.runs:
         truth.problem = "SGLang without the bug was not in the situation in every run"
     return truth
 
 
-def _met(cells: Sequence[Cell]) -> tuple[int, int]:
-    return sum(c.reached > 0 for c in cells), sum(c.triggered > 0 for c in cells)
+def _met(cells: Sequence[Cell]) -> Met:
+    return Met(len(cells), sum(c.reached > 0 for c in cells), sum(c.triggered > 0 for c in cells))
 
 
 def _entry(cells: Sequence[Cell], met: set[int]) -> Entry:

@@ -44,6 +44,7 @@ SANITIZER_SAYS: Final = (
 )
 CANARY_SAYS: Final = (r"KV cache canary violation detected[^\n]*", r"kv_canary violation: [^\n]*")
 SANITIZER: Final = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+MEMCHECK: Final = "--tool memcheck --target-processes all --report-api-errors no --print-limit 20"
 
 
 @dataclass(frozen=True)
@@ -165,17 +166,7 @@ TOOLS: Final = {
             lambda: {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
             gpu="needs CUDA",
             says=SANITIZER_SAYS,
-            wrapper=(
-                SANITIZER,
-                "--tool",
-                "memcheck",
-                "--target-processes",
-                "all",
-                "--report-api-errors",
-                "no",
-                "--print-limit",
-                "20",
-            ),
+            wrapper=(SANITIZER, *MEMCHECK.split()),
             patience=4.0,
         ),
     )

@@ -39,7 +39,7 @@ def main(
     with running(arguments) as engine:
         client = Client(engine, f"{name}-{seed}", result.with_suffix(".log"), patience)
         client.outputs = kept = Kept(result)
-        engine.loop.run_until_complete(case.drive(client, seed))
+        engine.loop.run_until_complete(case.drive(client))
         time.sleep(IDLE_SECONDS)
         kept.write(completed=True)
 

@@ -91,10 +91,6 @@ class Clean:
     backend: str = ""
 
 
-def tracers() -> tuple[str, ...]:
-    return discovery.names("tracer")
-
-
 # Fixes that stay on with several ranks: without them those do not get as far as the fault.
 FOR_RANKS = ("draft-embedding-shard",)
 
@@ -109,7 +105,7 @@ def environment(faults: str, armed: bool, folder: Path, ranks: int = 1) -> dict[
         env["G4DEBUG_FAULTS"] = faults
     if armed:
         env |= {
-            "G4DEBUG_TRACE": ",".join(tracers()),
+            "G4DEBUG_TRACE": ",".join(discovery.names("tracer")),
             "G4DEBUG_MODE": "log",
             "G4DEBUG_LEAK_STEPS": "4",
             "G4DEBUG_MAX_DUMPS": "100",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
+from harness.pages import fill
 from harness.render import Block
 
-from suites.matrix.drill import REQUESTS, WAVES, Clean, Row, tracers
+from g4debug import discovery
+from suites.matrix.drill import REQUESTS, WAVES, Clean, Row
 
 
 def entry(row: Row, tracer: str) -> str:
@@ -18,7 +21,7 @@ def entry(row: Row, tracer: str) -> str:
     if tracer in row.caught:
         after = str(row.caught[tracer])
         return after if tracer in row.named else f"({after})"
-    return "MISSED" if tracer in row.named else "·"
+    return "**MISSED**" if tracer in row.named else "·"
 
 
 def block(row: Row, place: str = "") -> Block:
@@ -35,32 +38,12 @@ def clean_block(clean: Clean) -> Block:
 
 def markdown(clean: Sequence[Clean], rows: Iterable[Row]) -> str:
     """The table with its legend. The numbers differ a little from run to run."""
-    from g4debug.trapping.describe import versions
-
-    found = versions()
-    names = tracers()
-    lines = [
-        f"# The matrix on SGLang {found.get('sglang', '?')}",
-        "",
-        "Made by `make matrix`. Every fault runs on real SGLang (CPU engine, all fixes off): once",
-        "without tracers, and once with every tracer in `log` mode. A number says how many steps",
-        "after the fault fired for the first time the tracer reported its first finding. A",
-        "number in brackets: the tracer found it, but the fault does not name this tracer. `·`:",
-        "the tracer found nothing, and need not. **MISSED**: the fault names the tracer, but it",
-        "found nothing.",
-        "",
-        f"SGLang {found.get('sglang', '?')}, torch {found.get('torch', '?')}. Workload: {WAVES} "
-        f"times {REQUESTS} requests, mixed lengths, shared prefixes, small pools.",
-        *(
-            f"Without a fault{f', on {c.backend}' if c.backend else ''}: {c.seen}; with every "
-            f"tracer: {c.verdict}."
-            for c in clean
-        ),
-        "",
-        f"| fault | {' | '.join(names)} | without tracers the user sees |",
-        f"|---|{'--:|' * len(names)}---|",
-    ]
-    for row in rows:
-        cells = " | ".join(entry(row, t).replace("MISSED", "**MISSED**") for t in names)
-        lines.append(f"| `{row.fault}={row.drill}` | {cells} | {row.seen.replace('|', '/')} |")
-    return "\n".join(lines) + "\n"
+    return fill(
+        Path(__file__).with_name("page.md.j2"),
+        clean=clean,
+        rows=rows,
+        tracers=discovery.names("tracer"),
+        entry=entry,
+        waves=WAVES,
+        requests=REQUESTS,
+    )

@@ -28,30 +28,29 @@ async def _started(client: Client, count: int = 5) -> list[Any]:
     return tasks
 
 
-@workload("pause, in place", "three times in the middle of five answers")
-async def paused_in_place(client: Client) -> None:
+async def _paused(client: Client, mode: str, times: int, between: float) -> list[Any]:
+    """Answers during which the server is paused. between: seconds from one pause to the next."""
     tasks = await _started(client)
-    for _ in range(3):
-        await _pause(client, "in_place")
+    for _ in range(times):
+        await _pause(client, mode)
         await asyncio.sleep(0.5)
         await _go_on(client)
-        await asyncio.sleep(0.3)
-        client.note("pauses", 1)
+        await asyncio.sleep(between)
     found = await asyncio.gather(*tasks)
     require(all(finish(o) == "length" for o in found), "a paused request did not complete")
+    return found
+
+
+@workload("pause, in place", "three times in the middle of five answers")
+async def paused_in_place(client: Client) -> None:
+    await _paused(client, "in_place", 3, 0.3)
+    client.note("pauses", 3)
 
 
 @workload("pause, retract", "twice in the middle of five answers", compare=False)
 async def paused_and_retracted(client: Client) -> None:
-    tasks = await _started(client)
-    for _ in range(2):
-        await _pause(client, "retract")
-        await asyncio.sleep(0.5)
-        await _go_on(client)
-        await asyncio.sleep(0.5)
-    found = await asyncio.gather(*tasks)
+    found = await _paused(client, "retract", 2, 0.5)
     client.note("retractions", sum(o["meta_info"]["num_retractions"] for o in found), 5)
-    require(all(finish(o) == "length" for o in found), "a paused request did not complete")
 
 
 @workload("pause, abort", "in the middle of five answers", compare=False)
@@ -77,8 +76,6 @@ async def _load(client: Client, flush: bool) -> None:
     "weight update", "`update_weights_from_disk`, at idle and while paused (abort)", compare=False
 )
 async def new_weights(client: Client) -> None:
-    """The same weights are loaded again, at idle and while the server is paused in three ways."""
-
     async def load() -> None:
         await asyncio.sleep(0.3)  # SGLang flushes its cache then, and wants to be idle for that
         await _load(client, True)
@@ -103,7 +100,6 @@ async def new_weights(client: Client) -> None:
     compare=False,
 )
 async def weights_in_place(client: Client) -> None:
-    """New weights in the middle of answers, which go on with the KV that they have."""
     tasks = await _started(client)
     await _pause(client, "in_place")
     await _load(client, False)
@@ -135,7 +131,6 @@ async def flushed(client: Client) -> None:
     "KV, weights and both; without torch_memory_saver only KV is dropped",
 )
 async def memory_released(client: Client) -> None:
-    """Memory is given back and asked for again; without torch_memory_saver only KV is dropped."""
     from sglang.srt.managers.io_struct import (
         ReleaseMemoryOccupationReqInput,
         ResumeMemoryOccupationReqInput,

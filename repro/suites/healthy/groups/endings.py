@@ -129,7 +129,6 @@ async def shared_prefix(client: Client) -> None:
 
 @workload("the same prompt twice", "five prompts, nothing is kept")
 async def recomputed(client: Client) -> None:
-    """The same prompts twice where nothing is cached."""
     prompts = [client.prompt(client.between(20, 300)) for _ in range(5)]
     first = await client.together(*(client.generate(p, 30) for p in prompts))
     again = await client.together(*(client.generate(p, 30) for p in prompts))
@@ -145,8 +144,6 @@ async def recomputed(client: Client) -> None:
     "aborts", "four of eight requests are aborted, in chunked prefill and in decode", compare=False
 )
 async def aborted(client: Client) -> None:
-    """Abort requests in the middle of a prefill in chunks, while they decode, and at once."""
-
     async def run(number: int, length: int, tokens: int) -> Any:
         return await client.generate(client.prompt(length), tokens, name=f"abort-{number}")
 
@@ -165,7 +162,6 @@ async def aborted(client: Client) -> None:
 
 @workload("aborts while waiting", "six requests of 16 are aborted before their turn", compare=False)
 async def aborted_while_waiting(client: Client) -> None:
-    """More requests than may run; those that wait are aborted."""
     tasks = [client.start(client.prompt(100), 60, name=f"wait-{i}") for i in range(16)]
     await client.decoding(8)
     for number in range(10, 16):
@@ -178,7 +174,6 @@ async def aborted_while_waiting(client: Client) -> None:
 
 @workload("abort of everything", "in the middle of a batch", compare=False)
 async def all_aborted(client: Client) -> None:
-    """Abort everything at once, in the middle of a batch; and then serve again."""
     tasks = [client.start(client.prompt(client.between(20, 300)), 300) for _ in range(6)]
     await client.decoding(6)
     client.manager.abort_request(abort_all=True)

@@ -82,7 +82,6 @@ async def regular_expression(client: Client) -> None:
 
 @workload("text prompts", "through a tokenizer of bytes")
 async def free_text(client: Client) -> None:
-    """Prompts and stop strings as text, through this tokenizer."""
     found = await client.together(
         *(
             client.generate(text * 8, 30, sampling={"stop": ["\x00\x00"]})

@@ -24,7 +24,6 @@ async def retracted(client: Client) -> None:
 
 @workload("waves", "54 requests in six waves; prefixes are shared and evicted")
 async def waves(client: Client) -> None:
-    """Six waves of requests with common prefixes; between them the server is idle."""
     prefixes = [client.prompt(220) for _ in range(3)]
     for _ in range(6):
         found = await client.together(
@@ -43,7 +42,6 @@ async def waves(client: Client) -> None:
 
 @workload("forced retraction", "SGLang's `SGLANG_TEST_RETRACT`, every 5 steps")
 async def tested_retraction(client: Client) -> None:
-    """SGLang's own switch for tests retracts every few steps."""
     found = await client.batch(10, (2, 200), (2, 60))
     client.note("retractions", _retractions(found))
 
@@ -52,7 +50,6 @@ async def tested_retraction(client: Client) -> None:
     "priority preemption", "four requests of high priority interrupt eight others", compare=False
 )
 async def preempted(client: Client) -> None:
-    """Requests of a high priority come while the server is full with others."""
     low = [client.start(client.prompt(150), 120, priority=0) for _ in range(8)]
     await client.decoding(4)
     high = await client.together(
@@ -77,7 +74,6 @@ async def mixed_chunks(client: Client) -> None:
 
 @workload("long prompts", "up to 1,400 tokens, in chunks, alone and together")
 async def long_prompts(client: Client) -> None:
-    """Prompts of many chunks and several windows, alone and together."""
     await client.generate(client.prompt(1400), 10)
     found = await client.batch(4, (600, 1200), 20)
     client.note("prompts of several chunks", 1 + len(found), 5)

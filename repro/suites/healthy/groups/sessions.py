@@ -66,7 +66,6 @@ async def sessions(client: Client) -> None:
 
 @workload("sessions that go back", "`drop_previous_output`, `offset`, a second branch, `replace`")
 async def session_branches(client: Client) -> None:
-    """Go back to an earlier turn, drop an answer, cut a prompt, replace a turn."""
     session = await _open(client)
     first = await client.generate(
         client.prompt(200), 30, session_params={"id": session, "rid": None}

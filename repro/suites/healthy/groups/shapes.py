@@ -24,7 +24,6 @@ from suites.healthy.workload import (
 
 @workload("batches", "32 requests, half with common prefixes, in four waves")
 async def batches(client: Client) -> None:
-    """Requests of all lengths, some with common prefixes, until pages were used several times."""
     prefix = client.prompt(200)
     for _ in range(4):
         found = await client.together(
@@ -65,7 +64,6 @@ async def few_tokens(client: Client) -> None:
 
 @workload("prompts that come back", "six prompts, and again with more tokens")
 async def reused(client: Client) -> None:
-    """A second round in the pages that a first one freed."""
     prompts = [client.prompt(client.between(100, 400)) for _ in range(6)]
     await client.together(*(client.generate(p, 20) for p in prompts))
     found = await client.together(*(client.generate(p + client.tokens(8), 20) for p in prompts))

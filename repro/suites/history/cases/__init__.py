@@ -17,7 +17,8 @@ def truth_of(name: str) -> str:
 @cache
 def case_of(name: str) -> Case:
     """Raises ModuleNotFoundError if there is no such case."""
-    found = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").CASE
+    module = name.replace("-", "_")
+    found = getattr(importlib.import_module(f"{__name__}.{module}"), module)
     assert isinstance(found, Case), name
     return found
 

@@ -8,22 +8,13 @@ Prompts of that length come, then others, and then the first ones again.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import FLAGS, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import FLAGS, Arm, case, predicted
 
 PROMPT = 1024  # tokens
 SWITCH = "SGLANG_OPT_UNIFIED_CACHE_FREE_OUT_OF_WINDOW_SLOTS"
 
 
-async def drive(client: Client, seed: int) -> None:
-    first = client.prompt(PROMPT)
-    await client.generate(first, 8, name="first")
-    for n in range(2):
-        await client.generate(client.prompt(PROMPT), 8, name=f"other-{n}")
-    await client.generate(first + client.tokens(40), 16, name="again")
-
-
-CASE = Case(
+@case(
     number=3,
     title="the eviction frontier is counted in tokens and the key in pairs: cached pages are freed",
     threads=("#34823", "#34870"),
@@ -32,7 +23,6 @@ CASE = Case(
     fixed=Arm("0.5.18"),
     right=Arm("0.5.15.post1", environ={SWITCH: "0"}),
     cause=(("mem_cache/unified_radix_cache.py", "cache_unfinished_req"),),
-    drive=drive,
     engine={"chunked_prefill_size": 2048},
     environ={"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1", SWITCH: "1"},
     why="SGLang's own count of its pages tells this bug, too, and in its step while it is busy.",
@@ -44,3 +34,9 @@ CASE = Case(
         object="g4debug g4debug-best",
     ),
 )
+async def bigram_frontier(client: Client) -> None:
+    first = client.prompt(PROMPT)
+    await client.generate(first, 8, name="first")
+    for n in range(2):
+        await client.generate(client.prompt(PROMPT), 8, name=f"other-{n}")
+    await client.generate(first + client.tokens(40), 16, name="again")

@@ -7,15 +7,10 @@ FROZEN_KV_MTP on a text-only checkpoint, and any prompt.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import FLAGS, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import FLAGS, Arm, case, predicted
 
 
-async def drive(client: Client, seed: int) -> None:
-    await client.batch(4, (60, 300), 24)
-
-
-CASE = Case(
+@case(
     number=10,
     title="the draft looks full token ids up in this rank's rows of the embedding",
     threads=(),
@@ -23,7 +18,6 @@ CASE = Case(
     buggy=Arm("0.5.15.post1"),
     fixed=Arm("0.5.15.post1", fixes=("draft-embedding-shard",)),
     cause=(("models/gemma4_causal.py", "get_embed_and_head"),),
-    drive=drive,
     engine={"tp_size": 2},
     why="No page is wrong, and on a GPU the crash names no line of Python.",
     expected=predicted(
@@ -32,3 +26,5 @@ CASE = Case(
         cause="g4debug g4debug-best",
     ),
 )
+async def draft_embedding_shard(client: Client) -> None:
+    await client.batch(4, (60, 300), 24)

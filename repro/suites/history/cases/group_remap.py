@@ -8,30 +8,13 @@ in one batch: a long one first, then a short one. Afterwards others need their p
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import NATURAL, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import NATURAL, Arm, case, predicted
 
 SYSTEM, BUSY, BURSTS, OTHERS = 256, 1500, 3, 5
 PREFILL = "Prefill batch"
 
 
-async def drive(client: Client, seed: int) -> None:
-    for n in range(BURSTS):
-        system = client.prompt(SYSTEM)
-        long, short = system + client.tokens(384), system + client.tokens(64)
-        before = client.log().count(PREFILL)
-        busy = client.start(client.prompt(BUSY), 2, name=f"busy-{n}")
-        await client.until(PREFILL, before + 1)
-        await client.together(
-            client.generate(long, 12, name=f"long-{n}"),
-            client.generate(short, 12, name=f"short-{n}"),
-        )
-        await busy
-    for n in range(OTHERS):
-        await client.generate(client.prompt(640), 2, name=f"other-{n}")
-
-
-CASE = Case(
+@case(
     number=2,
     title="a free group frees the SWA pages that a cached prefix has just been given",
     threads=("#36081", "#36135", "#36381", "#36646"),
@@ -43,7 +26,6 @@ CASE = Case(
         ("mem_cache/allocator/swa.py", "free_swa"),
         ("mem_cache/allocator/swa.py", "free_group_end"),
     ),
-    drive=drive,
     mtp=False,
     engine={"max_total_tokens": 4096, "chunked_prefill_size": 2048, "max_prefill_tokens": 2048},
     why="Answers are wrong at once, and a count that is one page short says so much later.",
@@ -57,3 +39,17 @@ CASE = Case(
         object="g4debug-best",
     ),
 )
+async def group_remap(client: Client) -> None:
+    for n in range(BURSTS):
+        system = client.prompt(SYSTEM)
+        long, short = system + client.tokens(384), system + client.tokens(64)
+        before = client.log().count(PREFILL)
+        busy = client.start(client.prompt(BUSY), 2, name=f"busy-{n}")
+        await client.until(PREFILL, before + 1)
+        await client.together(
+            client.generate(long, 12, name=f"long-{n}"),
+            client.generate(short, 12, name=f"short-{n}"),
+        )
+        await busy
+    for n in range(OTHERS):
+        await client.generate(client.prompt(640), 2, name=f"other-{n}")

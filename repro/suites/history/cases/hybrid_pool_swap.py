@@ -7,16 +7,10 @@ server: triton for the prefill, trtllm_mha for the decode. Verify runs on the de
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import FLAGS, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import FLAGS, Arm, case, predicted
 
 
-async def drive(client: Client, seed: int) -> None:
-    # Short prompts: on a CPU, Triton is interpreted.
-    await client.batch(2, (140, 180), 12)
-
-
-CASE = Case(
+@case(
     number=6,
     title="the draft's two backends keep its dummy pool when it is to read the target's",
     threads=(),
@@ -28,7 +22,6 @@ CASE = Case(
         ("speculative/frozen_kv_mtp_utils.py", "frozen_kv_target_view"),
         ("speculative/frozen_kv_mtp_utils.py", "target_kv_pool_view"),
     ),
-    drive=drive,
     engine={
         "attention_backend": None,
         "prefill_attention_backend": "triton",
@@ -43,3 +36,6 @@ CASE = Case(
     ),
     seconds=180.0,
 )
+async def hybrid_pool_swap(client: Client) -> None:
+    # Short prompts: on a CPU, Triton is interpreted.
+    await client.batch(2, (140, 180), 12)

@@ -9,11 +9,16 @@ with the system prompt.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import NATURAL, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import NATURAL, Arm, case, predicted
 
 SYSTEM, TASK = 256, 192  # tokens
 STRANGERS = 3  # in a round
+NEARLY_FULL = {
+    "max_total_tokens": 4096,
+    "swa_full_tokens_ratio": 0.3,
+    "max_running_requests": 2,
+    "chunked_prefill_size": 512,
+}
 
 
 async def agents(client: Client, rounds: int, answer: int, task: int, tokens: int) -> None:
@@ -32,11 +37,7 @@ async def agents(client: Client, rounds: int, answer: int, task: int, tokens: in
     await writes
 
 
-async def drive(client: Client, seed: int) -> None:
-    await agents(client, rounds=2, answer=96, task=64, tokens=3)
-
-
-CASE = Case(
+@case(
     number=1,
     title="a cached prefix loses its full pages while a running request reads them",
     threads=("#29352",),
@@ -44,14 +45,8 @@ CASE = Case(
     buggy=Arm("0.5.12.post1"),
     fixed=Arm("0.5.12.post1", fixes=("locked-prefix",)),
     cause=(("mem_cache/swa_radix_cache.py", "_insert_helper"),),
-    drive=drive,
     mtp=False,
-    engine={
-        "max_total_tokens": 4096,
-        "swa_full_tokens_ratio": 0.3,
-        "max_running_requests": 2,
-        "chunked_prefill_size": 512,
-    },
+    engine=NEARLY_FULL,
     why="A page is freed while a request reads it, no count is wrong, and nothing ever crashes.",
     expected=predicted(
         na="strict kv-canary",
@@ -59,3 +54,5 @@ CASE = Case(
         cause="g4debug g4debug-best",
     ),
 )
+async def locked_prefix(client: Client) -> None:
+    await agents(client, rounds=2, answer=96, task=64, tokens=3)

@@ -7,15 +7,10 @@ model's window of 128 tokens, so every decode step is behind it.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import FLAGS, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import FLAGS, Arm, case, predicted
 
 
-async def drive(client: Client, seed: int) -> None:
-    await client.batch(8, (140, 400), 48)
-
-
-CASE = Case(
+@case(
     number=9,
     title="a decode step on triton leaves out the oldest key of the sliding window",
     threads=("#32087", "#34354"),
@@ -23,7 +18,6 @@ CASE = Case(
     buggy=Arm("0.5.23"),
     fixed=Arm("0.5.23", fixes=("triton-decode-window",)),
     cause=(("layers/attention/triton_backend.py", "update_sliding_window_buffer"),),
-    drive=drive,
     engine={"attention_backend": "triton"},
     mtp=False,
     why="Every page and every list is what SGLang meant. Only the model's own definition says "
@@ -34,3 +28,5 @@ CASE = Case(
     ),
     seconds=180.0,
 )
+async def lost_key(client: Client) -> None:
+    await client.batch(8, (140, 400), 48)

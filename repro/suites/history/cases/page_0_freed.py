@@ -8,19 +8,12 @@ code that then goes wrong is SGLang's own.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import PUT_BACK, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import PUT_BACK, Arm, case, predicted
 
 UNPAIRED = {"G4HISTORY_PUT_BACK": "page_0_freed"}
 
 
-async def drive(client: Client, seed: int) -> None:
-    # More prompts than the pool holds, so the tree evicts; the next ones get what it freed.
-    for _ in range(3):
-        await client.batch(4, (400, 600), 8)
-
-
-CASE = Case(
+@case(
     number=14,
     title="the eviction of a page without a SWA page frees the reserved page 0",
     threads=("#38159", "#38269", "#38519"),
@@ -32,7 +25,6 @@ CASE = Case(
         ("mem_cache/allocator/swa.py", "_free_swa_pages_none_cuda"),
         ("mem_cache/allocator/swa.py", "free_swa_segment"),
     ),
-    drive=drive,
     engine={"max_total_tokens": 4096, "swa_full_tokens_ratio": 0.5, "chunked_prefill_size": 512},
     mtp=False,
     why="SGLang's own strict invariants tell this one in its step, too. On this release no way "
@@ -43,3 +35,7 @@ CASE = Case(
         object="g4debug g4debug-best",
     ),
 )
+async def page_0_freed(client: Client) -> None:
+    # More prompts than the pool holds, so the tree evicts; the next ones get what it freed.
+    for _ in range(3):
+        await client.batch(4, (400, 600), 8)

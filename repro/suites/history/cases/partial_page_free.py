@@ -7,17 +7,12 @@ does. The code that then goes wrong is SGLang's own. On 0.5.14 the same two call
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import PUT_BACK, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import PUT_BACK, Arm, case, predicted
 
 TWO_CALLS = {"G4HISTORY_PUT_BACK": "partial_page_free"}
 
 
-async def drive(client: Client, seed: int) -> None:
-    await client.batch(12, (70, 300), (4, 30))
-
-
-CASE = Case(
+@case(
     number=13,
     title="a SWA page that is freed in two parts is freed twice",
     threads=("#27779", "#27789"),
@@ -28,7 +23,6 @@ CASE = Case(
         ("mem_cache/swa_memory_pool.py", "free_swa"),
         ("mem_cache/allocator/swa.py", "free_swa"),
     ),
-    drive=drive,
     environ=TWO_CALLS,
     mtp=False,
     right=Arm("0.5.12.post1", environ={"G4HISTORY_PUT_BACK": ""}),
@@ -42,3 +36,5 @@ CASE = Case(
         object="g4debug g4debug-best",
     ),
 )
+async def partial_page_free(client: Client) -> None:
+    await client.batch(12, (70, 300), (4, 30))

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import FLAGS, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import FLAGS, Arm, case, predicted
 
 
-async def drive(client: Client, seed: int) -> None:
-    await client.batch(3, (20, 200), 16)
-
-
-CASE = Case(
+@case(
     number=8,
     title="the scheduler hands the worker an argument that it does not know",
     threads=("#40155", "#40355"),
@@ -22,10 +17,11 @@ CASE = Case(
         ("speculative/frozen_kv_mtp_worker_v2.py", "forward_batch_generation"),
         ("managers/scheduler.py", "run_batch"),
     ),
-    drive=drive,
     why="The negative control: it is no bug of the KV cache, so a tool that accuses a page lies.",
     expected=predicted(
         na="kv-canary",
         crash="nothing g4debug g4debug-best sglang busy-inv strict tree compute-sanitizer",
     ),
 )
+async def pp_proxy(client: Client) -> None:
+    await client.batch(3, (20, 200), 16)

@@ -8,16 +8,10 @@ full pages than that, so a page of the full pool is soon behind the end of the S
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import PUT_BACK, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import PUT_BACK, Arm, case, predicted
 
 
-async def drive(client: Client, seed: int) -> None:
-    for _ in range(2):
-        await client.batch(4, (350, 500), 16)
-
-
-CASE = Case(
+@case(
     number=12,
     title="the draft's backend does not know that the pool it reads is a SWA pool",
     threads=("#26957", "#26966"),
@@ -28,7 +22,6 @@ CASE = Case(
         ("layers/attention/trtllm_mha_backend.py", "__init__"),
         ("layers/attention/trtllm_mha_backend.py", "_resolve_swa_kv_pool"),
     ),
-    drive=drive,
     engine={"max_total_tokens": 4096, "swa_full_tokens_ratio": 0.5, "chunked_prefill_size": 512},
     why="The pages are right and the table is of the wrong pool. It was on upstream's main branch "
     "from 2026-05-15 to 2026-06-02 and is put back by g4debug's own fault stale-swa-state.",
@@ -39,3 +32,6 @@ CASE = Case(
         object="g4debug g4debug-best",
     ),
 )
+async def stale_swa_state(client: Client) -> None:
+    for _ in range(2):
+        await client.batch(4, (350, 500), 16)

@@ -12,18 +12,13 @@ host waits for the list of the window in each step, and the race cannot happen.
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import HELD, Arm, Case
-from suites.history.cases.locked_prefix import agents
-from suites.history.grades import predicted
+from suites.history.case import HELD, Arm, case, predicted
+from suites.history.cases.locked_prefix import NEARLY_FULL, agents
 
 LATE = {"G4HISTORY_PUT_BACK": "late_forward"}
 
 
-async def drive(client: Client, seed: int) -> None:
-    await agents(client, rounds=3, answer=160, task=16, tokens=8)
-
-
-CASE = Case(
+@case(
     number=11,
     title="a result is processed while the forward that was just launched reads the same tables",
     threads=("#31687", "#29353"),
@@ -31,13 +26,9 @@ CASE = Case(
     buggy=Arm("0.5.15.post1"),
     fixed=Arm("0.5.15.post1", fixes=("result-fence",)),
     cause=(("managers/scheduler.py", "event_loop_overlap"),),
-    drive=drive,
     mtp=False,
     engine={
-        "max_total_tokens": 4096,
-        "swa_full_tokens_ratio": 0.3,
-        "max_running_requests": 2,
-        "chunked_prefill_size": 512,
+        **NEARLY_FULL,
         "attention_backend": None,
         "prefill_attention_backend": "triton",  # sm90 has no other for trtllm_mha's prompts there
         "decode_attention_backend": "trtllm_mha",
@@ -51,3 +42,5 @@ CASE = Case(
         silent="nothing g4debug g4debug-best sglang busy-inv tree kv-canary compute-sanitizer",
     ),
 )
+async def unfenced_results(client: Client) -> None:
+    await agents(client, rounds=3, answer=160, task=16, tokens=8)

@@ -9,20 +9,13 @@ thread's server dies when there are none left; this release waits for free pages
 from __future__ import annotations
 
 from suites.healthy.workload import Client
-from suites.history.case import NATURAL, Arm, Case
-from suites.history.grades import predicted
+from suites.history.case import NATURAL, Arm, case, predicted
 
 FLAG = "2.2.2.2"
 SHORT, LONG = 160, 1200  # tokens
 
 
-async def drive(client: Client, seed: int) -> None:
-    await client.generate(client.prompt(SHORT), 4, name="short-flag", bootstrap_host=FLAG)
-    await client.generate(client.prompt(LONG), 4, name="long-plain")
-    await client.generate(client.prompt(LONG), 4, name="long-flag", bootstrap_host=FLAG)
-
-
-CASE = Case(
+@case(
     number=4,
     title="a chunked request that skips the prefix cache takes new pages for its first chunk",
     threads=("#36855", "#33996", "#37024"),
@@ -34,7 +27,6 @@ CASE = Case(
         ("mem_cache/common.py", "maybe_cache_unfinished_req"),
         ("managers/scheduler.py", "stash_chunked_request"),
     ),
-    drive=drive,
     mtp=False,
     seconds=100.0,
     engine={"max_total_tokens": 4096, "chunked_prefill_size": 512},
@@ -47,3 +39,7 @@ CASE = Case(
         object="g4debug-best",
     ),
 )
+async def unowned_chunks(client: Client) -> None:
+    await client.generate(client.prompt(SHORT), 4, name="short-flag", bootstrap_host=FLAG)
+    await client.generate(client.prompt(LONG), 4, name="long-plain")
+    await client.generate(client.prompt(LONG), 4, name="long-flag", bootstrap_host=FLAG)
