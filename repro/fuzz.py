@@ -29,7 +29,7 @@ from suites.fuzz.draw import draw
 from suites.healthy import counts
 from suites.healthy.run import FAILED, checked_of, launch
 
-from g4debug.cli._common import at_least
+from g4debug.cli import at_least
 from g4debug.dumps import reading
 
 SERVERS = 20

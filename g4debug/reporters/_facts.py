@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import Location, OtherHook, Plain, Pool, TracerStatus, TrapRecord
+from g4debug.findings.record import Location, OtherHook, Plain, Pool, TrapRecord
+from g4debug.findings.status import TracerStatus
 from g4debug.reporters import _histories
 from g4debug.reporters._histories import Grid, percent
 from g4debug.reporters._table_view import ROWS, TableView, rounded, table_view, unit

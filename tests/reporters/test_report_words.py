@@ -11,7 +11,7 @@ import pytest
 from sample_kinds import evicted
 from sample_trap import sample_record
 
-from g4debug.cli._common import make_console
+from g4debug.cli import make_console
 from g4debug.findings.kinds import KINDS, Contain
 from g4debug.findings.record import Pool, Step, TrapRecord
 from g4debug.reporters import _facts, html, terminal
