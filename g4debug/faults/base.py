@@ -6,13 +6,13 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks, Order
+from g4debug.hooking.older import older_module
 
 logger = logging.getLogger("g4debug")
 
@@ -47,8 +47,6 @@ class Fault:
     @property
     def absent(self) -> str:
         """Why this fault is not there on the installed SGLang, '' if it is."""
-        from g4debug.hooking import targets
-
         missing = targets.absent(*self.needs)
         why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}" if missing else ""
         elsewhere = getattr(self._older, "absent", None)
@@ -60,8 +58,6 @@ class Fault:
 
         It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
         """
-        from g4debug.hooking.older import older_module
-
         return older_module(f"{__package__}.{self.id.replace('-', '_')}")
 
     def put(self, hooks: Hooks, injection: Injection) -> None:
@@ -186,8 +182,6 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
         fault.put(hooks, injection)
         injections.append(injection)
     if injections:
-        from g4debug.hooking.hooks import Order
-
         # Registered last, so it runs first: a fault that acts before a step counts for that step.
         hooks.before("batch.prepare_for_extend", Order.FAULT, "clock", clock.prepare)
         hooks.before("batch.prepare_for_decode", Order.FAULT, "clock", clock.prepare)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 DEFAULT_MS = 100
 
@@ -42,8 +40,6 @@ def stall(milliseconds: int) -> None:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     for action in injection.chain.actions:
         milliseconds_of(action)  # an unusable argument is an error at start
 

@@ -5,13 +5,11 @@ This is a stress test: what a running request has locked must stay.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 DEFAULT = 256
 
@@ -32,8 +30,6 @@ def shares(tree_cache: Any) -> bool:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     for action in injection.chain.actions:
         tokens_of(action)  # an unusable argument is an error at start
 

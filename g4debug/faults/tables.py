@@ -20,11 +20,10 @@ from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 TASKS = {"on": "corrupt one cell", "corrupt": "corrupt as many cells as the argument says"}
 
@@ -116,8 +115,6 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
 
 def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     """Put a fault in place, on every backend that hands over page tables."""
-    from g4debug.hooking.hooks import Order
-
     owner = injection.fault.id
     for action in injection.chain.actions:
         cells_of(owner, action)  # an unusable argument is an error at start

@@ -13,8 +13,16 @@ from rich.text import Text
 
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters import _facts
-from g4debug.reporters._histories import Column, Grid
-from g4debug.reporters._table_view import MEANINGS, ROWS, Aside, TableView, clamp, window
+from g4debug.reporters._evidence import (
+    MEANINGS,
+    ROWS,
+    Aside,
+    Column,
+    Grid,
+    TableView,
+    clamp,
+    window,
+)
 from g4debug.reporters.text import Symbols, hang, symbols_for
 
 LABEL = 10
