@@ -23,7 +23,8 @@ class Fault:
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
     recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
-    take an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
+    take an argument. counts, default: if that is a whole number, what it counts, and the number
+    without an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
     runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
@@ -38,6 +39,8 @@ class Fault:
     install: Callable[[Hooks, Injection], None]
     recreates: str = ""
     arguments: tuple[str, ...] = ()
+    counts: str = ""
+    default: int = 1
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
@@ -51,6 +54,15 @@ class Fault:
         why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}" if missing else ""
         elsewhere = getattr(self._older, "absent", None)
         return str(elsewhere(why)) if elsewhere is not None else why
+
+    def number_of(self, action: Action) -> int:
+        """The number that an action is given. Raises GrammarError for an unusable argument."""
+        text = action.argument or str(self.default)
+        if not text.isdecimal() or int(text) < 1:
+            raise GrammarError(
+                f"{self.id}: {action.task}({text}): expected {self.counts}, at least 1"
+            )
+        return int(text)
 
     @property
     def _older(self) -> Any:
@@ -196,6 +208,8 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
         raise GrammarError(f"{fault.id} has no task {action.task!r}; valid: {valid}")
     if action.argument and action.task not in fault.arguments:
         raise GrammarError(f"{fault.id}: {action.task} takes no argument")
+    if fault.counts:
+        fault.number_of(action)
     for key, value in action.select:
         if key not in (*EVERY_FAULT, *fault.selectors):
             valid = ", ".join(f"@{s}" for s in (*EVERY_FAULT, *fault.selectors))
