@@ -26,7 +26,7 @@ from rich.console import Console
 from suites.fuzz.draw import draw
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
-from g4debug.cli._common import at_least
+from g4debug.cli import at_least
 from g4debug.dumps import reading
 
 SERVERS = 20

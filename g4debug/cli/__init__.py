@@ -1,10 +1,11 @@
-"""The ``g4debug`` command. Each subcommand is a module of this folder; there is no list to edit.
+"""The ``g4debug`` command: it finds a subcommand, runs it, and owns the streams and the exit code.
 
+Each subcommand is a module of this folder; there is no list to edit.
 The module's name does not start with ``_``, and it has ``NAME``, ``HELP``,
 ``add_arguments(parser)`` and ``run(args) -> int``. If it sets ``PASS_THROUGH = True``, the
 arguments that its parser does not know arrive as ``args.rest``. ``NEEDS_SGLANG = True`` says that
-it can do nothing in a Python without SGLang. What is slow to import (torch,
-numpy) is imported inside ``run``, and only the module of the command that was called is loaded.
+it can do nothing in a Python without SGLang. What is slow to import (torch, numpy, rich) is
+imported inside ``run``, and only the module of the command that was called is loaded.
 """
 
 from __future__ import annotations
@@ -15,16 +16,37 @@ import difflib
 import importlib
 import os
 import pkgutil
+import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, TextIO
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TextIO
 
 from g4debug import __version__
-from g4debug.cli._common import CliError, one_line
+from g4debug.dumps.errors import DumpError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROGRAM = "g4debug"
 EXIT_USAGE = 2
+MIN_WIDTH = 40
+MAX_WIDTH = 1000
+LARGEST = 1 << 40  # what is more than that is a slip of the finger
+
+
+class CliError(Exception):
+    """Ends a command with exit code 2. Its text is printed to stderr on one line."""
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line, with everything that could steer a terminal escaped."""
+    from g4debug.reporters.text import clean
+
+    return clean(" ".join(text.split()))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,16 +65,18 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return _dispatch(args)
         finally:
-            _flush()  # so that what cannot be written shows here and not at interpreter exit
-    except CliError as e:
+            # What cannot be written shows here, and not at interpreter exit. It goes on in place of
+            # any other error: nobody would see that one's output either.
+            sys.stdout.flush()
+    except (CliError, DumpError) as e:
         return _refuse(str(e))
     except BrokenPipeError:
-        _silence_stdout()
+        _silence(sys.stdout)
         return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except OSError as e:
-        _silence_stdout()
+        _silence(sys.stdout)
         # What is read or written by name has one. Only a stream has none.
         what = "standard output" if e.filename is None else os.fspath(e.filename)
         return _refuse(f"{what}: {e.strerror or e}")
@@ -65,12 +89,6 @@ def _refuse(text: str) -> int:
             print(f"g4debug: {one_line(text)}", file=sys.stderr, flush=True)
     _silence(sys.stderr)
     return EXIT_USAGE
-
-
-def _flush() -> None:
-    # A BrokenPipeError or a full disk of stdout goes on in place of any other error: nobody would
-    # see that one's output either.
-    sys.stdout.flush()
 
 
 @cache
@@ -188,13 +206,13 @@ def _versions() -> str:
     """The versions of g4debug, SGLang, torch and Python. SGLang and torch are not imported."""
     from importlib import metadata
 
-    parts = [f"g4debug {__version__}"]
+    parts = [f"{PROGRAM} {__version__}"]
     for package in ("sglang", "torch"):
         try:
             parts.append(f"{package} {metadata.version(package)}")
         except metadata.PackageNotFoundError:
             parts.append(f"{package} not installed")
-    return ", ".join((parts[0], *parts[1:])) + f", Python {sys.version.split()[0]}"
+    return ", ".join(parts) + f", Python {sys.version.split()[0]}"
 
 
 def _tolerant_streams() -> None:
@@ -204,10 +222,6 @@ def _tolerant_streams() -> None:
         if reconfigure is not None:
             with contextlib.suppress(ValueError, OSError):
                 reconfigure(errors="backslashreplace")
-
-
-def _silence_stdout() -> None:
-    _silence(sys.stdout)
 
 
 def _silence(stream: TextIO | None) -> None:
@@ -222,3 +236,109 @@ def _silence(stream: TextIO | None) -> None:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, stream.fileno())
         os.close(devnull)
+
+
+def program() -> str:
+    """How g4debug can be called again, for the commands that we print.
+
+    ``g4debug`` if that is found, or else as this process was started: by a path, or by ``python
+    -m``.
+    """
+    from g4debug.dumps.heads import quoted
+
+    if shutil.which(PROGRAM):
+        return PROGRAM
+    started = Path(sys.argv[0])
+    if started.name == PROGRAM and started.is_file() and os.access(started, os.X_OK):
+        return quoted(sys.argv[0])
+    return f"{quoted(sys.executable)} -m {PROGRAM}"
+
+
+def add_console_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``make_console`` is told by the user."""
+    parser.add_argument(
+        "--width",
+        type=at_least(MIN_WIDTH),
+        metavar="N",
+        help="print this many columns (default: the terminal's, or 80)",
+    )
+    parser.add_argument(
+        "--no-color", action="store_true", help="print without colour (NO_COLOR=1 does so, too)"
+    )
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """A type of argparse's: a whole number that is ``low`` or more."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= LARGEST:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, at least {low}")
+        return value
+
+    return number
+
+
+@contextlib.contextmanager
+def no_traceback(what: str, hint: str = "g4debug show --json") -> Iterator[None]:
+    """Turn a bug of a reporter into a CliError: the evidence must stay reachable."""
+    try:
+        yield
+    except (OSError, CliError, DumpError):  # OSError: the output cannot be written
+        raise
+    except Exception as e:
+        problem = f"{type(e).__name__}: {e}"
+        raise CliError(f"{what} ({problem}); try: {hint}, and please report this") from e
+
+
+def present(reporter: Any, found: Any, args: argparse.Namespace) -> None:
+    """Print what was found as the user asked for it: by ``render`` or by ``render_json``."""
+    if args.json:
+        reporter.render_json(found, sys.stdout)
+    else:
+        reporter.render(found, console_for(args))
+
+
+def console_for(args: argparse.Namespace) -> Console:
+    return make_console(width=args.width, color=not args.no_color)
+
+
+def make_console(
+    *,
+    width: int | None = None,
+    color: bool = True,
+    stream: IO[str] | None = None,
+    record: bool = False,
+) -> Console:
+    """A console on ``stream`` (default: stdout), ``width`` columns wide (default: its own width).
+
+    It writes colours only if the stream is a terminal and ``color`` is on, and else not one ANSI
+    code. NO_COLOR counts as ``color=False``. ``record=True`` is for ``export_svg`` and always has
+    colours.
+    """
+    from rich.console import Console
+
+    class QuietPipe(Console):
+        def on_broken_pipe(self) -> None:  # rich would print and exit with 1
+            raise BrokenPipeError
+
+    plain = not record and (not color or bool(os.environ.get("NO_COLOR")))
+    if width is not None:
+        width = max(MIN_WIDTH, min(width, MAX_WIDTH))
+    console = QuietPipe(
+        file=stream or sys.stdout,
+        width=width,
+        color_system="truecolor" if record else None if plain else "auto",
+        force_terminal=True if record else None,
+        record=record,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    if width is None and console.width < MIN_WIDTH:
+        console.width = MIN_WIDTH
+    return console

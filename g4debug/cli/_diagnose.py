@@ -23,7 +23,7 @@ from typing import Any
 
 from g4debug import __version__, cli, discovery, plugin
 from g4debug.backends import adapters
-from g4debug.cli._common import one_line
+from g4debug.cli import one_line
 from g4debug.faults.grammar import GrammarError, parse
 from g4debug.hooking import plugins, targets
 from g4debug.hooking.neighbours import MEANS

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from g4debug.dumps.plain import tracers
+from g4debug.findings.launch_memory import stat
 from g4debug.findings.status_file import StatusFileError, read
 from g4debug.hooking import plugins
 from g4debug.reporters.running import Process, Server
@@ -30,12 +31,8 @@ def _descendants(pid: int) -> list[int]:
     """
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            # pid (name) state ppid ...; a name may have blanks and parentheses
-            fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        if len(fields) > 1:
+        fields = stat(int(entry.name))
+        if len(fields) > 1:  # it has not ended meanwhile
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
     found, todo = [], [pid]
     while todo:

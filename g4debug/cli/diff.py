@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import add_console_arguments, console_for, no_traceback, read_dump
+from g4debug.cli import add_console_arguments, console_for, no_traceback
+from g4debug.cli.show import read_dump
 
 NAME = "diff"
 HELP = "show what differs between two dumps"

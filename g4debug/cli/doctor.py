@@ -22,7 +22,7 @@ import argparse
 import os
 import sys
 
-from g4debug.cli._common import CliError, add_console_arguments, present
+from g4debug.cli import CliError, add_console_arguments, present
 
 NAME = "doctor"
 HELP = "tell whether g4debug would work here"

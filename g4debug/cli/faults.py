@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import add_console_arguments, one_line, present
+from g4debug.cli import add_console_arguments, one_line, present
 
 if TYPE_CHECKING:
     from g4debug.faults.base import Fault

@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Mapping
 
-from g4debug.cli._common import CliError, add_console_arguments, console_for
+from g4debug.cli import CliError, add_console_arguments, console_for
 from g4debug.reporters.fixes import Row
 
 NAME = "fixes"

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import CliError, add_console_arguments, console_for, program
+from g4debug.cli import CliError, add_console_arguments, console_for, program
 from g4debug.settings import DEFAULT_DUMP_DIR
 
 NAME = "list"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from g4debug.cli._common import CliError, add_console_arguments, at_least, present
+from g4debug.cli import CliError, add_console_arguments, at_least, present
 
 if TYPE_CHECKING:
     from g4debug.pools.config import KVGeometry

@@ -11,31 +11,25 @@ import argparse
 import sys
 from pathlib import Path
 
-from g4debug.cli._common import (
-    CliError,
-    add_dump_arguments,
-    add_log_argument,
-    no_traceback,
-    read_dumps,
-)
+from g4debug.cli import CliError, no_traceback
+from g4debug.cli.show import add_dump_arguments, opened
 
 NAME = "report"
 HELP = "write a dump's report as one HTML page"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_dump_arguments(parser)
     parser.add_argument(
         "-o", "--output", metavar="OUT.html", help="where to write it (default: next to the dump)"
     )
-    add_log_argument(parser)
+    add_dump_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from g4debug.dumps.heads import quoted
     from g4debug.reporters import html, incident
 
-    record, source, view = read_dumps(args.paths, args.log)
+    record, source, view = opened(args)
     with no_traceback(f"{source}: the dump was read, but cannot be rendered"):
         before = incident.before(view) if view else []
         after = incident.after(view) if view else []
@@ -50,15 +44,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(page: bytes, out: Path, source: Path) -> None:
-    from g4debug.dumps import errors, writing
+    from g4debug.dumps import writing
 
     try:
         _refuse_odd(out, source)
         writing.write(page, out.parent, out.name)
     except OSError as e:
         raise CliError(f"cannot write {out}: {e.strerror or e}") from e
-    except errors.DumpError as e:
-        raise CliError(str(e)) from e
 
 
 def _refuse_odd(out: Path, source: Path) -> None:

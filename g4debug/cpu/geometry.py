@@ -210,23 +210,7 @@ TINY_256: Final = replace(
 
 # Many sliding layers for each full one, so that the ratio of the two pools matters.
 TINY_MOE: Final = MoEGeometry(
-    vocab=512,
-    hidden=64,
-    intermediate=128,
-    pattern="sssssfsf",
-    kv_shared=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=64,
-    swa_head_dim=64,
-    window=64,
-    ple=0,
-    assistant_hidden=32,
-    assistant_intermediate=64,
-    assistant_layers=2,
-    centroids=32,
-    centroid_top_k=8,
-    dtype="float32",
+    **vars(replace(TINY, pattern="sssssfsf", swa_head_dim=64, window=64, ple=0))
 )
 
 # Gemma-4 E4B, except that the full layers' head_dim is 256: sm90's kernel does not take E4B's 512.
@@ -252,23 +236,12 @@ E4B_256: Final = Geometry(
 )
 
 # Gemma-4 E2B, except that E2B's KV-shared layers have an MLP that is twice as wide.
-E2B: Final = Geometry(
-    vocab=262_144,
+E2B: Final = replace(
+    E4B_256,
     hidden=1536,
     intermediate=6144,
     pattern="ssssf" * 7,
     kv_shared=20,
-    heads=8,
     kv_heads=1,
     head_dim=512,
-    swa_head_dim=256,
-    window=512,
-    ple=256,
-    assistant_hidden=256,
-    assistant_intermediate=1024,
-    assistant_layers=4,
-    centroids=2048,
-    centroid_top_k=32,
-    dtype="bfloat16",
-    max_position=131_072,
 )

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from g4debug.findings.record import KIND, Table, TracerStatus, TrapRecord
+from g4debug.findings.record import KIND, Table, TrapRecord
+from g4debug.findings.status import TracerStatus
 
 
 def to_plain(record: TrapRecord) -> dict[str, Any]:

@@ -9,16 +9,14 @@ page 0") corrupts the free list of a pool, right before a page is taken from it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from g4debug.faults.base import Injection
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 # How callers free tokens. From 0.5.18 on, consecutive tokens of a row have a way of their own.
@@ -38,8 +36,6 @@ class Allocators:
         self._put("before", "scheduler.run_batch", self._before_run)
 
     def _put(self, how: str, site: str, hook: Callable[..., Any]) -> None:
-        from g4debug.hooking.hooks import Order
-
         for part in (site, f"{site}.token"):  # page size 1 has another allocator class
             if part in targets.SITES:
                 put = getattr(self.hooks, how)

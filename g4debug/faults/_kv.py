@@ -6,16 +6,15 @@ These faults act before a decode step runs, on the tensors that the attention ke
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from g4debug.faults._allocator import part
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 POOLS = ("full", "swa")
 TASKS = {
@@ -23,11 +22,6 @@ TASKS = {
     "full": "do it in the full pool",
     "swa": "do it in the SWA pool",
 }
-
-
-def inner(allocator: Any, pool: str) -> Any:
-    """The allocator of one pool; a plain allocator is returned as it is."""
-    return getattr(allocator, f"{pool}_attn_allocator", allocator)
 
 
 def pools_of(allocator: Any) -> tuple[str, ...]:
@@ -86,7 +80,6 @@ def spoil(
 
     row: [heads, dim] of the KV dtype, a view of the pool. ``change`` returns what it did, in words.
     """
-    from g4debug.hooking.hooks import Order
 
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch.forward_mode is None or not batch.forward_mode.is_decode():
@@ -109,7 +102,7 @@ def spoil(
         rid, pages = injection.random.choice(live[pool])
         page = injection.random.choice(pages)
         size = int(allocator.page_size)
-        kv_pool = inner(allocator, pool).get_kvcache()
+        kv_pool = part(allocator, pool).get_kvcache()
         name, index = injection.random.choice(used_buffers(kv_pool, page, size))
         slot = injection.random.randrange(size)
         buffer = (kv_pool.k_buffer if name == "K" else kv_pool.v_buffer)[index]

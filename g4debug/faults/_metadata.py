@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import carrying
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
-    from g4debug.hooking.hooks import Hooks
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ def watch(hooks: Hooks, owner: str, shape: type, act: Callable[[Made], None]) ->
 
 
 def _watch(hooks: Hooks, owner: str, adapter: Adapter, act: Callable[[Made], None]) -> None:
-    from g4debug.hooking.hooks import Order
-
     drafts: set[int] = set()
 
     def made(backend: Any, mode: str, decode: bool, live: list[int], *rest: Any) -> None:

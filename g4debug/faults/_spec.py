@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from g4debug import speculation
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 CAUGHT_BY = ("spec-lifecycle",)
 UNSEEN = 8  # tokens of two verifies, with the 4 draft tokens that Gemma-4's servers here use
@@ -29,15 +28,12 @@ def put(how: Callable[..., None], what: str, injection: Injection, hook: Any) ->
 
     how: ``before``, ``after`` or ``around`` of Hooks. what: a key of ``Adapter.sites``.
     """
-    from g4debug.hooking.hooks import Order
-
     for site in speculation.sites(what):
         how(site, Order.FAULT, injection.fault.id, hook)
 
 
 def after_step(hooks: Hooks, injection: Injection, act: Callable[[Any], None]) -> None:
     """Call ``act(batch)`` where a step of a speculative worker ends."""
-    from g4debug.hooking.hooks import Order
 
     def after(site: str, result: Any, owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if speculation.has_ended(site, owner, batch):

@@ -5,15 +5,13 @@ It changes the tensor that goes to the host, after the worker's step has used it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug import speculation
 from g4debug.faults._spec import CAUGHT_BY, changed, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def impossible(action: Action, worker: Any) -> int:

@@ -6,13 +6,11 @@ SGLang's callers ask for room first, so it is rarely seen what they do when an a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -6,19 +6,15 @@ that seems to have room only for its committed tokens is allocated it again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, decodes, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_prepare(result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch) if decodes(batch) else []
         if rows and injection.fire() is not None:

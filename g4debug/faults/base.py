@@ -6,13 +6,13 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug import discovery
 from g4debug.faults.grammar import Action, Chain, GrammarError, Plan
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking import targets
+from g4debug.hooking.hooks import Hooks, Order
+from g4debug.hooking.older import older_module
 
 logger = logging.getLogger("g4debug")
 
@@ -23,7 +23,8 @@ class Fault:
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
     recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
-    take an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
+    take an argument. counts, default: if that is a whole number, what it counts, and the number
+    without an argument. selectors: those for which the fault passes a value to ``Injection.fire``.
     Another one would never match, so it is an error; ``@at=``, ``@rank=`` and ``@step=`` belong to
     every fault. drills: chains with which it does harm under the load of repro/matrix.py, which
     runs each of them once. needs: hook sites that it cannot do without. Where SGLang does not have
@@ -38,6 +39,8 @@ class Fault:
     install: Callable[[Hooks, Injection], None]
     recreates: str = ""
     arguments: tuple[str, ...] = ()
+    counts: str = ""
+    default: int = 1
     selectors: tuple[str, ...] = ()
     drills: tuple[str, ...] = ("1*on",)
     needs: tuple[str, ...] = ()
@@ -47,12 +50,19 @@ class Fault:
     @property
     def absent(self) -> str:
         """Why this fault is not there on the installed SGLang, '' if it is."""
-        from g4debug.hooking import targets
-
         missing = targets.absent(*self.needs)
         why = f"SGLang {targets.sglang_version()} has no {', '.join(missing)}" if missing else ""
         elsewhere = getattr(self._older, "absent", None)
         return str(elsewhere(why)) if elsewhere is not None else why
+
+    def number_of(self, action: Action) -> int:
+        """The number that an action is given. Raises GrammarError for an unusable argument."""
+        text = action.argument or str(self.default)
+        if not text.isdecimal() or int(text) < 1:
+            raise GrammarError(
+                f"{self.id}: {action.task}({text}): expected {self.counts}, at least 1"
+            )
+        return int(text)
 
     @property
     def _older(self) -> Any:
@@ -60,8 +70,6 @@ class Fault:
 
         It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
         """
-        from g4debug.hooking.older import older_module
-
         return older_module(f"{__package__}.{self.id.replace('-', '_')}")
 
     def put(self, hooks: Hooks, injection: Injection) -> None:
@@ -186,8 +194,6 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
         fault.put(hooks, injection)
         injections.append(injection)
     if injections:
-        from g4debug.hooking.hooks import Order
-
         # Registered last, so it runs first: a fault that acts before a step counts for that step.
         hooks.before("batch.prepare_for_extend", Order.FAULT, "clock", clock.prepare)
         hooks.before("batch.prepare_for_decode", Order.FAULT, "clock", clock.prepare)
@@ -202,6 +208,8 @@ def _refuse_impossible(fault: Fault, action: Action) -> None:
         raise GrammarError(f"{fault.id} has no task {action.task!r}; valid: {valid}")
     if action.argument and action.task not in fault.arguments:
         raise GrammarError(f"{fault.id}: {action.task} takes no argument")
+    if fault.counts:
+        fault.number_of(action)
     for key, value in action.select:
         if key not in (*EVERY_FAULT, *fault.selectors):
             valid = ", ".join(f"@{s}" for s in (*EVERY_FAULT, *fault.selectors))

@@ -5,13 +5,11 @@ The verify begins with this token, too, so the answer is wrong.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, changed, decodes, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def change(injection: Injection, batch: Any) -> None:

@@ -9,27 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import Action, GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
-
-DEFAULT_MS = 100
+from g4debug.hooking.hooks import Hooks, Order
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-def milliseconds_of(action: Action) -> int:
-    """How many milliseconds an action waits. Raises GrammarError for an unusable argument."""
-    text = action.argument or str(DEFAULT_MS)
-    if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"delayed-step: on({text}): expected milliseconds, at least 1")
-    return int(text)
 
 
 def stall(milliseconds: int) -> None:
@@ -42,16 +29,11 @@ def stall(milliseconds: int) -> None:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
-    for action in injection.chain.actions:
-        milliseconds_of(action)  # an unusable argument is an error at start
-
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
         action = injection.fire(mode=mode)
         if action is not None:
-            wait = milliseconds_of(action)
+            wait = injection.fault.number_of(action)
             injection.log(f"{mode}: {wait} ms")
             stall(wait)
 
@@ -65,5 +47,7 @@ FAULT = Fault(
     caught_by=(),
     install=install,
     arguments=("on",),
+    counts="milliseconds",
+    default=100,
     selectors=("mode",),
 )

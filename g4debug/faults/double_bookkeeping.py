@@ -6,14 +6,12 @@ Here what processes the result counts a second time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, one_of, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def count_again(request: Any, accepted: int, task: str) -> str:
@@ -32,8 +30,6 @@ def count_again(request: Any, accepted: int, task: str) -> str:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_resolve(kept: Any, processor: Any, result: Any, batch: Any) -> Any:
         rows = survivors(batch)
         action = injection.fire() if rows else None

@@ -7,18 +7,14 @@ one rank, too: there the draft gets the rows of rank 0 of two.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def around_bind(call_next: Callable[..., Any], draft: Any, embed: Any, head: Any) -> Any:
         if injection.fire() is None:
             return call_next(draft, embed, head)

@@ -14,15 +14,11 @@ list of each draft.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from g4debug.backends import carrying, names
 from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -8,20 +8,16 @@ or 128 tokens). There this is done where it decides about it, in each decode ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 UNDER_WAY = 32  # tokens that two steps may add to a request before the host knows of them
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     evicted: list[Any] = []  # requests for which SGLang itself evicts in this step
 
     def evict(batch: Any, request: Any, pre_len: int, longest: int) -> None:

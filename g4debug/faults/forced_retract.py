@@ -8,17 +8,13 @@ a request of the batch is about to end, 0.5.23 waits for its pages instead: it s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def around(
         call_next: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
     ) -> bool:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 
 def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str) -> torch.Tensor:
@@ -34,8 +33,6 @@ def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     verifying: list[Any] = [None]  # the batch that is being verified
 
     def around_forward(

@@ -7,16 +7,12 @@ exponent and do most harm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from g4debug.faults._kv import TASKS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
 

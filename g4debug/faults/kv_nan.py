@@ -5,16 +5,12 @@ The NaN is one element of one token's K or V, in a complete page that the next d
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from g4debug.faults._kv import TASKS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def poison(row: torch.Tensor, injection: Injection, action: Action) -> str:

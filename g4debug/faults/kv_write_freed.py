@@ -7,27 +7,22 @@ cannot notice it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from g4debug.faults._allocator import Allocators, free_list
-from g4debug.faults._kv import TASKS, inner, pools_of
+from g4debug.faults._allocator import Allocators, free_list, pages, part
+from g4debug.faults._kv import TASKS, pools_of
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     freed: dict[str, set[int]] = {"full": set(), "swa": set()}
     allocators = Allocators(hooks, injection)
 
     def before_free(allocator: Any, free_index: torch.Tensor) -> None:
-        pages = torch.unique(free_index // allocator.page_size).tolist()
-        freed[allocators.pool_of(allocator)].update(pages)
+        freed[allocators.pool_of(allocator)].update(pages(free_index, allocator.page_size))
 
     def before_release(allocator: Any, *page_ids: torch.Tensor) -> None:
         freed[allocators.pool_of(allocator)].update(torch.cat(page_ids).tolist())
@@ -37,8 +32,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         pools = pools_of(allocator)
         free = {}
         for pool in pools:
-            part = inner(allocator, pool)
-            listed = free_list(part).tolist()
+            listed = free_list(part(allocator, pool)).tolist()
             free[pool] = [page for page in listed if page in freed[pool]]
         # Wait until each pool has such a page, so that every task can do what it says.
         action = injection.fire() if all(free.values()) else None
@@ -46,10 +40,9 @@ def install(hooks: Hooks, injection: Injection) -> None:
             return
         pool = injection.random.choice(pools) if action.task not in pools else action.task
         page = injection.random.choice(free[pool])
-        slot = injection.random.randrange(int(allocator.page_size))
-        write(
-            inner(allocator, pool).get_kvcache(), page * int(allocator.page_size) + slot, injection
-        )
+        size = int(allocator.page_size)
+        slot = injection.random.randrange(size)
+        write(part(allocator, pool).get_kvcache(), page * size + slot, injection)
         injection.log(f"{pool} page {page} slot {slot}, K and V of every layer")
 
     for site, before in (

@@ -16,11 +16,10 @@ from g4debug.backends import carrying
 from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 TASKS = {"on": "corrupt one list"}
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 TASKS = {"on": "spoil one location", "full": "only the full layers get the wrong location"}
 
@@ -61,7 +59,6 @@ def install(
     hooks: Hooks, injection: Injection, able: Callable[[Forward], bool], spoil: Spoil
 ) -> None:
     """Let ``spoil`` choose a location, where ``able`` says that it can."""
-    from g4debug.hooking.hooks import Order
 
     def after_new(result: Any, *args: Any, **kwargs: Any) -> Any:
         """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""

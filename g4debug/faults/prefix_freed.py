@@ -6,18 +6,14 @@ evicted, without a look at its lock frees them all the same (upstream #29352).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch.forward_mode is None or not batch.forward_mode.is_decode():
             return

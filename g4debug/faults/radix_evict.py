@@ -5,23 +5,10 @@ This is a stress test: what a running request has locked must stay.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import Action, GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
-
-DEFAULT = 256
-
-
-def tokens_of(action: Action) -> int:
-    """How many tokens to evict. Raises GrammarError for an unusable argument."""
-    text = action.argument or str(DEFAULT)
-    if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"radix-evict: on({text}): expected a number of tokens, at least 1")
-    return int(text)
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def shares(tree_cache: Any) -> bool:
@@ -32,11 +19,6 @@ def shares(tree_cache: Any) -> bool:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
-    for action in injection.chain.actions:
-        tokens_of(action)  # an unusable argument is an error at start
-
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -45,7 +27,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         action = injection.fire()
         if action is None:
             return
-        tokens = tokens_of(action)
+        tokens = injection.fault.number_of(action)
         before = scheduler.token_to_kv_pool_allocator.available_size()
         scheduler.tree_cache.evict(EvictParams(num_tokens=tokens, swa_num_tokens=tokens))
         gained = scheduler.token_to_kv_pool_allocator.available_size() - before
@@ -61,5 +43,7 @@ FAULT = Fault(
     caught_by=(),
     install=install,
     arguments=("on",),
+    counts="a number of tokens",
+    default=256,
     drills=("5*on",),
 )

@@ -9,17 +9,13 @@ compared with.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     tasks = {action.task for action in injection.chain.actions}
 
     def after_recv(result: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,18 +7,14 @@ prefix cache did not lend are touched: those that a request shares with others a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
         if mode != "decode":  # a prefill has only just got its pages

@@ -18,18 +18,15 @@ from g4debug.faults._spec import (
     survivors,
 )
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 OFF = {"plus": 1, "minus": -1, "device": 1}
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def shifted(lengths: torch.Tensor, batch: Any, where: str) -> torch.Tensor:
         rows = survivors(batch)
         action = injection.fire() if rows else None

@@ -5,13 +5,11 @@ Before 0.5.14 it leaves the draft-extend input on the batch, as if the seed step
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, put, survivors
 from g4debug.faults.base import Fault, Injection
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 
 class Old:

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters
 from g4debug.faults.base import Fault, Injection
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
-    from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_init(
         adapter: Adapter, result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any
     ) -> Any:

@@ -19,12 +19,10 @@ from g4debug.backends.base import TableAdapter
 from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
-from g4debug.faults.grammar import Action, GrammarError
+from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
-
-    from g4debug.hooking.hooks import Hooks
 
 TASKS = {"on": "corrupt one cell", "corrupt": "corrupt as many cells as the argument says"}
 
@@ -67,14 +65,6 @@ class Cell:
 Corruption = Callable[[Cell, random.Random], int | None]
 
 
-def cells_of(fault: str, action: Action) -> int:
-    """How many cells an action corrupts. Raises GrammarError for an unusable argument."""
-    text = action.argument or "1"
-    if not text.isdecimal() or int(text) < 1:
-        raise GrammarError(f"{fault}: corrupt({text}): expected a number of cells, at least 1")
-    return int(text)
-
-
 def tables_of(
     adapter: TableAdapter, backend: Any, live: list[int] | None, again: Overwritten | None = None
 ) -> Tables:
@@ -104,7 +94,7 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
     action = injection.fire(mode=mode, runner=runner) if able else None
     if action is None:
         return
-    for _ in range(cells_of(injection.fault.id, action)):
+    for _ in range(injection.fault.number_of(action)):
         cell = injection.random.choice(able)
         value = fault(cell, injection.random)
         if value is None:  # no value fits any more, because another cell was corrupted before
@@ -116,11 +106,7 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
 
 def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
     """Put a fault in place, on every backend that hands over page tables."""
-    from g4debug.hooking.hooks import Order
-
     owner = injection.fault.id
-    for action in injection.chain.actions:
-        cells_of(owner, action)  # an unusable argument is an error at start
     filling = [a for a in carrying(TableAdapter) if a.in_graph]
     overwritten = {adapter: Overwritten(adapter) for adapter in filling}
 
@@ -151,6 +137,7 @@ def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> Faul
             hooks, injection, fault() if isinstance(fault, type) else fault
         ),
         arguments=("corrupt",),
+        counts="a number of cells",
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
     )

@@ -8,14 +8,12 @@ every request has finished.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, after_step, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def leave(batch: Any, verify_input: Any, injection: Injection) -> None:

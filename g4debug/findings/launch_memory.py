@@ -228,17 +228,17 @@ def _of_process(pid: int, launch: str) -> LaunchMemory | None:
 
 def _parent(pid: int) -> int:
     """The process that started it, 0 if there is none that can be seen."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return int(fields[1]) if fields else 0
 
 
 def is_alive(pid: int) -> bool:
     """True if there is such a process, and it has not ended yet (a zombie has)."""
-    fields = _stat(pid)
+    fields = stat(pid)
     return bool(fields) and fields[0] not in ("Z", "X")
 
 
-def _stat(pid: int) -> list[str]:
+def stat(pid: int) -> list[str]:
     """``/proc/PID/stat`` behind the name: state, parent, … [] if there is no such process."""
     try:
         # The name is in brackets and may have any character in it.

@@ -15,6 +15,8 @@ from typing import Literal
 
 import torch
 
+from g4debug.findings.status import TracerStatus
+
 KIND = "g4debug-dump"
 # 1 had no events, transitions and holdings; 1 and 2 had no host, dp and pp rank, no arguments, and
 # only a mode for each tracer. Their dumps still open.
@@ -223,58 +225,6 @@ class Evidence:
     holdings: tuple[Holding, ...] = ()  # worst first
     asserts: tuple[DeviceAssert, ...] = ()
     lookups: tuple[Lookup, ...] = ()
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What a tracer is limited to, or what it does not judge, and since which step."""
-
-    what: str
-    why: str
-    step: int = -1  # 0: since the start, before the first step
-
-
-@dataclass(frozen=True)
-class Checked:
-    """How many things of one sort a tracer has checked, and in which step the last one was."""
-
-    what: str  # a plural: "tables"
-    count: int
-    step: int = -1
-
-
-@dataclass(frozen=True)
-class TracerStatus:
-    """What a tracer, the page ledger or the step recorder could judge when the dump was written."""
-
-    name: str
-    mode: str = ""  # of a tracer that is armed; '' for the ledger and the step recorder
-    limits: tuple[Limit, ...] = ()
-    off: str = ""  # why it is off, '' if it is not
-    off_step: int = -1
-    audited: int = -1  # the step in which its hooks were last looked at, -1 for never
-    dead: tuple[str, ...] = ()  # "site: why" of each of its hooks that did not run then
-    checked: tuple[Checked, ...] = ()
-    findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
-
-    @property
-    def sound(self) -> bool:
-        """True if it is on, without a limit, and no hook of it is known to be dead."""
-        return not (self.off or self.limits or self.dead)
-
-    @property
-    def state(self) -> str:
-        """In words, without what was checked: ``armed: raise; limited: ranges only (why)``."""
-        if self.off:
-            return f"off{_since(self.off_step)}: {self.off}"
-        said = [f"armed: {self.mode}" if self.mode else "on"]
-        said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
-        said += [f"its hook does not run at {x}" for x in self.dead]
-        return "; ".join(said)
-
-
-def _since(step: int) -> str:
-    return f" since step {step}" if step > 0 else ""
 
 
 @dataclass(frozen=True)

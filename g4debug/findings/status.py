@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
-
-from g4debug.findings.record import Checked, Limit, TracerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +22,58 @@ LEDGER = "ledger"
 STEPS = "step-recorder"
 _CALLED = {LEDGER: "the page ledger", STEPS: "the step recorder"}
 logger = logging.getLogger("g4debug")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a tracer is limited to, or what it does not judge, and since which step."""
+
+    what: str
+    why: str
+    step: int = -1  # 0: since the start, before the first step
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How many things of one sort a tracer has checked, and in which step the last one was."""
+
+    what: str  # a plural: "tables"
+    count: int
+    step: int = -1
+
+
+@dataclass(frozen=True)
+class TracerStatus:
+    """What a tracer, the page ledger or the step recorder could judge when the dump was written."""
+
+    name: str
+    mode: str = ""  # of a tracer that is armed; '' for the ledger and the step recorder
+    limits: tuple[Limit, ...] = ()
+    off: str = ""  # why it is off, '' if it is not
+    off_step: int = -1
+    audited: int = -1  # the step in which its hooks were last looked at, -1 for never
+    dead: tuple[str, ...] = ()  # "site: why" of each of its hooks that did not run then
+    checked: tuple[Checked, ...] = ()
+    findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
+
+    @property
+    def sound(self) -> bool:
+        """True if it is on, without a limit, and no hook of it is known to be dead."""
+        return not (self.off or self.limits or self.dead)
+
+    @property
+    def state(self) -> str:
+        """In words, without what was checked: ``armed: raise; limited: ranges only (why)``."""
+        if self.off:
+            return f"off{_since(self.off_step)}: {self.off}"
+        said = [f"armed: {self.mode}" if self.mode else "on"]
+        said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
+        said += [f"its hook does not run at {x}" for x in self.dead]
+        return "; ".join(said)
+
+
+def _since(step: int) -> str:
+    return f" since step {step}" if step > 0 else ""
 
 
 class Clock(Protocol):
@@ -87,7 +138,7 @@ class Part:
         """
         what, why = what[:MAX_TEXT], why[:MAX_TEXT]
         if self._limited(what, why) and not self.is_off and not quiet:
-            self._tell(f"is limited{self._since()}: {what}: {why}", error)
+            self._tell(f"is limited{_since(self._status.clock.step)}: {what}: {why}", error)
 
     def off(self, why: str, error: BaseException | None = None) -> None:
         """Nothing is judged any more. Only the first reason counts, later ones follow from it."""
@@ -97,7 +148,7 @@ class Part:
         self._switch_off(why)
         affected = [part._lose(self, remains, why) for part, remains in self._dependents]
         also = f"; so {', '.join(affected)}" if affected else ""
-        self._tell(f"is off{self._since()}: {why}{also}", error)
+        self._tell(f"is off{_since(self._status.clock.step)}: {why}{also}", error)
 
     def depends_on(self, other: Part, remains: str) -> None:
         """If ``other`` is switched off, this part is limited to ``remains``, or off if it is ''."""
@@ -159,10 +210,6 @@ class Part:
         if not self.is_off:
             self._switch_off(why)
         return f"{self.name} is off"
-
-    def _since(self) -> str:
-        step = self._status.clock.step
-        return f" since step {step}" if step > 0 else ""
 
     def _tell(self, text: str, error: BaseException | None = None) -> None:
         self._status.changes += 1

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from g4debug.dumps.heads import quoted
 from g4debug.findings.kinds import FORMER_CHECKS, KINDS, Contain
-from g4debug.findings.record import Location, OtherHook, Plain, Pool, TracerStatus, TrapRecord
-from g4debug.reporters import _histories
-from g4debug.reporters._histories import Grid, percent
-from g4debug.reporters._table_view import ROWS, TableView, rounded, table_view, unit
+from g4debug.findings.record import Location, OtherHook, Plain, Pool, TrapRecord
+from g4debug.findings.status import TracerStatus
+from g4debug.reporters import _evidence
+from g4debug.reporters._evidence import ROWS, Grid, TableView, percent, rounded, table_view, unit
 from g4debug.reporters.text import cleaned, fit
 
 HIDDEN = "set"  # in a dump, in place of a value that may not be shown
@@ -130,14 +130,14 @@ def report(
         top,
         [Entry("EXPECTED", _text(f.expected, "good")), Entry("GOT", _text(f.got, "bad"))],
         _table(record, rows, number),
-        _history("ASSERTS", "that CUDA printed", _histories.asserts(record, most)),
-        _history("LOOKUPS", "which one it may have been", _histories.lookups(record, most)),
-        _history("HOLDERS", "of the pages, worst first", _histories.holdings(record, most)),
+        _history("ASSERTS", "that CUDA printed", _evidence.asserts(record, most)),
+        _history("LOOKUPS", "which one it may have been", _evidence.lookups(record, most)),
+        _history("HOLDERS", "of the pages, worst first", _evidence.holdings(record, most)),
         [Entry("OWNER", _text(f.owner or "not known")), *_words(record, words)],
-        _history("TIMELINE", "of the page, newest last", _histories.events(record, most)),
-        _history("SPEC INFO", "batch.spec_info, newest last", _histories.transitions(record, most)),
-        _history("LAST STEPS", "newest last", _histories.steps(record, most)),
-        _history("ALLOCATOR", "all pages, newest last", _histories.allocator(record, most)),
+        _history("TIMELINE", "of the page, newest last", _evidence.events(record, most)),
+        _history("SPEC INFO", "batch.spec_info, newest last", _evidence.transitions(record, most)),
+        _history("LAST STEPS", "newest last", _evidence.steps(record, most)),
+        _history("ALLOCATOR", "all pages, newest last", _evidence.allocator(record, most)),
         environment(record, source),
         list(after),
         [

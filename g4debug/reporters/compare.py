@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from g4debug.findings.record import Holding, PageEvent, Step, Table, Transition, TrapRecord
-from g4debug.reporters._histories import length_range, pages, runs
-from g4debug.reporters._table_view import Cells
+from g4debug.reporters._evidence import Cells, length_range, pages, runs
 
 NOT_COMPARED = ("location", "history", "pid")  # location and history are parts of their own
 

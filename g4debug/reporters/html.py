@@ -20,7 +20,7 @@ from markupsafe import Markup
 from g4debug import __version__
 from g4debug.findings.record import TrapRecord
 from g4debug.reporters import _facts
-from g4debug.reporters._table_view import MEANINGS, TableView, window
+from g4debug.reporters._evidence import MEANINGS, TableView, window
 from g4debug.reporters.text import UNICODE, clean
 
 MOST = 500  # rows of a history in the page; --json has all

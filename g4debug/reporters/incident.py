@@ -16,8 +16,8 @@ from g4debug.dumps.incidents import Dump, Incident, seconds_after
 from g4debug.dumps.plain import to_plain
 from g4debug.findings.record import Step, TrapRecord
 from g4debug.reporters import json
+from g4debug.reporters._evidence import length_range
 from g4debug.reporters._facts import Entry, Line, Span
-from g4debug.reporters._histories import length_range
 from g4debug.reporters.text import NOTHING_FOUND, OTHER_RANK, counted, shorten
 
 SHOWN = 40  # lines of one part; --json has all

@@ -9,7 +9,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-from g4debug.findings.record import TracerStatus
+from g4debug.findings.status import TracerStatus
 from g4debug.reporters import json
 from g4debug.reporters.text import cleaned, counted, hang
 

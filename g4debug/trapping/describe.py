@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -132,7 +133,7 @@ class Describer:
             geometry=geometry(self.recorder.scheduler),
             fixes=dict(self.fixes),
             tracers=self.recorder.status.records(),
-            faults=tuple(_flatten(self.schedules)),
+            faults=tuple(itertools.chain(*self.schedules)),
             pools=self.recorder.pools(),
             table=evidence.table,
             steps=tuple(self.recorder.steps),
@@ -146,7 +147,3 @@ class Describer:
             asserts=evidence.asserts,
             lookups=evidence.lookups,
         )
-
-
-def _flatten(schedules: Iterable[Iterable[str]]) -> Iterable[str]:
-    return (line for schedule in schedules for line in schedule)

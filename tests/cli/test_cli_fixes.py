@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from g4debug import discovery
-from g4debug.cli import _common, fixes, main
+from g4debug.cli import CliError, fixes, main
 from g4debug.fixes import swa_state_swap
 from g4debug.hooking import targets
 from g4debug.settings import fix_switch
@@ -82,7 +82,7 @@ def test_the_mode_is_shown_and_counts(monkeypatch, capsys, mode):
 
 @pytest.mark.parametrize("environ", [{SWITCH: "maybe"}, {"G4DEBUG_FIX_SWA": "1"}])
 def test_an_environment_that_stops_a_server_is_an_error(environ):
-    with pytest.raises(_common.CliError, match=f"server would not start.*{next(iter(environ))}"):
+    with pytest.raises(CliError, match=f"server would not start.*{next(iter(environ))}"):
         fixes.rows(environ)
 
 
@@ -92,7 +92,7 @@ def test_an_environment_that_stops_a_server_is_an_error(environ):
     [("page-oop=1*on", "did you mean 'page-oob'"), ("page-oob=1*onn", "no task 'onn'")],
 )
 def test_faults_that_stop_a_server_are_an_error(faults, said):
-    with pytest.raises(_common.CliError, match=f"would not start.*G4DEBUG_FAULTS: .*{said}"):
+    with pytest.raises(CliError, match=f"would not start.*G4DEBUG_FAULTS: .*{said}"):
         fixes.rows({"G4DEBUG_FAULTS": faults})
 
 
@@ -101,7 +101,7 @@ def test_a_fix_that_cannot_be_forced_here_is_an_error(monkeypatch):
     monkeypatch.setattr(
         swa_state_swap, "FIX", dataclasses.replace(swa_state_swap.FIX, needs=">=99")
     )
-    with pytest.raises(_common.CliError, match=f"would not start.*{SWITCH}=1: .*written for"):
+    with pytest.raises(CliError, match=f"would not start.*{SWITCH}=1: .*written for"):
         fixes.rows({SWITCH: "1"})
 
 

@@ -15,7 +15,6 @@ import pytest
 from sample_trap import sample_record
 
 from g4debug import cli
-from g4debug.cli import _common
 from g4debug.dumps import writing
 
 
@@ -124,13 +123,13 @@ def test_how_g4debug_is_called_here(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
     monkeypatch.setattr(sys, "argv", [str(script), "list"])
-    assert _common.program() == f"'{script}'"
+    assert cli.program() == f"'{script}'"
     (tmp_path / "g4debug").mkdir()  # `python g4debug list`, the package's folder
     for other in ("/x/g4debug/__main__.py", str(tmp_path / "g4debug")):
         monkeypatch.setattr(sys, "argv", [other, "list"])
-        assert _common.program() == f"{sys.executable} -m g4debug"
+        assert cli.program() == f"{sys.executable} -m g4debug"
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
-    assert _common.program() == "g4debug"
+    assert cli.program() == "g4debug"
 
 
 def test_only_heads_are_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

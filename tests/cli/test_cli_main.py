@@ -66,7 +66,9 @@ def test_unknown_command_suggests() -> None:
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose modules are subcommands too."""
     monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+    cli.command_names.cache_clear()
     yield tmp_path
+    cli.command_names.cache_clear()
     for name in [m for m in sys.modules if m.startswith("g4debug.cli.zz")]:
         del sys.modules[name]
 

@@ -23,8 +23,7 @@ from warm import signals
 import g4debug
 from g4debug import cli
 from g4debug.backends import adapter
-from g4debug.cli import _diagnose
-from g4debug.cli._common import make_console
+from g4debug.cli import _diagnose, make_console
 from g4debug.hooking import targets
 from g4debug.reporters import doctor
 from g4debug.reporters.doctor import Diagnosis, Row

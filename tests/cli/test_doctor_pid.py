@@ -156,7 +156,7 @@ def test_a_process_that_is_no_python_is_only_counted(capsys):
 def test_the_recorder_is_not_said_to_have_checked_nothing(capsys):
     from rich.console import Console
 
-    from g4debug.findings.record import TracerStatus
+    from g4debug.findings.status import TracerStatus
     from g4debug.reporters import running
 
     tracers = (TracerStatus("flight-recorder", "raise"), TracerStatus("page-table", "raise"))

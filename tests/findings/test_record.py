@@ -29,7 +29,7 @@ def test_whatever_a_record_holds_it_renders_within_its_width(
 ) -> None:
     import io
 
-    from g4debug.cli._common import make_console
+    from g4debug.cli import make_console
     from g4debug.reporters import json, terminal
 
     stream = io.StringIO()

@@ -6,8 +6,7 @@ import logging
 
 import pytest
 
-from g4debug.findings.record import Checked, Limit
-from g4debug.findings.status import LEDGER, MAX_LIMITS
+from g4debug.findings.status import LEDGER, MAX_LIMITS, Checked, Limit
 from g4debug.findings.steps import Recorder
 
 

@@ -108,7 +108,7 @@ def test_same_facts_as_show(kind: str) -> None:
     """Every word that ``show`` prints of the finding is in the page."""
     import io
 
-    from g4debug.cli._common import make_console
+    from g4debug.cli import make_console
     from g4debug.reporters import terminal
 
     record = SAMPLES[kind]()

@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sample_kinds import KINDS
 from sample_trap import FULL, SWA, sample_record, sample_steps, sample_table
 
-from g4debug.cli._common import make_console
+from g4debug.cli import make_console
 from g4debug.dumps import heads
 from g4debug.dumps.heads import Head, quoted
 from g4debug.dumps.incidents import Dump, group
-from g4debug.reporters import _histories, json, listing, page_map, terminal
-from g4debug.reporters._table_view import table_view
+from g4debug.reporters import _evidence, json, listing, terminal
+from g4debug.reporters._evidence import table_view
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 SOURCE = "/tmp/g4debug/g4debug-page-table-20260601T031415Z-4711-1.pt"
@@ -167,7 +167,7 @@ def big_table() -> object:
 @pytest.mark.parametrize("width", [80, 120])
 def test_page_map_of_a_large_table(width: int) -> None:
     table = big_table()
-    got = text(lambda c: page_map.render(table_view(table, 130, 2000, (FULL, SWA)), c), width)
+    got = text(lambda c: terminal.page_map(table_view(table, 130, 2000, (FULL, SWA)), c), width)
     fits(got, width)
     assert len(got.splitlines()) < 30
     compare(f"page-map-large-{width}.txt", got)
@@ -176,7 +176,7 @@ def test_page_map_of_a_large_table(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_steps(width: int) -> None:
     got = text(
-        lambda c: terminal.history(_histories.step_grid(sample_steps(), (FULL, SWA), at=118), c),
+        lambda c: terminal.history(_evidence.step_grid(sample_steps(), (FULL, SWA), at=118), c),
         width,
     )
     fits(got, width)

@@ -11,11 +11,11 @@ import pytest
 from sample_kinds import evicted
 from sample_trap import sample_record
 
-from g4debug.cli._common import make_console
+from g4debug.cli import make_console
 from g4debug.findings.kinds import KINDS, Contain
 from g4debug.findings.record import Pool, Step, TrapRecord
 from g4debug.reporters import _facts, html, terminal
-from g4debug.reporters._histories import percent
+from g4debug.reporters._evidence import percent
 
 TRIAGE = (Path(__file__).parents[2] / "TRIAGE.md").read_text()
 MENDED = {

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from record_strategies import TEXT, records
 
-from g4debug.cli._common import make_console
+from g4debug.cli import make_console
 from g4debug.findings.record import Holding, PageEvent, Transition, TrapRecord
 from g4debug.reporters import compare, diff, html, terminal
 

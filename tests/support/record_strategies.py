@@ -9,19 +9,17 @@ import torch
 from hypothesis import strategies as st
 
 from g4debug.findings.record import (
-    Checked,
     DeviceAssert,
     Finding,
-    Limit,
     Location,
     Lookup,
     OtherHook,
     Pool,
     Step,
     Table,
-    TracerStatus,
     TrapRecord,
 )
+from g4debug.findings.status import Checked, Limit, TracerStatus
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=12)

@@ -10,16 +10,14 @@ from __future__ import annotations
 import torch
 
 from g4debug.findings.record import (
-    Checked,
     Finding,
-    Limit,
     Location,
     Pool,
     Step,
     Table,
-    TracerStatus,
     TrapRecord,
 )
+from g4debug.findings.status import Checked, Limit, TracerStatus
 
 RIDS = (
     "5f0c2a9e8d1b4c77a3e6f1029b8d4e10",

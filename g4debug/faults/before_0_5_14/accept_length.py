@@ -6,20 +6,16 @@ last accepted token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults import accept_length
 from g4debug.faults._spec import survivors
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         live = survivors(batch)
         action = injection.fire() if live else None

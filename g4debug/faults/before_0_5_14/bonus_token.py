@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import with_path_only as absent
 from g4debug.faults.bonus_token import change
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 __all__ = ["absent", "install"]
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_read(result: Any, future_map: Any, batch: Any) -> Any:
         change(injection, batch)
         return result

@@ -11,7 +11,7 @@ for a request that loses a page by it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug import speculation
 from g4debug.faults._spec import asks_for, decodes, one_of, survivors
@@ -19,9 +19,7 @@ from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
 from g4debug.faults.double_bookkeeping import count_again
 from g4debug.hooking import req_kv
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def loses_a_page(request: Any, accepted: int, page: int) -> bool:
@@ -31,8 +29,6 @@ def loses_a_page(request: Any, accepted: int, page: int) -> bool:
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     def after_overlap(kept: Any, scheduler: Any, result: Any, batch: Any) -> Any:
         rows = survivors(batch) if speculation.of(batch) is not None else []
         page = scheduler.token_to_kv_pool_allocator.page_size

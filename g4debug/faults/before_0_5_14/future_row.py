@@ -5,24 +5,20 @@ Nothing is published apart from these stored rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import asks_for, decodes, survivors
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import with_path_only as absent
 from g4debug.faults.future_row import exchanged
 from g4debug.faults.grammar import GrammarError
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 __all__ = ["absent", "install"]
 BUFFERS = ("bonus_tokens_buf", "topk_index_buf", "topk_p_buf", "hidden_states_buf")
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     if any(action.task == "publish" for action in injection.chain.actions):
         raise GrammarError("future-row: with this SGLang's FutureMap nothing is published")
     launched: list[Any] = [None]  # the batch whose step is stored next

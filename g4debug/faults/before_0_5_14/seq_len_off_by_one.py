@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import at_end_of_decode, one_of
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.faults.seq_len_off_by_one import OFF
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks
 
 
 def install(hooks: Hooks, injection: Injection) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import at_end_of_decode
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
 from g4debug.faults.grammar import Action
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     extend: list[Any] = [None]
 
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:

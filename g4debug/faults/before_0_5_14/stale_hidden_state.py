@@ -6,19 +6,15 @@ draft there.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import put
 from g4debug.faults.base import Injection
 from g4debug.faults.stale_hidden_state import Old
-
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
+from g4debug.hooking.hooks import Hooks, Order
 
 
 def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
     seed, draft = Old(injection, "on"), Old(injection, "draft")
 
     def after_forward(result: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from g4debug.backends import adapters
-from g4debug.findings.record import TracerStatus
+from g4debug.findings.status import TracerStatus
 from g4debug.sanitizer.unsupported import BACKEND, PHASE
 
 TABLES, ALLOCATOR, CENSUS = "page-table", "kv-allocator", "pool-leak"

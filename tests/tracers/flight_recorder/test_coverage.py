@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from g4debug.backends import adapters
-from g4debug.findings.record import Checked, Limit, TracerStatus
+from g4debug.findings.status import Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.flight_recorder.completed_steps import REMEMBERED, Waited
 from g4debug.tracers.flight_recorder.coredump import core_dump
