@@ -414,11 +414,36 @@ _POOL_LEAK = (
         what="in the free list, although the pool has no such page",
     ),
     _census(
+        "shared",
+        "Two nodes of the prefix cache hold the page: one of them answers for the other one's "
+        "tokens.",
+        what="held by two nodes of the prefix cache",
+    ),
+    _census(
+        "locked",
+        "The server is idle, and nodes of the prefix cache are still locked. Their pages can never "
+        "be evicted.",
+        "`the prefix cache has … tokens locked in the … pool, and no request runs`",
+    ),
+    _census(
+        "miscounted",
+        "What the prefix cache says that it may evict and has locked is not what its nodes hold. "
+        "SGLang admits requests by these numbers, and its own leak check dies of them.",
+        "`the prefix cache says that it has … tokens of the … pool, and its nodes have …`",
+    ),
+    _census(
+        "row-repeated",
+        "A row of `req_to_token` is in the list of free rows twice: two requests will get it.",
+        "`… of req_to_token is in the list of free rows more than once`",
+        command="g4debug show --all <this dump>",
+    ),
+    _census(
         "row",
         "The server is idle, and a request still holds its row of `req_to_token`, and with it its "
-        "pages.",
-        "`requests still hold a row of req_to_token`, or "
-        "`1 request still holds a row of req_to_token`",
+        "pages; or the row is not free and nobody holds it.",
+        "`requests still hold a row of req_to_token`, "
+        "`1 request still holds a row of req_to_token`, or "
+        "`… of req_to_token is neither free nor held by a request`",
         command="g4debug show --all <this dump>",
     ),
 )
