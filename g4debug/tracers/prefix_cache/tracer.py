@@ -304,8 +304,8 @@ class PrefixCacheTracer:
     # --- what is told ------------------------------------------------------------------------
 
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
-        if violation.kind == "freed-page" and self.ledger.broken:
-            return False
+        if self.ledger.broken and violation.kind in ("freed-page", "holds-other"):
+            return False  # what is freed is not noted any more
         if is_real(self.ledger, tree, violation, prompt.rid):
             return True
         self._doubts += 1
@@ -365,6 +365,6 @@ TRACER = Tracer(
     title="a node's pages are those that were handed over for its tokens",
     install=install,
     ledger=True,
-    without_ledger="not whether a page is free, or another request's",
+    without_ledger="not whether a page that is handed over is free or somebody else's",
     young=True,
 )
