@@ -48,7 +48,7 @@ from g4debug.tracers.pool_leak.report import (
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
 REMEMBERED = 4096  # requests whose release is remembered
 SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
-PAGES_OF = "pages of the {} pool"  # what it counts
+PAGES_OF = "pages of the {} pool"  # what it counts; the flight recorder reads it
 OFTEN = 256  # below so many steps, every count that was asked for is made
 
 

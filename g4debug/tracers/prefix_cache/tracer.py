@@ -89,9 +89,12 @@ class PrefixCacheTracer:
             context.before(f"tree.{family}.insert", self.before_insert, optional=True)
             context.after(f"tree.{family}.match", self.after_match, optional=True)
             context.after(f"tree.{family}.path", self.after_path, optional=True)
-            for when in ("finished", "unfinished"):
+            for when, hook in (
+                ("finished", self.before_caching),
+                ("unfinished", self.before_unfinished),
+            ):
                 site = f"tree.{family}.{when}"
-                context.before(site, self.before_caching, optional=True)
+                context.before(site, hook, optional=True)
                 context.after(site, self.after_caching, optional=True)
         for site in ("tree.prefix", "tree.unified.prefix"):
             context.after(site, self.after_prefix, optional=True)
@@ -162,6 +165,22 @@ class PrefixCacheTracer:
 
     def before_caching(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         self._inserting, self._inserted = request, None
+        tokens = kwargs.get("up_to")
+        if tokens is not None:
+            self._before_tokens(tree, request, int(tokens))
+
+    def before_unfinished(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.before_caching(tree, request)
+        filled = getattr(request, "get_fill_ids", None)
+        self._before_tokens(tree, request, len(filled() if filled else request.fill_ids))
+
+    def _before_tokens(self, tree: Any, request: Any, tokens: int) -> None:
+        """SGLang is about to hand over the first ``tokens`` of a request, and may free before that
+        what their window does not reach."""
+        if self._judges(tree) and not _has_session(request):
+            size = int(tree.page_size)
+            whole = (tokens - int(_pairs(tree))) // size * size
+            self._beyond(tree, Prompt(np.empty(0, dtype=np.uint64), request), whole)
 
     def after_caching(self, result: Any, *args: Any, **kwargs: Any) -> Any:
         self._inserting = self._inserted = None
