@@ -155,9 +155,21 @@ def _register(settings: Settings, plan: Plan) -> None:
 
 
 def chosen(settings: Settings) -> list[Tracer]:
-    """The tracers that the settings arm. An opt-in tracer is armed only if it is named."""
-    loaded = (discovery.load("tracer", name) for name in settings.tracers)
-    return [tracer for tracer in loaded if settings.trace or not tracer.opt_in]
+    """The tracers that the settings arm. An opt-in tracer is armed only if it is named, and so is a
+    young one where it was not run."""
+    loaded = [discovery.load("tracer", name) for name in settings.tracers]
+    if settings.trace:
+        return loaded
+    return [tracer for tracer in loaded if not (tracer.opt_in or _is_too_young(settings, tracer))]
+
+
+def _is_too_young(settings: Settings, tracer: Tracer) -> bool:
+    from g4debug.hooking import targets
+
+    if not tracer.young:
+        return False
+    cpu_engine = on_cpu(settings)
+    return bool(targets.not_run((tracer.id,), cpu_engine, "" if cpu_engine else kind_of_gpu()))
 
 
 def on_cpu(settings: Settings) -> bool:

@@ -414,12 +414,106 @@ _POOL_LEAK = (
         what="in the free list, although the pool has no such page",
     ),
     _census(
+        "shared",
+        "Two nodes of the prefix cache hold the page: one of them answers for the other one's "
+        "tokens.",
+        what="held by two nodes of the prefix cache",
+    ),
+    _census(
+        "locked",
+        "The server is idle, and nodes of the prefix cache are still locked. Their pages can never "
+        "be evicted.",
+        "`the prefix cache has … tokens locked in the … pool, and no request runs`",
+    ),
+    _census(
+        "miscounted",
+        "What the prefix cache says that it may evict and has locked is not what its nodes hold. "
+        "SGLang admits requests by these numbers, and its own leak check dies of them.",
+        "`the prefix cache says that it has … tokens of the … pool, and its nodes have …`",
+    ),
+    _census(
+        "row-repeated",
+        "A row of `req_to_token` is in the list of free rows twice: two requests will get it.",
+        "`… of req_to_token is in the list of free rows more than once`",
+        command="g4debug show --all <this dump>",
+    ),
+    _census(
         "row",
         "The server is idle, and a request still holds its row of `req_to_token`, and with it its "
-        "pages.",
-        "`requests still hold a row of req_to_token`, or "
-        "`1 request still holds a row of req_to_token`",
+        "pages; or the row is not free and nobody holds it.",
+        "`requests still hold a row of req_to_token`, "
+        "`1 request still holds a row of req_to_token`, or "
+        "`… of req_to_token is neither free nor held by a request`",
         command="g4debug show --all <this dump>",
+    ),
+)
+
+# --- prefix-cache -------------------------------------------------------------------------------
+
+_node = partial(
+    FindingKind, "prefix-cache", entry="The prefix cache gets or gives wrong pages",
+    command=f"G4DEBUG_TRACE=prefix-cache,kv-allocator,page-table,pool-leak {LAUNCH}",
+)
+_over = partial(
+    _node, look="what writes the request's row of `req_to_token`",
+    expected="the request's own pages, or those that the prefix cache lent to it, in the order of "
+    "its tokens, each once",
+)
+_out_of = partial(
+    _node, look="`got` says who handed the page over, as which tokens; the headline has the node",
+    expected="the pages that were handed over for these tokens",
+)
+_TREE, _RUNS = "the nodes of the prefix cache", f"{_ROWS} and {_FREE_LISTS}"
+_PREFIX_CACHE = (
+    _over(
+        "beyond", "a request hands over more tokens than it has KV for",
+        "`… hands over tokens that it has no KV for`",
+        look="whether the chunk was admitted (upstream #24252)",
+        what="hands over tokens that it has no KV for",
+        expected="no more tokens than the request has KV for",
+    ),
+    _over(
+        "no-page", "a slot that is in no page of the pool is handed over or handed out",
+        what="which the pool does not have",
+    ),
+    _over(
+        "not-in-order", "the slots of a page are not all of one page, from its first to its last",
+        what="but its slots are not in order",
+    ),
+    _over("twice", "a request hands over one page twice", what="and it has handed it over before"),
+    _over(
+        "holds-other",
+        "a request hands over a page that the prefix cache has already, for other tokens",
+        confirmed_by=_TREE, suspicion=True, what="but the page holds other tokens",
+    ),
+    _over(
+        "freed", "a request hands over a page that is free",
+        confirmed_by=_FREE_LISTS, suspicion=True, what="but the page is free",
+    ),
+    _over(
+        "foreign", "a request hands over a page of another request, which still runs",
+        confirmed_by=_ROWS, suspicion=True, what="but another request has the page",
+    ),
+    _over(
+        "misplaced", "a request hands over a page of its own in the wrong place",
+        confirmed_by=_FREE_LISTS, suspicion=True, what="but it was given for other tokens",
+    ),
+    _out_of(
+        "wrong-page",
+        "the prefix cache hands out a page that was handed over for other tokens: the request "
+        "reads somebody else's KV",
+        what="but the page holds other tokens",
+    ),
+    _out_of(
+        "freed-page",
+        "the prefix cache hands out a page that is free, or that was given to somebody else since",
+        confirmed_by=_RUNS, suspicion=True, what="but the page was freed",
+    ),
+    _out_of(
+        "length", "a node of the prefix cache has another number of slots than of tokens",
+        "`a node of the prefix cache has not one slot for each token: …`",
+        what="a node of the prefix cache has not one slot for each token",
+        expected="one slot for each token of the node's key",
     ),
 )
 
@@ -627,6 +721,7 @@ for _kind in (
     *_ALLOCATOR,
     *_SPEC_LIFECYCLE,
     *_POOL_LEAK,
+    *_PREFIX_CACHE,
     *_KV_INTEGRITY,
     *(WRITTEN_TO_OTHER, WRITTEN_TO_FREE, *(kind.record for kind in KvWritesKind)),
     *_FLIGHT_RECORDER,

@@ -73,6 +73,30 @@ def _since(release: str, path: str) -> tuple[tuple[str, str | None], ...]:
     return ((f"<{release}", None), (_ANY, path))
 
 
+_CACHE, _PREFIX = "sglang.srt.mem_cache", "prefix_device_indices"
+
+
+def _tree(
+    family: str, path: str, until: str = "", checkpoint: str = "checkpoint"
+) -> dict[str, tuple[tuple[str, str | None], ...]]:
+    """What a prefix cache has that is a tree. checkpoint: what 0.5.23 calls to hand pages over."""
+    path = f"{_CACHE}.{path}"
+    sites: dict[str, tuple[tuple[str, str | None], ...]] = {
+        f"tree.{family}.insert": ((_ANY, f"{path}.insert"),),
+        f"tree.{family}.match": _until("0.5.23", f"{path}.match_prefix"),
+        f"tree.{family}.path": _since("0.5.23", f"{path}.path_device_indices"),
+        f"tree.{family}.unfinished": _until("0.5.23", f"{path}.cache_unfinished_req"),
+        f"tree.{family}.finished": (
+            ("<0.5.21", f"{path}.cache_finished_req"),
+            ("<0.5.23", f"{path}.insert_req"),
+            (_ANY, f"{path}.{checkpoint}"),
+        ),
+    }
+    if not until:
+        return sites
+    return {site: ((f">={until}", None), *places) for site, places in sites.items()}
+
+
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 
@@ -259,6 +283,16 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "tree.swa_insert": _until(
         "0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"
     ),
+    # The prefix cache: a request hands its pages over ("finished", "unfinished", and in them
+    # "insert"), and gets pages. Up to 0.5.21 a match gives them; then it gives a node, and "prefix"
+    # and "path" give the pages.
+    **_tree("radix", "radix_cache.RadixCache"),
+    **_tree("swa", "swa_radix_cache.SWARadixCache", until="0.5.21"),
+    **_tree("unified", "unified_radix_cache.UnifiedRadixCache", checkpoint="checkpoint_into_tree"),
+    "tree.prefix": _since("0.5.23", f"{_CACHE}.base_prefix_cache.BasePrefixCache.{_PREFIX}"),
+    "tree.unified.prefix": _since(
+        "0.5.23", f"{_CACHE}.unified_radix_cache.UnifiedRadixCache.{_PREFIX}"
+    ),
     "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
     "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
     "vision.tower_init": ((_ANY, f"{_VISION}.Gemma4VisionEncoder.__init__"),),
@@ -306,14 +340,17 @@ _EVERY = (
 RUN: dict[str, dict[str, tuple[str, ...]]] = {
     "0.5.12.post1": {
         **dict.fromkeys((*_EVERY, "kv-writes"), (CPU, H200)),
-        "rank-divergence": (CPU,),
+        **dict.fromkeys(("rank-divergence", "prefix-cache"), (CPU,)),
     },
     "0.5.13.post1": {name: (CPU,) for name in _EVERY if name != "kv-integrity"},
     "0.5.15.post1": {
         **dict.fromkeys(_EVERY, (CPU, H200)),
         **dict.fromkeys(("kv-writes", "rank-divergence"), (CPU,)),
     },
-    "0.5.23": dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
+    "0.5.23": {
+        **dict.fromkeys((*_EVERY, "kv-writes", "rank-divergence"), (CPU, H200)),
+        "prefix-cache": (CPU,),
+    },
 }
 
 

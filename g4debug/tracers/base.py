@@ -30,7 +30,9 @@ class Tracer:
 
     title: what must hold, in one line. ledger: it needs the page ledger (``context.ledger``).
     without_ledger: the rest of its checks when the ledger was given up, '' for nothing. opt_in: it
-    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``. young: so
+    it is where it was not run yet (:data:`g4debug.hooking.targets.RUN`); else it would keep the
+    others from being armed there.
     """
 
     id: str
@@ -39,6 +41,7 @@ class Tracer:
     ledger: bool = False
     without_ledger: str = ""
     opt_in: bool = False
+    young: bool = False
 
 
 class Context:

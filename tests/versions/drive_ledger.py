@@ -60,6 +60,7 @@ class Books:
         from g4debug.tracers.base import Context
         from g4debug.tracers.kv_allocator.tracer import KvAllocatorTracer
         from g4debug.tracers.pool_leak.tracer import PoolLeakTracer
+        from g4debug.tracers.prefix_cache.tracer import PrefixCacheTracer
         from g4debug.trapping.describe import Describer
         from g4debug.trapping.trap import Trap
 
@@ -76,7 +77,9 @@ class Books:
 
         self.swa = KvAllocatorTracer(context("kv-allocator"))
         self.leak = PoolLeakTracer(context("pool-leak"))
+        self.cache = PrefixCacheTracer(context("prefix-cache"))
         self.swa.install()
+        self.cache.install()
         self.leak.install()
         for injection in faults.install_all(parse(fault), hooks):
             log = injection.log

@@ -190,6 +190,7 @@ class Server:
         self.algorithm = algorithm.from_string("EAGLE" if spec else None)
         self.waiting: list[Any] = []
         self.chunked: Any = None
+        self.parked = False  # the chunked request got no room in the last round
         self.running: Any = None
         self.last: Any = None  # the batch that ran last
         self.queue: list[tuple[Any, list[int]]] = []  # batches, and tokens of each request
@@ -269,7 +270,7 @@ class Server:
 
     def _next(self) -> Any:
         last, chunked = self.last, self.chunked
-        if chunked is not None:
+        if chunked is not None and not self.parked:  # upstream #24252
             self._unfinished(chunked)
         if last is not None and last.forward_mode.is_extend():
             last.filter_batch(
@@ -319,6 +320,7 @@ class Server:
         if self.chunked is not None:
             self.chunked.init_next_round_input()
             self.chunked = adder.add_chunked_req(self.chunked)
+            self.parked = self.chunked is not None and self.chunked not in adder.can_run_list
         busy = 0 if self.running is None else len(self.running.reqs)
         for request in list(self.waiting):
             if busy + len(adder.can_run_list) >= ROWS - 2:
@@ -334,7 +336,7 @@ class Server:
         admitted = {id(r) for r in adder.can_run_list}
         self.waiting = [r for r in self.waiting if id(r) not in admitted]
         if adder.new_chunked_req is not None:
-            self.chunked = adder.new_chunked_req
+            self.chunked, self.parked = adder.new_chunked_req, False
         if self.chunked is not None:
             for name in ("is_chunked", "inflight_middle_chunks"):
                 if hasattr(self.chunked, name):

@@ -17,6 +17,8 @@ from g4debug.findings.status import TracerStatus
 from g4debug.sanitizer.unsupported import BACKEND, PHASE
 
 TABLES, ALLOCATOR, CENSUS = "page-table", "kv-allocator", "pool-leak"
+GIVEN = "the hand-outs and frees of KV pages"  # what kv-allocator judges
+POOL = "pages of the {} pool"  # what a census counts
 LEDGER, STEPS = "ledger", "step-recorder"
 # What nobody has looked at if this tracer is not armed.
 SUBJECTS: Mapping[str, str] = {
@@ -26,6 +28,7 @@ SUBJECTS: Mapping[str, str] = {
     "spec-lifecycle": "the state between draft and verify",
     "kv-integrity": "what is in the KV pages",
     "kv-writes": "where KV is written",
+    "prefix-cache": "what the prefix cache gets and gives",
 }
 GUARDED = tuple(adapter.name for adapter in adapters())
 COUNTED = ("tables", "token lists")  # what it counts, and the same "captured in CUDA graphs"
@@ -59,6 +62,7 @@ def innocence(death: Death, tracers: Iterable[TracerStatus]) -> list[str]:
         judged = "range"  # it is not known what runs on what, so which tables is not known, too
     pages = _sound(allocator, armed.get(LEDGER)) and _checked(allocator, "hand-outs") > 0
     lines = [_verdict(death, judged, pages, guarded, _until(death, table))]
+    lines += _lost_pages(armed.get(CENSUS))
     found_right = [_counts(armed[name]) for name in SUBJECTS if name in armed]
     lines += _list("Checked, and nothing found", [text for text in found_right if text])
     if judged != "nothing" and table is not None:
@@ -82,7 +86,7 @@ def _verdict(
     if guarded is not None:
         only = f" of {' and '.join(guarded)}" if guarded else " that was checked"
     if judged == "right" and pages:
-        return f"Page tables{only} and KV pages are innocent {upto}{where}."
+        return f"Page tables{only} and {GIVEN} are innocent {upto}{where}."
     if judged == "right":
         return (
             f"Page tables{only} are innocent {upto}; the KV allocators were not checked, or not "
@@ -98,6 +102,24 @@ def _verdict(
             f"The KV allocators are innocent {upto}; page tables were not checked, or not always."
         )
     return "Neither page tables nor KV pages were checked, so either may be guilty."
+
+
+def _lost_pages(census: TracerStatus | None) -> list[str]:
+    """What was counted of each pool, and when: lost pages are seen by a count, and not before."""
+    if census is None:
+        return []  # it stands among what was not looked at
+    begin, end = POOL.split("{}")
+    counted = [
+        f"the {c.what[len(begin) : -len(end)]} pool in step {c.step}"
+        for c in census.checked
+        if c.count and c.what.startswith(begin) and c.what.endswith(end)
+    ]
+    if not counted:
+        return ["No pool was counted, so pages may be lost, or be free and in use at once."]
+    pools = " and ".join(counted)
+    found = sum(census.findings.values())
+    then = "" if found else "; every page was somebody's then"
+    return [f"Counted last: {pools}{then}. Pages that were lost after that were not looked for."]
 
 
 def _guarded(death: Death, table: TracerStatus | None) -> list[str] | None:

@@ -38,6 +38,11 @@ def cause(
         if len(frees) < 2:
             return f"no second free of the page was recorded{given}: {_PAST}{then}"
         return f"the page was freed twice, {said(frees[-2])} and {said(frees[-1])}{then}"
+    if kind == "shared":
+        return (
+            f"a node of the prefix cache was given a page that another node has{given}: at an "
+            "insert, or its value was overwritten; prefix-cache tells which as soon as it is used"
+        )
     freed = ledger.log.last_naming(holding.pool, page, TAKES)
     if freed is None:
         return f"no free of this index was recorded: {_PAST}"

@@ -6,7 +6,7 @@ This is a pure function on numpy arrays. SGLang's own check (``_check_pool_invar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,14 +19,16 @@ _NONE: Pages = np.empty(0, dtype=np.int64)
 class Census:
     """The pages of one pool that are wrong: page indices, sorted.
 
-    leaked: neither free nor owned. double: free and owned at once. repeated: in the free list more
-    than once. outside: in the free list, but the pool has no such page.
+    leaked: neither free nor owned. double: free and used at once. repeated: in the free list more
+    than once. outside: in the free list, but the pool has no such page. shared: two nodes of the
+    prefix cache have it.
     """
 
     leaked: Pages
     double: Pages
     repeated: Pages
     outside: Pages
+    shared: Pages = field(default_factory=_NONE.copy)
 
     def wrong(self) -> dict[str, Pages]:
         """Kind of finding -> its pages, which may be none."""
@@ -37,25 +39,39 @@ class Census:
         return not any(map(len, self.wrong().values()))
 
 
-def take_census(pages: int, free: Pages, owned: Pages, maybe: Pages = _NONE) -> Census:
+def take_census(
+    pages: int,
+    free: Pages,
+    owned: Pages,
+    maybe: Pages = _NONE,
+    used: Pages | None = None,
+    shared: Pages = _NONE,
+) -> Census:
     """Check one pool.
 
     pages: the number of pages, including the reserved page 0. free: the allocator's free list, in
-    any order. owned: the pages of the prefix cache and of live requests, in any order. A page that
-    is shared may be in it several times; page 0 and indices outside the pool are ignored. maybe:
-    pages that may be owned: they are neither lost nor, if they are free, in use for certain.
+    any order. owned: the pages that the prefix cache or a live request has to give back, in any
+    order. A page that is shared may be in it several times; page 0 and indices outside the pool are
+    ignored. maybe: pages that may be owned: they are neither lost nor, if they are free, in use for
+    certain. used: the pages that somebody reads; None for those that are owned. shared: pages that
+    two nodes of the prefix cache have.
     """
     inside = free[(free > 0) & (free < pages)]
     times_free = np.bincount(inside, minlength=pages)
-    is_owned = np.zeros(pages, dtype=np.bool_)
-    is_owned[owned[(owned > 0) & (owned < pages)]] = True
-    may_be = is_owned.copy()
-    may_be[maybe[(maybe > 0) & (maybe < pages)]] = True
-    lost = (times_free == 0) & ~may_be
+
+    def among(some: Pages) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        found = np.zeros(pages, dtype=np.bool_)
+        found[some[(some > 0) & (some < pages)]] = True
+        return found
+
+    is_owned = among(owned)
+    is_used = is_owned if used is None else among(used)
+    lost = (times_free == 0) & ~is_owned & ~among(maybe)
     lost[0] = False
     return Census(
         leaked=lost.nonzero()[0],
-        double=((times_free > 0) & is_owned).nonzero()[0],
+        double=((times_free > 0) & is_used).nonzero()[0],
         repeated=(times_free > 1).nonzero()[0],
         outside=np.unique(free[(free <= 0) | (free >= pages)]),
+        shared=np.unique(shared),
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Finding, Holding, Location, PageEvent
 from g4debug.hooking import req_kv
+from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import short
 from g4debug.tracers.pool_leak.causes import cause, cause_of_row
 from g4debug.tracers.pool_leak.check import Census, Pages
+from g4debug.tracers.pool_leak.look import View
 
 NAMED = 8  # pages and holdings that are named one by one
 Released = Mapping[str, tuple[int, bool]]
@@ -76,6 +78,79 @@ def describe_rows(
         expected="all rows are given back when the server is idle",
         got=f"rows of these requests: {', '.join(str(r.rid) for r in live[:NAMED])}",
         cause=cause_of_row(first, released),
+    )
+    return finding, holdings
+
+
+def describe_lost_rows(
+    lost: Sequence[int], again: Sequence[int], holders: Holders, ledger: Ledger
+) -> tuple[Finding, tuple[Holding, ...]]:
+    """The finding about rows that nobody holds and that are not free, or that are free twice."""
+    kind, rows = ("row-repeated", again) if again else ("row", lost)
+    holdings = []
+    for row in rows[:NAMED]:
+        page = int(holders.row(row, 1)[0])
+        owner = ledger.owner("full", page)
+        last = f"its first page is page {page} of the full pool, of {owner or 'nobody known'}"
+        holdings.append(Holding("req_to_token", (row,), 1, kind, owner, last))
+    count, first = len(rows), rows[0]
+    some = f"{count} row{'s' * (count != 1)} of req_to_token {'is' if count == 1 else 'are'} "
+    if again:
+        what = f"{some}in the list of free rows more than once (row {first})"
+        cause = "ReqToTokenPool.free was called twice for a request, or the list was overwritten"
+    else:
+        what = f"{some}neither free nor held by a request (row {first})"
+        cause = "a request was dropped without release_kv_cache; by whom is not known"
+    finding = _finding(
+        kind,
+        ledger,
+        True,
+        what,
+        request=holdings[0].owner,
+        expected="each row is once in the list of free rows, or a request or a session holds it",
+        got=f"row{'s' * (count != 1)} {', '.join(map(str, rows[:NAMED]))}",
+        cause=cause,
+    )
+    return finding, tuple(holdings)
+
+
+def describe_miscounted(view: View, ledger: Ledger, idle: bool) -> Finding:
+    """The finding about a prefix cache that has a wrong idea of its own size."""
+    evictable, protected = view.sizes or (0, 0)
+    return _finding(
+        "miscounted",
+        ledger,
+        idle,
+        f"the prefix cache says that it has {evictable + protected} tokens of the {view.name} "
+        f"pool, and its nodes have {view.cached}",
+        request="",
+        expected="what may be evicted and what is locked are together what the nodes have",
+        got=f"{evictable} tokens may be evicted and {protected} are locked, but the nodes have "
+        f"{view.cached}",
+        cause="a node got other slots than its key has tokens, or the count was changed without "
+        "the nodes; which of the two is not known",
+    )
+
+
+def describe_locked(
+    view: View, pages: Pages, released: Released, ledger: Ledger
+) -> tuple[Finding, tuple[Holding, ...]]:
+    """The finding about nodes that are locked on an idle server. pages: of the full pool."""
+    tokens = view.sizes.protected if view.sizes is not None else 0
+    holdings = tuple(_by_owner("full", pages, "locked", set(), released, ledger)[:NAMED])
+    owner = holdings[0].owner if holdings else ""
+    finding = _finding(
+        "locked",
+        ledger,
+        True,
+        f"the prefix cache has {tokens} tokens locked in the {view.name} pool, and no request runs"
+        + (f" (full page {int(pages[0])}, handed out for {owner or 'nobody known'})"
+           if len(pages) else ""),
+        request=owner,
+        expected="nothing is locked when the server is idle",
+        got=f"{tokens} tokens of the {view.name} pool are locked, in the full pages {_list(pages)}",
+        cause="a request ended without giving its lock back (dec_lock_ref), or a lock was taken "
+        "twice; which request is not known. These pages can never be evicted",
     )
     return finding, holdings
 

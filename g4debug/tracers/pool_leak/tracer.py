@@ -3,7 +3,7 @@
 The tracer counts all pages after the server became idle, and after every ``G4DEBUG_LEAK_STEPS``
 busy steps. Two signs make it count at once (:mod:`g4debug.tracers.pool_leak.occasions`): a request
 is given pages for tokens that it holds pages for, and no step is run although requests wait. It
-counts in SGLang's own structures (:mod:`g4debug.ledger.holders`). The page ledger
+counts in SGLang's own structures (:mod:`g4debug.tracers.pool_leak.look`). The page ledger
 adds what SGLang's check does not know: whose page it was, and what should have given it back. A
 count costs O(pages of the pools + nodes of the prefix cache). Between two counts there is next to
 no cost.
@@ -24,20 +24,31 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterable
 from typing import Any
 
+import numpy as np
+
 from g4debug.findings.record import Evidence
 from g4debug.hooking import req_kv
 from g4debug.hooking.idle_work import IdleWork, State
-from g4debug.ledger.holders import Holders, PoolView, finish
+from g4debug.ledger import cache_tree
+from g4debug.ledger.holders import Holders, finish
 from g4debug.sanitizer.unsupported import other_books
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.check import Census, take_census
+from g4debug.tracers.pool_leak.look import Rows, View, look
 from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
-from g4debug.tracers.pool_leak.report import describe, describe_rows
+from g4debug.tracers.pool_leak.report import (
+    describe,
+    describe_locked,
+    describe_lost_rows,
+    describe_miscounted,
+    describe_rows,
+)
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
 REMEMBERED = 4096  # requests whose release is remembered
 SHARE = 200  # a count on a busy server may cost one SHARE-th of the time
+PAGES_OF = "pages of the {} pool"  # what it counts; the flight recorder reads it
 OFTEN = 256  # below so many steps, every count that was asked for is made
 
 
@@ -96,13 +107,13 @@ class PoolLeakTracer:
             self.idle.done = state
             return
         self._scheduler = scheduler
-        views = self.idle.go_on(state, whole)
-        if views is not None:
-            self.judge(views, idle=True)
+        found = self.idle.go_on(state, whole)
+        if found is not None:
+            self.judge(*found, idle=True)
 
-    def _look(self) -> Generator[None, None, list[PoolView]]:
+    def _look(self) -> Generator[None, None, tuple[list[View], Rows]]:
         self.ledger.settle(wait=True)
-        return self._of(self._scheduler).look(self.live_requests())
+        return look(self._of(self._scheduler), self.live_requests())
 
     def after_result(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         every, step = self.context.settings.leak_steps, self.context.recorder.step
@@ -123,19 +134,51 @@ class PoolLeakTracer:
         """Count all pages at once, and report those that are wrong."""
         if self._is_usable(scheduler):
             self.ledger.settle(wait=True)
-            self.judge(finish(self._of(scheduler).look(self.live_requests())), idle)
+            self._scheduler = scheduler
+            self.judge(*finish(look(self._of(scheduler), self.live_requests())), idle)
 
-    def judge(self, views: list[PoolView], idle: bool) -> None:
-        """Report the pages that are wrong in what a look has found."""
+    def judge(self, views: list[View], rows: Rows, idle: bool) -> None:
+        """Report what is wrong in what a look has found."""
         self.censuses += 1
         self.context.checked(1, "censuses")
         live = self.live_requests()
         for view in views:
-            census = take_census(view.pages, view.free, view.owned, view.maybe)
+            # What was counted, and when, for whoever says later what is innocent.
+            self.context.checked(view.pages - 1, PAGES_OF.format(view.name))
+            census = take_census(
+                view.pages, view.free, view.owned, view.maybe, view.used, view.shared
+            )
             if not census.sound:
                 self._report(view.name, census, live, idle)
+        self._judge_rows(rows, live, idle)
+        for view in views:
+            self._judge_sizes(view, live, idle)
+
+    def _judge_rows(self, rows: Rows, live: list[Any], idle: bool) -> None:
         if idle and live:
             self._report_rows(live)
+        lost = rows.unknown if idle and not live else ()
+        if (lost or rows.again) and self._is_new(("row", r) for r in (*lost, *rows.again)):
+            found = describe_lost_rows(lost, rows.again, self._of(self._scheduler), self.ledger)
+            self.context.trap.report(found[0], Evidence(holdings=found[1]))
+
+    def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
+        """What the prefix cache says of its own size, which SGLang admits requests by."""
+        sizes = view.sizes
+        if sizes is None:
+            return
+        if sum(sizes) != view.cached and self._is_new([(f"size {view.name}", 0)]):
+            self.context.trap.report(describe_miscounted(view, self.ledger, idle), Evidence())
+        # A session locks what it reads, and it has no request between its turns.
+        sessions = has_sessions(self._scheduler.tree_cache)
+        if idle and sizes.protected and not live and not sessions:
+            tree = cache_tree.innermost(self._scheduler.tree_cache)
+            size = self._of(self._scheduler).page_size
+            slots = cache_tree.locked(tree, view.name)
+            pages = np.unique(slots // size)
+            if self._is_new((f"lock {view.name}", int(page)) for page in pages):
+                found = describe_locked(view, pages, self.released, self.ledger)
+                self.context.trap.report(found[0], Evidence(holdings=found[1]))
 
     def _state_of(self, scheduler: Any) -> State:
         """What must not change while a look goes on."""
@@ -179,6 +222,11 @@ class PoolLeakTracer:
             if why:
                 self.context.off(why)
         return self._usable
+
+
+def has_sessions(tree: Any) -> bool:
+    """True if streaming sessions keep KV between their turns."""
+    return any(getattr(one, "slots", None) for one in (tree, getattr(tree, "session", None)))
 
 
 def _unusable(scheduler: Any) -> str:

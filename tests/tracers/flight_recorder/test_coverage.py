@@ -25,10 +25,11 @@ from g4debug.tracers.flight_recorder.coverage import (
 COUNTED = {
     "page-table": "tables",
     "kv-allocator": "hand-outs",
-    "pool-leak": "censuses",
+    "pool-leak": "pages of the full pool",
     "spec-lifecycle": "hand-overs",
     "kv-integrity": "checksums of pages",
     "kv-writes": "locations",
+    "prefix-cache": "pages handed out",
 }
 
 
@@ -66,15 +67,48 @@ def but(**changes):
 
 def test_all_is_well():
     assert said(ALL) == [
-        "Page tables and KV pages are innocent up to step 41; look at the kernel.",
+        "Page tables and the hand-outs and frees of KV pages are innocent up to step 41; look at the kernel.",
+        "Counted last: the full pool in step 41; every page was somebody's then. Pages that were "
+        "lost after that were not looked for.",
         "Checked, and nothing found: page-table: 7 tables (the last in step 41); kv-allocator: "
-        "7 hand-outs (the last in step 41); pool-leak: 7 censuses (the last in step 41); "
+        "7 hand-outs (the last in step 41); pool-leak: 7 pages of the full pool (the last in step "
+        "41); "
         "spec-lifecycle: 7 hand-overs (the last in step 41); kv-integrity: 7 checksums of pages "
-        "(the last in step 41); kv-writes: 7 locations (the last in step 41).",
+        "(the last in step 41); kv-writes: 7 locations (the last in step 41); prefix-cache: 7 "
+        "pages handed out (the last in step 41).",
         "Step 42 may not have been finished. The guard runs in front of the kernel, and what it "
         "left in host memory was read after the error: it names no bad cell. Whether the guard had "
         "run by then is not known.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"count": 0}, "No pool was counted, so pages may be lost, or be free and in use at once."),
+        (
+            {
+                "checked": (
+                    Checked("censuses", 3, 40),
+                    Checked("pages of the full pool", 30, 40),
+                    Checked("pages of the swa pool", 20, 33),
+                )
+            },
+            "Counted last: the full pool in step 40 and the swa pool in step 33; every page was "
+            "somebody's then. Pages that were lost after that were not looked for.",
+        ),
+    ],
+)
+def test_lost_pages_are_innocent_only_of_what_was_counted(change, told):
+    lines = said(but(pool_leak=change))
+    assert lines[1] == told
+    assert "Page tables and the hand-outs and frees of KV pages are innocent" in lines[0]
+
+
+def test_without_a_census_nothing_is_said_of_lost_pages():
+    lines = said(but(pool_leak=None))
+    assert not any("ounted" in line for line in lines)
+    assert "lost pages (pool-leak is not armed)" in lines[-1]
 
 
 def test_replays_are_told_with_what_cannot_be_seen_in_them():
@@ -82,7 +116,7 @@ def test_replays_are_told_with_what_cannot_be_seen_in_them():
     lines = said(but(page_table={"checked": captured}), replays=30)
     assert "up to step 41 (30 of them CUDA-graph replays); look at the kernel." in lines[0]
     assert (
-        "page-table: 24 tables captured in CUDA graphs (the last in step 0), 41 steps" in lines[1]
+        "page-table: 24 tables captured in CUDA graphs (the last in step 0), 41 steps" in lines[2]
     )
     assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
 
@@ -94,7 +128,7 @@ def test_another_exception_is_no_kernels():
 def test_phases_without_a_guard():
     backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and KV pages are innocent up to step 41")
+    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
     assert lines[-1] == (
         "Not looked at: the page tables of prefill and verify (attention backend fa3)."
     )
@@ -104,7 +138,7 @@ def test_both_halves_of_a_split_backend_are_guarded():
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lists = (Checked("token lists captured in CUDA graphs", 24, 0), Checked("steps", 41, 41))
     lines = said(but(page_table={"checked": lists}), backends=backends, replays=30)
-    assert lines[0].startswith("Page tables and KV pages are innocent up to step 41")
+    assert lines[0].startswith("Page tables and the hand-outs and frees of KV pages are innocent up to step 41")
     assert not any("attention backend" in line for line in lines)
     assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
 
@@ -120,7 +154,7 @@ def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
     """As on a GPU on which it was never run: trtllm_mha alone is judged, and that in full."""
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lines = said(but(page_table={"limits": REFUSED}), backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and KV pages are innocent up to step 41")
+    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
     assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
     (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
     assert told.startswith("No page table that was checked named a page outside of its pool")
@@ -173,7 +207,7 @@ def test_the_guarded_backends_are_those_with_an_adapter():
         ),
         (  # one table was checked, and nothing after that
             {"page_table": {"checked": (Checked("tables", 1, 3), Checked("steps", 41, 41))}},
-            "Page tables and KV pages are innocent up to step 3; look at the kernel.",
+            "Page tables and the hand-outs and frees of KV pages are innocent up to step 3; look at the kernel.",
         ),
         (
             {"page_table": None, "kv_allocator": {"off": "why"}},
@@ -200,7 +234,7 @@ def test_graphs_without_a_guard_are_not_innocent():
 def test_before_the_first_step_was_waited_for_nothing_is_known():
     lines = said(ALL, finished=0, step=1)
     assert lines[0] == "Nothing is known to be innocent: the device had finished no step yet."
-    assert "Step 1 may not have been finished." in lines[2]
+    assert "Step 1 may not have been finished." in lines[3]
 
 
 def test_the_flight_recorder_alone_says_nothing():

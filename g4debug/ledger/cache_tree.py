@@ -1,0 +1,204 @@
+"""What SGLang's prefix cache holds: its nodes, their pages, and what it says of itself.
+
+A prefix cache is a tree. Each node has a key, which is a part of a prompt, and a value, which is
+the slots of the full pool that hold the KV of these tokens. On a model with sliding layers a node
+may have lost its SWA pages; then it is a *tombstone*. The full pages of a tombstone may still be
+named by ``full_to_swa_index_mapping``, but a SWA page that only a tombstone leads to is owned by
+nobody.
+
+Known are the trees that SGLang has in Python (``RadixCache``, ``SWARadixCache``,
+``UnifiedRadixCache``), and the one in Rust behind the last, which lists its slots itself.
+Everything here but :func:`path` and :func:`sizes` waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from g4debug.ledger.books import Pages, on_host
+from g4debug.ledger.holders import NODES
+
+_NONE: Pages = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Cached:
+    """What the nodes hold. int64 slots of the full pool, node by node; a slot that two nodes hold
+    is there twice.
+
+    full: of all nodes. alive: of the nodes that are no tombstones.
+    swa_tokens: how many tokens have a SWA page.
+    """
+
+    full: Pages
+    alive: Pages
+    swa_tokens: int
+
+
+class Sizes(NamedTuple):
+    """How many tokens of a pool the prefix cache says that it has: those that it may evict, and
+    those that somebody has locked."""
+
+    evictable: int
+    protected: int
+
+
+class PathNode(NamedTuple):
+    """One node on the way from the root: its id, the tokens ``begin`` to ``end`` - 1 that its key
+    has, and how many slots its value has, -1 if it has none."""
+
+    id: int
+    begin: int
+    end: int
+    slots: int
+
+
+def innermost(tree: Any) -> Any:
+    """The prefix cache itself: a StreamingSession may be wrapped around it."""
+    return getattr(tree, "inner", tree)
+
+
+def _core(tree: Any) -> Any:
+    return getattr(tree, "tree_core", tree)
+
+
+def root(tree: Any) -> Any:
+    """The root of a tree in Python; None where there is no tree, or it is not in Python."""
+    try:
+        return getattr(_core(tree), "root_node", None)
+    except NotImplementedError:  # the tree in Rust
+        return None
+
+
+def is_native(tree: Any) -> bool:
+    """True if the tree is not in Python: it lists its slots, and shows no nodes."""
+    return hasattr(tree, "tree_core") and root(tree) is None
+
+
+def read(tree: Any) -> Generator[None, None, Cached]:
+    """What the nodes hold, with a pause after every ``NODES`` of them. A chunk cache holds none."""
+    if is_native(tree):
+        full = on_host(tree.all_values_flatten())
+        yield
+        alive = on_host(_core(tree).walk_for_kv_canary(False, True).slot_indices)
+        return Cached(full, alive, len(alive))
+    top = root(tree)
+    values: list[torch.Tensor] = []
+    flags: list[np.ndarray[Any, np.dtype[np.bool_]]] = []
+    swa_tokens = 0
+    found_full: list[Pages] = []
+    found_alive: list[Pages] = []
+    stack = list(top.children.values()) if top is not None else []
+    while stack:
+        node = stack.pop()
+        stack.extend(node.children.values())
+        value, swa = value_of(node), swa_tokens_of(node)
+        swa_tokens += swa
+        if value is not None and len(value):
+            values.append(value)
+            flags.append(np.full(len(value), swa > 0))
+        if len(values) >= NODES or (values and not stack):
+            slots, alive = on_host(torch.cat(values)), np.concatenate(flags)
+            found_full.append(slots)
+            found_alive.append(slots[alive])
+            values.clear()
+            flags.clear()
+            yield
+    full = np.concatenate([_NONE, *found_full])
+    return Cached(full, np.concatenate([_NONE, *found_alive]), swa_tokens)
+
+
+def value_of(node: Any) -> Any:
+    """The slots of a node in Python, None if it has none on the device."""
+    data = getattr(node, "component_data", None)
+    return node.value if data is None else data[0].value  # 0 is the component of the full pool
+
+
+def swa_tokens_of(node: Any) -> int:
+    """How many tokens of a node in Python have a SWA page: 0 for a tombstone."""
+    data = getattr(node, "component_data", None)
+    if data is not None:
+        swa = data[1].value  # the component of the SWA pool
+        return 0 if swa is None else len(swa)
+    if not hasattr(node, "swa_tombstone") or node.swa_tombstone or node.value is None:
+        return 0
+    return len(node.value)
+
+
+def sizes(tree: Any, pool: str, hybrid: bool) -> Sizes | None:
+    """What the tree says of its own size in a pool; None if it is no tree. Does not wait.
+
+    pool: "full" or "swa". hybrid: there are both.
+    """
+    if not is_native(tree) and root(tree) is None:
+        return None
+    prefix = f"{pool}_" if hybrid else ""
+    return Sizes(
+        int(getattr(tree, f"{prefix}evictable_size")()),
+        int(getattr(tree, f"{prefix}protected_size")()),
+    )
+
+
+def locked(tree: Any, pool: str) -> Pages:
+    """The full slots of the nodes that are locked in a pool. On an idle server that is nobody's."""
+    if is_native(tree):
+        core, swa = _core(tree), pool == "swa"
+        every = on_host(core.walk_for_kv_canary(False, swa).slot_indices)
+        return np.setdiff1d(every, on_host(core.walk_for_kv_canary(True, swa).slot_indices))
+    values = [value_of(node) for node in nodes(tree) if _is_locked(node, pool)]
+    values = [value for value in values if value is not None and len(value)]
+    return on_host(torch.cat(values)) if values else _NONE
+
+
+def _is_locked(node: Any, pool: str) -> bool:
+    data = getattr(node, "component_data", None)
+    if data is not None:
+        return bool(data[0 if pool == "full" else 1].lock_ref)
+    return bool(getattr(node, f"{pool}_lock_ref", getattr(node, "lock_ref", 0)))
+
+
+def nodes(tree: Any) -> Iterator[Any]:
+    """All nodes of a tree in Python but its root, parents first."""
+    top = root(tree)
+    stack = list(top.children.values()) if top is not None else []
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
+
+
+def path(tree: Any, node: Any) -> list[PathNode]:
+    """The nodes from the root to ``node``, without the root; [] if the tree does not tell.
+
+    node: a node, or its id where SGLang gives out ids. Does not wait.
+    """
+    if isinstance(node, int):
+        core = _core(tree)
+        if is_native(tree):
+            if not hasattr(core, "collect_path_info"):
+                return []
+            (infos,) = core.collect_path_info((node,))
+            return [
+                PathNode(
+                    i.node_id, i.path_start, i.path_end,
+                    -1 if i.full_value_len is None else i.full_value_len,
+                )
+                for i in infos
+            ]  # fmt: skip
+        node = core.node_by_id(node)
+    found: list[Any] = []
+    while node is not None and node.parent is not None:
+        found.append(node)
+        node = node.parent
+    at, told = 0, []
+    for one in reversed(found):
+        value = value_of(one)
+        end = at + len(one.key)
+        told.append(PathNode(one.id, at, end, -1 if value is None else len(value)))
+        at = end
+    return told

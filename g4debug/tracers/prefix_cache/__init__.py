@@ -1,0 +1,1 @@
+"""prefix-cache: what a request hands to the prefix cache, and what that hands out again."""

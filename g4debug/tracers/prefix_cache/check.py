@@ -1,0 +1,114 @@
+"""What must hold for slots that a request hands to the prefix cache, and that it hands out.
+
+These are pure functions on arrays. Slots come in whole pages: the i-th ``size`` of them are those
+of the i-th page of a prompt. Each function gives the first thing that is wrong. Where it rests on
+our own record of the allocators, :mod:`.confirm` asks SGLang before it is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from g4debug.ledger.books import Flags, Pages
+from g4debug.tracers.prefix_cache.contents import Contents
+from g4debug.tracers.prefix_cache.digests import Digests
+
+
+@dataclass(frozen=True)
+class Violation:
+    """kind: the name of what is wrong. column: the first bad page's place in the prompt. page: its
+    index in the full pool. got: in words, what is there instead, where that is not clear."""
+
+    kind: str
+    column: int
+    page: int
+    got: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What our record says of each page of the full pool: arrays as of ``PoolLedger``."""
+
+    held: Flags
+    owner: np.ndarray[Any, np.dtype[np.object_]]
+    position: Pages
+
+
+def whole_pages(slots: Pages, size: int, pages: int) -> Violation | None:
+    """Each page's slots are all of one page, in its order, and the pool has that page.
+
+    pages: of the pool, including the reserved page 0.
+    """
+    rows = slots.reshape(-1, size)
+    first = rows[:, 0]
+    outside = (first < size) | (first >= pages * size)
+    if outside.any():
+        at = int(outside.argmax())
+        return Violation("no-page", at, int(first[at]) // size)
+    broken = (rows != first[:, None] + np.arange(size)).any(axis=1) | (first % size != 0)
+    if broken.any():
+        at = int(broken.argmax())
+        got = ", ".join(map(str, rows[at][:8].tolist())) + (", …" if size > 8 else "")
+        return Violation("not-in-order", at, int(first[at]) // size, f"slots {got}")
+    return None
+
+
+def handed_over(
+    pages: Pages, digests: Digests, contents: Contents, known: Known | None, request: str,
+    lent: int, size: int, placed: bool,
+) -> Violation | None:  # fmt: skip
+    """The pages of a request's first tokens are its own, or the prefix cache lent them to it.
+
+    lent: how many of the first ones the prefix cache lent. placed: what our record says of a page's
+    position is this life's of the request.
+    """
+    unique, counts = np.unique(pages, return_counts=True)
+    if len(unique) < len(pages):
+        page = int(unique[counts > 1][0])
+        at = int((pages == page).nonzero()[0][1])
+        return Violation("twice", at, page)
+    before = contents.digest[pages]
+    other = (before != 0) & (before != digests)
+    if other.any():
+        at = int(other.argmax())
+        return Violation("holds-other", at, int(pages[at]))
+    if known is None:
+        return None
+    free = ~known.held[pages]
+    if free.any():
+        at = int(free.argmax())
+        return Violation("freed", at, int(pages[at]))
+    if not request:
+        return None
+    columns = np.arange(len(pages))
+    fresh = (before == 0) & (columns >= lent)
+    owners = known.owner[pages]
+    foreign = fresh & (owners != request) & (owners != "")
+    if foreign.any():
+        at = int(foreign.argmax())
+        return Violation("foreign", at, int(pages[at]))
+    where = known.position[pages]
+    moved = fresh & (owners == request) & (where >= 0) & (where != columns * size)
+    if placed and moved.any():
+        at = int(moved.argmax())
+        token = int(where[at])
+        got = f"it was given for the tokens {token}..{token + size - 1}"
+        return Violation("misplaced", at, int(pages[at]), got)
+    return None
+
+
+def handed_out(pages: Pages, digests: Digests, contents: Contents) -> Violation | None:
+    """The pages hold what the tokens say that they are handed out for."""
+    holds = contents.digest[pages]
+    wrong = (holds != 0) & (holds != digests)
+    if wrong.any():
+        at = int(wrong.argmax())
+        return Violation("wrong-page", at, int(pages[at]))
+    lost = holds == 0
+    if lost.any():
+        at = int(lost.argmax())
+        return Violation("freed-page", at, int(pages[at]))
+    return None

@@ -1,0 +1,62 @@
+"""What each page of the full pool holds, as far as it was handed to the prefix cache.
+
+An entry says of a page: from which tokens its KV was computed (:mod:`.digests`), which request
+handed it over, and in which step. It is made when a request hands the page over, and forgotten when
+the page is freed or handed out anew. A node of the prefix cache that is split, or that loses its
+SWA pages, needs no entry of its own: its pages hold what they held before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from g4debug.ledger.books import Flags, Pages
+from g4debug.tracers.prefix_cache.digests import Digests
+
+
+class Entry(NamedTuple):
+    """Who handed a page over: a request, '' if that is not known, in a step, as its n-th page."""
+
+    request: str
+    step: int
+    column: int
+
+
+class Contents:
+    """``digest``: uint64 [pages], 0 where it is not known what a page holds."""
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.digest: Digests = np.zeros(pages, dtype=np.uint64)
+        self.step = np.full(pages, -1, dtype=np.int64)
+        self.column = np.full(pages, -1, dtype=np.int64)
+        self.request: np.ndarray[Any, np.dtype[np.object_]] = np.full(pages, "", dtype=object)
+
+    def put(self, pages: Pages, digests: Digests, request: str, step: int) -> None:
+        """These pages, which are pages of the pool, hold this. The first who said so is kept."""
+        new = self.digest[pages] != digests
+        at = pages[new]
+        self.digest[at] = digests[new]
+        self.request[at] = request
+        self.step[at] = step
+        self.column[at] = new.nonzero()[0]
+
+    def forget(self, pages: Pages) -> None:
+        self.digest[self.inside(pages)] = 0
+
+    def clear(self) -> None:
+        self.digest[:] = 0
+
+    def inside(self, pages: Pages) -> Pages:
+        return pages[self.are_pages(pages)]
+
+    def are_pages(self, pages: Pages) -> Flags:
+        found: Flags = (pages > 0) & (pages < self.pages)
+        return found
+
+    def entry(self, page: int) -> Entry | None:
+        if not 0 <= page < self.pages or not self.digest[page]:
+            return None
+        return Entry(str(self.request[page]), int(self.step[page]), int(self.column[page]))

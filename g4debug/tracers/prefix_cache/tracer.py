@@ -1,0 +1,389 @@
+"""prefix-cache: what a request hands to the prefix cache, and what that hands out again.
+
+A request hands the pages of its first tokens over (*insert*) when a part of its prompt is computed
+and when it ends. They must be whole pages, its own ones or those that the prefix cache lent to it,
+in the order of its tokens, each once, and no more than it has KV for. The prefix cache hands pages
+out when another request begins with the same tokens, and to the request itself right after an
+insert. They must hold the KV of exactly these tokens, and nobody may have freed them.
+
+The tracer notes of each page that is handed over from which tokens its KV was computed
+(:mod:`g4debug.tracers.prefix_cache.contents`), in host memory. It compares that at the next insert
+and hand-out. Nodes are not watched: a node that is split, merged, or that loses its SWA pages is no
+event. On a GPU the slots reach the host a little later (:mod:`g4debug.ledger.index_transport`), in
+the order of all that happens to pages, and are judged then: within the step.
+
+What the page ledger says is confirmed by SGLang's own structures before it becomes a finding
+(:mod:`g4debug.tracers.prefix_cache.confirm`). If they do not confirm it, nothing is reported, the
+log says so, and what was noted of the page is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from g4debug.findings.record import Evidence, PageEvent
+from g4debug.hooking import req_kv
+from g4debug.hooking.arguments import argument
+from g4debug.ledger import cache_tree
+from g4debug.ledger.books import Pages, PoolLedger
+from g4debug.ledger.page_history import GIVES
+from g4debug.sanitizer import unsupported
+from g4debug.tracers.base import Context, Tracer
+from g4debug.tracers.prefix_cache import digests
+from g4debug.tracers.prefix_cache.check import (
+    Known,
+    Violation,
+    handed_out,
+    handed_over,
+    whole_pages,
+)
+from g4debug.tracers.prefix_cache.confirm import is_real
+from g4debug.tracers.prefix_cache.contents import Contents
+from g4debug.tracers.prefix_cache.digests import Digests
+from g4debug.tracers.prefix_cache.report import Case, describe
+
+logger = logging.getLogger("g4debug")
+# The prefix caches that are known here. A subclass may keep pages elsewhere.
+CACHES = ("SWARadixCache", "RadixCache", "UnifiedRadixCache")
+FAMILIES = ("radix", "swa", "unified")  # of the hook sites
+LOGGED = 8  # suspicions that were not confirmed
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The beginning of a prompt: the digests of its pages. request: whose it is, None if that is
+    not known."""
+
+    digests: Digests
+    request: Any
+
+    @property
+    def rid(self) -> str:
+        return "" if self.request is None else str(self.request.rid)
+
+
+class PrefixCacheTracer:
+    def __init__(self, context: Context) -> None:
+        assert context.ledger is not None, "declared as ledger=True"
+        self.context, self.ledger = context, context.ledger
+        self.contents = Contents(0)
+        self._arrived_over = context.isolate(self._judge_over)
+        self._arrived_out = context.isolate(self._judge_out)
+        self._inserting: Any = None  # the request whose pages the prefix cache takes over now
+        self._inserted: Prompt | None = None  # what it has handed over
+        self._why: dict[int, str] = {}  # by id() of a prefix cache: why it is not judged
+        self._unjudged = ""  # why no prefix cache of this server is judged
+        self._doubts = 0
+
+    def install(self) -> None:
+        context = self.context
+        context.before("scheduler.init", self.before_scheduler_init)
+        context.after("scheduler.init", self.after_scheduler_init)
+        context.before("scheduler.process_result", self.before_result)
+        for family in FAMILIES:
+            context.before(f"tree.{family}.insert", self.before_insert, optional=True)
+            context.after(f"tree.{family}.match", self.after_match, optional=True)
+            context.after(f"tree.{family}.path", self.after_path, optional=True)
+            for when, hook in (
+                ("finished", self.before_caching),
+                ("unfinished", self.before_unfinished),
+            ):
+                site = f"tree.{family}.{when}"
+                context.before(site, hook, optional=True)
+                context.after(site, self.after_caching, optional=True)
+        for site in ("tree.prefix", "tree.unified.prefix"):
+            context.after(site, self.after_prefix, optional=True)
+        self.ledger.listen(self.listen, *GIVES, "free", "clear", "restore")
+
+    # --- which prefix caches -----------------------------------------------------------------
+
+    def before_scheduler_init(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        server_args = argument(args, kwargs, 0, "server_args")
+        self._unjudged = unsupported.other_books(server_args)
+        topk = getattr(server_args, "speculative_eagle_topk", None) or 1
+        if topk != 1 and not self._unjudged:
+            self._unjudged = f"the draft is a tree (speculative_eagle_topk {topk}), whose tokens "
+            self._unjudged += "do not lie in whole pages; this tracer was never run so"
+        if self._unjudged:
+            self.context.off(self._unjudged)
+
+    def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        why = self._refusal(cache_tree.innermost(scheduler.tree_cache))
+        if why and not self._unjudged:
+            self.context.off(why)
+        return result
+
+    def _judges(self, tree: Any) -> bool:
+        if self._unjudged:
+            return False
+        holders = self.ledger.holders
+        allocator = getattr(tree, "token_to_kv_pool_allocator", None)
+        if holders is None or allocator is not holders.allocator:
+            return False  # SGLang simulates one to order the requests that wait
+        why = self._why.get(id(tree))
+        if why is None:
+            why = self._why[id(tree)] = self._refusal(tree)
+        return not why
+
+    def _refusal(self, tree: Any) -> str:
+        """Why this prefix cache is not judged, '' if it is."""
+        name = type(tree).__name__
+        if getattr(tree, "disable", False):
+            return "this server keeps no prefix cache, so there is nothing to judge"
+        kinds = [str(kind) for kind in getattr(tree, "tree_components", ())]
+        if name not in CACHES or set(kinds) - {"full", "swa"}:
+            of = f" of {' and '.join(kinds)}" if kinds else ""
+            return f"the prefix cache is {name}{of} (known: {', '.join(CACHES)}, of full and swa)"
+        second = [n for n in ("cache_controller", "linker") if getattr(tree, n, None)]
+        if second:
+            return f"the prefix cache keeps pages in a second level, too (its {second[0]})"
+        return ""
+
+    # --- what happens to pages ---------------------------------------------------------------
+
+    def listen(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> None:
+        """A page that is freed, or handed out, holds nothing any more."""
+        if pool.name != "full" or self._unjudged:
+            return
+        if self.contents.pages != pool.pages:
+            self.contents = Contents(pool.pages)
+        if event.kind == "clear":
+            self.contents.clear()
+        else:
+            self.contents.forget(pages)
+
+    def before_result(self, *args: Any, **kwargs: Any) -> None:
+        # What was handed out for this step is judged before its tokens leave the server.
+        self.ledger.settle(wait=True)
+
+    # --- a request hands pages over ----------------------------------------------------------
+
+    def before_caching(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        self._inserting, self._inserted = request, None
+        tokens = kwargs.get("up_to")
+        if tokens is not None:
+            self._before_tokens(tree, request, int(tokens))
+
+    def before_unfinished(self, tree: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        self.before_caching(tree, request)
+        filled = getattr(request, "get_fill_ids", None)
+        self._before_tokens(tree, request, len(filled() if filled else request.fill_ids))
+
+    def _before_tokens(self, tree: Any, request: Any, tokens: int) -> None:
+        """SGLang is about to hand over the first ``tokens`` of a request, and may free before that
+        what their window does not reach."""
+        if self._judges(tree) and not _has_session(request):
+            size = int(tree.page_size)
+            whole = (tokens - int(_pairs(tree))) // size * size
+            self._beyond(tree, Prompt(np.empty(0, dtype=np.uint64), request), whole)
+
+    def after_caching(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        self._inserting = self._inserted = None
+        return result
+
+    def before_insert(self, tree: Any, *args: Any, **kwargs: Any) -> None:
+        params = argument(args, kwargs, 0, "params")
+        key, value = params.key, params.value
+        if value is None or key is None or not self._judges(tree):
+            return
+        request = None if _has_session(self._inserting) else self._inserting
+        tokens, pairs, space = _of_key(tree, key)
+        size = int(tree.page_size)
+        count = min(max(len(tokens) - pairs, 0), len(value)) // size
+        if not count:
+            return
+        prompt = Prompt(digests.of_pages(tokens, count, size, pairs, space), request)
+        if self._inserted is None or len(self._inserted.digests) < count:
+            self._inserted = prompt
+        self.context.checked(count, "pages handed over")
+        self._beyond(tree, prompt, count * size)
+        lent = 0 if request is None else (req_kv.protected(request) or 0) // size
+        placed = request is not None and not _was_retracted(request)
+        self.ledger.post(
+            value[: count * size].contiguous(),
+            lambda slots: self._arrived_over(tree, prompt, slots, lent, placed),
+        )
+
+    def _beyond(self, tree: Any, prompt: Prompt, tokens: int) -> None:
+        """Judge how many tokens a request hands over, which needs no look at the device."""
+        if prompt.request is None:
+            return
+        has = min(req_kv.committed(prompt.request), req_kv.allocated(prompt.request))
+        if tokens > has:
+            column = has // int(tree.page_size)
+            got = f"it hands over {tokens} tokens, and has KV for {has}"
+            self._tell(tree, Violation("beyond", column, -1, got), prompt)
+
+    def _judge_over(
+        self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool
+    ) -> None:
+        size, pool = int(tree.page_size), self.ledger.pools["full"]
+        if self.contents.pages != pool.pages:
+            self.contents = Contents(pool.pages)
+        found = whole_pages(slots, size, pool.pages)
+        pages = slots[::size] // size
+        count = len(pages)
+        if found is None:
+            known = None if self.ledger.broken else Known(pool.held, pool.owner, pool.position)
+            found = handed_over(
+                pages, prompt.digests, self.contents, known, prompt.rid, lent, size, placed
+            )
+            if found is not None and not self._confirmed(tree, found, prompt):
+                found = None
+        if found is not None:
+            count = found.column
+            self._tell(tree, found, prompt)
+        good = pages[:count]
+        step = self.ledger.transport.step
+        step = self.context.recorder.event_step if step is None else step
+        inside = self.contents.are_pages(good)
+        self.contents.put(good[inside], prompt.digests[:count][inside], prompt.rid, step)
+
+    # --- the prefix cache hands pages out ----------------------------------------------------
+
+    def after_match(self, result: Any, tree: Any, *args: Any, **kwargs: Any) -> Any:
+        """``match_prefix`` gives slots: up to 0.5.21."""
+        params = argument(args, kwargs, 0, "params")
+        slots, request = result.device_indices, getattr(params, "req", None)
+        if len(slots) and self._judges(tree) and not _has_session(request or self._inserting):
+            tokens, pairs, space = _of_key(tree, params.key)
+            request = request or self._inserting
+            self._out(tree, slots, tokens, pairs, space, request, result.last_device_node)
+        return result
+
+    def after_prefix(self, result: Any, tree: Any, request: Any) -> Any:
+        """The slots of the prefix that a request was admitted with: from 0.5.23 on."""
+        if len(result) and self._judges(tree) and not _has_session(request):
+            pairs = int(_pairs(tree))
+            tokens = request.origin_input_ids
+            if len(tokens) < len(result) + pairs:
+                tokens = tokens + request.output_ids
+            space = _space(request, pairs)
+            self._out(tree, result, tokens, pairs, space, request, request.last_node)
+        return result
+
+    def after_path(self, result: Any, tree: Any, node: Any) -> Any:
+        """The slots that a request's row gets after its insert: from 0.5.23 on."""
+        prompt, size = self._inserted, int(tree.page_size)
+        if prompt is None or not self._judges(tree) or _has_session(self._inserting):
+            return result
+        if len(result) > len(prompt.digests) * size:
+            return result
+        begin = (req_kv.protected(prompt.request) or 0) // size if prompt.request else 0
+        self._post_out(tree, result, prompt, node, begin)
+        return result
+
+    def _out(
+        self, tree: Any, slots: torch.Tensor, tokens: Any, pairs: int, space: object,
+        request: Any, node: Any,
+    ) -> None:  # fmt: skip
+        size = int(tree.page_size)
+        count = min(len(slots), max(len(tokens) - pairs, 0)) // size
+        made = digests.of_pages(tokens, count, size, pairs, space)
+        self._post_out(tree, slots, Prompt(made, request), node)
+
+    def _post_out(
+        self, tree: Any, slots: torch.Tensor, prompt: Prompt, node: Any, begin: int = 0
+    ) -> None:
+        size = int(tree.page_size)
+        for one in cache_tree.path(tree, node):
+            if one.slots != one.end - one.begin:
+                got = f"node {one.id} has {one.slots} slots for {one.end - one.begin} tokens"
+                self._tell(tree, Violation("length", one.begin // size, -1, got), prompt, node)
+                return
+        end = min(len(slots) // size, len(prompt.digests))
+        if end <= begin:
+            return
+        self.context.checked(end - begin, "pages handed out")
+        self.ledger.post(
+            slots[begin * size : end * size].contiguous(),
+            lambda words: self._arrived_out(tree, prompt, words, begin, node),
+        )
+
+    def _judge_out(self, tree: Any, prompt: Prompt, slots: Pages, begin: int, node: Any) -> None:
+        size, pool = int(tree.page_size), self.ledger.pools["full"]
+        if self.contents.pages != pool.pages:
+            self.contents = Contents(pool.pages)
+        found = whole_pages(slots, size, pool.pages)
+        if found is None:
+            pages = slots[::size] // size
+            end = begin + len(pages)
+            found = handed_out(pages, prompt.digests[begin:end], self.contents)
+        if found is None:
+            return
+        found = Violation(found.kind, found.column + begin, found.page, found.got)
+        if self._confirmed(tree, found, prompt):
+            self._tell(tree, found, prompt, node)
+
+    # --- what is told ------------------------------------------------------------------------
+
+    def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
+        if self.ledger.broken and violation.kind in ("freed-page", "holds-other"):
+            return False  # what is freed is not noted any more
+        if is_real(self.ledger, tree, violation, prompt.rid):
+            return True
+        self._doubts += 1
+        if violation.page >= 0:
+            self.contents.forget(np.array([violation.page]))
+        if violation.kind != "freed-page" and self._doubts <= LOGGED:
+            logger.warning(
+                "g4debug: prefix-cache: full page %d of request %s seemed to be wrong (%s), but "
+                "SGLang's own structures do not confirm it, so nothing is reported",
+                violation.page,
+                prompt.rid or "?",
+                violation.kind,
+            )
+        return False
+
+    def _tell(self, tree: Any, violation: Violation, prompt: Prompt, node: Any = None) -> None:
+        case = Case(self.ledger, tree, violation, prompt.rid, self.contents, node)
+        finding, events = describe(case)
+        self.context.trap.report(finding, Evidence(events=events))
+
+
+def _pairs(tree: Any) -> bool:
+    """True if the keys of this prefix cache are pairs of tokens, as EAGLE's are."""
+    core = getattr(tree, "tree_core", tree)
+    return bool(getattr(core, "is_eagle", False))
+
+
+def _of_key(tree: Any, key: Any) -> tuple[Any, int, object]:
+    """The tokens of a key, 1 if it is of pairs (else 0), and its namespace."""
+    pairs = int(bool(key.is_bigram) or _pairs(tree))
+    tokens = key.raw_token_ids() if hasattr(key, "raw_token_ids") else key.token_ids
+    return tokens, pairs, _space(key, pairs)
+
+
+def _space(of: Any, pairs: int) -> object:
+    """The namespace of a key, or of a request's keys."""
+    return getattr(of, "extra_key", None), getattr(of, "cache_salt", None) or None, pairs
+
+
+def _has_session(request: Any) -> bool:
+    return getattr(request, "session", None) is not None
+
+
+def _was_retracted(request: Any) -> bool:
+    """True if the request has had other pages before: where they were is no evidence."""
+    if getattr(request, "is_retracted", False) or getattr(request, "retracted_stain", False):
+        return True
+    return bool(getattr(request, "retraction_count", 0))
+
+
+def install(context: Context) -> None:
+    PrefixCacheTracer(context).install()
+
+
+TRACER = Tracer(
+    id="prefix-cache",
+    title="a node's pages are those that were handed over for its tokens",
+    install=install,
+    ledger=True,
+    without_ledger="not whether a page that is handed over is free or somebody else's",
+    young=True,
+)
