@@ -222,13 +222,13 @@ class AllocHooks:
             return
         self._out[pool.name] = out
         self._hold(pool, out)
-        if self.ledger.owners is not None and pool.name == "full":  # for whom is not known
-            shadows.mark(self.ledger.owners.pages, out, pool.page_size, 0, begins=True)
         where = caller()
         batch, kind = self.ledger.allocating, self.kind
         by_token = pool.page_size == 1 and batch is not None
         rows = TokenRows(batch, kind) if by_token and kind is not None else None
         shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
+        if pool.name == "full":
+            self._own_tokens(out, pool.page_size, shares)
         if rows is not None and any(share.positions is None for share in shares):
             self.ledger.status.limit(
                 "whose token is in a page, and which one",
@@ -254,7 +254,27 @@ class AllocHooks:
         if owners is None or pool.name != "full":
             return
         known = rows_of(self.ledger.allocating, step) or [0] * len(step.ends)
-        owners.give(out, step.new, [known[r] for r, a, b in step.groups for _ in range(a, b)])
+        rows = [known[r] for r, a, b in step.groups for _ in range(a, b)]
+        size = pool.page_size
+        owners.give(out, step.new, rows, [position // size for position in step.positions])
+
+    def _own_tokens(self, out: torch.Tensor, page_size: int, shares: Sequence[Share]) -> None:
+        """The same for whole pages, of which it is only known for whom they are if ``shares`` say.
+
+        With those, a page is one token.
+        """
+        owners = self.ledger.owners
+        if owners is None:
+            return
+        rows, columns = [], []
+        known = {str(r.rid): req_kv.row(r) for r in getattr(self.ledger.allocating, "reqs", ())}
+        for share in shares:
+            if share.positions is None:
+                shadows.mark(owners.pages, out, page_size, 0, begins=True)
+                return
+            rows += [known[share.rid]] * len(share.positions)
+            columns += list(share.positions)
+        owners.give(out, list(range(len(rows))), rows, columns)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)

@@ -152,7 +152,8 @@ class LedgerHooks:
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.ledger.batch = batch
         if self.ledger.owners is not None:
-            self.ledger.owners.protect(batch.reqs or [])
+            rows = getattr(getattr(batch, "req_to_token_pool", None), "req_to_token", None)
+            self.ledger.owners.protect(batch.reqs or [], rows)
         if not self.ledger.transport.gathers:  # otherwise that comes next, while the forward runs
             self.ledger.settle()
 

@@ -15,6 +15,7 @@ import torch
 
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
+from g4debug.ledger.owners import HIGH
 
 GIVEN_UP = "the page ledger was given up"
 
@@ -42,7 +43,7 @@ def other_row(
     pool = ledger.pools.get("full")
     if pool is None or ledger.owners is None:
         raise Unconfirmed("the page ledger does not know it", page)
-    owner, row, token = str(pool.owner[page]), int(ledger.owners.pages[page]), pool.position[page]
+    owner, row, token = str(pool.owner[page]), int(ledger.owners.pages[page]) // HIGH, pool.position[page]
     if not owner or owner == rid or token < 0 or not 0 < row < len(rows):
         raise Unconfirmed(f"page {page} is not known to be another request's", page)
     if int(rows[row, int(token)]) // page_size != page:
