@@ -128,6 +128,8 @@ class AllocHooks:
         if pool is None:
             return
         self._out.pop(pool.name, None)
+        lists = self.registry.lists[id(allocator)]
+        lists.ends()
         found = self._plan if pool.name == "swa" else None
         if found is None or found.lengths is not lengths:
             ends = lengths.tolist()
@@ -149,11 +151,13 @@ class AllocHooks:
             for rid, (_, first, end) in zip(rids, step.groups, strict=True)
         ]
         where = caller() if step.new else ""
+        lists.called += 1
         tails = []
         if self.ledger.is_far(out) and not step.new:
             tails = self._rids(step, step.going_on_rows)
 
         def enter(tokens: Pages) -> None:
+            lists.entered += 1
             going_on = tokens[step.going_on] // pool.page_size if step.going_on else _NONE
             pages = tokens[step.new] // pool.page_size if step.new else _NONE
             holders = self.ledger.holders
@@ -217,6 +221,8 @@ class AllocHooks:
         if pool is None:
             return
         self._out.pop(pool.name, None)
+        lists = self.registry.lists[id(allocator)]
+        lists.ends()
         if out is None:
             self._exhausted(pool, "alloc", int(need_size))
             return
@@ -236,7 +242,10 @@ class AllocHooks:
                 "tree or that allocates ahead; such pages are only counted",
             )
 
+        lists.called += 1
+
         def enter(tokens: Pages) -> None:
+            lists.entered += 1
             pages = tokens[:: pool.page_size] // pool.page_size
             entries = self._entries(pool, "alloc", pages, shares, where)
             _all(*entries, partial(self._pair, pool, pages, _NONE, tokens))

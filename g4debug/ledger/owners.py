@@ -218,6 +218,11 @@ class Owners:
                 lent = (first + own[0]) * self.page_size if own else end
             self.protected[row] = both(lent, end)
 
+    def lend(self, row: int, tokens: int) -> None:
+        """The prefix cache has lent so many tokens of a row, as it says itself."""
+        if self.protected is not None and 0 < row < len(self._known):
+            self.protected[row : row + 1].fill_(both(tokens, tokens))
+
     def doubt(self, page: int, why: str) -> None:
         """A suspicion about a page was not confirmed by SGLang's own tables: forget its owner."""
         if 0 <= page < self.pages.numel():
