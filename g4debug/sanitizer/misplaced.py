@@ -124,10 +124,10 @@ class _Case:
                 return self.found("the prefix cache holds the page, and did not lend it here")
         if self.column * size >= self.cached and self._is_in_the_owners_row():
             return self.found("")
-        if asks and self.column * size < self.cached:
+        if self.column * size < self.cached:
             raise Unconfirmed(f"token {self.column * size} lies in the prefix cache", page)
         known = self.pool.held[page] and self._owner() and self.pool.position[page] >= 0
-        if asks and known and self._own() > 0 and not self.ledger.missed("full"):
+        if known and self._own() > 0 and not self.ledger.missed("full"):
             return self.found("nothing that the allocator did was missed")
         raise Unconfirmed(self._why_not(), page)
 

@@ -133,8 +133,15 @@ def its_own_of_an_earlier_row(it):
     it.ledger.owners.pages[page] = place(row_of(it.requests["a"]), 5)
 
 
+def missed(it):
+    """Something happened to the free list of the full pool that no hook saw."""
+    allocator = it.rig.allocator.full_attn_allocator
+    allocator.free_pages = allocator.free_pages.clone()
+
+
 def of_a_request_that_ended_unseen(it):
     """Its free and the page's next hand-out were both missed; its row still has its old cells."""
+    missed(it)
     request = it.requests.pop("a")
     page = it.rig.page("a", 1)
     it.rig.req_to_token.free_slots.append(row_of(request))
@@ -144,6 +151,7 @@ def of_a_request_that_ended_unseen(it):
 
 def of_a_tail_that_was_given_back_unseen(it):
     """The same of a request that runs on, and is shorter now."""
+    missed(it)
     page = it.rig.page("a", 2)
     it.requests["a"].put(kv_committed_len=2 * PAGE, kv_allocated_len=2 * PAGE)
     it.write("b", 5, page)
