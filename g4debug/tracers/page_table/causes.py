@@ -65,13 +65,13 @@ def _wrong_cell(facts: Facts) -> str:
             "that part of the row was cleared; which of the two is not known"
         )
     inner = facts.cell.position % size if facts.cell.position >= 0 else 0
-    if facts.place >= 0 and facts.place != token + inner:
+    if facts.slot >= 0 and facts.slot != token + inner:
         return (
-            f"req_to_token is wrong: {where} has token index {facts.place} for token "
+            f"req_to_token is wrong: {where} has token index {facts.slot} for token "
             f"{facts.cell.position}, inside of a page that begins with token index {token}. The "
             f"{it} was built from it. Who wrote it is not known"
-            if facts.cell.token in (facts.place, facts.mapped)
-            else f"req_to_token is wrong: {where} has token index {facts.place} for token "
+            if facts.cell.token in (facts.slot, facts.mapped)
+            else f"req_to_token is wrong: {where} has token index {facts.slot} for token "
             f"{facts.cell.position}, inside of a page that begins with token index {token}. Who "
             "wrote it is not known"
         )
@@ -119,7 +119,7 @@ def _said_of(facts: Facts) -> str:
             f"out together with SWA page {right // size}"
         )
     return (
-        f"it says {mapped} for slot {facts.place} of the full pool (page {facts.full_page}), which "
+        f"it says {mapped} for slot {facts.slot} of the full pool (page {facts.full_page}), which "
         f"was handed out together with slot {right} (SWA page {right // size})"
     )
 

@@ -38,7 +38,7 @@ class Facts(PageReport):
         self.token: int | None = None  # what req_to_token has for the cell
         # What it has for the very token, and what the mapping says of that. For the first token of
         # a page it is the same; of an entry of a list it may be another one.
-        self.place = self.mapped = UNKNOWN
+        self.slot = self.mapped = UNKNOWN
         self.of_full_list = False  # the entry is the one of the full layers' list
         try:
             if cell.step >= 0:  # as it was then; the live row may be another request's by now
@@ -50,11 +50,11 @@ class Facts(PageReport):
                 self.token = int(rows[self.request_row, cell.column * self.page_size])
                 self.full_page = self.token // self.page_size
             if self.token is not None:
-                self.place = self._place()
+                self.slot = self._slot()
             if self.pool_name == "swa" and self.token is not None:
                 mapping = target_pool(checked.backend, checked.batch).full_to_swa_index_mapping
-                if 0 <= self.place < len(mapping):
-                    self.mapped = int(mapping[self.place])
+                if 0 <= self.slot < len(mapping):
+                    self.mapped = int(mapping[self.slot])
                     self.swa_page = max(self.mapped, 0) // self.page_size
                 if cell.step >= 0 and self.mapped == 0:
                     self.swa_page, self.mapped = -1, UNKNOWN  # it may have been evicted since then
@@ -67,7 +67,7 @@ class Facts(PageReport):
         self.record = self._record()
         self.kind = self.record.name
 
-    def _place(self) -> int:
+    def _slot(self) -> int:
         """What ``req_to_token`` has for the token itself, as it is now."""
         cell, token = self.cell, self.token or 0
         if cell.position < 0:
