@@ -126,7 +126,7 @@ MISPLACED = _cell(
     "misplaced-page",
     "it agrees with `req_to_token`, whose row names a page of the request itself for other tokens "
     "than those that it was handed out for: twice, or in a wrong order",
-    "`reads full-pool page … for tokens …, which was handed out to the request itself for tokens …`",
+    "`reads full-pool page … for tokens …, which was handed out to the request itself`",
     look="what writes `req_to_token`; `CAUSE` says which page belongs there",
     confirmed_by=f"{_ROWS} or the prefix cache", suspicion=True, right_place=True,
 )

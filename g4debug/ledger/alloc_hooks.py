@@ -316,6 +316,7 @@ class AllocHooks:
     def around_swa_alloc(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """From 0.5.14 on, an allocation writes the mapping by ``set_full_to_swa_mapping``."""
         self._inside += 1
+        self._out.clear()  # should the call of one pool be missed, the last one's is not meant
         try:
             return call_next(*args, **kwargs)
         finally:

@@ -299,8 +299,8 @@ class Holders:
 
         Only slots that are in use count: what SGLang's mapping says of others may be old.
         """
-        size = self.page_size
-        inside = full[(full > 0) & (full * size < len(self.allocator.full_to_swa_index_mapping) - 1)]
+        size, tokens = self.page_size, len(self.allocator.full_to_swa_index_mapping) - 1
+        inside = full[(full > 0) & (full * size < tokens)]
         if size == 1 or not len(inside):
             return False
         slots, used = self.slots(inside), self.used(inside, requests)

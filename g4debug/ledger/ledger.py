@@ -208,8 +208,8 @@ class Ledger:
         these pages, not the ledger: what SGLang says of them is believed from now on. If it is so
         with many pages, and events were missed, the ledger is given up.
         """
-        if self.broken:
-            return
+        if self.broken or not self._believe(pool, pages):
+            return  # a copy of the books may be older than they are
         self._doubts += 1
         missed = self.missed("full") or self.missed("swa")
         agree = "SGLang's own structures agree among themselves, and only the ledger differs"
@@ -219,15 +219,13 @@ class Ledger:
                 "accused. Please report this"
             )
             return
-        why = (
-            "an event was missed, and the server is not accused"
-            if missed
-            else "no missed event is known, so it is suspected that somebody changed them without "
-            "one, but not proven. The server is not accused"
-        )
+        why = "An event was missed"
+        if not missed:
+            why = "No missed event is known, so they may have been changed without one: suspected"
         logger.warning(
-            "g4debug: page ledger: %s pages %s are in doubt (%s): %s; %s. What SGLang says of them "
-            "is believed from now on; everything else is judged as before",
+            "g4debug: page ledger: %s pages %s are in doubt (%s): %s. %s. The server is not "
+            "accused. What SGLang says of these pages is believed from now on; everything else is "
+            "judged as before",
             pool,
             ", ".join(map(str, pages[:SHOWN].tolist())),
             what,
@@ -236,34 +234,39 @@ class Ledger:
         )
         self.status.limit(
             "a page in doubt counts as what SGLang's own structures say of it",
-            f"{self._doubts} times so far" if self._doubts > 1 else f"{what}: {why}",
+            f"{pool} pages {', '.join(map(str, pages[:SHOWN].tolist()))}: {why.lower()}",
             quiet=True,
         )
-        self._believe(pool, pages)
 
-    def _believe(self, name: str, pages: Pages) -> None:
-        """Take over what SGLang's structures say of these pages of a pool. Waits."""
+    def _believe(self, name: str, pages: Pages) -> bool:
+        """Take over what SGLang's structures say of these pages. False if it is no news. Waits."""
         pool, holders = self.pools.get(name), self.holders
         if pool is None or holders is None:
-            return
+            return True
         pages = pool.inside(distinct(pages))
-        free = holders.is_free(name, pages) | np.isin(pages, holders.deferred(name))
-        pool.held[pages] = ~free
+        held = ~(holders.is_free(name, pages) | np.isin(pages, holders.deferred(name)))
+        before = pool.held[pages].copy(), pool.partner[pages].copy()
+        pool.held[pages] = held
         pool.ever[pages] = True
-        if name != "full":
-            pool.partner[pages] = -1
-            return
-        if self.owners is not None:
-            at = torch.from_numpy(pages).to(self.owners.pages.device)
-            self.owners.pages[at] = 0
         words = np.zeros(len(pages), dtype=np.int64)
         swa = self.pools.get("swa")
-        if swa is not None:
+        if name != "full":
+            pool.partner[pages] = words - 1
+        elif swa is not None:
             words = np.maximum(holders.mapped(pages), 0)
             words[words >= swa.pages] = 0
             pool.partner[pages] = words
             swa.partner[words[words > 0]] = pages[words > 0]
-        words[free] = FREE
+        if name == "full":
+            self._mark(pages, np.where(held, words, FREE))
+        same = np.array_equal(before[0], held) and np.array_equal(before[1], pool.partner[pages])
+        return not (same and len(pages))
+
+    def _mark(self, pages: Pages, words: Pages) -> None:
+        """Set the words of these full pages in the shadow, and forget for whom they are."""
+        if self.owners is not None:
+            at = torch.from_numpy(pages).to(self.owners.pages.device)
+            self.owners.pages[at] = 0
         if self.shadow is not None:
             at = torch.from_numpy(pages).to(self.shadow.device)
             self.shadow[at] = torch.from_numpy(words).to(self.shadow)

@@ -17,9 +17,10 @@ from g4debug.findings.steps import Recorder
 class RowOfBatch:
     """One row of a batch. rid: its request. index: that request's row of ``req_to_token``.
 
-    committed, allocated: the request's tokens with KV, and with room; -1 if not known. seen: the row
-    of ``req_to_token`` that the forward used for it, -1 if not known. other: the request that has
-    that row, '' if it is not known.
+    committed, allocated: the request's tokens with KV, and with room; -1 if not known. seen: the
+    row of ``req_to_token`` that the forward used for it, -1 if not known. other: the request that
+    has that row, '' if it is not known. others: rid -> allocated tokens of the batch's other
+    requests.
     """
 
     rid: str
@@ -28,7 +29,7 @@ class RowOfBatch:
     allocated: int
     seen: int
     other: str
-    others: dict[str, int]  # rid -> allocated tokens of the batch's other requests
+    others: dict[str, int]
 
     @property
     def is_another(self) -> bool:
@@ -70,16 +71,17 @@ def row_of_batch(recorder: Recorder, step: int, row: int, seen: int) -> RowOfBat
     if found is None or not 0 <= row < len(found.rids) or len(found.rows) != len(found.rids):
         return None
     other = found.rids[found.rows.index(seen)] if seen in found.rows else ""
+    of = found.rids[row]
     allocated = found.allocated if len(found.allocated) == len(found.rids) else ()
     committed = found.committed if len(found.committed) == len(found.rids) else ()
     return RowOfBatch(
-        rid=found.rids[row],
+        rid=of,
         index=found.rows[row],
         committed=committed[row] if committed else -1,
         allocated=allocated[row] if allocated else -1,
         seen=seen,
         other=other,
-        others={r: n for i, (r, n) in enumerate(zip(found.rids, allocated, strict=False)) if i != row},
+        others={rid: n for rid, n in zip(found.rids, allocated, strict=False) if rid != of},
     )
 
 

@@ -162,9 +162,7 @@ class _Case:
         owner = self._owner() if held else ""
         row, column = self._owners_cell() or (-1, -1) if held else (-1, -1)
         own = right if right > 0 else self._own()
-        return Misplaced(
-            self.row, self.rid, self.column, self.page, owner, row, column, own, proof
-        )
+        return Misplaced(self.row, self.rid, self.column, self.page, owner, row, column, own, proof)
 
     def _why_not(self) -> str:
         owner = self._owner()

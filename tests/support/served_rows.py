@@ -64,7 +64,8 @@ class Serving:
         root = SimpleNamespace(children={})
         tree = SimpleNamespace(root_node=root)
         for number, request in enumerate(self.requests.values()):
-            value = it_row(self, request, min(tokens, kv_of(request).kv_allocated_len // PAGE * PAGE))
+            whole = kv_of(request).kv_allocated_len // PAGE * PAGE
+            value = it_row(self, request, min(tokens, whole))
             root.children[number] = SimpleNamespace(children={}, value=value, parent=root)
             request.last_node = root.children[number]
             request.put(cache_protected_len=lent)

@@ -44,7 +44,8 @@ class Write:
     """One bad location: the words of a ``trap_buffer.Record`` as they are called here.
 
     row: in the batch. position: of the token in its request. value: the location. first: what the
-    row's positions begin from. expected: where it belongs. foreign: of a write whose kind is FOREIGN.
+    row's positions begin from. expected: where it belongs. foreign: of a write whose kind is
+    FOREIGN.
     """
 
     row: int

@@ -194,8 +194,8 @@ class Words(PageReport):
         if full >= 0 and full != w.full:
             made = ", and the sliding layers' location was made from it"
             return (
-                f"ForwardBatch.out_cache_loc is not what {row} says: it has slot {full} of the full "
-                f"pool for this token, whose place is slot {w.full}"
+                f"ForwardBatch.out_cache_loc is not what {row} says: it has slot {full} of the "
+                f"full pool for this token, whose place is slot {w.full}"
                 f"{made if self._mapped_of(full) == w.value else ''}. Who wrote that location is "
                 "not known"
             )

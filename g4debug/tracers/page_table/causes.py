@@ -2,8 +2,8 @@
 
 A cell of a page table is found by ``req_pool_indices`` and the length of its row. It is made from a
 row of ``req_to_token``, and for the SWA pool from ``full_to_swa_index_mapping``. So each of them is
-looked at, in this order, and the first that is wrong is named. Who wrote it is said only if the ledger saw it. Where the evidence fits more than
-one cause, the text says what is not known.
+looked at, in this order, and the first that is wrong is named. Who wrote it is said only if the
+ledger saw it. Where the evidence fits more than one cause, the text says what is not known.
 """
 
 from __future__ import annotations
@@ -181,9 +181,9 @@ def _freed(facts: Facts) -> str:
     own = facts.own_page()
     if own > 0 and own != page:
         return (
-            f"row {facts.request_row} of req_to_token is wrong: it names full page {page}, and page "
-            f"{own} was handed out for these tokens and is still held. Who wrote the row is not "
-            "known"
+            f"row {facts.request_row} of req_to_token is wrong: it names full page {page}, and "
+            f"page {own} was handed out for these tokens and is still held. Who wrote the row is "
+            "not known"
         )
     if given is not None and given.request and rid and given.request != rid:
         return (

@@ -72,11 +72,10 @@ class Facts(PageReport):
         cell, token = self.cell, self.token or 0
         if cell.position < 0:
             return token
-        now = int(self.checked.backend.req_to_token[self.request_row, cell.position])
-        first = cell.column * self.page_size
-        if cell.step >= 0 and int(self.checked.backend.req_to_token[self.request_row, first]) != token:
+        row = self.checked.backend.req_to_token[self.request_row]
+        if cell.step >= 0 and int(row[cell.column * self.page_size]) != token:
             return token + cell.position % self.page_size  # another request's row by now
-        return now
+        return int(row[cell.position])
 
     def _is_of_full_list(self) -> bool:
         """True if the entry is what the full layers' list has at its place."""
