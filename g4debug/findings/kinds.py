@@ -122,6 +122,14 @@ OTHER_REQUEST = _by_mapping(
     "`gets page … of request …, but the right … page is …`",
     look="`TIMELINE`: for whom the page was handed out, and by whom",
 )
+MISPLACED = _cell(
+    "misplaced-page",
+    "it agrees with `req_to_token`, whose row names a page of the request itself for other tokens "
+    "than those that it was handed out for: twice, or in a wrong order",
+    "`reads full-pool page … for tokens …, which was handed out to the request itself`",
+    look="what writes `req_to_token`; `CAUSE` says which page belongs there",
+    confirmed_by=f"{_ROWS} or the prefix cache", suspicion=True, right_place=True,
+)
 STALE = _by_mapping(
     "stale", "a page that is free", "`gets page … (free), but the right … page is …`",
     look="`TIMELINE`: who freed the page",
@@ -164,13 +172,13 @@ class PageTableKind(DeviceKind):
     )
     FOREIGN = _cell(
         "foreign-page",
-        "it agrees with `req_to_token`, but the page was handed out to another request, whose row "
-        "names it, too, and the prefix cache lent it to neither",
+        "it agrees with `req_to_token`, but the page was handed out to another request, and the "
+        "prefix cache did not lend it to this one",
         "`reads full-pool page … of request … for tokens …, because row … of req_to_token "
         "names it`",
         look="what writes `req_to_token`: the request of the finding is the one whose row is "
         "wrong, `OWNER` says whose page it is",
-        confirmed_by=_ROWS, suspicion=True, right_place=True, code=8,
+        confirmed_by=f"{_ROWS} or the prefix cache", suspicion=True, right_place=True, code=8,
     )
     # Of lists of tokens only, see tracers/page_table/token_check.py.
     INDPTR = _beside(
@@ -266,7 +274,8 @@ class KvWritesKind(DeviceKind):
     )
     FOREIGN = _write(
         "foreign-page",
-        "it agrees with `req_to_token`, whose row names another request's page",
+        "it agrees with `req_to_token`, whose row names a page that does not belong there: "
+        "another request's, or its own of other tokens",
         "`writes … to full page … of request …`",
         look="what writes `req_to_token`: [[The page table names a wrong page]], `foreign-page`",
         confirmed_by=_ROWS, suspicion=True, right_place=True, code=8,
@@ -717,7 +726,7 @@ RANKS_DIFFER = FindingKind(
 
 KINDS: dict[str, dict[str, FindingKind]] = {}  # check -> name -> its record
 for _kind in (
-    *(FULL_INDEX, OTHER_REQUEST, STALE, *(kind.record for kind in PageTableKind)),
+    *(FULL_INDEX, OTHER_REQUEST, STALE, MISPLACED, *(kind.record for kind in PageTableKind)),
     *_ALLOCATOR,
     *_SPEC_LIFECYCLE,
     *_POOL_LEAK,

@@ -128,6 +128,8 @@ class AllocHooks:
         if pool is None:
             return
         self._out.pop(pool.name, None)
+        lists = self.registry.lists[id(allocator)]
+        lists.ends()
         found = self._plan if pool.name == "swa" else None
         if found is None or found.lengths is not lengths:
             ends = lengths.tolist()
@@ -149,11 +151,13 @@ class AllocHooks:
             for rid, (_, first, end) in zip(rids, step.groups, strict=True)
         ]
         where = caller() if step.new else ""
+        lists.called += 1
         tails = []
         if self.ledger.is_far(out) and not step.new:
             tails = self._rids(step, step.going_on_rows)
 
         def enter(tokens: Pages) -> None:
+            lists.entered += 1
             going_on = tokens[step.going_on] // pool.page_size if step.going_on else _NONE
             pages = tokens[step.new] // pool.page_size if step.new else _NONE
             holders = self.ledger.holders
@@ -217,18 +221,20 @@ class AllocHooks:
         if pool is None:
             return
         self._out.pop(pool.name, None)
+        lists = self.registry.lists[id(allocator)]
+        lists.ends()
         if out is None:
             self._exhausted(pool, "alloc", int(need_size))
             return
         self._out[pool.name] = out
         self._hold(pool, out)
-        if self.ledger.owners is not None and pool.name == "full":  # for whom is not known
-            shadows.mark(self.ledger.owners.pages, out, pool.page_size, 0, begins=True)
         where = caller()
         batch, kind = self.ledger.allocating, self.kind
         by_token = pool.page_size == 1 and batch is not None
         rows = TokenRows(batch, kind) if by_token and kind is not None else None
         shares = (rows.shares(int(need_size)) if rows is not None else ()) or (NOBODY,)
+        if pool.name == "full":
+            self._own_tokens(out, pool.page_size, shares)
         if rows is not None and any(share.positions is None for share in shares):
             self.ledger.status.limit(
                 "whose token is in a page, and which one",
@@ -236,7 +242,10 @@ class AllocHooks:
                 "tree or that allocates ahead; such pages are only counted",
             )
 
+        lists.called += 1
+
         def enter(tokens: Pages) -> None:
+            lists.entered += 1
             pages = tokens[:: pool.page_size] // pool.page_size
             entries = self._entries(pool, "alloc", pages, shares, where)
             _all(*entries, partial(self._pair, pool, pages, _NONE, tokens))
@@ -254,7 +263,27 @@ class AllocHooks:
         if owners is None or pool.name != "full":
             return
         known = rows_of(self.ledger.allocating, step) or [0] * len(step.ends)
-        owners.give(out, step.new, [known[r] for r, a, b in step.groups for _ in range(a, b)])
+        rows = [known[r] for r, a, b in step.groups for _ in range(a, b)]
+        size = pool.page_size
+        owners.give(out, step.new, rows, [position // size for position in step.positions])
+
+    def _own_tokens(self, out: torch.Tensor, page_size: int, shares: Sequence[Share]) -> None:
+        """The same for whole pages, of which it is only known for whom they are if ``shares`` say.
+
+        With those, a page is one token.
+        """
+        owners = self.ledger.owners
+        if owners is None:
+            return
+        rows, columns = [], []
+        known = {str(r.rid): req_kv.row(r) for r in getattr(self.ledger.allocating, "reqs", ())}
+        for share in shares:
+            if share.positions is None:
+                shadows.mark(owners.pages, out, page_size, 0, begins=True)
+                return
+            rows += [known[share.rid]] * len(share.positions)
+            columns += list(share.positions)
+        owners.give(out, list(range(len(rows))), rows, columns)
 
     def _exhausted(self, pool: PoolLedger, kind: str, tokens: int) -> None:
         self.ledger.settle(wait=True)
@@ -287,6 +316,7 @@ class AllocHooks:
     def around_swa_alloc(self, call_next: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """From 0.5.14 on, an allocation writes the mapping by ``set_full_to_swa_mapping``."""
         self._inside += 1
+        self._out.clear()  # should the call of one pool be missed, the last one's is not meant
         try:
             return call_next(*args, **kwargs)
         finally:

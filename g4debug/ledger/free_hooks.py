@@ -27,6 +27,7 @@ from torch import Tensor
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct, on_host
 from g4debug.ledger.callsite import caller
+from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.pool_registry import PoolRegistry
 from g4debug.ledger.shadow import FREE, HELD, Marks
 
@@ -39,6 +40,7 @@ class FreeHooks:
     def __init__(self, registry: PoolRegistry) -> None:
         self.registry, self.ledger = registry, registry.ledger
         self._freeing = 0  # above 0 while the SWA allocator frees full pages with their SWA pages
+        self._changing: FreeLists | None = None  # of the allocator that takes pages back now
         self._unmapping = 0  # above 0 while SWA pages are taken out of the mapping to be freed
         # SWA page -> (the full page that it belonged to, whether it is freed without that), from
         # the moment in which it is taken out of the mapping until it is free.
@@ -70,7 +72,23 @@ class FreeHooks:
     def around_release(self, release: Call, allocator: Any, *page_ids: Tensor) -> Any:
         """``_release_page_ids`` puts pages into the free list, whoever freed them."""
         corrected = self._entered_release(allocator, page_ids)
-        return release(allocator, *(page_ids if corrected is None else (corrected,)))
+        try:
+            return release(allocator, *(page_ids if corrected is None else (corrected,)))
+        finally:
+            self._released(allocator)
+
+    def _seen(self, allocator: Any) -> FreeLists:
+        """The free lists of an allocator that is about to take pages back."""
+        lists = self.registry.lists[id(allocator)]
+        lists.begins()
+        self._changing = lists
+        return lists
+
+    def _released(self, allocator: Any) -> None:
+        """It has; if that was seen, see :meth:`_seen`."""
+        lists, self._changing = self._changing, None
+        if lists is not None:
+            lists.ends()
 
     def around_free(self, free: Call, allocator: Any, free_index: Tensor) -> Any:
         """``free`` of pages of one token puts them into the free list itself."""
@@ -83,19 +101,23 @@ class FreeHooks:
         pool = self.registry.pools.get(id(allocator))
         if pool is None:
             return None
+        lists = self._seen(allocator)
         given = page_ids[0] if len(page_ids) == 1 else torch.cat(page_ids)
         if self._is_nothing(given):
             return None
         where, shadow = caller(), self.ledger.shadow
         marks = Marks(shadow) if shadow is not None and pool.name == "full" else None
+        lists.called += 1
 
         def enter(pages: Pages) -> Pages:
+            lists.entered += 1
             return self._enter(pool, np.sort(pages), where)
 
         if self._may_wait(given):
             self.ledger.post(given, self.registry.once(enter), marks=marks)
             return None
         pages = np.sort(self._read(given))  # one that is given twice is freed twice
+        lists.entered += 1
         freed = self._enter(pool, pages, where)
         corrected = None if freed is pages else torch.from_numpy(freed).to(given)
         if marks is not None:
@@ -315,6 +337,7 @@ class FreeHooks:
         pages = pool.held.nonzero()[0]
         self.ledger.enter(pool, "clear", pages, holds=False, caller=caller())
         pool.forget()
+        self.registry.lists[id(allocator)].forget()
         self._unmapped.clear()
         if pool.name == "full" and self.ledger.shadow is not None:
             self.ledger.shadow[:-1].fill_(FREE)

@@ -29,6 +29,7 @@ import torch
 from g4debug.hooking import req_kv
 from g4debug.hooking.free_group import in_free_group
 from g4debug.ledger.books import Pages, on_host
+from g4debug.ledger.free_lists import lists_of
 
 NODES = 256  # nodes of the prefix cache that are read between two pauses of a look
 _NONE: Pages = np.empty(0, dtype=np.int64)
@@ -74,20 +75,13 @@ class Holders:
         """Numbers that differ after anything was handed out or taken back. Does not wait."""
         found = [len(self.scheduler.req_to_token_pool.free_slots)]
         for allocator in (self.pool("full"), self.pool("swa")):
-            for pages in self._lists(allocator):
+            for pages in lists_of(allocator):
                 found += (id(pages), len(pages))  # SGLang makes a new tensor each time
         return tuple(found)
 
     def free(self, name: str) -> Pages:
         """The pages in the free list of a pool."""
-        return np.concatenate([on_host(pages) for pages in self._lists(self.pool(name))])
-
-    @staticmethod
-    def _lists(allocator: Any) -> list[torch.Tensor]:
-        # From 0.5.21 on, pages of the paged allocator that wait to be sorted are "staged".
-        staged = getattr(allocator, "staged_pages", None) or ()
-        lists = (allocator.free_pages, getattr(allocator, "release_pages", None), *staged)
-        return [pages for pages in lists if pages is not None]
+        return np.concatenate([on_host(pages) for pages in lists_of(self.pool(name))])
 
     def is_free(self, name: str, pages: Pages) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each of ``pages``, whether it is in the free list of its pool."""
@@ -112,11 +106,80 @@ class Holders:
         return np.unique(np.concatenate(found))
 
     def mapped(self, full: Pages) -> Pages:
-        """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page."""
+        """The SWA page of each full page by SGLang's mapping, 0 for none. -1: no such page.
+
+        It is that of the page's first slot. What the others say: :meth:`slots`.
+        """
         mapping = self.allocator.full_to_swa_index_mapping
         inside = (full > 0) & (full * self.page_size < len(mapping) - 1)
         tokens = torch.from_numpy(np.where(inside, full, 0) * self.page_size).to(mapping.device)
         return np.where(inside, on_host(mapping[tokens]) // self.page_size, -1)
+
+    def slots(self, full: Pages) -> Pages:
+        """What SGLang's mapping says of each slot of these full pages: int64 [pages, page size].
+
+        full: pages of the pool. A slot that no token has had yet may have any value.
+        """
+        mapping, size = self.allocator.full_to_swa_index_mapping, self.page_size
+        at = torch.from_numpy(full[:, None] * size + np.arange(size)).to(mapping.device)
+        found: Pages = on_host(mapping[at.clamp(0, len(mapping) - 1)])
+        return found
+
+    def wrong_slot(self, token: int, requests: Iterable[Any]) -> str:
+        """Why the mapping of one slot of the full pool that is in use is wrong, '' if it is not.
+
+        token: its index. All slots of a page that are in use lie in one SWA page, in their order,
+        and no two slots have the same one. Nothing of this needs the ledger.
+        """
+        mapping, size = self.allocator.full_to_swa_index_mapping, self.page_size
+        slots = int(self.pool("swa").size) + size
+        if not 0 < token < len(mapping) - 1:
+            return ""
+        slot, requests = int(mapping[token]), list(requests)
+        if not 0 <= slot < slots:
+            return f"it says {slot}, and the SWA pool has {slots} slots"
+        full = np.array([token // size])
+        mates = self.slots(full)[0][: int(self.used(full, requests)[0])]
+        apart, counts = np.unique((mates - np.arange(len(mates)))[mates > 0], return_counts=True)
+        if len(apart) and counts.max() > 1:
+            right = int(apart[counts.argmax()]) + token % size
+            if slot != right:
+                return f"it says slot {slot}, and by the page's other slots it is slot {right}"
+        same = (mapping[:-1] == slot).nonzero().flatten().tolist() if slot >= size else []
+        others = np.array([t // size for t in same if t != token], dtype=np.int64)
+        if len(others):
+            owned, _ = self.owned(requests)
+            for other in others[np.isin(others, owned)].tolist():
+                return f"it says slot {slot}, and so it does for full page {other}"
+        return ""
+
+    def path(self, request: Any) -> Pages | None:
+        """The full pages that the prefix cache has for a request's first tokens, column by column.
+
+        It is the path of the tree that the request has locked. None if it cannot be told.
+        """
+        tree = self.scheduler.tree_cache
+        tree = getattr(tree, "inner", tree)
+        node = getattr(request, "last_node", None)
+        if node is None:
+            return None
+        try:
+            if hasattr(tree, "path_device_indices"):
+                tokens = on_host(tree.path_device_indices(node))
+            else:
+                tokens = self._upwards(tree, node)
+        except (AttributeError, NotImplementedError, KeyError, TypeError):
+            return None  # this kind of cache has no such path
+        return tokens[:: self.page_size] // self.page_size
+
+    @staticmethod
+    def _upwards(tree: Any, node: Any) -> Pages:
+        values: list[Pages] = []
+        while node is not tree.root_node:
+            data = node.component_data[0] if hasattr(node, "component_data") else node
+            values.append(on_host(data.value))
+            node = node.parent
+        return np.concatenate(values[::-1]) if values else _NONE
 
     def rows(self, requests: Iterable[Any]) -> dict[int, int]:
         """Tokens that are allocated in each row in use, -1 if that is not known.
@@ -215,6 +278,9 @@ class Holders:
         have, is lost: it is not free, and no full page has it.
         """
         theirs = self.mapped(full)
+        requests = list(requests)
+        if self._differs_within_a_page(full, requests):
+            return True
         owned, maybe = self.owned(requests)
         mapped = self.mapped(np.unique(np.concatenate([owned, full])))
         last = int(self.pool("swa").size) // self.page_size
@@ -227,6 +293,37 @@ class Holders:
         lost = lost[~np.isin(lost, mapped) & ~np.isin(lost, self.mapped(maybe))]
         lost = lost[~np.isin(lost, self.deferred("swa"))]
         return bool((~self.is_free("swa", lost)).any())
+
+    def _differs_within_a_page(self, full: Pages, requests: list[Any]) -> bool:
+        """True if the slots of one of these pages are not those of one SWA page, in order.
+
+        Only slots that are in use count: what SGLang's mapping says of others may be old.
+        """
+        size, tokens = self.page_size, len(self.allocator.full_to_swa_index_mapping) - 1
+        inside = full[(full > 0) & (full * size < tokens)]
+        if size == 1 or not len(inside):
+            return False
+        slots, used = self.slots(inside), self.used(inside, requests)
+        live = np.arange(size) < used[:, None]
+        if not live.any():
+            return False
+        gone = slots[:, :1] == 0  # evicted as a whole, or only its first slot was overwritten
+        right = np.where(gone, 0, slots[:, :1] + np.arange(size))
+        return bool(((slots != right) & live).any())
+
+    def used(self, full: Pages, requests: Iterable[Any]) -> Pages:
+        """How many slots of each of these full pages hold a token of somebody; 0 if not known."""
+        size, tokens = self.page_size, self.scheduler.req_to_token_pool.req_to_token
+        found = np.where(np.isin(full, self.cached()), size, 0)
+        for row, length in self.rows(requests).items():
+            if length <= 0:
+                continue
+            cells = on_host(tokens[row, :length:size]) // size
+            for i, page in enumerate(full.tolist()):
+                at = (cells == page).nonzero()[0]
+                if len(at):
+                    found[i] = max(found[i], min(size, length - int(at[-1]) * size))
+        return found
 
     def is_served(self, row: int, requests: Iterable[Any]) -> bool:
         """True if a request that is not finished holds this row of ``req_to_token``."""

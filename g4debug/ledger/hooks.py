@@ -62,6 +62,8 @@ class LedgerHooks:
             "scheduler.init": self.after_scheduler,
             **self.frees.after(),
         }
+        for site in ("pool.alloc", "pool.alloc_extend", "pool.alloc_decode"):
+            self._put(hooks.before, site, isolate(self.before_alloc))
         for site, hook in after.items():
             self._put(hooks.after, site, isolate(hook, watches=True))
         before: dict[str, Callable[..., None]] = {
@@ -130,9 +132,16 @@ class LedgerHooks:
             self.attach(allocator)
 
     def after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-        self.registry.pools.clear()
+        for known in (self.registry.pools, self.registry.lists):
+            known.clear()
         self.ledger.pools.clear()
+        self.ledger.lists.clear()
         self.attach(allocator)
+
+    def before_alloc(self, allocator: Any, *args: Any, **kwargs: Any) -> None:
+        lists = self.registry.lists.get(id(allocator))
+        if lists is not None:
+            lists.begins()
 
     # --- for whom ------------------------------------------------------------------------
 
@@ -152,7 +161,8 @@ class LedgerHooks:
     def before_run(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         self.ledger.batch = batch
         if self.ledger.owners is not None:
-            self.ledger.owners.protect(batch.reqs or [])
+            rows = getattr(getattr(batch, "req_to_token_pool", None), "req_to_token", None)
+            self.ledger.owners.protect(batch.reqs or [], rows)
         if not self.ledger.transport.gathers:  # otherwise that comes next, while the forward runs
             self.ledger.settle()
 

@@ -9,26 +9,31 @@ the device, the shadow (:mod:`g4debug.ledger.shadow`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from g4debug.findings.record import PageEvent
 from g4debug.findings.status import LEDGER
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import snapshot
-from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger
+from g4debug.ledger.books import Flags, Pages, Pairs, PoolLedger, distinct
+from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.index_transport import IndexTransport
 from g4debug.ledger.owners import Owners
 from g4debug.ledger.page_history import SHOWN, EventLog
-from g4debug.ledger.shadow import Marks
+from g4debug.ledger.shadow import FREE, Marks
 
 if TYPE_CHECKING:
     from g4debug.findings.steps import Recorder
     from g4debug.ledger.holders import Holders
 
+logger = logging.getLogger("g4debug")
+DOUBTS = 16  # after so many, if events were missed, the ledger is given up
 # Called with (pool, event, all pages of the event) before the event changes the ledger. If pages
 # are about to be freed, a listener may return the pages to free instead.
 Listener = Callable[[PoolLedger, PageEvent, Pages], "Pages | None"]
@@ -53,6 +58,7 @@ class Ledger:
         other, or led there until SGLang decided to free it. Set by the hooks of this release.
     judges_first: tracers for which a free is entered before it happens, even if that has to wait.
     shadow, owners: the full pool's, see :mod:`g4debug.ledger.shadow`, :mod:`g4debug.ledger.owners`.
+    lists: of each pool, what its allocator's free lists say of events that were missed.
     broken: why the ledger was given up, '' while it is sound. Nothing may be concluded from a
         ledger that was given up.
     """
@@ -75,9 +81,11 @@ class Ledger:
         self.judges_first: set[str] = set()
         self.shadow: torch.Tensor | None = None
         self.owners: Owners | None = None
+        self.lists: dict[str, FreeLists] = {}
         self.broken = ""
         self.status = recorder.status.part(LEDGER)
         self._entered = self.status.tally("events")
+        self._doubts = 0
         self._hooks: list[Isolated] = []  # which must not run any more once it is broken
 
     # --- what happened -------------------------------------------------------------------
@@ -188,16 +196,80 @@ class Ledger:
         hook.on = not self.broken
         self._hooks.append(hook)
 
-    def mistaken(self, what: str) -> None:
-        """Give up the ledger, because SGLang's own structures agree, and only the ledger differs.
+    def missed(self, pool: str) -> bool:
+        """True if something that the allocator of a pool did may have been missed."""
+        lists = self.lists.get(pool)
+        return lists is None or lists.missed or self.late
 
-        Then an event did not reach the ledger, and nothing is wrong with the server.
+    def doubt(self, pool: str, pages: Pages, what: str) -> None:
+        """SGLang's own structures agree among themselves, and only the ledger differs.
+
+        Mostly an event did not reach the ledger, and nothing is wrong with the server. That costs
+        these pages, not the ledger: what SGLang says of them is believed from now on. If it is so
+        with many pages, and events were missed, the ledger is given up.
         """
-        if not self.broken:
+        if self.broken or not self._believe(pool, pages):
+            return  # a copy of the books may be older than they are
+        self._doubts += 1
+        missed = self.missed("full") or self.missed("swa")
+        agree = "SGLang's own structures agree among themselves, and only the ledger differs"
+        if self._doubts > (DOUBTS if missed else 16 * DOUBTS):
             self.give_up(
-                "it missed an event: SGLang's own structures agree among themselves, and only the "
-                f"ledger differs ({what}). The server is not accused. Please report this"
+                f"it missed events: {self._doubts} times {agree} (now: {what}). The server is not "
+                "accused. Please report this"
             )
+            return
+        why = "An event was missed"
+        if not missed:
+            why = "No missed event is known, so they may have been changed without one: suspected"
+        logger.warning(
+            "g4debug: page ledger: %s pages %s are in doubt (%s): %s. %s. The server is not "
+            "accused. What SGLang says of these pages is believed from now on; everything else is "
+            "judged as before",
+            pool,
+            ", ".join(map(str, pages[:SHOWN].tolist())),
+            what,
+            agree,
+            why,
+        )
+        self.status.limit(
+            "a page in doubt counts as what SGLang's own structures say of it",
+            f"{pool} pages {', '.join(map(str, pages[:SHOWN].tolist()))}: {why.lower()}",
+            quiet=True,
+        )
+
+    def _believe(self, name: str, pages: Pages) -> bool:
+        """Take over what SGLang's structures say of these pages. False if it is no news. Waits."""
+        pool, holders = self.pools.get(name), self.holders
+        if pool is None or holders is None:
+            return True
+        pages = pool.inside(distinct(pages))
+        held = ~(holders.is_free(name, pages) | np.isin(pages, holders.deferred(name)))
+        before = pool.held[pages].copy(), pool.partner[pages].copy()
+        pool.held[pages] = held
+        pool.ever[pages] = True
+        words = np.zeros(len(pages), dtype=np.int64)
+        swa = self.pools.get("swa")
+        if name != "full":
+            pool.partner[pages] = words - 1
+        elif swa is not None:
+            words = np.maximum(holders.mapped(pages), 0)
+            words[words >= swa.pages] = 0
+            pool.partner[pages] = words
+            swa.partner[words[words > 0]] = pages[words > 0]
+        if name == "full":
+            self._mark(pages, np.where(held, words, FREE))
+        same = np.array_equal(before[0], held) and np.array_equal(before[1], pool.partner[pages])
+        return not (same and len(pages))
+
+    def _mark(self, pages: Pages, words: Pages) -> None:
+        """Set the words of these full pages in the shadow, and forget for whom they are."""
+        if self.owners is not None:
+            at = torch.from_numpy(pages).to(self.owners.pages.device)
+            self.owners.pages[at] = 0
+        if self.shadow is not None:
+            at = torch.from_numpy(pages).to(self.shadow.device)
+            self.shadow[at] = torch.from_numpy(words).to(self.shadow)
 
     def give_up(self, why: str, error: BaseException | None = None) -> None:
         """The ledger can no longer be trusted. Tell every reader, the kernels included.

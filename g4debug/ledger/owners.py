@@ -1,14 +1,22 @@
-"""Owners: for which request each page of the full pool was handed out, on the device, for kernels.
+"""Owners: where each page of the full pool was handed out to, on the device, for kernels.
 
-A request is known by its row of ``req_to_token``. Of a request's tokens, the first
-``cache_protected_len`` lie in pages of the prefix cache, which may be anybody's. All others lie in
-pages that were handed out to that request itself. So a row that names another request's page beyond
-that length is wrong. This is what a kernel can see here:
+A request is known by its row of ``req_to_token``, and a page by the column of that row that it was
+handed out for. A page stays in its column for as long as it is held: the prefix cache is a tree of
+prefixes, so whoever gets the page lent has it in the same column. So a row is wrong that names
 
-* ``pages``: int32 [pages + 1], the row of ``req_to_token`` that a page was handed out to; 0 if it
-  is not known. The last word is a spare one.
-* ``protected``: int32 [rows of ``req_to_token``], how many tokens of each row are the prefix
-  cache's; ``EVERYTHING`` where that is not known.
+* a page that was handed out for another column, whosever it is: its own page of another place,
+  twice or in a wrong order, too;
+* a page that was handed out to another row, but where the prefix cache *lent* it. It lends what it
+  has of a request's first tokens when the request is admitted. What the request gives to the cache
+  later stays its own, but for the pages that the cache had already: in their place the row gets the
+  cache's, and the request's are freed.
+
+This is what a kernel can see here:
+
+* ``pages``: int64 [pages + 1], :func:`place` of the row and column that a page was handed out to; 0
+  if it is not known. The last word is a spare one.
+* ``protected``: int64 [rows of ``req_to_token``], :func:`both` of how many tokens of each row the
+  prefix cache lent, and of how many it holds; both are ``EVERYTHING`` where that is not known.
 
 Where there is doubt, it is not known: if the allocation cannot be matched with the batch that is
 being prepared, if a request belongs to a session, or if this SGLang does not say how much of a
@@ -32,6 +40,17 @@ logger = logging.getLogger("g4debug")
 EVERYTHING = 2**31 - 1
 DOUBTS = 8  # after so many suspicions that were wrong, owners are given up
 BLOCK = 256
+HIGH, LOW = 1 << 32, (1 << 32) - 1  # of the two halves of a word
+
+
+def place(row: int, column: int) -> int:
+    """The word for a page that was handed out for one column of a row."""
+    return row * HIGH + column + 1
+
+
+def both(lent: int, cached: int) -> int:
+    """The word for a row of whose tokens the prefix cache lent and holds so many."""
+    return lent * HIGH + cached
 
 
 @launching.kernel(tensors=3, numbers=3)
@@ -39,13 +58,40 @@ def _give_kernel(pages, indices, plan, count, page_size, last, BLOCK: tl.constex
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < count
     offset = tl.load(plan + i, mask=inside, other=0)
-    row = tl.load(plan + count + i, mask=inside, other=0).to(tl.int32)
+    word = tl.load(plan + count + i, mask=inside, other=0)
     token = tl.load(indices + offset, mask=inside, other=0).to(tl.int64)
     page = token // page_size
-    tl.store(pages + page, row, mask=inside & (page > 0) & (page < last))
+    tl.store(pages + page, word, mask=inside & (page > 0) & (page < last))
+
+
+@launching.kernel(tensors=4, numbers=3)
+def _lend_kernel(
+    pages, protected, req_to_token, plan, count, page_size, stride,
+    LAST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0)
+    row = tl.load(plan + i)
+    begin = tl.load(plan + count + i)
+    end = tl.load(plan + 2 * count + i)
+    first, stop = begin // page_size, end // page_size
+    own = stop
+    start = first
+    while (start < stop) & (own == stop):
+        column = start + tl.arange(0, BLOCK)
+        inside = column < stop
+        cells = req_to_token + row * stride + column * page_size
+        page = tl.load(cells, mask=inside, other=0).to(tl.int64) // page_size
+        exists = inside & (page > 0) & (page < LAST)
+        given = tl.load(pages + page, mask=exists, other=0)
+        own = tl.min(tl.where(exists & (given >> 32 == row), column, stop), axis=0)
+        start += BLOCK
+    word = tl.load(protected + row)
+    lent = tl.where(own > first, tl.where(own == stop, end, own * page_size), word >> 32)
+    tl.store(protected + row, (lent << 32) + end)
 
 
 _launch = launching.Launcher(_give_kernel)
+_launch_lend = launching.Launcher(_lend_kernel)
 
 
 class Owners:
@@ -58,20 +104,24 @@ class Owners:
         device: torch.device | str,
         limit: Callable[[str, str], None],
     ) -> None:
-        self.pages = torch.zeros(pages + 1, dtype=torch.int32, device=device)
+        self.pages = torch.zeros(pages + 1, dtype=torch.int64, device=device)
         self.page_size = page_size
         self.protected: torch.Tensor | None = None
         self.given_up = ""
         self._limit = limit  # tells the status what is not judged, and why
-        self._known: list[int] = []  # what ``protected`` has, on the host
+        # Of each row, for how many tokens of whom ``protected`` holds.
+        self._known: list[tuple[str, int]] = []
         self._doubts = 0
 
     def prepare(self, rows: int) -> None:
         """Make room for the rows of ``req_to_token``. Call it before a CUDA graph is captured."""
         if self.protected is None:
-            self._known = [EVERYTHING] * rows
+            self._known = [("", EVERYTHING)] * rows
             self.protected = torch.full(
-                (rows,), EVERYTHING, dtype=torch.int32, device=self.pages.device
+                (rows,),
+                both(EVERYTHING, EVERYTHING),
+                dtype=torch.int64,
+                device=self.pages.device,
             )
 
     def known(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -80,20 +130,24 @@ class Owners:
             return None, None
         return self.pages, self.protected
 
-    def give(self, indices: torch.Tensor, offsets: list[int], rows: list[int]) -> None:
-        """Pages were handed out: the page of ``indices[offsets[i]]`` to the row ``rows[i]``.
+    def give(
+        self, indices: torch.Tensor, offsets: list[int], rows: list[int], columns: list[int]
+    ) -> None:
+        """Pages were handed out: that of ``indices[offsets[i]]`` for a column of a row.
 
-        indices: int32/int64 [n], token indices of the full pool, contiguous. Never waits.
+        indices: int32/int64 [n], token indices of the full pool, contiguous. rows: 0 for a row that
+        is not known. Never waits.
         """
         if self.given_up or not offsets:
             return
+        words = [place(r, c) if r > 0 else 0 for r, c in zip(rows, columns, strict=True)]
         # By way of an array: it takes half the time that torch needs to read two lists.
-        plan = torch.from_numpy(np.array((offsets, rows), dtype=np.int64))
+        plan = torch.from_numpy(np.array((offsets, words), dtype=np.int64))
         last = self.pages.numel() - 1
         if not indices.is_cuda:
             page = indices[plan[0]].to(torch.int64) // self.page_size
             sound = (page > 0) & (page < last)
-            self.pages[page[sound]] = plan[1][sound].to(torch.int32)
+            self.pages[page[sound]] = plan[1][sound]
             return
         count = len(offsets)
         plan = plan.to(indices.device, non_blocking=True)
@@ -104,19 +158,70 @@ class Owners:
             (BLOCK,),
         )
 
-    def protect(self, requests: list[Any]) -> None:
-        """Before a forward: learn how much of these requests' rows is the prefix cache's."""
+    def protect(self, requests: list[Any], req_to_token: torch.Tensor | None = None) -> None:
+        """Before a forward: learn how much of these requests' rows is the prefix cache's.
+
+        A request that is new in its row has been lent what the cache holds of it. If that becomes
+        more, the request gave it its own pages, but for those in whose place ``req_to_token`` names
+        the cache's. Without that tensor, all of it counts as lent.
+        """
         if self.protected is None or self.given_up:
             return
-        known, changed = self._known, {}
+        known, changed, more = self._known, {}, []
         rows = req_kv.column(requests, req_kv.ROW)
-        for row, begin in zip(rows, _cached_tokens(requests), strict=True):
-            if 0 < row < len(known) and known[row] != begin:
-                known[row] = changed[row] = begin
+        held = _cached_tokens(requests)
+        for request, row, cached in zip(requests, rows, held, strict=True):
+            if not 0 < row < len(known):
+                continue
+            rid, before = known[row]
+            if before == cached and rid == request.rid:
+                continue
+            known[row] = request.rid, cached
+            grows = rid == request.rid and before < cached < EVERYTHING
+            if grows and req_to_token is not None and cached % self.page_size == 0:
+                more.append((row, before, cached))
+            else:
+                changed[row] = both(cached, cached)
         if changed:
             at = torch.from_numpy(np.array((list(changed), list(changed.values())), dtype=np.int64))
             at = at.to(self.protected.device, non_blocking=True)
-            self.protected[at[0]] = at[1].to(torch.int32)
+            self.protected[at[0]] = at[1]
+        if more and req_to_token is not None:
+            self._lend(req_to_token, more)
+
+    def _lend(self, req_to_token: torch.Tensor, more: list[tuple[int, int, int]]) -> None:
+        """The prefix cache holds the tokens ``begin`` to ``end`` - 1 of a row now, too.
+
+        more: (row, begin, end) of each. Up to the first page that was handed out to the row itself,
+        the cache had these tokens already.
+        """
+        assert self.protected is not None
+        plan = torch.from_numpy(np.array(more, dtype=np.int64).T.copy())
+        if self.pages.is_cuda:
+            plan = plan.to(self.pages.device, non_blocking=True)
+            _launch_lend(
+                (len(more), 1, 1),
+                (self.pages, self.protected, req_to_token, plan),
+                (len(more), self.page_size, req_to_token.stride(0)),
+                (self.pages.numel() - 1, BLOCK),
+            )
+            return
+        for row, begin, end in more:
+            first = begin // self.page_size
+            cells = req_to_token[row, first * self.page_size : end : self.page_size]
+            page = cells.to(torch.int64) // self.page_size
+            exists = (page > 0) & (page < self.pages.numel() - 1)
+            given = self.pages[torch.where(exists, page, 0)]
+            own = (exists & (given // HIGH == row)).nonzero().flatten()[:1].tolist()
+            lent = int(self.protected[row]) // HIGH
+            if not own or own[0] > 0:
+                lent = (first + own[0]) * self.page_size if own else end
+            self.protected[row] = both(lent, end)
+
+    def lend(self, row: int, tokens: int) -> None:
+        """The prefix cache has lent so many tokens of a row, as it says itself."""
+        if self.protected is not None and 0 < row < len(self._known):
+            self.protected[row : row + 1].fill_(both(tokens, tokens))
 
     def doubt(self, page: int, why: str) -> None:
         """A suspicion about a page was not confirmed by SGLang's own tables: forget its owner."""

@@ -10,6 +10,7 @@ from g4debug.hooking import targets
 from g4debug.hooking.hooks import Isolated
 from g4debug.ledger import shadow as shadows
 from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.free_lists import FreeLists
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.owners import Owners
 from g4debug.trapping.trap import TrapError
@@ -21,12 +22,14 @@ class PoolRegistry:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.pools: dict[int, PoolLedger] = {}  # by id() of the inner allocator
+        self.lists: dict[int, FreeLists] = {}  # by the same
 
     def know(self, allocator: Any, name: str) -> None:
         """Start the books of ``allocator``, which is the one of the pool ``name``."""
         page_size = int(allocator.page_size)
         pool = PoolLedger(name, int(allocator.size) // page_size + 1, page_size)
         self.pools[id(allocator)] = self.ledger.pools[name] = pool
+        self.lists[id(allocator)] = self.ledger.lists[name] = FreeLists(allocator)
         if name == "full":
             self.ledger.shadow = self.ledger.owners = None
             if _is_sglangs(allocator):

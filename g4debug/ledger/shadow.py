@@ -101,7 +101,8 @@ def mark(
 ) -> None:
     """Set the words of the pages of ``indices`` on the current stream. Never waits.
 
-    shadow: None where there is none; then nothing is done.
+    shadow: None where there is none; then nothing is done. The words of the owners, which are
+        int64, are set in the same way.
     indices: int32/int64 [n], token indices of the full pool, of any stride.
     value: FREE or HELD.
     swa: int32/int64 [n], the token indices of the SWA pool that belong to them.
@@ -140,4 +141,4 @@ def reference(
         inside &= indices == page * page_size
     if unless_free:
         inside &= shadow[torch.where(inside, page, 0)] != FREE
-    shadow[page[inside]] = word[inside].to(torch.int32)
+    shadow[page[inside]] = word[inside].to(shadow.dtype)

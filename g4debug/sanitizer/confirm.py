@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from g4debug.ledger.holders import Holders
 from g4debug.ledger.ledger import Ledger
@@ -29,25 +28,6 @@ class Unconfirmed(Exception):
     def __init__(self, why: str, page: int = -1, harmless: bool = False) -> None:
         super().__init__(why)
         self.page, self.harmless = page, harmless
-
-
-def other_row(
-    ledger: Ledger, page: int, rid: str, rows: torch.Tensor, page_size: int
-) -> tuple[str, int, int]:
-    """Which other request's row of ``req_to_token`` names the page: (request, row, its token).
-
-    Two rows that name one page which the prefix cache lent to neither are wrong, whoever wrote
-    them. Raises Unconfirmed if only one does. May wait.
-    """
-    pool = ledger.pools.get("full")
-    if pool is None or ledger.owners is None:
-        raise Unconfirmed("the page ledger does not know it", page)
-    owner, row, token = str(pool.owner[page]), int(ledger.owners.pages[page]), pool.position[page]
-    if not owner or owner == rid or token < 0 or not 0 < row < len(rows):
-        raise Unconfirmed(f"page {page} is not known to be another request's", page)
-    if int(rows[row, int(token)]) // page_size != page:
-        raise Unconfirmed(f"row {row} of request {owner} does not name page {page}", page)
-    return owner, row, int(token)
 
 
 @dataclass(frozen=True)
@@ -90,18 +70,22 @@ class Question:
         cells, maybe = holders.in_rows(holders.rows(self.ledger.requests.values()))
         return int((cells == self.page).sum()) + int((maybe == self.page).sum()) > 1
 
-    def is_mapped_elsewhere(self, seen: int, mapped: int, given: int) -> None:
+    def is_mapped_elsewhere(self, seen: int, mapped: int, given: int, slot: int = -1) -> None:
         """Is what was seen not what SGLang's mapping says, or is the mapping wrong?
 
         seen, mapped: what the kernel saw, and what the mapping says, pages or locations. given: the
-        SWA page that was handed out together with the page.
+        SWA page that was handed out together with the page. slot: of the full pool, in the page,
+        if it is about that slot alone; else about all of the page.
         """
         # Since the launch, the page may have left the window, and then it has no SWA page any more.
         if mapped != seen and (mapped > 0 or self.step < 0):
             return
+        holders, requests = self.holders, self.ledger.requests.values()
         given_page = np.array([given], dtype=np.int64)
-        if self.holders.scheduler is None or self.holders.mapping_contradicts(
-            self.full, given_page, self.ledger.requests.values()
+        if holders.scheduler is None or holders.mapping_contradicts(
+            self.full, given_page, requests
         ):
+            return
+        if slot >= 0 and holders.wrong_slot(slot, requests):
             return
         raise Unconfirmed(f"SGLang's own mapping says the same of full page {self.page}", self.page)

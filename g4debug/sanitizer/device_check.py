@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from g4debug.findings.kinds import DeviceKind, FindingKind
@@ -240,10 +241,12 @@ class DeviceCheck(ABC, Generic[C, S]):
         try:
             return self.confirm(checked, seen)
         except Unconfirmed as e:
-            if record.suspicion and ledger is not None and ledger.owners is not None:
+            if e.harmless or ledger is None:
+                logger.warning("g4debug: %s: nothing is reported of %s, because %s", name, what, e)
+            elif record.suspicion and ledger.owners is not None:
                 ledger.owners.doubt(e.page, str(e))
-            elif ledger is not None and not e.harmless:
-                ledger.mistaken(f"{what}: {e}")
+            elif e.page > 0 and not ledger.broken:
+                ledger.doubt("full", np.array([e.page]), f"{what}: {e}")
             else:
                 logger.warning("g4debug: %s: nothing is reported of %s, because %s", name, what, e)
         except Exception as e:

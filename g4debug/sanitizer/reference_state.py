@@ -27,10 +27,10 @@ class Truth:
     shadow: int32 [full pages + 1], see :mod:`g4debug.ledger.shadow`.
     mapping: int64 [>= full tokens], SGLang's ``full_to_swa_index_mapping``, which is read only if
         there is no shadow.
-    owners: int32 [full pages + 1], the row of req_to_token that each page was handed out to, 0 if
-        that is not known. protected: int32 [requests], how many tokens of each row are the prefix
-        cache's; those may lie in any page. See :mod:`g4debug.ledger.owners`. Read only if there is
-        a shadow, and only beyond ``protected``.
+    owners: int64 [full pages + 1], the row and the column that each page was handed out to, 0 if
+        that is not known. protected: int64 [requests], how many tokens of each row the prefix cache
+        lent, and how many it holds. See :mod:`g4debug.ledger.owners`. Read only if there is a
+        shadow.
     rows_of: integer [>= rows], the numbers of the rows' requests as ``owners`` knows them, if they
         are not ``req_pool_indices``.
     apart: words of req_to_token between the first tokens of two pages. 0 means the page size, as in

@@ -7,8 +7,8 @@ of the request in row ``request`` of ``req_to_token``::
     page  = place // page_size                       it exists if 0 < page < pages
 
     freed   = the shadow says that the page is free (ledger/shadow.py)
-    foreign = the page was handed out to another request (ledger/owners.py), and the token's page
-              begins behind what the prefix cache lent to this one
+    foreign = the page was handed out for another column, or it was to another request and the
+              token's page begins behind what the prefix cache lent to this one (ledger/owners.py)
     cached  = the token itself lies before the end of what the prefix cache has of the request
 
     own_page = of the SWA pool: the shadow's word of the page, or where there is no shadow, the
@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from g4debug.ledger.owners import EVERYTHING
+from g4debug.ledger.owners import EVERYTHING, HIGH
 from g4debug.ledger.shadow import FREE
 from g4debug.sanitizer.reference_state import Truth
 
@@ -74,9 +74,13 @@ def resolve(
         word = tl.load(book + page, mask=exists, other=0).to(tl.int64)
         freed = exists & (word == FREE)
         if HAS_OWNERS:
-            owner = tl.load(owners + page, mask=exists, other=0).to(tl.int64)
-            until = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
-            foreign = exists & (owner > 0) & (owner != request) & (begins >= until)
+            given = tl.load(owners + page, mask=exists, other=0).to(tl.int64)
+            kept = tl.load(protected + request, mask=theirs, other=0).to(tl.int64)
+            lent = kept >> 32
+            until = kept & 4294967295
+            elsewhere = (given & 4294967295) - 1 != begins // page_size
+            elsewhere = elsewhere | ((given >> 32 != request) & (begins >= lent))
+            foreign = exists & (given > 0) & (lent != EVERYTHING) & elsewhere
             cached = exists & (until != EVERYTHING) & (position < until)
         if SWA:
             judged = judged & (page >= 0) & (page < last)
@@ -143,10 +147,13 @@ def resolve_tokens(
         freed = exists & (word == FREE)
         if truth.owners is not None and truth.protected is not None:
             numbers = request if truth.rows_of is None else truth.rows_of.to(torch.int64)[row]
-            owner = truth.owners[known].to(torch.int64)
-            until = truth.protected[torch.where(theirs, request, 0)].to(torch.int64)
-            begins = position // page_size * page_size
-            foreign = exists & (owner > 0) & (owner != numbers) & (begins >= until)
+            given = truth.owners[known].to(torch.int64)
+            kept = truth.protected[torch.where(theirs, request, 0)].to(torch.int64)
+            lent, until = kept // HIGH, kept % HIGH
+            column = position // page_size
+            elsewhere = given % HIGH - 1 != column
+            elsewhere = elsewhere | ((given // HIGH != numbers) & (column * page_size >= lent))
+            foreign = exists & (given > 0) & (lent != EVERYTHING) & elsewhere
             cached = exists & (until != EVERYTHING) & (position < until)
         if truth.swa:
             judged = judged & (page >= 0) & (page < last)

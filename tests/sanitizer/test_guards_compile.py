@@ -23,8 +23,11 @@ from g4debug.tracers.kv_writes.kernels import _write_kernel
 from g4debug.tracers.page_table.guard import _page_guard_kernel
 from g4debug.tracers.page_table.token_guard import _token_guard_kernel
 
-WIDE = "claims total acks host req_pool_indices mask_starts step number stamps loc firsts"
-NARROW = "table indptr splits offsets kept req_to_token book owners protected seq_lens cu_q starts"
+WIDE = (
+    "claims total acks host req_pool_indices mask_starts step number stamps loc firsts owners "
+    "protected"
+)
+NARROW = "table indptr splits offsets kept req_to_token book seq_lens cu_q starts"
 TYPES = dict.fromkeys(WIDE.split(), "*i64") | dict.fromkeys(f"{NARROW} counts".split(), "*i32")
 MORE = {
     "_page_guard_kernel": {"out": "*i32"},

@@ -25,8 +25,8 @@ def ledger_of(pages: int, rows: int, owners: bool, protected: bool) -> SimpleNam
     if not owners:
         return SimpleNamespace(shadow=shadow, owners=None)
     known = SimpleNamespace(
-        pages=torch.randint(0, rows, (pages + 1,), dtype=torch.int32),
-        protected=torch.randint(0, 99, (rows,), dtype=torch.int32) if protected else None,
+        pages=torch.randint(0, 1 << 40, (pages + 1,)),
+        protected=torch.randint(0, 1 << 40, (rows,)) if protected else None,
     )
     return SimpleNamespace(shadow=shadow, owners=known)
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
+from g4debug.ledger.owners import EVERYTHING, both, place
 from g4debug.tracers.page_table.check import Kind, Truth
 
 POISON = -77
+UNKNOWN = both(EVERYTHING, EVERYTHING)
 
 
 @dataclass
@@ -131,16 +133,20 @@ def judge(case: Case, row: int, column: int, value: int, tokens: int) -> tuple[i
         kind = Kind.ZERO
     elif value != right:
         kind = Kind.MISMATCH
-    elif state == "held" and someone_elses(truth, slot, full, at):
+    elif state == "held" and someone_elses(truth, slot, full, at, case.page_size):
         return Kind.FOREIGN, -1, value  # it stays where it is
     return kind, right, right if right in range(1, case.pages) else 0
 
 
-def someone_elses(truth: Truth, slot: int, page: int, at: int) -> bool:
-    """The page is not the prefix cache's, and was handed out to another row."""
-    if truth.owners is None or at < int(truth.protected[slot]):
+def someone_elses(truth: Truth, slot: int, page: int, at: int, size: int) -> bool:
+    """The page was handed out for another column; or to another row, and was not lent."""
+    if truth.owners is None:
         return False
-    return int(truth.owners[page]) not in (0, slot)
+    lent, word = int(truth.protected[slot]) >> 32, int(truth.owners[page])
+    if word == 0 or lent == EVERYTHING:
+        return False
+    row, column = word >> 32, word % 2**32 - 1
+    return column != at // size or (row != slot and at >= lent)
 
 
 def launched(case: Case, step: int = 7) -> Case:
@@ -249,7 +255,9 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
         for at in range(0, tokens, page_size):
             page = to_token[slot][at] // page_size
             if 0 < page < full_pages:
-                owner_of[page] = spoil(slot, 0, rng.randrange(1, slots))
+                column = spoil(at // page_size, at // page_size + 1, 0)
+                whose = spoil(slot, rng.randrange(1, slots))
+                owner_of[page] = spoil(place(whose, column), 0)
     owned = shadow and rng.random() < 0.6
     truth = Truth(
         req_to_token=torch.tensor(to_token, dtype=torch.int32).reshape(slots, tokens),
@@ -257,9 +265,12 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
         swa=swa,
         shadow=torch.tensor([*words, 0 if void else 1], dtype=torch.int32) if shadow else None,
         mapping=torch.tensor(mapping) if swa and not shadow else None,
-        owners=torch.tensor(owner_of, dtype=torch.int32) if owned else None,
+        owners=torch.tensor(owner_of) if owned else None,
         protected=torch.tensor(
-            [rng.choice((0, page_size, 2**31 - 1)) for _ in range(slots)], dtype=torch.int32
+            [
+                rng.choice((both(0, 0), both(0, page_size), both(page_size, page_size), UNKNOWN))
+                for _ in range(slots)
+            ]
         )
         if owned
         else None,

@@ -56,7 +56,27 @@ class Serving:
         self.ledger.requests[rid] = self.requests[rid] = request
 
     def protect(self):
-        self.ledger.owners.protect(list(self.requests.values()))
+        table = self.rig.req_to_token.req_to_token
+        self.ledger.owners.protect(list(self.requests.values()), table)
+
+    def cache(self, tokens, lent=0):
+        """The prefix cache holds so many tokens of each request, of which it lent the first."""
+        root = SimpleNamespace(children={})
+        tree = SimpleNamespace(root_node=root)
+        for number, request in enumerate(self.requests.values()):
+            whole = kv_of(request).kv_allocated_len // PAGE * PAGE
+            value = it_row(self, request, min(tokens, whole))
+            root.children[number] = SimpleNamespace(children={}, value=value, parent=root)
+            request.last_node = root.children[number]
+            request.put(cache_protected_len=lent)
+        self.protect()
+        for request in self.requests.values():
+            request.put(cache_protected_len=len(request.last_node.value))
+        self.protect()
+        self.ledger.holders.scheduler = SimpleNamespace(
+            req_to_token_pool=self.rig.req_to_token, tree_cache=tree, running_batch=None,
+            last_batch=None,
+        )  # fmt: skip
 
     def row(self, rid):
         return self.rig.req_to_token.req_to_token[row_of(self.requests[rid])]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from g4debug.ledger.owners import EVERYTHING
+from g4debug.ledger.owners import EVERYTHING, both
+from g4debug.ledger.owners import place as handed_out_for
 from g4debug.sanitizer.reference_state import Truth
 from g4debug.tracers.kv_writes.check import Kind, Rows
 
@@ -51,7 +52,7 @@ def random_case(rng: random.Random) -> Case:
     rng.shuffle(swa_of)
     shadow = torch.full((full_pages + 1,), -1, dtype=torch.int32)
     shadow[-1] = 1
-    owners = torch.zeros(full_pages + 1, dtype=torch.int32)
+    owners = torch.zeros(full_pages + 1, dtype=torch.int64)
     numbers = rng.sample(range(1, requests + 2), requests)
     for request in numbers:
         for column in range(columns):
@@ -59,10 +60,10 @@ def random_case(rng: random.Random) -> Case:
             at = column * size
             table[request, at : at + size] = torch.arange(page * size, (page + 1) * size)
             shadow[page] = (swa_of[page] or 1) if swa else 0
-            owners[page] = rng.choice((0, request, request, request))
+            owners[page] = rng.choice((0, 1, 1, 1)) * handed_out_for(request, column)
     if swa and rng.random() < 0.3:  # a page that has left the window
         shadow[rng.choice(pages or [1])] = 0
-    protected = torch.full((requests + 2,), EVERYTHING, dtype=torch.int32)
+    protected = torch.full((requests + 2,), both(EVERYTHING, EVERYTHING))
     each = {"decode": 1, "verify": rng.randrange(1, 5), "extend": 0}[mode]
     firsts, counts = [], []
     for request in numbers:
@@ -71,7 +72,8 @@ def random_case(rng: random.Random) -> Case:
         firsts.append(first)
         counts.append(count)
         if rng.random() < 0.7:
-            protected[request] = first // size * size
+            cached = first // size * size
+            protected[request] = both(rng.choice((0, cached)), cached)
     offset = {"decode": -1, "verify": 0, "extend": 0}[mode]
     padding = 1 if captured else 0
     if mode == "decode":
@@ -108,9 +110,10 @@ def random_case(rng: random.Random) -> Case:
         elif what == 3:
             shadow[page] = -1
         elif what == 4:
-            owners[page] = rng.randrange(1, requests + 2)
+            owners[page] = handed_out_for(rng.randrange(1, requests + 2), rng.randrange(columns))
         elif what == 5:
-            protected[indices[row]] = position + rng.randrange(2)
+            until = position + rng.randrange(2)
+            protected[indices[row]] = both(rng.choice((0, until)), until)
         else:
             shadow[-1] = rng.randrange(2)
     tensors = {"firsts": torch.tensor(firsts, dtype=rng.choice((torch.int32, torch.int64)))}
@@ -185,7 +188,10 @@ def _of_token(case: Case, i: int, value: int) -> int:
         return Kind.FREED
     if not sound or not full_page:
         return 0
-    owner, until = int(truth.owners[full_page]), int(truth.protected[request])
-    if owner not in (0, request) and position // case.size * case.size >= until:
+    word, kept = int(truth.owners[full_page]), int(truth.protected[request])
+    lent, until = kept >> 32, kept % 2**32
+    column = position // case.size
+    theirs = word >> 32 != request and column * case.size >= lent
+    if word and lent != EVERYTHING and (word % 2**32 - 1 != column or theirs):
         return Kind.FOREIGN
     return Kind.CACHED if until != EVERYTHING and position < until else 0

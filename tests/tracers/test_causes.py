@@ -222,6 +222,18 @@ def nothing_was_handed_out(it: Any) -> None:
     it.ledger.pools["full"].owner[it.rig.page("b", 5)] = ""
 
 
+def nothing_was_handed_out_at_the_end(it: Any) -> None:
+    it.ledger.pools["full"].owner[it.rig.page("b", 6)] = ""
+
+
+@later
+def swapped(it: Any, one: int, other: int) -> None:
+    """Two columns of b's row are swapped."""
+    pages = it.rig.page("b", one), it.rig.page("b", other)
+    it.write("b", one, pages[1])
+    it.write("b", other, pages[0])
+
+
 def a_row_names_a_page_that_another_one_lost(it: Any) -> None:
     lost = it.rig.page("a", 1)
     it.rig.allocator.free(it_row(it, it.requests["a"], 2 * PAGE)[PAGE:])
@@ -292,8 +304,10 @@ PAGE_TABLE = (
         table(frees("b", 6 * PAGE, 100))),
     at_table("use-after-free", "of which the ledger knows no hand-out",
         table(names(6, free_page("full")))),
-    at_table("use-after-free", "not for this request",
+    at_table("use-after-free", "was handed out for these tokens and is still held",
         table(a_row_names_a_page_that_another_one_lost)),
+    at_table("use-after-free", "not for this request",
+        table(nothing_was_handed_out_at_the_end, a_row_names_a_page_that_another_one_lost)),
     at_table("evicted-in-window", "the request's own eviction went too far",
         table(evicted_by("schedule_batch.py", "_evict_swa"))),
     at_table("evicted-in-window", "the prefix cache gave it up",
@@ -306,6 +320,10 @@ PAGE_TABLE = (
     at_table("foreign-page", "but the row does not name it", table(names(5, page("a", 1)))),
     at_table("foreign-page", "knows of no page that was handed out to this request",
         table(nothing_was_handed_out, names(5, page("a", 1)))),
+    at_table("misplaced-page", "the row names it in column 2, too",
+        table(names(5, page("b", 2)))),
+    at_table("misplaced-page", "nothing that the allocator did was missed",
+        table(swapped(2, 5))),
     at_table("unreadable", UNKNOWN, record(kind=0, row=0)),
     at_table("unreadable", UNKNOWN, record(kind=-(2**63), row=2**62)),
     *(
@@ -506,7 +524,7 @@ ALLOCATORS = (
         entered("out-of-range", "extend", 99, far_freed)),
     at_pools("page-zero", LIST, pools(poison(0), admits())),
     at_pools("page-zero", NO_ALLOCATOR, pools(page_zero_is_freed)),
-    at_pools("double-alloc", "no free of the page was recorded since it was handed out",
+    at_pools("double-alloc", "the page was in the free list, although it is held",
         pools(poison(page("a", 1)), admits())),
     at_pools("double-alloc", "the page was freed twice", freed_twice_before),
     at_pools("double-alloc", "twice in this one hand-out", pools(twice_in_one_hand_out)),

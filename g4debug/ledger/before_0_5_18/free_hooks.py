@@ -54,14 +54,19 @@ class FreeHooks(newer.FreeHooks):
         if allocator.page_size == 1:
             return super().around_free(free, allocator, free_index)
         corrected = self._entered_free(allocator, free_index)
-        return free(allocator, free_index if corrected is None else corrected)
+        try:
+            return free(allocator, free_index if corrected is None else corrected)
+        finally:
+            self._released(allocator)
 
     def _enter_free(self, allocator: Any, free_index: Tensor) -> Tensor | None:
         """Enter a free. Returns the indices to free instead, or None to free those given."""
         pool = self.registry.pools.get(id(allocator))
         if pool is None or in_free_group(allocator) or self._is_nothing(free_index):
             return None
+        lists = self._seen(allocator)
         pages = distinct(self._read(free_index) // pool.page_size)
+        lists.called, lists.entered = lists.called + 1, lists.entered + 1
         freed = self._enter(pool, pages, caller())
         corrected = None
         if freed is not pages:
@@ -109,6 +114,9 @@ class FreeHooks(newer.FreeHooks):
         if pool is None:
             return
         self.ledger.settle(wait=True)
+        lists = self.registry.lists[id(allocator)]
+        lists.begins()
+        lists.ends(restored=True)
         for held, pages in reversed(self._since.pop(pool.name, [])):
             pool.held[pages] = held
             pool.partner[pages] = -1  # SGLang does not put its mapping back

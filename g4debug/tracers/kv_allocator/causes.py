@@ -28,8 +28,17 @@ class Case:
         known = 0 < self.page < pool.pages
         self.held = known and bool(pool.held[self.page])  # before the event
         self.history = ledger.history(pool.name, self.page)
+        # Whether the free list had the page before the call that handed it out; None: not known.
+        self.was_listed = _was_listed(ledger, pool, event, self.page)
         self.given = last_of(self.history, GIVES)
         self.taken = last_of(self.history, TAKES)
+
+
+def _was_listed(ledger: Ledger, pool: PoolLedger, event: PageEvent, page: int) -> bool | None:
+    lists = ledger.lists.get(pool.name)
+    if lists is None or event.kind not in GIVES or ledger.late:
+        return None
+    return any(bool((pages == page).any()) for pages in lists.before)
 
 
 def cause(
@@ -52,10 +61,30 @@ def _no_page(case: Case) -> str:
     earlier = case.ledger.log.last_naming(case.pool.name, case.page, TAKES)
     if earlier is not None:
         return f"{_named(case)} was freed into the free list before, {said(earlier)}: look there"
+    listed = case.was_listed
+    if listed is None:
+        return (
+            f"not known: either the allocator's free list had {_named(case)}, although no free of "
+            "it was recorded, or the allocator returned it without taking it from there"
+        )
+    if not listed:
+        return _not_from_the_list(case)
     return (
-        f"the allocator's free list has {_named(case)}, and no free of it was recorded: the list "
+        f"the allocator's free list had {_named(case)}, and no free of it was recorded: the list "
         "itself was overwritten; by whom is not known"
     )
+
+
+def _not_from_the_list(case: Case) -> str:
+    return (
+        f"the allocator returned {_named(case)}, which was not in its free list: "
+        f"{_method(case.event)}, or what wraps it, returned something else than what it took from "
+        "there"
+    )
+
+
+def _method(event: PageEvent) -> str:
+    return "alloc" if event.kind == "alloc" else f"alloc_{event.kind}"
 
 
 def _named(case: Case) -> str:
@@ -83,6 +112,14 @@ def _double_alloc(case: Case) -> str:
         return (
             f"the page was freed twice, {said(frees[-2])} and {said(frees[-1])}, so it was in the "
             "free list twice: look at the second free"
+        )
+    if case.was_listed is False:
+        return _not_from_the_list(case)
+    if case.was_listed:
+        return (
+            "the page was in the free list, although it is held and no free of it was recorded: it "
+            "was put back into the list without free(), or the list was overwritten; which of the "
+            "two is not known"
         )
     since = f" since it was handed out {said(case.given)}" if case.given is not None else ""
     return (

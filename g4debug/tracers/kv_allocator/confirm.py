@@ -34,10 +34,14 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
             return True  # a sequence goes on in page 0: the mapping has no SWA page for it
         case "double-free" | "free-unallocated" | "use-after-free":
             twice_at_once = violation.kind == "double-free" and bool(pool.held[pages].any())
+            if violation.kind != "use-after-free" and _is_certain(ledger, pool):
+                return True
             if ledger.late and event.kind in ("free", "evict"):
                 return _is_given_back_twice(ledger, holders, pool, pages)
             return twice_at_once or _is_given_back(holders, pool, pages)
         case "double-alloc":
+            if _is_certain(ledger, pool):
+                return True
             return _is_held_by_another(ledger, holders, pool, event, pages)
         case "mapping-mismatch":
             return _is_mapping_wrong(ledger, holders, pool, pages)
@@ -46,6 +50,22 @@ def is_real(ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Viola
         case "maps-freed":
             return _is_mapped(ledger, holders, pages)
     return True  # needs no ledger, or was confirmed where it was found
+
+
+def in_question(ledger: Ledger, pool: PoolLedger, violation: Violation) -> tuple[str, Pages]:
+    """The pool and its pages that a violation is about, if it is not real."""
+    if violation.kind == "mapping-mismatch" and pool.name == "swa" and ledger.pairs is not None:
+        return "full", ledger.pairs.full
+    return pool.name, violation.pages
+
+
+def _is_certain(ledger: Ledger, pool: PoolLedger) -> bool:
+    """True if nothing that the allocator did was missed, so the ledger knows what it holds.
+
+    Then a page that SGLang's structures do not have where it must be was taken out of them, or put
+    there, without an event.
+    """
+    return not ledger.missed(pool.name)
 
 
 def _is_given_back(holders: Holders, pool: PoolLedger, pages: Pages) -> bool:

@@ -51,7 +51,7 @@ from g4debug.tracers.kv_allocator.check import (
     check_partners,
     in_window,
 )
-from g4debug.tracers.kv_allocator.confirm import is_real
+from g4debug.tracers.kv_allocator.confirm import in_question, is_real
 from g4debug.tracers.kv_allocator.readers import Readers, columns_of
 
 # What an event of the page ledger is counted as.
@@ -347,7 +347,8 @@ class KvAllocatorTracer:
         if self.ledger.broken:
             return
         if not is_real(self.ledger, pool, event, violation):
-            self.ledger.mistaken(f"{violation.kind} of {pool.name} pages {_list(violation.pages)}")
+            what = f"{violation.kind} of {pool.name} pages {_list(violation.pages)}"
+            self.ledger.doubt(*in_question(self.ledger, pool, violation), what)
             return
         from g4debug.tracers.kv_allocator.report import describe
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from g4debug.sanitizer.device_check import Checked
+from g4debug.sanitizer.misplaced import Misplaced
 from g4debug.sanitizer.trap_buffer import Record
 from g4debug.tracers.kv_writes.check import Kind, Rows
 
@@ -43,7 +44,8 @@ class Write:
     """One bad location: the words of a ``trap_buffer.Record`` as they are called here.
 
     row: in the batch. position: of the token in its request. value: the location. first: what the
-    row's positions begin from. expected: where it belongs.
+    row's positions begin from. expected: where it belongs. foreign: of a write whose kind is
+    FOREIGN.
     """
 
     row: int
@@ -57,6 +59,7 @@ class Write:
     request: int
     full: int
     twin: int = -1
+    foreign: Misplaced | None = None
 
 
 def write_of(record: Record) -> Write:

@@ -14,10 +14,12 @@ from g4debug.findings.record import Finding, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, last_of, said, settle
+from g4debug.sanitizer.batch_order import row_of_batch
 from g4debug.sanitizer.page_report import PageReport, rid_of
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 
+UNKNOWN = -(1 << 62)
 Found = tuple[Finding, tuple[PageEvent, ...]]
 
 
@@ -43,6 +45,11 @@ class Words(PageReport):
         rid = "" if write.kind is Kind.PADDING else rid_of(recorder, write.step, write.request)
         super().__init__(checked, rid, ledger)
         self.checked, self.write = checked, write
+        self.of_batch = None
+        if write.kind is not Kind.PADDING:
+            self.of_batch = row_of_batch(recorder, write.step, write.row, write.request)
+            if self.of_batch is not None and self.of_batch.is_another:
+                self.rid = self.of_batch.rid
         self.page = write.value // self.page_size
         self.twin = ""
         if write.kind is Kind.TWICE:
@@ -158,6 +165,8 @@ class Words(PageReport):
                 "a CUDA graph was replayed for fewer requests than it has rows, and the locations "
                 "of its other rows were not set to 0. Who wrote them is not known"
             )
+        if self.of_batch is not None and (found := self.of_batch.wrong_index(w.row)):
+            return found
         if self.record.right_place:
             return self._cause_of_right_place(row)
         if w.expected < 0:
@@ -181,6 +190,15 @@ class Words(PageReport):
                 "the full pool, which was handed out together with another one. Who changed it is "
                 "not known"
             )
+        full = self._full_location() if swa else -1
+        if full >= 0 and full != w.full:
+            made = ", and the sliding layers' location was made from it"
+            return (
+                f"ForwardBatch.out_cache_loc is not what {row} says: it has slot {full} of the "
+                f"full pool for this token, whose place is slot {w.full}"
+                f"{made if self._mapped_of(full) == w.value else ''}. Who wrote that location is "
+                "not known"
+            )
         lost = f"ForwardBatch.out_cache_loc is not what {row} says"
         if swa:
             lost = f"the sliding layers' locations are not what {row} and the mapping say"
@@ -194,11 +212,31 @@ class Words(PageReport):
         return f"{lost}{when}. Who wrote that location is not known"
 
     def _mapped(self) -> int:
-        """What SGLang's mapping says of the token's place in the full pool; -1: not known."""
+        """What SGLang's mapping says of the token's place in the full pool.
+
+        UNKNOWN if that is not known: -1 is what a broken mapping may say.
+        """
+        return self._mapped_of(self.write.full)
+
+    def _mapped_of(self, full: int) -> int:
         holders = self.ledger.holders if self.ledger is not None else None
         with suppress(RuntimeError, AttributeError, IndexError):
-            if holders is not None and self.write.full > 0:
-                return int(holders.allocator.full_to_swa_index_mapping[self.write.full])
+            if holders is not None and full > 0:
+                return int(holders.allocator.full_to_swa_index_mapping[full])
+        return UNKNOWN
+
+    def _full_location(self) -> int:
+        """Where the token's KV goes in the full pool by ``out_cache_loc``; -1: not known.
+
+        With overlap scheduling that tensor may be another forward's by now.
+        """
+        w, rows = self.write, self.checked.rows
+        if w.step >= 0 or w.position < 0:
+            return -1
+        number = w.position - w.first - rows.offset
+        with suppress(RuntimeError, AttributeError, IndexError, TypeError):
+            begin = w.row * rows.per_row if rows.per_row else int(rows.starts[w.row])  # type: ignore[index]
+            return int(self.checked.batch.out_cache_loc[begin + number])
         return -1
 
     def _cause_of_right_place(self, row: str) -> str:
@@ -210,10 +248,14 @@ class Words(PageReport):
                 return f"{row} names a page that was never handed out. Who wrote it is not known"
             return f"{row} names a page that was freed too early.{last}"
         if self.kind == "foreign-page":
+            it = self.write.foreign
+            what = "a page of another request, which the prefix cache lent to neither"
+            if it is not None and it.is_its_own:
+                what = "a page of its own request that was handed out for other tokens"
+            proof = f" ({it.proof})" if it is not None and it.proof else ""
             return (
-                f"{row} is wrong, and the location was made from it: it names a page of another "
-                f"request, which the prefix cache lent to neither.{last} Who wrote the row is not "
-                "known"
+                f"{row} is wrong, and the location was made from it: it names {what}{proof}.{last} "
+                "Who wrote the row is not known"
             )
         return (
             "the prefill began before the end of what the prefix cache holds of this request: its "

@@ -1,9 +1,9 @@
 """The likely cause of a wrong cell, from what the tables, the mapping and the ledger say.
 
-A cell of a page table is made from a row of ``req_to_token``, and for the SWA pool from
-``full_to_swa_index_mapping``. So each of them is looked at, in this order, and the first that is
-wrong is named. Who wrote it is said only if the ledger saw it. Where the evidence fits more than
-one cause, the text says what is not known.
+A cell of a page table is found by ``req_pool_indices`` and the length of its row. It is made from a
+row of ``req_to_token``, and for the SWA pool from ``full_to_swa_index_mapping``. So each of them is
+looked at, in this order, and the first that is wrong is named. Who wrote it is said only if the
+ledger saw it. Where the evidence fits more than one cause, the text says what is not known.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from g4debug.hooking import req_kv
 from g4debug.ledger.page_history import GIVES, TAKES, decided_by, last_of, said
+from g4debug.tracers.page_table.checked_table import first_listed
+from g4debug.tracers.page_table.facts import UNKNOWN
 
 if TYPE_CHECKING:
     from g4debug.tracers.page_table.facts import Facts
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
 def cause(facts: Facts) -> str:
     """The likely cause, in words."""
+    batch = facts.of_batch
+    if batch is not None:
+        found = batch.wrong_index(facts.cell.row) or batch.wrong_length(facts.length)
+        if found:
+            return found
     if facts.checked.lists is not None and facts.record.beside:
         return _list_word(facts)
     special = {
@@ -26,6 +33,7 @@ def cause(facts: Facts) -> str:
         "use-after-free": _freed,
         "evicted-in-window": _evicted,
         "foreign-page": _foreign,
+        "misplaced-page": _foreign,
         "full-index-in-swa-table": _untranslated,
     }.get(facts.kind)
     return special(facts) if special is not None else _wrong_cell(facts)
@@ -56,22 +64,36 @@ def _wrong_cell(facts: Facts) -> str:
             f"{where} has no token there: the row is longer than what was allocated for it, or "
             "that part of the row was cleared; which of the two is not known"
         )
-    if facts.pool_name == "swa" and facts.swa_page >= 0 and facts.swa_page != facts.right:
-        wrong = (
-            f"full_to_swa_index_mapping is wrong: it says SWA page {facts.swa_page} for full page "
-            f"{facts.full_page}, which was handed out together with SWA page {facts.right}"
+    inner = facts.cell.position % size if facts.cell.position >= 0 else 0
+    if facts.slot >= 0 and facts.slot != token + inner:
+        return (
+            f"req_to_token is wrong: {where} has token index {facts.slot} for token "
+            f"{facts.cell.position}, inside of a page that begins with token index {token}. The "
+            f"{it} was built from it. Who wrote it is not known"
+            if facts.cell.token in (facts.slot, facts.mapped)
+            else f"req_to_token is wrong: {where} has token index {facts.slot} for token "
+            f"{facts.cell.position}, inside of a page that begins with token index {token}. Who "
+            "wrote it is not known"
         )
+    right_place = facts.right_place
+    known = facts.mapped != UNKNOWN and facts.right >= 0 and right_place >= 0
+    if facts.pool_name == "swa" and known and facts.mapped != right_place:
+        wrong = f"full_to_swa_index_mapping is wrong: {_said_of(facts)}"
         written = last_of(facts.history_of("full", facts.full_page), (*GIVES, "map", *TAKES))
         if written is not None:
             wrong += f". The last write of it that the ledger saw was {said(written)}"
         wrong += ". Who changed it after that is not known"
-        if facts.value == facts.swa_page:
+        built = facts.cell.token if facts.cell.position >= 0 else facts.value
+        said_there = facts.mapped if facts.cell.position >= 0 else facts.mapped // size
+        if built == said_there:
             return f"{wrong}. The {it} was built from it"
         return f"{wrong}. The {it} has yet another page, so it may be wrong in itself, too"
     if facts.right < 0:
         return "not known: the ledger does not know which page belongs there"
     agree = f"{where} (full page {facts.full_page})"
     if facts.pool_name == "swa":
+        if not known:
+            return f"not known: {agree} is as it should be, and the mapping cannot be read any more"
         agree += f" and the mapping (SWA page {facts.swa_page})"
     column = facts.own_column()
     if column >= 0:
@@ -88,7 +110,28 @@ def _wrong_cell(facts: Facts) -> str:
     )
 
 
+def _said_of(facts: Facts) -> str:
+    """What the mapping says, and what it has to say."""
+    size, mapped, right = facts.page_size, facts.mapped, facts.right_place
+    if mapped // size != right // size and mapped >= size:
+        return (
+            f"it says SWA page {mapped // size} for full page {facts.full_page}, which was handed "
+            f"out together with SWA page {right // size}"
+        )
+    return (
+        f"it says {mapped} for slot {facts.slot} of the full pool (page {facts.full_page}), which "
+        f"was handed out together with slot {right} (SWA page {right // size})"
+    )
+
+
 def _untranslated(facts: Facts) -> str:
+    if facts.of_full_list:
+        entry = facts.cell.position - first_listed(facts.length, facts.checked.window)
+        return (
+            "the full layers' list is where the sliding layers' list belongs: entry "
+            f"{entry} is the full pool's token of position {entry}, and the list of the last "
+            f"{facts.checked.window} tokens has the one of position {facts.cell.position} there"
+        )
     if facts.stale_state:
         return (
             "full-pool indices reached a sliding layer: the attention backend has "
@@ -135,6 +178,13 @@ def _freed(facts: Facts) -> str:
             f"row {facts.request_row} of req_to_token is wrong: it names full page {page}, of "
             "which the ledger knows no hand-out. Who wrote it is not known"
         )
+    own = facts.own_page()
+    if own > 0 and own != page:
+        return (
+            f"row {facts.request_row} of req_to_token is wrong: it names full page {page}, and "
+            f"page {own} was handed out for these tokens and is still held. Who wrote the row is "
+            "not known"
+        )
     if given is not None and given.request and rid and given.request != rid:
         return (
             f"page {page} was last handed out {said(given)}, not for this request: its row "
@@ -166,7 +216,14 @@ def _foreign(facts: Facts) -> str:
     it = facts.foreign
     if it is None:
         return "not known"
-    wrong = f"req_to_token is wrong: row {it.row} names a page of request {it.owner} there"
+    if it.is_its_own:
+        wrong = f"req_to_token is wrong: row {it.row} names a page of its own request there"
+    elif it.owner:
+        wrong = f"req_to_token is wrong: row {it.row} names a page of request {it.owner} there"
+    else:
+        wrong = f"req_to_token is wrong: row {it.row} names page {it.page} there"
+    if it.proof:
+        wrong += f" ({it.proof})"
     if it.own > 0:
         return (
             f"{wrong}. Page {it.own} was handed out for these tokens and is still held, but the "

@@ -11,6 +11,7 @@ import torch
 from g4debug.findings.record import Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.sanitizer.device_check import Checked
+from g4debug.sanitizer.misplaced import Misplaced
 from g4debug.sanitizer.trap_buffer import CELLS, Left, Record
 from g4debug.tracers.page_table.check import Kind, TableCheck, Truth, check_page_table
 
@@ -57,25 +58,6 @@ class CheckedTable(Checked):
 
 
 @dataclass(frozen=True)
-class Foreign:
-    """What SGLang's rows say of a cell that has a page of another request.
-
-    row: the row of ``req_to_token`` with the page, and rid its request. page: of the full pool.
-    owner: rid of the request that the page was handed out to, owner_row and owner_column: where
-    that request's own row names it. own: the page that was handed out to ``rid`` for the tokens of
-    the cell and is still held; -1 if none is known.
-    """
-
-    row: int
-    rid: str
-    page: int
-    owner: str
-    owner_row: int
-    owner_column: int
-    own: int
-
-
-@dataclass(frozen=True)
 class Cell:
     """One bad cell. If the row is too short: column = its columns, value = the pages it needs.
 
@@ -97,7 +79,7 @@ class Cell:
     position: int = -1
     token: int = -1
     right: int = -1
-    foreign: Foreign | None = None
+    foreign: Misplaced | None = None
 
     @property
     def place(self) -> tuple[int, int, int, Kind, int]:

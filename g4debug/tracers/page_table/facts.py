@@ -5,24 +5,41 @@ Everything is read as far as possible. After an error of the device, less is kno
 
 from __future__ import annotations
 
-from g4debug.findings.kinds import FULL_INDEX, OTHER_REQUEST, STALE, FindingKind
+from g4debug.findings.kinds import FULL_INDEX, MISPLACED, OTHER_REQUEST, STALE, FindingKind
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger
+from g4debug.sanitizer.batch_order import RowOfBatch
 from g4debug.sanitizer.page_report import PageReport
 from g4debug.tracers.page_table.check import Kind
-from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
+from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, first_listed
+
+UNKNOWN = -(1 << 62)  # of a slot: -1 is what a broken mapping may say
 
 
 class Facts(PageReport):
     """What this process knows about one bad cell."""
 
-    def __init__(self, checked: CheckedTable, cell: Cell, rid: str, ledger: Ledger | None) -> None:
+    def __init__(
+        self,
+        checked: CheckedTable,
+        cell: Cell,
+        rid: str,
+        ledger: Ledger | None,
+        of_batch: RowOfBatch | None = None,
+        length: int = -1,
+    ) -> None:
+        """of_batch: the row of the batch, None if it is not known. length: that the guard saw."""
         super().__init__(checked, rid, ledger)
+        self.of_batch, self.length = of_batch, length
         self.checked, self.cell, self.foreign = checked, cell, cell.foreign
         self.request = ledger.requests.get(rid) if ledger is not None and rid else None
         self.value = cell.value
         self.request_row = self.full_page = self.swa_page = -1
         self.token: int | None = None  # what req_to_token has for the cell
+        # What it has for the very token, and what the mapping says of that. For the first token of
+        # a page it is the same; of an entry of a list it may be another one.
+        self.slot = self.mapped = UNKNOWN
+        self.of_full_list = False  # the entry is the one of the full layers' list
         try:
             if cell.step >= 0:  # as it was then; the live row may be another request's by now
                 self.request_row, self.full_page = cell.request, cell.full
@@ -32,12 +49,16 @@ class Facts(PageReport):
                 rows = checked.backend.req_to_token
                 self.token = int(rows[self.request_row, cell.column * self.page_size])
                 self.full_page = self.token // self.page_size
+            if self.token is not None:
+                self.slot = self._slot()
             if self.pool_name == "swa" and self.token is not None:
                 mapping = target_pool(checked.backend, checked.batch).full_to_swa_index_mapping
-                if 0 <= self.token < len(mapping):
-                    self.swa_page = int(mapping[self.token]) // self.page_size
-                if cell.step >= 0 and self.swa_page == 0:
-                    self.swa_page = -1  # the page may have been evicted since then
+                if 0 <= self.slot < len(mapping):
+                    self.mapped = int(mapping[self.slot])
+                    self.swa_page = max(self.mapped, 0) // self.page_size
+                if cell.step >= 0 and self.mapped == 0:
+                    self.swa_page, self.mapped = -1, UNKNOWN  # it may have been evicted since then
+                self.of_full_list = self._is_of_full_list()
         except (AttributeError, IndexError, RuntimeError):
             pass
         self.right = cell.expected
@@ -46,12 +67,39 @@ class Facts(PageReport):
         self.record = self._record()
         self.kind = self.record.name
 
+    def _slot(self) -> int:
+        """What ``req_to_token`` has for the token itself, as it is now."""
+        cell, token = self.cell, self.token or 0
+        if cell.position < 0:
+            return token
+        row = self.checked.backend.req_to_token[self.request_row]
+        if cell.step >= 0 and int(row[cell.column * self.page_size]) != token:
+            return token + cell.position % self.page_size  # another request's row by now
+        return int(row[cell.position])
+
+    def _is_of_full_list(self) -> bool:
+        """True if the entry is what the full layers' list has at its place."""
+        cell, window = self.cell, self.checked.window
+        entry = cell.position - first_listed(self.length, window)
+        if self.checked.lists is None or cell.position < 0 or not 0 <= entry < cell.position:
+            return False
+        return int(self.checked.backend.req_to_token[self.request_row, entry]) == cell.token
+
+    @property
+    def right_place(self) -> int:
+        """The slot of the layer's pool that belongs to the token, UNKNOWN if that is not known."""
+        if self.cell.position >= 0:
+            return self.cell.right
+        return self.right * self.page_size if self.right >= 0 else UNKNOWN
+
     # --- what it is ------------------------------------------------------------------------
 
     @property
     def untranslated(self) -> bool:
         """True if the cell holds the request's own full-pool page where a SWA page belongs."""
         kind = self.cell.kind.record
+        if self.of_full_list and self.cell.token != self.right_place:
+            return True
         return (
             self.pool_name == "swa"
             and (kind.outside or kind.in_swa)
@@ -68,6 +116,8 @@ class Facts(PageReport):
         if self.untranslated:
             return FULL_INDEX
         kind = self.cell.kind
+        if self.foreign is not None and self.foreign.is_its_own:
+            return MISPLACED
         if kind is not Kind.MISMATCH:
             return kind.record
         return self.of_mismatch(self.value, kind.record, STALE, OTHER_REQUEST)
@@ -95,6 +145,15 @@ class Facts(PageReport):
         """Pages of the full pool, 0 if not known."""
         pool = self.pool("full", 1)
         return 0 if pool is None else pool.pages
+
+    def own_page(self) -> int:
+        """The full page that was handed out for the tokens of the cell and is held; -1 if none."""
+        pool = self.pool("full", 1)
+        if pool is None or not self.rid:
+            return -1
+        at = self.cell.column * self.page_size
+        own = ((pool.owner == self.rid) & (pool.position == at) & pool.held).nonzero()[0]
+        return int(own[-1]) if len(own) else -1
 
     def own_column(self) -> int:
         """The column that the page of the cell really has in the request's row; -1 if none."""

@@ -6,7 +6,7 @@ For each row r with n = seq_lens[r] tokens and u = min(ceil(n / page_size), colu
     right      = full, or for the SWA pool the shadow's word of it (ledger/shadow.py)
     live(r, c) = c < u and c >= max(0, n - q - window) // page_size  (all c < u for window < 0)
     bad(r, c)  = live(r, c) and table[r, c] is no page of the pool, or not the right one,
-                 or ``full`` was handed out to another request (ledger/owners.py)
+                 or ``full`` was handed out to another request or column (ledger/owners.py)
     out[r, c]  = table[r, c]; if it is no page of the pool, or (with ``repair``) bad in another way
                  than the last one: ``right`` if that is a held page, else page 0   for c < u
 

@@ -15,6 +15,7 @@ from g4debug.findings.record import Finding, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import settle
+from g4debug.sanitizer.batch_order import row_of_batch
 from g4debug.sanitizer.page_report import rid_of
 from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.page_table import causes
@@ -52,7 +53,15 @@ def describe(
             table, cell = read_table(checked, pool, recorder, cell)
             rid = table.rids[cell.row] if cell.row < len(table.rids) else ""
     settle(ledger, "page-table")
-    words = (Words if checked.lists is None else ListWords)(checked, cell, rid, ledger)
+    seen = cell.request if cell.step >= 0 else -1
+    if seen < 0:
+        with suppress(RuntimeError, IndexError):
+            seen = int(checked.req_pool_indices[cell.row])
+    of_batch = row_of_batch(recorder, cell.step, cell.row, seen)
+    if of_batch is not None and of_batch.is_another:
+        rid = of_batch.rid
+    kind = Words if checked.lists is None else ListWords
+    words = kind(checked, cell, rid, ledger, of_batch, left.record.length)
     words.bad = left.record.bad
     if checked.lists is None and table is not None and len(table.bad) > 0:
         words.bad = len(table.bad)
@@ -93,7 +102,7 @@ class Words(Facts):
             return f"reads full-pool page {self.full_page}, which is free"
         if self.kind == "evicted-in-window":
             return f"needs {self._tokens()} in its window, but their SWA page was evicted"
-        if self.kind == "foreign-page":
+        if self.foreign is not None:
             return self._foreign()
         if self.kind == "page-zero":
             return f"gets the reserved page 0, {but}"
@@ -110,15 +119,24 @@ class Words(Facts):
         it = self.foreign
         assert it is not None
         swa = f" (SWA page {self.value})" if self.pool_name == "swa" else ""
-        return (
-            f"reads full-pool page {it.page}{swa} of request {it.owner} for {self._tokens()}, "
-            f"because row {it.row} of req_to_token names it"
-        )
+        because = f"because row {it.row} of req_to_token names it"
+        if it.is_its_own:
+            had = self.pool("full", it.page)
+            first = -1 if had is None else int(had.position[it.page])
+            others = f" for tokens {first}..{first + self.page_size - 1}" if first >= 0 else ""
+            return (
+                f"reads full-pool page {it.page}{swa} for {self._tokens()}, which was handed out "
+                f"to the request itself{others}, {because}"
+            )
+        whose = f" of request {it.owner}" if it.owner else ""
+        return f"reads full-pool page {it.page}{swa}{whose} for {self._tokens()}, {because}"
 
     def expected(self) -> str:
         """What belongs in the cell."""
         if self.foreign is not None:
             own = f": page {self.foreign.own}" if self.foreign.own > 0 else ""
+            if self.foreign.is_its_own:
+                return f"the page that was handed out for these tokens{own}"
             return f"a page that was handed out to the request of the row itself{own}"
         if self.kind == "row-too-short":
             return f"at least {self.value} columns, one for each page of the row's length"
@@ -141,10 +159,10 @@ class Words(Facts):
     def owner(self) -> str:
         """Who has the page that explains the finding, in words."""
         if self.foreign is not None:
-            it = self.foreign
-            also = (
-                f"; row {it.owner_row} of request {it.owner} names it in column {it.owner_column}"
-            )
+            it, also = self.foreign, ""
+            if it.owner_row > 0:
+                also = f"; row {it.owner_row} of request {it.owner} names it in column "
+                also += str(it.owner_column)
             return self.holder("full", it.page) + also
         if self.untranslated:
             return f"full-pool page {self.value} is held by request {self.rid or '?'} itself"
