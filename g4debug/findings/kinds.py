@@ -529,6 +529,33 @@ _SPEC_LIFECYCLE = (
         what="the draft goes on from {got}{about}, not {expected}",
     ),
     _step(
+        "verify-input",
+        "the verify gets other tokens, positions or another tree than the draft made of what it "
+        "began with",
+        "`draft_token[…] is …`, `input_ids[…] is …`, `positions[…] = …` or `retrieve_…[…] = …`, "
+        "then `expected …`",
+        look="what runs between the two ends that the finding names", command=EAGER,
+        what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "verify-result",
+        "what a verify hands on (tokens, accept lengths, accepted indices, bonus tokens) is not "
+        "what its kernel computed, or does not follow from the target's choice",
+        "`accept_lens = …`, `accept_index[…] = …`, `predict… is …` or `bonus_tokens is …`, then "
+        "`expected …`",
+        look="what runs between the two ends that the finding names", command=EAGER,
+        what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "sampled-token",
+        "a token is not what was sampled, in the request's output or where the next step begins "
+        "with it; with and without speculative decoding",
+        "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
+        look="the two ends that the finding names: the result's way to the host, or the "
+        "`FutureMap`",
+        command=EAGER, what="{got}{about}, expected {expected}",
+    ),
+    _step(
         "allocated-len",
         "a verify writes KV for which the request was allocated no room",
         "`kv_allocated_len = …, should be at least …`",

@@ -215,16 +215,20 @@ class Rehearsal:
         return result
 
     def _draft(self, draft_worker: Any, batch: Any) -> Any:
-        nodes, count = len(batch.reqs) * TOKENS, len(batch.reqs)
+        count = len(batch.reqs)
         forward = self.site("worker.draft_forward", lambda *a: None)
         forward(draft_worker, SimpleNamespace(out_cache_loc=self.places, batch_size=count))
+        rows = torch.arange(count * TOKENS, device=self.device).view(count, TOKENS)
+        places = torch.arange(TOKENS, device=self.device)
+        tokens = self._tensor([self._token() for _ in range(count * TOKENS)]).view(count, TOKENS)
+        tokens[:, 0] = batch.spec_info.bonus_tokens
         return self.classes.VerifyInput(
-            draft_token=self._tensor([0] * nodes),
+            draft_token=tokens.flatten(),
             custom_mask=None,
-            positions=self._tensor([0] * nodes),
-            retrieve_index=torch.zeros(count, TOKENS, dtype=torch.int64, device=self.device),
-            retrieve_next_token=None,
-            retrieve_next_sibling=None,
+            positions=(batch.seq_lens[:, None] + places).flatten(),
+            retrieve_index=rows,
+            retrieve_next_token=torch.where(places + 1 < TOKENS, places + 1, -1).repeat(count, 1),
+            retrieve_next_sibling=torch.full_like(rows, -1),
             retrieve_cum_len=None,
             spec_steps=STEPS,
             topk=1,
@@ -236,19 +240,29 @@ class Rehearsal:
 
     def _verify(self, worker: Any, batch: Any) -> Any:
         count = len(batch.reqs)
-        tokens = [self._token() for _ in range(count * TOKENS)]
-        accept = self._tensor(self.accepted)
-        last = [tokens[i * TOKENS + n - 1] for i, n in enumerate(self.accepted)]
+        sample = self.site("verify.sample", self._sample)
+        tokens, accept, _ = sample(batch.spec_info, batch, None)
+        last = torch.arange(count, device=self.device) * TOKENS + accept - 1
         return self.classes.Result(
             logits_output=SimpleNamespace(
                 hidden_states=torch.rand(count * TOKENS, HIDDEN, device=self.device)
             ),
-            next_token_ids=self._tensor(tokens),
+            next_token_ids=tokens,
             speculative_num_draft_tokens=TOKENS,
-            next_draft_input=self.classes.MadeByVerify(bonus_tokens=self._tensor(last)),
+            next_draft_input=self.classes.MadeByVerify(bonus_tokens=tokens[last]),
             accept_lens=accept,
             new_seq_lens=batch.seq_lens + accept,
         )
+
+    def _sample(self, verify_input: Any, batch: Any, logits: Any) -> tuple[Any, Any, Any]:
+        """Tokens, accept lengths and accepted indices: so many drafts, and a bonus token."""
+        drafted = verify_input.draft_token.view(-1, TOKENS)
+        tokens, index = torch.zeros_like(drafted), torch.full_like(drafted, -1)
+        for i, n in enumerate(self.accepted):
+            tokens[i, : n - 1] = drafted[i, 1:n]
+            tokens[i, n - 1] = self._token()
+            index[i, :n] = torch.arange(i * TOKENS, i * TOKENS + n, device=self.device)
+        return tokens.flatten(), self._tensor(self.accepted), index
 
     def _tensor(self, numbers: Any) -> torch.Tensor:
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.device)
