@@ -27,13 +27,14 @@ Meddle = Callable[..., Any]
 CASES: dict[str, tuple[str, str, Meddle]] = {}  # name -> (place, "before" or "after", what it does)
 
 SPEC = "sglang.srt.speculative"
+DRAFT_WORKER = f"{SPEC}.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 PLACES = {
-    "draft": f"{SPEC}.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker.draft",
+    "draft": f"{DRAFT_WORKER}.draft",
     "prepared": f"{SPEC}.eagle_utils.eagle_prepare_for_verify",
     "kernel": f"{SPEC}.eagle_utils.verify_tree_greedy_func",
     "sampled": f"{SPEC}.eagle_utils.eagle_sample",
     "verify": f"{SPEC}.eagle_worker_v2.EAGLEWorkerV2.verify",
-    "draft_extend": f"{SPEC}.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker._draft_extend_for_decode",
+    "draft_extend": f"{DRAFT_WORKER}._draft_extend_for_decode",
     "worker": f"{SPEC}.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation",
     "stash": "sglang.srt.managers.overlap_utils.FutureMap.stash",
     "publish": "sglang.srt.managers.overlap_utils.FutureMap.publish",

@@ -125,25 +125,18 @@ def check_verify_input(rows: Rows, verify: Verify, values: Values) -> Violation 
     drafted, positions = values.get(h.DRAFTED.key), values.get(h.POSITIONS.key)
     bonus, lens = values.get(h.BONUS.key), values.get(h.LENS.key)
     found = None
-    count = len(rows.rids)
-    if (
-        drafted is not None
-        and bonus is not None
-        and len(drafted) == width * count == width * len(bonus)
-    ):
-        begun = [
-            token
-            for i, root in enumerate(bonus)
-            for token in (root, *drafted[first[i] + 1 : first[i] + width])
-        ]
-        bonuses = Reading("-", h.BONUS.name, "the beginning of the draft", h.TOKEN)
-        found = rows.check(INPUT, (bonuses, begun), (h.DRAFTED, drafted), width)
+    if drafted is not None and bonus is not None:
+        made = Reading("-", h.BONUS.name, "the beginning of the draft", h.TOKEN)
+        begun = list(drafted)
+        if len(drafted) == width * len(bonus):
+            begun[::width] = bonus
+        found = rows.check(INPUT, (made, begun), (h.DRAFTED, drafted), width)
     if found is None and positions is not None and lens is not None:
-        begun = Reading("", h.LENS.name, "seq_lens and the place in the row")
+        rule = Reading("", h.LENS.name, "seq_lens and the place in the row")
         each = width if chain else 1
-        made = [n + k for n in lens for k in range(each)]
+        follows = [n + k for n in lens for k in range(each)]
         got = positions if chain else [positions[i] for i in first if i < len(positions)]
-        found = rows.check(INPUT, (begun, made), (h.POSITIONS, got), each)
+        found = rows.check(INPUT, (rule, follows), (h.POSITIONS, got), each)
     if found is None and chain:
         found = _check_tree(rows, width, values)
     return found or _compare(
