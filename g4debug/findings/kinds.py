@@ -487,7 +487,8 @@ _SPEC_LIFECYCLE = (
     ),
     _number(
         "seq-len",
-        "lengths on the host, on the device and `kv_committed_len` disagree",
+        "lengths on the host, on the device and `kv_committed_len` disagree, or a step reads "
+        "another length than the request's last step left",
         "`seq_lens… = …, should be …`, or `seq_lens… of … requests, should be …`",
         look="what changed `seq_lens` between the verify and the next draft", command=EAGER,
     ),
@@ -499,7 +500,7 @@ _SPEC_LIFECYCLE = (
         "go. From SGLang 0.5.14 on only the processing of a result counts",
     ),
     _step(
-        "stale-hidden-state", "the seed step got hidden states of another step",
+        "stale-hidden-state", "the draft got hidden states of another step, or of another request",
         look="a buffer that is used again before it is read", command=EAGER,
         what="the hidden states are {got}, not {expected}",
     ),
@@ -524,7 +525,8 @@ _SPEC_LIFECYCLE = (
     _step(
         "bonus-token",
         "the draft, and so the verify, begins with another token than the request's last one",
-        "`the draft goes on from …, not the last token of the request`",
+        "`the draft goes on from …, not the last token of the request`, or "
+        "`the draft goes on from …, not the token as of …`",
         look="the stash of the step before, and the gather of this one", command=EAGER,
         what="the draft goes on from {got}{about}, not {expected}",
     ),

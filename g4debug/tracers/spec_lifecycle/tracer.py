@@ -632,7 +632,8 @@ class SpecLifecycle:
                 "more steps wait for their results than there are buffers for",
             )
         self._accepted = result.accept_lens.tolist()
-        step.tokens = result.next_token_ids.tolist()
+        if step.last is not None:  # its values are followed
+            step.tokens = result.next_token_ids.tolist()
         violation = step.check_result(self._accepted) or self.committing.begin(step.requests)
         self._judge_step("result.resolve", step, violation)
 
