@@ -13,8 +13,11 @@ from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.check import Violation
 from g4debug.tracers.spec_lifecycle.handed_on import Reading
 
-INPUT, RESULT, SAMPLED = "verify-input", "verify-result", "sampled-token"
-BONUS, STALE = "bonus-token", "stale-hidden-state"
+INPUT = "verify-input"
+RESULT = "verify-result"
+SAMPLED = "sampled-token"
+BONUS = "bonus-token"
+STALE = "stale-hidden-state"
 IN_WORDS = (BONUS, STALE)  # kinds with a headline of their own, which says what was found only
 Values = Mapping[str, Sequence[int]]
 
