@@ -20,6 +20,7 @@ from g4debug.speculation import frozen_kv_mtp
 
 STEPS, HIDDEN, ROWS, WIDTH = 3, 8, 16, 1024
 TOKENS = STEPS + 1
+TREE = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 Site = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
@@ -218,17 +219,12 @@ class Rehearsal:
         count = len(batch.reqs)
         forward = self.site("worker.draft_forward", lambda *a: None)
         forward(draft_worker, SimpleNamespace(out_cache_loc=self.places, batch_size=count))
-        rows = torch.arange(count * TOKENS, device=self.device).view(count, TOKENS)
-        places = torch.arange(TOKENS, device=self.device)
-        tokens = self._tensor([self._token() for _ in range(count * TOKENS)]).view(count, TOKENS)
-        tokens[:, 0] = batch.spec_info.bonus_tokens
+        _, positions, *tree, tokens = self.site("draft.tree", self._tree)(batch)
         return self.classes.VerifyInput(
-            draft_token=tokens.flatten(),
+            draft_token=tokens,
             custom_mask=None,
-            positions=(batch.seq_lens[:, None] + places).flatten(),
-            retrieve_index=rows,
-            retrieve_next_token=torch.where(places + 1 < TOKENS, places + 1, -1).repeat(count, 1),
-            retrieve_next_sibling=torch.full_like(rows, -1),
+            positions=positions,
+            **dict(zip(TREE, tree, strict=True)),
             retrieve_cum_len=None,
             spec_steps=STEPS,
             topk=1,
@@ -237,6 +233,17 @@ class Rehearsal:
             seq_lens_sum=0,
             seq_lens_cpu=batch.seq_lens_cpu,
         )
+
+    def _tree(self, batch: Any) -> tuple[Any, ...]:
+        """Of one draft path: no mask, positions, the tree's three tensors, and the tokens."""
+        count = len(batch.reqs)
+        rows = torch.arange(count * TOKENS, device=self.device).view(count, TOKENS)
+        places = torch.arange(TOKENS, device=self.device)
+        tokens = self._tensor([self._token() for _ in range(count * TOKENS)]).view(count, TOKENS)
+        tokens[:, 0] = batch.spec_info.bonus_tokens
+        positions = (batch.seq_lens[:, None] + places).flatten()
+        child = torch.where(places + 1 < TOKENS, places + 1, -1).repeat(count, 1)
+        return None, positions, rows, child, torch.full_like(rows, -1), tokens.flatten()
 
     def _verify(self, worker: Any, batch: Any) -> Any:
         count = len(batch.reqs)
