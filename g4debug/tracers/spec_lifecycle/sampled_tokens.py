@@ -121,7 +121,7 @@ class SampledTokens:
     def __init__(self, context: Context, log: SpecLog) -> None:
         self.context = context
         self.log = log
-        self.judging = True
+        self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
         self._stashes = not targets.absent("future.stash")
         self._now: Sampling | None = None  # the step that runs, or whose sampling was put off
@@ -284,6 +284,8 @@ def unknown(server_args: Any) -> list[str]:
 
 def follows(scheduler: Any) -> bool:
     """True if this server samples in a way that is known: alone, or with a known draft."""
+    if not targets.counts_with_result():
+        return False
     algorithm = getattr(scheduler, "spec_algorithm", None)
     plain = algorithm is None or algorithm.is_none()
     return (plain or speculation.of(scheduler) is not None) and bool(
