@@ -137,7 +137,7 @@ def markdown() -> list[str]:
     lines = ["| from | to | numbers | type |", "|---|---|---|---|"]
     for row in TABLE:
         mark = " *" if row.every else ""
-        to = f"`{row.taken.name}`, {row.taken.end}" + (" of the next step" if row.later else "")
-        cells = (f"`{row.made.name}`, {row.made.end}{mark}", to, row.columns, row.dtype)
+        to = f"{row.taken.end}{' of the next step' if row.later else ''}: `{row.taken.name}`"
+        cells = (f"{row.made.end}: `{row.made.name}`{mark}", to, row.columns, row.dtype)
         lines.append(f"| {' | '.join(cells)} |")
     return lines

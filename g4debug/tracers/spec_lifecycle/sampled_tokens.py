@@ -123,7 +123,6 @@ class SampledTokens:
         self.log = log
         self.judging = targets.counts_with_result()  # it was not run on releases before
         self.pool = Pool()
-        self._stashes = not targets.absent("future.stash")
         self._now: Sampling | None = None  # the step that runs, or whose sampling was put off
         self._waiting: dict[int, tuple[weakref.ref[Any], Sampling]] = {}  # by id() of the result
         self._processing: Sampling | None = None
@@ -138,7 +137,7 @@ class SampledTokens:
         after("runner.sampler", self.after_sampler)
         before("runner.sample", self.before_sample)
         after("runner.sample", self.after_sample)
-        before("future.stash", self.before_stash, optional=True)
+        before("future.stash", self.before_stash)
         before("scheduler.process_result", self.before_process)
         after("scheduler.process_result", self.after_process)
         before("scheduler.stream_output", self.before_stream_output)
@@ -201,13 +200,11 @@ class SampledTokens:
             # A server may have a sampler of its own.
             step.copies.start((h.FORWARDED if step.seen else h.SAMPLED).key, tokens)
             step.seen = True
-            if not self._stashes:
-                step.copies.close()
         return tokens
 
     def after_forward(self, result: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
         step, tokens = self._now, result.next_token_ids
-        if step is not None and step.seen and self._stashes and hasattr(tokens, "is_cuda"):
+        if step is not None and step.seen and hasattr(tokens, "is_cuda"):
             step.copies.start(h.FORWARDED.key, tokens)
         return result
 
