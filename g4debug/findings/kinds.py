@@ -590,7 +590,8 @@ _SPEC_LIFECYCLE = (
     ),
     _number(
         "seq-len",
-        "lengths on the host, on the device and `kv_committed_len` disagree",
+        "lengths on the host, on the device and `kv_committed_len` disagree, or a step reads "
+        "another length than the request's last step left",
         "`seq_lens… = …, should be …`, or `seq_lens… of … requests, should be …`",
         look="what changed `seq_lens` between the verify and the next draft", command=EAGER,
     ),
@@ -602,7 +603,7 @@ _SPEC_LIFECYCLE = (
         "go. From SGLang 0.5.14 on only the processing of a result counts",
     ),
     _step(
-        "stale-hidden-state", "the seed step got hidden states of another step",
+        "stale-hidden-state", "the draft got hidden states of another step, or of another request",
         look="a buffer that is used again before it is read", command=EAGER,
         what="the hidden states are {got}, not {expected}",
     ),
@@ -627,9 +628,37 @@ _SPEC_LIFECYCLE = (
     _step(
         "bonus-token",
         "the draft, and so the verify, begins with another token than the request's last one",
-        "`the draft goes on from …, not the last token of the request`",
+        "`the draft goes on from …, not the last token of the request`, or "
+        "`the draft goes on from …, not the token as of …`",
         look="the stash of the step before, and the gather of this one", command=EAGER,
         what="the draft goes on from {got}{about}, not {expected}",
+    ),
+    _step(
+        "verify-input",
+        "the verify gets other tokens, positions or another tree than the draft made of what it "
+        "began with",
+        "`draft_token[…] is …`, `input_ids[…] is …`, `positions[…] = …` or `retrieve_…[…] = …`, "
+        "then `expected …`",
+        look="what runs between the two ends that the finding names", command=EAGER,
+        what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "verify-result",
+        "what a verify hands on (tokens, accept lengths, accepted indices, bonus tokens) is not "
+        "what its kernel computed, or does not follow from the target's choice",
+        "`accept_lens = …`, `accept_index[…] = …`, `predict… is …` or `bonus_tokens is …`, then "
+        "`expected …`",
+        look="what runs between the two ends that the finding names", command=EAGER,
+        what="{got}{about}, expected {expected}",
+    ),
+    _step(
+        "sampled-token",
+        "a token is not what was sampled, in the request's output or where the next step begins "
+        "with it; with and without speculative decoding",
+        "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
+        look="the two ends that the finding names: the result's way to the host, or the "
+        "`FutureMap`",
+        command=EAGER, what="{got}{about}, expected {expected}",
     ),
     _step(
         "allocated-len",

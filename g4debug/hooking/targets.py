@@ -28,6 +28,7 @@ _WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
 _DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
 _EAGLE_V2 = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
+_EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
 _FUTURE = "sglang.srt.managers.overlap_utils.FutureMap"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _ALGORITHM = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm"
@@ -137,6 +138,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.unified_op_breakable": _until("0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
     # A model with its pools: one for the target, one for the draft.
     "runner.init": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.__init__"),),
+    # Samples the next tokens of the target's batch.
+    "runner.sample": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.sample"),),
+    "runner.sampler": ((_ANY, "sglang.srt.layers.sampler.Sampler.forward"),),
     "runner.init_piecewise": _until(
         "0.5.14", "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs"
     ),
@@ -177,6 +181,11 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "worker.draft_forward": _since("0.5.14", f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
+    # Puts the draft's tokens in order for the verify.
+    "draft.tree": _since("0.5.14", f"{_EAGLE_UTILS}.build_tree_kernel_efficient"),
+    # What a verify accepts: the kernel that decides it greedily, and all of the sampling.
+    "verify.kernel": _since("0.5.14", f"{_EAGLE_UTILS}.verify_tree_greedy_func"),
+    "verify.sample": _since("0.5.14", f"{_EAGLE_UTILS}.eagle_sample"),
     # Not hooked: where an accept index picks tokens.
     "verify.accept": (
         ("<0.5.14", "sglang.srt.speculative.eagle_info.EagleVerifyInput.verify"),

@@ -54,6 +54,7 @@ from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
 from g4debug.tracers.rank_divergence import report as rank_report
 from g4debug.tracers.rank_divergence.check import Difference
+from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle import report as spec_report
 from g4debug.tracers.spec_lifecycle.check import (
     Violation,
@@ -71,6 +72,15 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_same_rows,
     check_state,
     check_written,
+)
+from g4debug.tracers.spec_lifecycle.check_values import (
+    SAMPLED,
+    STALE,
+    Rows,
+    Verify,
+    check_from_last,
+    check_verify_input,
+    check_verify_result,
 )
 from g4debug.tracers.spec_lifecycle.hand_over import HandOver
 from g4debug.trapping.trap import TrapError
@@ -660,6 +670,24 @@ def states(got: str) -> Violation:
     return Violation("stale-hidden-state", expected, got, what="hidden_states")
 
 
+ROWS = Rows(["a", "b"], (0, 1))
+last = partial(check_from_last, ROWS)
+
+
+def verify_gets(**values: list[int]) -> Violation | None:
+    """What two requests' verify gets, with two tokens for each."""
+    sound = {"bonus": [7, 8], "drafted": [7, 1, 8, 2], "lens": [5, 9], "positions": [5, 6, 9, 10]}
+    return check_verify_input(ROWS, Verify(2, 2, True), {**sound, "fed": [7, 1, 8, 2], **values})
+
+
+def verify_leaves(**values: list[int]) -> Violation | None:
+    """What it hands on: one token is accepted for the first, two for the second."""
+    sound = {"drafted": [7, 1, 8, 2], "wanted": [3, 0, 2, 4], "kernel tokens": [3, 0, 2, 4]}
+    sound |= {"kernel index": [0, -1, 2, 3], "kernel correct": [0, 1], "sample lens": [1, 2]}
+    sound |= {"result lens": [1, 2], "result tokens": [3, 0, 2, 4], "result bonus": [3, 4]}
+    return check_verify_result(ROWS, Verify(2, 2, True), {**sound, **values})
+
+
 STILL_VERIFY = check_state("verify-input", "FrozenKVMTPVerifyInput", ("draft-input",))
 NOTHING = check_state("idle", "NoneType", ("draft-input",))
 ANOTHER = Violation("wrong-type", "the verify-input of this step", "another object")
@@ -724,6 +752,31 @@ STEPS = (
         in_step(bonus(got=[7, 2]), "result.resolve")),
     at_step("bonus-token", UNKNOWN + ": no request of the batch",
         in_step(bonus(got=[7, 5]), "result.resolve")),
+    at_step("bonus-token", "bonus_tokens was changed between the end of the request's last step",
+        in_step(last("bonus-token", h.LEFT_BONUS, h.BONUS, [7, 8], {"bonus": [7, 9]}),
+                "result.resolve")),
+    at_step("seq-len", "it is that of request b (row 1), so if that is no accident, rows were",
+        in_step(last("seq-len", h.NEW_LENS, h.LENS, [5, 9], {"lens": [9, 5]}),
+                "future.resolve_lens")),
+    at_step("stale-hidden-state", "hidden_states was changed between the end of the request's last",
+        in_step(last(STALE, h.LEFT_HIDDEN, h.HIDDEN, [5, 9], {"hidden": [9, 5]}),
+                "result.resolve")),
+    at_step("verify-input", "draft_token was changed between the beginning of the draft and",
+        in_step(verify_gets(drafted=[7, 1, 9, 2]), "result.resolve")),
+    at_step("verify-input", "does not follow from seq_lens and the place in the row",
+        in_step(verify_gets(positions=[5, 6, 9, 9]), "result.resolve")),
+    at_step("verify-input", "input_ids was changed between the end of the draft and the target's",
+        in_step(verify_gets(fed=[7, 1, 8, 7]), "result.resolve")),
+    at_step("verify-result", "does not follow from the target's choice",
+        in_step(verify_leaves(**{"kernel tokens": [3, 0, 2, 3]}), "result.resolve")),
+    at_step("verify-result", "accept_lens was changed between the end of the verify's sampling",
+        in_step(verify_leaves(**{"result lens": [2, 2]}), "result.resolve")),
+    at_step("sampled-token", "next_token_ids was changed between the end of the sampling and",
+        in_step(ROWS.check(SAMPLED, (h.SAMPLED, [7, 8]), (h.FORWARDED, [8, 7])),
+                "scheduler.stream_output")),
+    at_step("sampled-token", "output_ids was changed between the end of the sampling and",
+        in_step(ROWS.check(SAMPLED, (h.SAMPLED, [7, 8]), (h.OUTPUT, [7, 9])),
+                "scheduler.stream_output")),
     at_step("allocated-len", "the allocation for this step was left out",
         in_step(check_allocated([8], [5], "why"), "batch.prepare_for_decode")),
     at_step("allocated-len", "went further than was allocated ahead",

@@ -105,8 +105,29 @@ def _accepted(violation: Violation, at: HandOver) -> str:
     )
 
 
+def _between(violation: Violation) -> str:
+    """Where a value was changed that was compared at two ends, in words."""
+    made, taken = violation.ends
+    if violation.rule:
+        way = (
+            f"{violation.what} at {taken} does not follow from {violation.rule}: it was computed "
+            "wrong, or was changed before that"
+        )
+    else:
+        way = f"{violation.what} was changed between {made} and {taken}"
+    if violation.whose.startswith("request"):
+        way += f"; it is that of {violation.whose}, so if that is no accident, rows were exchanged"
+    return way + ". What did so is not known"
+
+
+def _on_its_way(violation: Violation, at: HandOver) -> str:
+    return f"{_between(violation)}; the answer may be wrong from here on"
+
+
 def _length(violation: Violation, at: HandOver) -> str:
     then = "; the next allocation, the positions and the page table are built from it"
+    if violation.ends[1]:
+        return _between(violation) + then
     if violation.off > 0:
         return f"{violation.what} counts {violation.off} tokens whose KV is not committed" + then
     if violation.off < 0:
@@ -122,7 +143,9 @@ def _length(violation: Violation, at: HandOver) -> str:
 
 def _counted(violation: Violation, at: HandOver) -> str:
     where = "the processing of the verify's result (_resolve_spec_v2_tokens)"
-    if at.site != "result.resolve":
+    if at.site == "scheduler.run_batch":
+        where = "the allocation for a decode (alloc_for_decode), which counts one token"
+    elif at.site != "result.resolve":
         where = "putting the tokens out (process_batch_result_decode)"
     must = "; exactly one place must count, once for each result"
     if violation.off > 0:
@@ -187,6 +210,8 @@ def _published(violation: Violation, at: HandOver) -> str:
 
 def _bonus(violation: Violation, at: HandOver) -> str:
     then = "; the verify begins with this token, so the answer is wrong from here on"
+    if violation.ends[1]:
+        return _between(violation) + then
     if violation.got.startswith("the last token of"):
         return (
             f"the token is {violation.got}: if that is no accident, their rows were exchanged on "
@@ -216,10 +241,17 @@ def _room(violation: Violation, at: HandOver) -> str:
 
 def _stale(violation: Violation, at: HandOver) -> str:
     then = (
-        "; the output stays right, because the verify decides on each token, but the accept length "
-        "falls"
+        "; if nothing but the hidden states is wrong, the output stays right, because the verify "
+        "decides on each token, and only the accept length falls"
     )
-    if violation.got == "a tensor that was written to since then":
+    if violation.ends[1]:
+        return _between(violation) + then
+    if violation.whose:
+        return (
+            "the rows of the hidden states were exchanged: "
+            f"row {violation.row} has that of {violation.whose}" + then
+        )
+    if violation.got.startswith("a tensor that was written to since then"):
         return "the hidden states were overwritten in place after they were made" + then
     if violation.got == "None":
         return "the hidden states were dropped on the way to the draft" + then
@@ -295,6 +327,9 @@ _CAUSES: dict[str, Callable[[Violation, HandOver], str]] = {
     "future-row": _row,
     "publish-order": _published,
     "bonus-token": _bonus,
+    "verify-input": _on_its_way,
+    "verify-result": _on_its_way,
+    "sampled-token": _on_its_way,
     "allocated-len": _room,
     "draft-embedding": _embedding,
     "draft-pool": _shown_pool,

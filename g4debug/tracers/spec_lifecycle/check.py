@@ -26,7 +26,10 @@ class Violation:
 
     row: the position in the batch, -1 if the whole batch is concerned. what: the field that is
     wrong, '' if it is none. off: how much too high its number is (below 0: too low), 0 if it is no
-    number, or if it is not known.
+    number, or if it is not known. column: which of the row's numbers, -1 if it has one only.
+
+    ends: between which two places it was changed, in words. Where there is no first one, ``rule``
+    says what it must follow from. whose: whose it is instead, in words.
     """
 
     kind: str
@@ -35,6 +38,10 @@ class Violation:
     row: int = -1
     what: str = ""
     off: int = 0
+    column: int = -1
+    ends: tuple[str, str] = ("", "")
+    rule: str = ""
+    whose: str = ""
 
 
 def check_state(state: str, type_name: str, allowed: Sequence[str]) -> Violation | None:

@@ -1,11 +1,13 @@
 """Brings small tensors of a step to the host, without waiting for the device.
 
-A copy into pinned memory is started on the stream on which the step runs. It is looked at when
-SGLang processes the step's result. SGLang has waited for that stream by then. On a CPU the values
-are taken at once.
+What a tensor has is kept on the device, by a copy on the stream on which the step runs. At the end
+all that was kept goes into pinned memory in one piece. It is looked at when SGLang processes the
+step's result. SGLang has waited for that stream by then. On a CPU the values are taken at once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
@@ -14,52 +16,76 @@ SMALLEST = 256  # numbers that a buffer has room for
 
 
 class Copies:
-    """The copies of one step: name -> numbers."""
+    """The copies of one step: name -> numbers, whatever the shape of the tensor is."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._values: dict[str, list[int]] = {}
-        self._pinned: dict[str, torch.Tensor] = {}
+        self._kept: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []  # on the device
+        self._pinned: list[tuple[tuple[str, ...], list[int], torch.Tensor]] = []
         self._event: torch.cuda.Event | None = None
         self.lost = False  # there was no buffer for some of them
 
     def start(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Start to copy an integer tensor [requests]."""
-        if tensor is None:
+        """Start to copy an integer tensor."""
+        if tensor is not None:
+            self.start_all({name: tensor})
+
+    def start_all(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Start to copy integer tensors of one device; one launch for all of the same type."""
+        of_type: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+        for name, tensor in tensors.items():
+            if tensor.is_cuda:
+                of_type.setdefault(tensor.dtype, []).append((name, tensor.reshape(-1)))
+            else:
+                self._values[name] = tensor.reshape(-1).tolist()
+        for group in of_type.values():
+            names, parts = zip(*group, strict=True)
+            self._kept.append((names, [len(part) for part in parts], torch.cat(parts)))
+
+    def close(self) -> None:
+        """Send what was started since the last call to the host."""
+        if not self._kept:
             return
-        if not tensor.is_cuda:
-            self._values[name] = tensor.tolist()
-            return
-        buffer = self._pool.take(tensor.shape[0])
+        names = tuple(name for group, _, _ in self._kept for name in group)
+        sizes = [n for _, group, _ in self._kept for n in group]
+        # Another type is converted on the device. A copy that converts would wait.
+        found = torch.cat([tensor.to(torch.int64) for _, _, tensor in self._kept])
+        self._kept = []
+        buffer = self._pool.take(len(found))
         if buffer is None:
             self.lost = True
             return
-        self._pinned[name] = buffer
-        # Another type is converted on the device. A copy that converts would wait.
-        buffer[: tensor.shape[0]].copy_(tensor.to(torch.int64), non_blocking=True)
-        self._values[name] = [0] * tensor.shape[0]
-
-    def close(self) -> None:
-        """No more copies are started for this step."""
-        if self._pinned:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        buffer[: len(found)].copy_(found, non_blocking=True)
+        self._pinned.append((names, sizes, buffer))
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
 
     def get(self) -> dict[str, list[int]] | None:
         """The numbers, None if they have not all arrived. The buffers are free afterwards."""
         if self._pinned:
             if self._event is None or not self._event.query():  # type: ignore[no-untyped-call]
                 return None
-            for name, buffer in self._pinned.items():
-                self._values[name] = buffer[: len(self._values[name])].tolist()
-            self.drop()
+            for names, sizes, buffer in self._pinned:
+                numbers, at = buffer[: sum(sizes)].tolist(), 0
+                for name, size in zip(names, sizes, strict=True):
+                    self._values[name] = numbers[at : at + size]
+                    at += size
+            self._give_back()
         return self._values
 
     def drop(self) -> None:
         """Give the buffers back. A copy that still runs may write into them."""
-        for buffer in self._pinned.values():
+        self._kept = []
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for _, _, buffer in self._pinned:
             self._pool.give(buffer)
-        self._pinned = {}
+        self._pinned = []
+
+    def __del__(self) -> None:
+        self._give_back()  # of a step whose result nobody has processed
 
 
 class Pool:

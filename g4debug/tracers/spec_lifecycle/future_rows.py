@@ -13,6 +13,7 @@ from typing import Any
 
 from g4debug.hooking import req_kv
 from g4debug.tracers.spec_lifecycle.check import Violation, check_owners, check_written
+from g4debug.tracers.spec_lifecycle.copies import Copies
 
 LENGTHS, SEED = "lengths", "bonus token and hidden state"
 
@@ -27,13 +28,46 @@ def live_rows(requests: Sequence[Any]) -> list[int]:
     return [i for i, r in enumerate(requests) if r.finished_reason is None and not r.is_retracted]
 
 
-@dataclass
 class Written:
-    """What one step wrote so far, into the rows of all its requests."""
+    """What one step wrote so far, into the rows of all its requests.
 
-    step: int
-    published: bool = False
-    stashed: bool = False
+    copies: the values, on their way to the host.
+    """
+
+    def __init__(
+        self, step: int, copies: Copies | None = None, requests: Sequence[Any] = ()
+    ) -> None:
+        self.step = step
+        self.published = self.stashed = False
+        self.copies = copies
+        self._order = list(map(id, requests))  # of requests that somebody else keeps
+
+    def values(self, key: str, requests: Sequence[int]) -> list[int | None]:
+        """What it left for these requests, by id(); None if that is not known, or not here yet."""
+        values = self.copies.get() if self.copies is not None else None
+        numbers = values.get(key) if values is not None else None
+        if numbers is None or len(numbers) != len(self._order):
+            return [None] * len(requests)
+        if requests == self._order:
+            return [*numbers]
+        of = dict(zip(self._order, numbers, strict=True))
+        return [of.get(request) for request in requests]
+
+
+class Last:
+    """The last step of each request of a batch, before the one that reads what it left."""
+
+    def __init__(self, requests: Sequence[Any], written: Sequence[Written | None]) -> None:
+        self._requests = list(map(id, requests))
+        self._written = written
+
+    def left(self, key: str) -> list[int | None]:
+        """What each request was left with; None where it is not known, or not here yet."""
+        by = {id(w): w for w in self._written if w is not None}
+        found = {at: w.values(key, self._requests) for at, w in by.items()}
+        if len(by) == 1 and None not in self._written:
+            return next(iter(found.values()))
+        return [None if w is None else found[id(w)][i] for i, w in enumerate(self._written)]
 
 
 @dataclass
@@ -46,6 +80,14 @@ class _Row:
 class FutureRows:
     def __init__(self) -> None:
         self._rows: dict[int, _Row] = {}
+
+    def last(self, rows: Sequence[int], requests: Sequence[Any]) -> Last:
+        """The last steps of these requests, as far as they were followed."""
+        entries = (self._rows.get(row) for row in rows)
+        pairs = zip(entries, requests, strict=True)
+        return Last(
+            requests, [e.by if e is not None and e.request() is r else None for e, r in pairs]
+        )
 
     def run(
         self, written: Written, rows: Sequence[int], requests: Sequence[Any]

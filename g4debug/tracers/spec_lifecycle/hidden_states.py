@@ -9,6 +9,17 @@ import torch
 
 from g4debug.tracers.spec_lifecycle.check import Violation
 
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def digest(hidden: torch.Tensor) -> torch.Tensor:
+    """One number for each row of hidden states [rows, hidden size]: int64 [rows], on their device.
+
+    It is the sum of the rows' bits as integers, so it does not depend on the order of the sum, nor
+    on how many rows there are. One launch.
+    """
+    return hidden.view(_BITS[hidden.element_size()]).sum(-1, dtype=torch.int64)
+
 
 class Mark(NamedTuple):
     """Identifies a tensor: which object it is, and how often it was written to."""

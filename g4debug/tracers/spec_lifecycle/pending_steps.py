@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.hooking import req_kv
+from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.check import (
     Violation,
     at_rows,
@@ -24,12 +25,23 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_counts,
     check_same_rows,
 )
+from g4debug.tracers.spec_lifecycle.check_values import BONUS as BONUS_TOKEN
+from g4debug.tracers.spec_lifecycle.check_values import (
+    SAMPLED,
+    STALE,
+    Rows,
+    Verify,
+    check_from_last,
+    check_host,
+    check_verify_input,
+    check_verify_result,
+)
 from g4debug.tracers.spec_lifecycle.copies import MOST, Copies
-from g4debug.tracers.spec_lifecycle.future_rows import Written, live_rows
+from g4debug.tracers.spec_lifecycle.future_rows import Last, Written, live_rows
 
 Some = Callable[[Sequence[Any]], Sequence[Any]]  # takes the requests that go on
 Books = Callable[[Sequence[Any]], list[int]]  # how many tokens of each request are committed
-INDICES, LENS, BONUS, NEW_LENS = "indices", "lens", "bonus", "new lens"  # what is copied
+INDICES, LENS, BONUS, NEW_LENS = h.INDICES.key, h.LENS.key, h.BONUS.key, h.NEW_LENS.key
 
 
 def committed(requests: Sequence[Any]) -> list[int]:
@@ -59,14 +71,25 @@ class PendingStep:
     width: int
     copies: Copies
     books: Books = committed
+    chain: bool = True  # there is one draft path
+    simulated: bool = False  # SGLang makes up what is accepted
+    local: bool = True  # what is sampled is this rank's own
+    last: Last | None = None  # what each request's last step left, None if it is not followed
+    tokens: Sequence[int] | None = None  # that the host got: W for each request
     drafted: weakref.ref[Any] | None = None  # the verify input that the draft made
     lengths: weakref.ref[Any] | None = None  # the lengths that must be published
     verified: bool = False
+    decided: bool = False  # the kernel of a greedy verify was seen
+    sampled: bool = False  # the sampling of its verify was seen
     published: int = 0
     stashed: int = 0
 
     def __post_init__(self) -> None:
-        self.written = Written(self.number)
+        self.written = Written(self.number, self.copies, self.requests)
+
+    def left(self, reading: h.Reading) -> list[int | None]:
+        """What each request's last step left of this, None where it is not known."""
+        return [None] * len(self.rows) if self.last is None else self.last.left(reading.key)
 
     @property
     def rids(self) -> list[str]:
@@ -93,21 +116,47 @@ class PendingStep:
             return numbers if every else [numbers[i] for i in live]
 
         requests = some(self.requests)
-        return at_rows(
-            self._check_inputs({k: some(v) for k, v in values.items()}, some, requests)
-            or check_accepted([n - 1 for n in some(accepted)], len(live), self.depth - 1)
-            or self._check_new(values, some, accepted),
-            live,
-        )
+        rows = Rows(self.rids, live)
+        verify = Verify(self.width, self.depth, self.chain, self.simulated, self.local)
+        inputs = {k: some(values[k]) for k in (INDICES, LENS, BONUS) if k in values}
+        impossible = check_accepted([n - 1 for n in some(accepted)], len(live), self.depth - 1)
+        violation = at_rows(self._check_inputs(inputs, some, requests), live)
+        violation = violation or self._check_hidden(rows, values)
+        violation = violation or check_verify_input(rows, verify, values)
+        violation = violation or check_verify_result(rows, verify, values)
+        violation = violation or at_rows(impossible, live)
+        if violation is None and self.tokens is not None:
+            on_host = {h.HOST_LENS.key: accepted, h.HOST_TOKENS.key: self.tokens}
+            violation = check_host(rows, verify, {**values, **on_host})
+        return violation or at_rows(self._check_new(values, some, accepted), live)
+
+    def check_kept(self, kept: Sequence[Sequence[int]]) -> Violation | None:
+        """What each request is given is the beginning of what the host got for it."""
+        tokens, width = self.tokens, self.width
+        if tokens is None or len(tokens) != width * len(kept):
+            return None
+        rows = Rows(self.rids, live_rows(self.requests))
+        given = list(tokens)
+        for row in rows.live:
+            part = kept[row]
+            if len(part) <= width:
+                given[row * width : row * width + len(part)] = part
+        return rows.check(SAMPLED, (h.HOST_TOKENS, tokens), (h.KEPT, given), width)
+
+    def _check_hidden(self, rows: Rows, values: dict[str, list[int]]) -> Violation | None:
+        """The draft got the hidden states that its request's last step had left."""
+        left = self.left(h.LEFT_HIDDEN)
+        return check_from_last(rows, STALE, h.LEFT_HIDDEN, h.HIDDEN, left, values)
 
     def _check_shapes(self, values: dict[str, list[int]]) -> Violation | None:
         """What was copied must have one number for each request."""
         count = len(self.requests)
-        for name, numbers in values.items():
-            if len(numbers) != count:
+        for name, what in _NAMES.items():
+            numbers = values.get(name)
+            if numbers is not None and len(numbers) != count:
                 if name == INDICES:
                     return check_same_rows(self.rows, numbers)
-                return check_counts("seq-len", _NAMES[name], [0] * count, numbers)
+                return check_counts("seq-len", what, [0] * count, numbers)
         return None
 
     def _check_inputs(
@@ -121,17 +170,11 @@ class PendingStep:
         if violation is None and lens is not None:
             if self.lens is not None:
                 violation = check_counts("seq-len", _NAMES[LENS], some(self.lens), lens)
-            violation = violation or check_counts("seq-len", "seq_lens", self.books(requests), lens)
+            books = self.books(requests)
+            if violation is None and books != lens:
+                violation = self._check_books(books, lens, some, requests)
         if violation is None and bonus is not None:
-            last = [r.output_ids[-1] for r in requests]
-            if last != bonus:
-                reach = 2 * self.depth  # as many tokens as two verifies can accept
-                violation = check_bonus(
-                    [str(r.rid) for r in requests],
-                    last,
-                    bonus,
-                    lambda i: requests[i].output_ids[-1 - reach : -1],
-                )
+            violation = self._check_bonus(bonus, some, requests)
         if violation is None and lens is not None:
             violation = check_allocated(
                 [n + self.width for n in lens],
@@ -139,6 +182,40 @@ class PendingStep:
                 f"for the {self.width} tokens that the verify writes",
             )
         return violation
+
+    def _check_bonus(
+        self, bonus: Sequence[int], some: Some, requests: Sequence[Any]
+    ) -> Violation | None:
+        """The draft goes on from what the request's last step left, which is its last token."""
+        rows = Rows([str(r.rid) for r in requests], range(len(requests)))
+        left = some(self.left(h.LEFT_BONUS))
+        last = [r.output_ids[-1] for r in requests]
+        found = check_from_last(rows, BONUS_TOKEN, h.LEFT_BONUS, h.BONUS, left, {BONUS: bonus})
+        if found is not None or last == bonus:
+            return found
+        if None not in left:
+            return rows.check(SAMPLED, (h.LEFT_BONUS, bonus), (h.OUTPUT, last))
+        reach = 2 * self.depth  # as many tokens as two verifies can accept
+        return check_bonus(
+            [str(r.rid) for r in requests],
+            last,
+            bonus,
+            lambda i: requests[i].output_ids[-1 - reach : -1],
+        )
+
+    def _check_books(
+        self, books: list[int], lens: Sequence[int], some: Some, requests: Sequence[Any]
+    ) -> Violation | None:
+        """The lengths are not what SGLang counts: which of the two went wrong?
+
+        Where the request's last step left this length, the length is right.
+        """
+        left = some(self.left(h.NEW_LENS))
+        if left == lens:
+            return check_counts("bookkeeping", req_kv.COMMITTED, lens, books)
+        rows = Rows([str(r.rid) for r in requests], range(len(requests)))
+        found = check_from_last(rows, "seq-len", h.NEW_LENS, h.LENS, left, {LENS: lens})
+        return found or check_counts("seq-len", "seq_lens", books, lens)
 
     def _check_new(
         self, values: dict[str, list[int]], some: Some, accepted: Sequence[int]
@@ -150,7 +227,12 @@ class PendingStep:
         return check_advance("seq-len", "new_seq_lens", some(lens), some(new), some(accepted))
 
 
-_NAMES = {LENS: "seq_lens on the device", BONUS: "bonus_tokens", NEW_LENS: "new_seq_lens"}
+_NAMES = {
+    INDICES: "future_indices",
+    LENS: "seq_lens on the device",
+    BONUS: "bonus_tokens",
+    NEW_LENS: "new_seq_lens",
+}
 
 
 class PendingSteps:

@@ -20,6 +20,7 @@ from g4debug.speculation import frozen_kv_mtp
 
 STEPS, HIDDEN, ROWS, WIDTH = 3, 8, 16, 1024
 TOKENS = STEPS + 1
+TREE = ("retrieve_index", "retrieve_next_token", "retrieve_next_sibling")
 Site = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
@@ -215,16 +216,15 @@ class Rehearsal:
         return result
 
     def _draft(self, draft_worker: Any, batch: Any) -> Any:
-        nodes, count = len(batch.reqs) * TOKENS, len(batch.reqs)
+        count = len(batch.reqs)
         forward = self.site("worker.draft_forward", lambda *a: None)
         forward(draft_worker, SimpleNamespace(out_cache_loc=self.places, batch_size=count))
+        _, positions, *tree, tokens = self.site("draft.tree", self._tree)(batch)
         return self.classes.VerifyInput(
-            draft_token=self._tensor([0] * nodes),
+            draft_token=tokens,
             custom_mask=None,
-            positions=self._tensor([0] * nodes),
-            retrieve_index=torch.zeros(count, TOKENS, dtype=torch.int64, device=self.device),
-            retrieve_next_token=None,
-            retrieve_next_sibling=None,
+            positions=positions,
+            **dict(zip(TREE, tree, strict=True)),
             retrieve_cum_len=None,
             spec_steps=STEPS,
             topk=1,
@@ -234,21 +234,42 @@ class Rehearsal:
             seq_lens_cpu=batch.seq_lens_cpu,
         )
 
+    def _tree(self, batch: Any) -> tuple[Any, ...]:
+        """Of one draft path: no mask, positions, the tree's three tensors, and the tokens."""
+        count = len(batch.reqs)
+        rows = torch.arange(count * TOKENS, device=self.device).view(count, TOKENS)
+        places = torch.arange(TOKENS, device=self.device)
+        tokens = self._tensor([self._token() for _ in range(count * TOKENS)]).view(count, TOKENS)
+        tokens[:, 0] = batch.spec_info.bonus_tokens
+        positions = (batch.seq_lens[:, None] + places).flatten()
+        child = torch.where(places + 1 < TOKENS, places + 1, -1).repeat(count, 1)
+        return None, positions, rows, child, torch.full_like(rows, -1), tokens.flatten()
+
     def _verify(self, worker: Any, batch: Any) -> Any:
         count = len(batch.reqs)
-        tokens = [self._token() for _ in range(count * TOKENS)]
-        accept = self._tensor(self.accepted)
-        last = [tokens[i * TOKENS + n - 1] for i, n in enumerate(self.accepted)]
+        sample = self.site("verify.sample", self._sample)
+        tokens, accept, _ = sample(batch.spec_info, batch, None)
+        last = torch.arange(count, device=self.device) * TOKENS + accept - 1
         return self.classes.Result(
             logits_output=SimpleNamespace(
                 hidden_states=torch.rand(count * TOKENS, HIDDEN, device=self.device)
             ),
-            next_token_ids=self._tensor(tokens),
+            next_token_ids=tokens,
             speculative_num_draft_tokens=TOKENS,
-            next_draft_input=self.classes.MadeByVerify(bonus_tokens=self._tensor(last)),
+            next_draft_input=self.classes.MadeByVerify(bonus_tokens=tokens[last]),
             accept_lens=accept,
             new_seq_lens=batch.seq_lens + accept,
         )
+
+    def _sample(self, verify_input: Any, batch: Any, logits: Any) -> tuple[Any, Any, Any]:
+        """Tokens, accept lengths and accepted indices: so many drafts, and a bonus token."""
+        drafted = verify_input.draft_token.view(-1, TOKENS)
+        tokens, index = torch.zeros_like(drafted), torch.full_like(drafted, -1)
+        for i, n in enumerate(self.accepted):
+            tokens[i, : n - 1] = drafted[i, 1:n]
+            tokens[i, n - 1] = self._token()
+            index[i, :n] = torch.arange(i * TOKENS, i * TOKENS + n, device=self.device)
+        return tokens.flatten(), self._tensor(self.accepted), index
 
     def _tensor(self, numbers: Any) -> torch.Tensor:
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.device)

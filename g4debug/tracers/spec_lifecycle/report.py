@@ -50,6 +50,7 @@ def describe(violation: Violation, at: HandOver, recorder: Recorder) -> Finding:
             runner=_RUNNERS.get(at.site, ""),
             request=rid,
             row=violation.row,
+            column=violation.column,
         ),
         expected=violation.expected,
         got=violation.got,

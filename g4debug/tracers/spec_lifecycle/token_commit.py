@@ -14,7 +14,9 @@ from operator import add, attrgetter
 from typing import Any
 
 from g4debug.hooking import req_kv
+from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_counts
+from g4debug.tracers.spec_lifecycle.check_values import SAMPLED, Rows
 from g4debug.tracers.spec_lifecycle.future_rows import goes_on, live_rows
 from g4debug.tracers.spec_lifecycle.pending_steps import Books, committed
 
@@ -56,6 +58,7 @@ class Committing:
         self._requests: list[Any] = []  # these requests
         self._known: Columns = [[], [], []]  # what they are left with
         self._forgotten: set[int] = set()  # by id(): they were prefilled since
+        self._given: list[Sequence[int]] = []  # the tokens that each of them was given last
 
     def forget(self, requests: Sequence[Any]) -> None:
         """These are prefilled, which counts in another way."""
@@ -111,6 +114,7 @@ class Committing:
         now = columns_of(self._requests, self._books)
         violation = _compare([outputs, kv, verifies], now)
         self._known = [list(map(add, outputs, given)), kv, verifies]
+        self._given = [kept[i] for i in live]
         return at_rows(violation, live)
 
     def check_sent(self, requests: Sequence[Any]) -> Violation | None:
@@ -142,10 +146,32 @@ class Committing:
             if violation is not None:
                 where = {id(r): i for i, r in enumerate(requests)}
                 return at_rows(violation, [where[id(r)] for r in self._requests])
+        violation = self._check_tokens(requests)
+        if violation is not None:
+            return violation
         if not all(map(goes_on, self._requests)):
             on = live_rows(self._requests)
             self._requests = [self._requests[i] for i in on]
             self._known = [[column[i] for i in on] for column in known]
+        return None
+
+    def _check_tokens(self, requests: Sequence[Any]) -> Violation | None:
+        """Each request's output ends with what it was given, which is looked at once.
+
+        One that has ended may have had its last token replaced, if it was no word of the
+        vocabulary, and may have been cut.
+        """
+        given, self._given = self._given, []
+        where = {id(r): i for i, r in enumerate(requests)}
+        for request, tokens in zip(self._requests, given, strict=len(given) > 0):
+            row = where.get(id(request), -1)
+            if row < 0 or not goes_on(request) or not len(tokens):
+                continue
+            got = list(request.output_ids[-len(tokens) :])
+            if got != list(tokens):
+                rows = Rows([str(request.rid)], (0,))
+                made, taken = (h.KEPT, list(tokens)), (h.OUTPUT, got)
+                return at_rows(rows.check(SAMPLED, made, taken, len(tokens)), [row])
         return None
 
     def _check_cut(self, requests: Sequence[Any]) -> Violation | None:

@@ -11,15 +11,18 @@ Which workers there are, and where they pass by, say the adapters in :mod:`g4deb
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from g4debug import speculation
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.older import older_module
 from g4debug.tracers.base import Context, Tracer
-from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool
+from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool, sampled_tokens
+from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.batches import SpecBatches
 from g4debug.tracers.spec_lifecycle.check import (
     DRAFT,
@@ -31,17 +34,15 @@ from g4debug.tracers.spec_lifecycle.check import (
     check_places,
     check_publish,
     check_published,
+    check_same_rows,
     check_state,
 )
+from g4debug.tracers.spec_lifecycle.check_values import Rows, check_from_last
 from g4debug.tracers.spec_lifecycle.copies import Copies, Pool
 from g4debug.tracers.spec_lifecycle.future_rows import LENGTHS, SEED, FutureRows, live_rows
-from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark
+from g4debug.tracers.spec_lifecycle.hidden_states import Custody, Mark, digest
 from g4debug.tracers.spec_lifecycle.log import Accepted, SpecLog
 from g4debug.tracers.spec_lifecycle.pending_steps import (
-    BONUS,
-    INDICES,
-    LENS,
-    NEW_LENS,
     PendingStep,
     PendingSteps,
 )
@@ -52,7 +53,8 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 )
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
-OPTIONAL = ("result.resolve",)  # without it less is judged
+# Without these less is judged.
+OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
 Hook = Callable[..., Any]
 Hooked = tuple[str, Hook | None, Hook | None]
 
@@ -69,6 +71,7 @@ class SpecLifecycle:
         self.pending = PendingSteps()
         self.binding = draft_embedding.Binding(context, self.log)
         self.shown_pool = draft_kv_pool.ShownPool(context, self.log)
+        self.sampled = sampled_tokens.SampledTokens(context, self.log)
         self.committing = Committing()
         self.pool = Pool()
         # False on a server that was not run with this tracer, and in a release that counts in
@@ -80,6 +83,8 @@ class SpecLifecycle:
         self._made: weakref.ref[Any] | None = None  # the next draft input of this forward
         self._processing: PendingStep | None = None  # whose result is being processed
         self._accepted: list[int] = []
+        self._simulated = simulates()
+        self._local = True  # each rank puts out what it has sampled itself
 
     def hooks(self) -> tuple[Hooked, ...]:
         """(site, before, after) of each site; None for a side that is not hooked."""
@@ -96,7 +101,11 @@ class SpecLifecycle:
                 for what, before, after in worker
                 for site in speculation.sites(what)
             ),
-            ("future.resolve_lens", self.before_resolve_lens, None),
+            ("draft.tree", None, self.after_tree),
+            ("worker.target_forward", self.before_target_forward, self.after_target_forward),
+            ("verify.sample", None, self.after_sample),
+            ("verify.kernel", None, self.after_kernel),
+            ("future.resolve_lens", self.before_resolve_lens, self.after_resolve_lens),
             ("future.gather", self.before_gather, self.after_gather),
             ("future.publish", self.before_publish, None),
             ("future.stash", self.before_stash, self.after_stash),
@@ -116,15 +125,28 @@ class SpecLifecycle:
                 self.context.before(site, before, optional)
             if after is not None:
                 self.context.after(site, after, optional)
+        self.sampled.install()
         self.binding.install()
         self.shown_pool.install()
 
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        reasons = unknown(scheduler.server_args)
         if speculation.of(scheduler) is None:
             self.judging = False
-            self.context.off(nothing_to_check())
+            if sampled_tokens.follows(scheduler):
+                self.context.limit("sampled tokens and lengths are checked, no draft", no_draft())
+                self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
+            else:
+                self.sampled.judging = False
+                self.context.off(nothing_to_check())
             return result
-        reasons = unknown(scheduler.server_args)
+        self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
+        self._local = (getattr(scheduler.server_args, "tp_size", None) or 1) == 1
+        if self._simulated:
+            self.context.limit(
+                "what a verify accepts is not compared with what its kernel computed",
+                "SGLANG_SIMULATE_ACC_LEN makes it up",
+            )
         if not self.judging:
             release = f"SGLang {targets.sglang_version()}"
             reasons.insert(0, f"{release} counts a part of what a verify accepts before it")
@@ -151,6 +173,56 @@ class SpecLifecycle:
             violation = self._check_read(LENGTHS, batch)
         self.log.judge("future.resolve_lens", batch, violation)
 
+    def after_resolve_lens(
+        self, result: Any, future_map: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Before anything is built from the lengths, as far as the host has them by now."""
+        if not decodes(batch) or not self.judging:
+            return result
+        lens = batch.seq_lens_cpu
+        if lens is None and not batch.seq_lens.is_cuda:
+            lens = batch.seq_lens
+        if lens is not None:
+            read = {h.LENS.key: lens.tolist()}
+            violation = self._check_last(batch, "seq-len", h.NEW_LENS, h.LENS, read)
+            if violation is not None:
+                # The lengths may be wrong because others were read. That waits for the device.
+                rows, live = req_kv.column(batch.reqs, req_kv.ROW), live_rows(batch.reqs)
+                indices = batch.spec_info.future_indices.tolist()
+                others = check_same_rows([rows[i] for i in live], [indices[i] for i in live])
+                violation = at_rows(others, live) or violation
+            self.log.judge("future.resolve_lens", batch, violation)
+        return result
+
+    def _check_last(
+        self,
+        batch: Any,
+        kind: str,
+        made: h.Reading,
+        taken: h.Reading,
+        read: dict[str, list[int]],
+    ) -> Violation | None:
+        """What the requests of a batch read is what their last steps left."""
+        last = self.rows.last(req_kv.column(batch.reqs, req_kv.ROW), batch.reqs)
+        rows = Rows([str(r.rid) for r in batch.reqs], live_rows(batch.reqs))
+        return check_from_last(rows, kind, made, taken, last.left(made.key), read)
+
+    def _named(self, batch: Any, stale: Violation | None, hidden: Any) -> Violation | None:
+        """A finding about hidden states, with the row in which they are another request's.
+
+        hidden: those that were found, one row for each request. They are read, which waits for the
+        device, because a finding is made.
+        """
+        if stale is None or hidden is None or hidden.shape[0] != len(batch.reqs):
+            return stale
+        read = {h.HIDDEN.key: digest(hidden).tolist()}
+        found = self._check_last(batch, stale.kind, h.LEFT_HIDDEN, h.HIDDEN, read)
+        if found is None:
+            return stale
+        whose = f"that of {found.whose}" if found.whose else "nobody's of this batch"
+        got = f"{stale.got}, in which row {found.row} is {whose}"
+        return replace(stale, row=found.row, got=got, whose=found.whose)
+
     def before_gather(self, future_map: Any, batch: Any) -> None:
         if not decodes(batch):
             return
@@ -159,7 +231,22 @@ class SpecLifecycle:
             violation = self._check_read(SEED, batch)
             if violation is None and self._relayed is not None:
                 violation = Custody.check_relayed(self._relayed, _relayed(future_map))
+                if violation is not None:
+                    violation = self._in_the_map(future_map, batch, violation)
         self.log.judge("future.gather", batch, violation)
+
+    def _in_the_map(self, future_map: Any, batch: Any, stale: Violation) -> Violation:
+        """The hidden states in the FutureMap are not those that were stashed. Are the tokens?
+
+        They are looked at now, which waits for the device, because a finding is made.
+        """
+        rows = batch.req_pool_indices
+        read = {h.BONUS.key: future_map.output_tokens_buf[rows].tolist()}
+        token = self._check_last(batch, "bonus-token", h.LEFT_BONUS, h.BONUS, read)
+        if token is not None:
+            return replace(token, got=f"{token.got}; {stale.what} {stale.got}, too")
+        hidden = _relayed(future_map)
+        return self._named(batch, stale, None if hidden is None else hidden[rows]) or stale
 
     def after_gather(self, result: Any, future_map: Any, batch: Any) -> Any:
         if decodes(batch):
@@ -196,7 +283,12 @@ class SpecLifecycle:
             depth=depth,
             width=width,
             copies=Copies(self.pool),
+            chain=worker.topk == 1 and depth == width,
+            simulated=self._simulated,
+            local=self._local,
         )
+        if self.judging:
+            step.last = self.rows.last(step.rows, batch.reqs)
         if not decode:
             self.committing.forget(batch.reqs)
             step.lengths = weakref.ref(batch.seq_lens)
@@ -216,18 +308,34 @@ class SpecLifecycle:
             if spec.hidden_states is not None:
                 fields.append("hidden_states")
             violation = check_fields(spec, fields, requests)
-            violation = violation or self.custody.check_held(spec)
+            violation = violation or self._named(
+                batch, self.custody.check_held(spec), spec.hidden_states
+            )
         if violation is None and self.judging:
+            read = {h.LENS: batch.seq_lens, h.BONUS: spec.bonus_tokens}
             if step.overlap:
-                step.copies.start(INDICES, spec.future_indices)
-            step.copies.start(LENS, batch.seq_lens)
-            step.copies.start(BONUS, spec.bonus_tokens)
+                read[h.INDICES] = spec.future_indices
+            if spec.hidden_states is not None:
+                read[h.HIDDEN] = digest(spec.hidden_states)
+            self._read(step, read)
         self.log.judge("worker.draft", batch, violation)
+
+    def _read(self, step: PendingStep, tensors: dict[h.Reading, Any]) -> None:
+        """Start to bring these to the host, as they are now."""
+        step.copies.start_all({r.key: t for r, t in tensors.items() if t is not None})
 
     def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
         step = self._now
         if step is not None and decodes(batch):
             step.drafted = weakref.ref(result)
+            if self.judging:
+                tree = (
+                    result.retrieve_index,
+                    result.retrieve_next_token,
+                    result.retrieve_next_sibling,
+                )
+                made = {h.DRAFTED: result.draft_token, h.POSITIONS: result.positions}
+                self._read(step, made | dict(zip(h.TREE, tree, strict=True)))
             self.log.note("draft", state_of(batch.spec_info), state_of(result), len(batch.reqs))
         return result
 
@@ -255,6 +363,64 @@ class SpecLifecycle:
         violation = check_verify_input(batch.spec_info, len(batch.reqs), step.drafted)
         self.log.judge("worker.verify", batch, violation)
 
+    def after_tree(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """The draft's tokens, put in order for the verify."""
+        step = self._now
+        if step is not None and step.decode and self.judging:
+            self._read(step, {h.TREE_TOKENS: result[-1]})
+        return result
+
+    def before_target_forward(
+        self,
+        worker: Any,
+        batch: Any,
+        forward_batch: Any = None,
+        *args: Any,
+        is_verify: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        step = self._now
+        if step is None or not step.decode or not is_verify or not self.judging:
+            return
+        fed = {h.FED: forward_batch.input_ids, h.FED_POSITIONS: forward_batch.positions}
+        self._read(step, fed)
+
+    def after_target_forward(
+        self, result: Any, worker: Any, *args: Any, is_verify: bool = False, **kwargs: Any
+    ) -> Any:
+        step = self._now
+        if step is not None and step.decode and is_verify and self.judging:
+            hidden = result.logits_output.hidden_states
+            self._read(step, {h.TARGET_HIDDEN: None if hidden is None else digest(hidden)})
+        return result
+
+    def after_kernel(self, result: Any, *args: Any, **kwargs: Any) -> Any:
+        """The kernel of a greedy verify has decided what is accepted."""
+        step = self._now
+        if step is not None and step.decode and self.judging:
+            tokens, index, correct = result
+            step.decided = True
+            found = {
+                h.CANDIDATES: kwargs.get("candidates"),
+                h.WANTED: kwargs.get("target_predict"),
+                h.KERNEL_TOKENS: tokens,
+                h.KERNEL_INDEX: index,
+                h.KERNEL_CORRECT: correct,
+            }
+            self._read(step, found)
+        return result
+
+    def after_sample(self, result: Any, verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+        step = self._now
+        if step is not None and step.decode and self.judging:
+            tokens, lens, index = result
+            step.sampled = True
+            found = {h.SAMPLE_TOKENS: tokens, h.SAMPLE_LENS: lens, h.SAMPLE_INDEX: index}
+            if not step.decided:
+                found[h.CANDIDATES] = verify_input.draft_token
+            self._read(step, found)
+        return result
+
     def after_verify(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
         if step is None or not step.decode:
@@ -269,7 +435,20 @@ class SpecLifecycle:
             or self.custody.made_by_forward(result.logits_output.hidden_states),
         )
         if self.judging:
-            step.copies.start(NEW_LENS, result.new_seq_lens)
+            hidden = result.logits_output.hidden_states
+            found = {
+                h.NEW_LENS: result.new_seq_lens,
+                h.RESULT_TOKENS: result.next_token_ids,
+                h.RESULT_LENS: result.accept_lens,
+                h.RESULT_BONUS: result.next_draft_input.bonus_tokens,
+                h.RESULT_HIDDEN: None if hidden is None else digest(hidden),
+            }
+            self._read(step, found)
+            if not step.sampled:
+                self.context.limit(
+                    "of a verify only what follows from its result is checked",
+                    "its sampling did not pass by where g4debug looks",
+                )
         self.log.note("verify", VERIFY, state_of(batch.spec_info), requests)
         return result
 
@@ -300,31 +479,62 @@ class SpecLifecycle:
             ) or self._check_next(step, spec)
             if violation is None:
                 self.custody.hold(spec)
+                self._read_left(step, spec)
             self.log.judge("worker.draft_extend", batch, violation)
             self.log.note("draft-extend", VERIFY, state_of(spec), len(step.requests))
         return none
+
+    def _read_left(self, step: PendingStep, spec: Any) -> None:
+        """What the next step of these requests begins with."""
+        if self.judging:
+            hidden = spec.hidden_states
+            left = {
+                h.LEFT_BONUS: spec.bonus_tokens,
+                h.LEFT_HIDDEN: None if hidden is None else digest(hidden),
+            }
+            self._read(step, left)
 
     def after_forward(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         step = self._now
         if step is None:
             return result
-        step.copies.close()
         spec = result.next_draft_input
         violation = self._check_next(step, spec)
         if violation is None and step.decode:
-            violation = self.custody.check_held(spec)
+            violation = self._left_by(batch, step, self.custody.check_held(spec), spec)
         elif violation is None:
             self.custody.hold(spec)
+            self._read_left(step, spec)
+            if self.judging:
+                self._read(step, {h.NEW_LENS: result.new_seq_lens})
         if violation is None and step.overlap and not step.published:
             violation = check_published(step.decode)
+        if not step.overlap:
+            step.copies.close()
         if step.decode and self.judging:
             self.pending.add(result, step)
-        else:
-            step.copies.drop()
         self._made = weakref.ref(spec)
         self._judge_step("worker.forward", step, violation)
         self.log.note("end", VERIFY if step.decode else IDLE, state_of(spec), len(step.requests))
         return result
+
+    def _left_by(
+        self, batch: Any, step: PendingStep, stale: Violation | None, spec: Any
+    ) -> Violation | None:
+        """The same as :meth:`_named`, against what this step itself has just made."""
+        if stale is None or spec.hidden_states is None:
+            return stale
+        made = (step.copies.get() or {}).get(h.LEFT_HIDDEN.key)
+        if made is None:
+            return stale
+        rows = Rows(step.rids, live_rows(step.requests))
+        taken = (h.LEFT_HIDDEN, digest(spec.hidden_states).tolist())
+        found = rows.check(stale.kind, (h.LEFT_HIDDEN, made), taken)
+        if found is None:
+            return stale
+        whose = f"that of {found.whose}" if found.whose else "nobody's of this batch"
+        got = f"{stale.got}, in which row {found.row} is {whose}"
+        return replace(stale, row=found.row, got=got, whose=found.whose)
 
     def _check_next(self, step: PendingStep, spec: Any) -> Violation | None:
         """The next step's draft input must have a row for each request."""
@@ -361,6 +571,11 @@ class SpecLifecycle:
                 )
         step.stashed += 1
         step.written.stashed = True
+        if self.judging:
+            tokens = getattr(payload, "bonus_tokens", None)
+            if tokens is not None and step.decode:
+                self._read(step, {h.STASHED: tokens})
+            step.copies.close()
         self._judge_step("future.stash", step, violation)
 
     def after_stash(self, result: Any, future_map: Any, *args: Any, **kwargs: Any) -> Any:
@@ -417,17 +632,16 @@ class SpecLifecycle:
                 "more steps wait for their results than there are buffers for",
             )
         self._accepted = result.accept_lens.tolist()
+        if step.last is not None:  # its values are followed
+            step.tokens = result.next_token_ids.tolist()
         violation = step.check_result(self._accepted) or self.committing.begin(step.requests)
         self._judge_step("result.resolve", step, violation)
 
     def after_resolve(self, kept: Any, processor: Any, result: Any, batch: Any) -> Any:
         step, self._processing = self._processing, None
         if step is not None:
-            self._judge_step(
-                "result.resolve",
-                step,
-                self.committing.check(step.requests, self._accepted, kept),
-            )
+            violation = self.committing.check(step.requests, self._accepted, kept)
+            self._judge_step("result.resolve", step, violation or step.check_kept(kept))
             self.log.note(
                 "result",
                 "",
@@ -472,8 +686,14 @@ class SpecLifecycle:
         self.log.judge(site, batch, violation, rids, step=step.number)
 
 
+def no_draft() -> str:
+    """Why there is no speculative step to check on a server that runs none of the known workers."""
+    workers = " or ".join(adapter.name for adapter in speculation.adapters())
+    return f"this server does not run {workers}"
+
+
 def nothing_to_check() -> str:
-    """Why this tracer is off on a server that runs none of the known workers."""
+    """Why this tracer is off on a server with an unknown worker, or one that does not generate."""
     workers = " or ".join(adapter.name for adapter in speculation.adapters())
     return f"this server does not run {workers}, so there is nothing to check"
 
@@ -492,6 +712,15 @@ def unknown(server_args: Any) -> list[str]:
     if getattr(server_args, "enable_dp_attention", False):
         found.append("with --enable-dp-attention a rank idles in a draft, and batches are padded")
     return found
+
+
+def simulates() -> bool:
+    """True if SGLang makes up how many tokens are accepted, for measurements."""
+    try:
+        utils = importlib.import_module("sglang.srt.speculative.spec_utils")
+    except ImportError:
+        return False
+    return bool(getattr(utils, "SIMULATE_ACC_LEN", 0) > 0)
 
 
 def decodes(batch: Any) -> bool:

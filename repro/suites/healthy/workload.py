@@ -14,6 +14,8 @@ from typing import Any
 
 from harness.engine import greedy
 
+from g4debug.hooking import targets
+
 Output = dict[str, Any]  # what SGLang's generate returns for one request
 WORDS = (4, 512)  # the token ids of the toy model that are words
 
@@ -95,8 +97,12 @@ def without_mtp(
 ) -> Group:
     """A group with neither FROZEN_KV_MTP nor overlap scheduling. more: of ``Group``."""
     arguments = {"disable_overlap_schedule": True, **engine}
-    idle = {"spec-lifecycle": "without FROZEN_KV_MTP there is no spec_info", **more.pop("idle", {})}
-    return with_mtp(id, title, workloads, arguments, mtp=False, idle=idle, **more)
+    blind = dict(more.pop("idle", {}))
+    if targets.absent("result.resolve"):
+        blind["spec-lifecycle"] = "without FROZEN_KV_MTP there is no spec_info"
+    elif arguments.get("enable_mixed_chunk"):
+        blind["spec-lifecycle"] = "with mixed chunks it follows no sampled tokens"
+    return with_mtp(id, title, workloads, arguments, mtp=False, idle=blind, **more)
 
 
 class Client:

@@ -30,6 +30,9 @@ FAULTS = {
     "bookkeeping": "double-bookkeeping=1*verify-ct@at=4",
     "publish-order": "publish-order=1*twice@at=2",
     "bonus-token": "bonus-token=30%6*on",
+    "verify-input": "verify-input=1*positions@at=12",
+    "verify-result": "verify-result=1*rows@at=16",
+    "sampled-token": "sampled-token=1*on@at=3",
 }
 FATAL = {"accept-length": "accept-length=1*zero"}  # the scheduler does not outlive it
 FIRED = re.compile(r"g4debug fault \(seed=3\) ([a-z-]+) #\d+: .* \[step (\d+): ")

@@ -388,8 +388,11 @@ class Gate:
         self._context.after(site, gated, optional)
 
 
-def install(context: Context, v1: Callable[[Context], Any]) -> None:
-    """Follow v1's worker and v2's. v1: makes what follows v1's, which has an ``install``."""
+def install(context: Context, v1: Callable[[Context], Any], not_by_value: tuple[str, str]) -> None:
+    """Follow v1's worker and v2's. v1: makes what follows v1's, which has an ``install``.
+
+    not_by_value: a limit that both have.
+    """
     first, second = Gate(context), Gate(context)
     second.open = False
     v1(cast("Context", first)).install()
@@ -404,6 +407,7 @@ def install(context: Context, v1: Callable[[Context], Any]) -> None:
         if speculation.of(scheduler) is not None and scheduler.enable_overlap:
             first.open, second.open = False, True
             tracer.after_scheduler_init(result, scheduler, *args, **kwargs)
+            context.limit(*not_by_value)
         return result
 
     context.after("scheduler.init", after_scheduler_init)
