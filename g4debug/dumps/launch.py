@@ -12,6 +12,8 @@ import secrets
 from collections.abc import MutableMapping
 from typing import Any
 
+from g4debug.hooking.resolved import server_argument
+
 VARIABLE = "G4DEBUG_LAUNCH"  # declared in settings.py
 MADE_UP = "auto-"  # begins every name that was not given by the user
 
@@ -46,8 +48,8 @@ def of(scheduler: Any) -> str:
     if name and not name.startswith(MADE_UP):
         return name
     arguments = getattr(scheduler, "server_args", None)
-    address = getattr(arguments, "dist_init_addr", None)
-    nodes = getattr(arguments, "nnodes", 1)
+    address = server_argument(arguments, "dist_init_addr")
+    nodes = server_argument(arguments, "nnodes", 1)
     if isinstance(address, str) and address and isinstance(nodes, int) and nodes > 1:
         return "nodes-" + hashlib.sha256(address.encode()).hexdigest()[:12]
     return name

@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs sglang"),
 ]
 RUN_CODE = Path(warm.__file__).with_name("run_code.py")
-# Where SGLang loads its plugins, the role is printed in their place. What is on the stack by then is
-# SGLang's own.
+# Where SGLang loads its plugins, the role is printed in their place. What is on the stack by then
+# is SGLang's own.
 ROLES = """
 import importlib, multiprocessing, os, sys
 from g4debug import plugin

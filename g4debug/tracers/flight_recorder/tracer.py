@@ -23,6 +23,7 @@ from typing import Any
 from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
 from g4debug.tracers.flight_recorder import report as finding
@@ -159,7 +160,7 @@ class FlightRecorder:
 
     def _other_ranks(self) -> bool:
         args = getattr(self.recorder.scheduler, "server_args", None)
-        sizes = (getattr(args, name, 1) for name in ("tp_size", "dp_size", "pp_size"))
+        sizes = (server_argument(args, name, 1) for name in ("tp_size", "dp_size", "pp_size"))
         return any(isinstance(size, int) and size > 1 for size in sizes)
 
     def _innocence(self, cuda: bool) -> list[str]:
@@ -192,7 +193,7 @@ class FlightRecorder:
     def on_tick(self) -> None:
         """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
         args = getattr(self.recorder.scheduler, "server_args", None)
-        timeout = getattr(args, "watchdog_timeout", None)
+        timeout = server_argument(args, "watchdog_timeout")
         if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
             return
         hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))

@@ -27,6 +27,7 @@ from typing import Any
 from g4debug.findings.record import Evidence
 from g4debug.hooking import req_kv
 from g4debug.hooking.idle_work import IdleWork, State
+from g4debug.hooking.resolved import server_argument
 from g4debug.ledger.holders import Holders, PoolView, finish
 from g4debug.sanitizer.unsupported import other_books
 from g4debug.tracers.base import Context, Tracer
@@ -185,7 +186,8 @@ def _unusable(scheduler: Any) -> str:
     """Why this server cannot be checked, '' if it can."""
     cache = scheduler.tree_cache
     inner = getattr(cache, "inner", cache)  # a StreamingSession is wrapped around the cache
-    name, topk = type(inner).__name__, scheduler.server_args.speculative_eagle_topk or 1
+    name = type(inner).__name__
+    topk = server_argument(scheduler.server_args, "speculative_eagle_topk", 1)
     # The unified cache can have a second level, in host memory or elsewhere.
     second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
     why = other_books(scheduler.server_args)
