@@ -234,6 +234,7 @@ def _arm(
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder import rank_incident
     from g4debug.tracers.hook_watch import HookWatch
+    from g4debug.tracers.silence import Silence
 
     steps = Context(STEPS, hooks, settings, recorder, trap)
 
@@ -281,6 +282,7 @@ def _arm(
             context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
+    Silence(recorder, tracers).install(steps)
     rank_incident.install(steps, part)
     return ledger, watch
 

@@ -79,7 +79,7 @@ class Metrics:
                 continue  # the ledger and the step recorder are no tracers
             record = part.record()
             mine = {**self.labels, "tracer": part.name}
-            blind = bool(record.off or record.dead)
+            blind = bool(record.off or record.dead or record.silent)
             self._armed.labels(**mine).set(0 if blind else 1)
             self._limited.labels(**mine).set(len(record.limits))
             for done in record.checked:

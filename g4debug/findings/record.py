@@ -256,11 +256,12 @@ class TracerStatus:
     dead: tuple[str, ...] = ()  # "site: why" of each of its hooks that did not run then
     checked: tuple[Checked, ...] = ()
     findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
+    silent: tuple[str, ...] = ()  # where it judges nothing, and nobody knows why
 
     @property
     def sound(self) -> bool:
-        """True if it is on, without a limit, and no hook of it is known to be dead."""
-        return not (self.off or self.limits or self.dead)
+        """True if it is on and judges, without a limit, and no hook of it is known to be dead."""
+        return not (self.off or self.limits or self.dead or self.silent)
 
     @property
     def state(self) -> str:
@@ -270,6 +271,7 @@ class TracerStatus:
         said = [f"armed: {self.mode}" if self.mode else "on"]
         said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
         said += [f"its hook does not run at {x}" for x in self.dead]
+        said += [f"judges nothing {x}" for x in self.silent]
         return "; ".join(said)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from g4debug.findings.record import Checked, Limit, TracerStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # A bug of ours must not fill the memory or the log with limits that are made anew in every step.
 MAX_LIMITS = 32
@@ -61,6 +61,9 @@ class Part:
         self._audited = -1
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
+        self._silent: dict[str, int] = {}  # mode of a batch -> the first step without a check
+        # '' or why it is right that nothing is judged now. Whoever may rest puts a function here.
+        self.rests: Callable[[], str] = str
 
     @property
     def is_off(self) -> bool:
@@ -114,6 +117,24 @@ class Part:
             self._dead = shown
             self._status.changes += 1
 
+    def silent(self, mode: str, step: int, steps: int) -> None:
+        """It has judged nothing in so many steps of a mode, beginning with ``step``. Told once.
+
+        mode: of SGLang's batches, '' for all of them.
+        """
+        if mode not in self._silent:
+            self._silent[mode] = step
+            where = f"{steps} steps{_of(mode)}"
+            self._tell(
+                f"judges nothing: it is armed, and in {where} since step {step} it had nothing to "
+                "check, so it does not see what runs here; please report it with the launch command"
+            )
+
+    def heard(self, mode: str) -> None:
+        """It judges again."""
+        if self._silent.pop(mode, None) is not None:
+            self._tell(f"judges again{_of(mode)}")
+
     def record(self) -> TracerStatus:
         """What a dump keeps of this part."""
         return TracerStatus(
@@ -130,6 +151,7 @@ class Part:
                 if t.count or not self.mode  # a tracer may hold tallies of what it never meets
             ),
             findings=self._status.findings_of(self.name),
+            silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),
         )
 
     def _limited(self, what: str, why: str) -> bool:
@@ -175,6 +197,10 @@ class Part:
                 line,
                 exc_info=error,
             )
+
+
+def _of(mode: str) -> str:
+    return f" of {mode} batches" if mode else ""
 
 
 class Status:

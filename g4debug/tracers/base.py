@@ -30,7 +30,9 @@ class Tracer:
 
     title: what must hold, in one line. ledger: it needs the page ledger (``context.ledger``).
     without_ledger: the rest of its checks when the ledger was given up, '' for nothing. opt_in: it
-    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``.
+    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``. judges:
+    there is something for it to judge in a thousand steps of a busy server, and it counts that.
+    each_forward: and in each forward, whatever its mode.
     """
 
     id: str
@@ -39,6 +41,8 @@ class Tracer:
     ledger: bool = False
     without_ledger: str = ""
     opt_in: bool = False
+    judges: bool = True
+    each_forward: bool = False
 
 
 class Context:

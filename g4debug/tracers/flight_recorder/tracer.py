@@ -220,4 +220,5 @@ TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
     install=install,
+    judges=False,
 )

@@ -34,6 +34,7 @@ from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.pool_leak.check import Census, take_census
 from g4debug.tracers.pool_leak.occasions import Stall, TakenAgain
 from g4debug.tracers.pool_leak.report import describe, describe_rows
+from g4debug.tracers.silence import STEPS as SILENT
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
@@ -58,7 +59,15 @@ class PoolLeakTracer:
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
+    def rests(self) -> str:
+        """Why no count is due on a busy server."""
+        if self.context.settings.leak_steps not in range(1, SILENT + 1):
+            return "it was asked to count less often"
+        waits = self._not_before > time.monotonic() and self.context.settings.leak_steps >= OFTEN
+        return "a count costs too much to be made more often" if waits else ""
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         self.context.before("scheduler.on_idle", self.before_idle)
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)

@@ -51,7 +51,12 @@ class RankDivergence:
         self._complete = False  # they are all there
         self._look_at = 0  # the step in which to look again who there is
 
+    def rests(self) -> str:
+        """Why there is nothing to compare."""
+        return "" if self._expected else "no other rank is on this host"
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         self.context.after("scheduler.init", self.after_init)
         # Innermost: what SGLang's own function gets, after everybody has changed it who does.
         hook = self.context.isolate(self.before_step)

@@ -110,7 +110,12 @@ class SpecLifecycle:
             ("scheduler.init", None, self.after_scheduler_init),
         )
 
+    def rests(self) -> str:
+        """Why a step may have nothing to check."""
+        return "" if self.judging else "a limit has said that only some hand-overs are checked"
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         for site, before, after in self.hooks():
             optional = site in OPTIONAL
             if before is not None:
