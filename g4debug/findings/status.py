@@ -124,10 +124,10 @@ class Part:
         """
         if mode not in self._silent:
             self._silent[mode] = step
-            where = f"{steps} steps{_of(mode)}"
             self._tell(
-                f"judges nothing: it is armed, and in {where} since step {step} it had nothing to "
-                "check, so it does not see what runs here; please report it with the launch command"
+                f"judges nothing: it is armed, and in {steps} steps{_of(mode)} since step {step} it "
+                "had nothing to check, so it does not see what runs here; please report it with "
+                "the launch command"
             )
 
     def heard(self, mode: str) -> None:

@@ -20,6 +20,8 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
@@ -29,7 +31,7 @@ from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, l
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.completed_steps import Waited
-from g4debug.tracers.flight_recorder.coredump import core_dump
+from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
@@ -79,6 +81,12 @@ class FlightRecorder:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
             describer.remember()
+        if torch.cuda.is_available() and ends_the_process(os.environ):
+            self.context.limit(
+                "a CUDA error leaves no dump of g4debug",
+                "the CUDA driver was told to write a core dump, and aborts the process behind it; "
+                "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
+            )
         return result
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
