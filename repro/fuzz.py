@@ -11,8 +11,9 @@ without one, the same server runs without tracers. If it ends in the same way, t
 and proves nothing; if not, it is bad.
 
 With ``--corrupt`` it is the other way round: a seed draws what is corrupted in a server, where,
-when and to which value, and the tracers must tell it. The corruption is made inside of all hooks, in a
-fork of a warmed scheduler, and the answers are compared with those of a fork that nothing struck.
+when and to which value, and the tracers must tell it. The corruption is made inside of all hooks,
+in a fork of a warmed scheduler, and the answers are compared with those of a fork that nothing
+struck.
 Bad is what is missed (other answers, or an end of SGLang's own, and silence), what disarms a
 tracer, and what is false. Each case is a line of ``cases.jsonl`` in the folder.
 

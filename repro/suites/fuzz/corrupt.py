@@ -76,6 +76,8 @@ def unfit(plain: Mapping[str, Any], again: Mapping[str, Any]) -> str:
             return f"{FALSE}: {run['finding']['headline']}"
         if run.get("error"):
             return f"without a corruption it ends: {run['error']}"
+    if not plain["tokens"]:
+        return "the scheduler was given no requests"
     return "" if plain["tokens"] == again["tokens"] else "two equal runs have different tokens"
 
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 # What can be corrupted -> what that is, for people, and the moments at which it can be done. At a
 # moment SGLang's own function is about to begin, or has just returned, inside of all of our hooks.
 PLAN, STEP, FORWARD, METADATA = "plan", "step", "forward", "metadata"
-VERIFY, VERIFIED, RESULT, ALLOCATE = "verify", "verified", "result", "allocate"
+VERIFY, VERIFIED, RESULT, ALLOCATE, MATCH = "verify", "verified", "result", "allocate", "match"
 WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         "mapping": ("a slot of full_to_swa_index_mapping", (PLAN, STEP)),
@@ -23,7 +23,7 @@ WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
         "out_cache_loc": ("where a token is written", (STEP, FORWARD)),
         "seq_lens": ("the length of a request in a batch", (STEP, FORWARD)),
         "req_pool_indices": ("the row of a request in a batch", (STEP, FORWARD)),
-        "node": ("a token of a node of the prefix cache", (PLAN,)),
+        "node": ("a token that the prefix cache holds", (PLAN, MATCH)),
         "free_list": ("a page of a free list", (PLAN, STEP)),
         "protected": ("cache_protected_len of a request", (PLAN, STEP)),
         "alloc": ("what an allocator returns", (ALLOCATE,)),

@@ -82,7 +82,7 @@ class Forks:
         if self.name:
             return self.receive()
         found = inner(*args, **kwargs)
-        new = [r for r in found or () if type(r).__name__ == "TokenizedGenerateReqInput"]
+        new = [r for given in found or () for r in requests_in(given)]
         if new and not (self.folder / GO).exists():
             self.recorded += [pickle.dumps(r) for r in new]
         if not found and (self.folder / GO).exists() and not (self.folder / DONE).exists():
@@ -189,17 +189,28 @@ class Forks:
             found["error"] = f"{type(error).__name__}: {error}"[:500]
         status = plugin.in_force.recorder.status
         found["findings"] = [[check, kind, n] for (check, kind), n in status.findings.items()]
-        found["disarmed"] = sorted(
-            f"{r.name} is off: {r.off}" if r.off else f"{r.name}: {limit.what}: {limit.why}"
-            for r in status.records()
-            for limit in (r.limits or ([None] if r.off else []))  # type: ignore[list-item]
-        )
+        found["failed"] = self.strike.failed
+        found["disarmed"] = []
+        for part in status.records():
+            if part.off:
+                found["disarmed"].append(f"{part.name} is off: {part.off}")
+            else:
+                found["disarmed"] += [f"{part.name}: {x.what}: {x.why}" for x in part.limits]
         found["tokens"] = {
             rid: [int(t) for t in r.output_ids] for rid, r in self.strike.requests.items()
         }
         (self.folder / f"{self.name}.json").write_text(json.dumps(found))
         sys.stderr.flush()
         os._exit(0)
+
+
+def requests_in(given: Any) -> list[Any]:
+    """The requests in what the tokenizer has sent; one message may bring several."""
+    if type(given).__name__ == "TokenizedGenerateReqInput":
+        return [given]
+    if type(given).__name__ == "BatchTokenizedGenerateReqInput":
+        return list(given.batch)
+    return []
 
 
 def run_scheduler_process(*args: Any, **kwargs: Any) -> None:

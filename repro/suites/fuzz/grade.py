@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 TOLD, HARMLESS, LISTED, MISSED = "told", "harmless", "listed", "missed"
-DISARMED, FALSE, NOTHING = "disarmed", "false", "nothing to corrupt"
-VERDICTS = (TOLD, HARMLESS, LISTED, MISSED, DISARMED, FALSE, NOTHING)
-BAD = (MISSED, DISARMED, FALSE)
+DISARMED, FALSE, NOTHING, BROKEN = "disarmed", "false", "nothing", "broken"
+VERDICTS = (TOLD, HARMLESS, LISTED, MISSED, DISARMED, FALSE, NOTHING, BROKEN)
+BAD = (MISSED, DISARMED, FALSE, BROKEN)
 TRACERS = Path(__file__).resolve().parents[3] / "docs" / "tracers.md"
 # What -> the beginning of a sentence of docs/tracers.md that says that this cannot be seen. If the
 # page does not say it, the corruption is missed.
@@ -54,6 +54,8 @@ def grade(what: str, got: Mapping[str, Any], plain: Mapping[str, Any], page: str
     """
     fired, finding = got.get("fired"), got.get("finding")
     new = [x for x in got.get("disarmed", ()) if x not in plain.get("disarmed", ())]
+    if got.get("failed"):
+        return Grade(BROKEN, f"this suite failed: {got['failed']}")
     if fired is None:
         if finding is not None:
             return Grade(FALSE, finding["headline"], finding["check"])

@@ -20,6 +20,7 @@ from suites.fuzz.corruption import (
     ALLOCATE,
     FORWARD,
     FUTURE,
+    MATCH,
     METADATA,
     PLAN,
     RESULT,
@@ -31,6 +32,13 @@ from suites.fuzz.corruption import (
 
 MODE_OF = {"TARGET_VERIFY": "DECODE"}  # what a forward is called -> the mode of its batch
 FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy model
+
+
+CACHES = (
+    "unified_radix_cache.UnifiedRadixCache",
+    "swa_radix_cache.SWARadixCache",
+    "radix_cache.RadixCache",
+)
 
 
 @dataclass
@@ -54,13 +62,22 @@ class Strike:
     def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
         self.case, self.scheduler, self.step = case, scheduler, step
         self.fired: dict[str, Any] | None = None
+        self.failed = ""  # why this cannot strike, a mistake of ours
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
         """SGLang is at this moment. of: what it has in hand there."""
-        case = self.case
         for request in getattr(of.get("batch"), "reqs", None) or ():
             self.requests.setdefault(str(request.rid), request)
+        try:
+            self._strike(moment, mode, **of)
+        except Exception as e:  # a mistake in here is no bug of SGLang's
+            self.failed = f"{type(e).__name__}: {e}"
+
+    def _strike(self, moment: str, mode: str, **of: Any) -> None:
+        case = self.case
+        if self.failed:
+            return
         if self.fired is not None or moment != case.moment or self.step() < case.step:
             return
         if case.mode and mode and case.mode != MODE_OF.get(mode, mode):
@@ -210,7 +227,7 @@ class Strike:
         yield from self._field(batch, "out_cache_loc", lambda n: given)
 
     def _seq_lens(self, batch: Any = None, **of: Any) -> Any:
-        lens = getattr(batch, "seq_lens", None)
+        lens: Any = getattr(batch, "seq_lens", None)
 
         def values(n: int) -> dict[str, int]:
             found = {"own": max(1, int(lens[n]) // 2), "freed": int(lens[n]) + self.page}
@@ -219,7 +236,7 @@ class Strike:
         yield from self._field(batch, "seq_lens", values)
 
     def _req_pool_indices(self, batch: Any = None, **of: Any) -> Any:
-        rows = getattr(batch, "req_pool_indices", None)
+        rows: Any = getattr(batch, "req_pool_indices", None)
         free = self.scheduler.req_to_token_pool.free_slots
 
         def values(n: int) -> dict[str, int]:
@@ -229,6 +246,9 @@ class Strike:
         yield from self._field(batch, "req_pool_indices", values)
 
     def _node(self, **of: Any) -> Iterator[Place]:
+        if self.case.moment == MATCH:
+            yield from self._matched(**of)
+            return
         for name, value in nodes(self.scheduler.tree_cache):
             values: dict[str, int] = {}
             other = next((v for _, v in nodes(self.scheduler.tree_cache) if v is not value), None)
@@ -240,6 +260,16 @@ class Strike:
             if len(free):
                 values["freed"] = int(free[-1]) * self.page
             yield Place(value, (0,), values, f"the value of node {name}")
+
+    def _matched(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
+        """What the cache hands out: tokens of the full pool, one for each of the prompt."""
+        one = self.one()
+        if not isinstance(returned, torch.Tensor) or not len(returned):
+            return
+        values = {} if one is None else self.values(one[1], 0, "full")
+        values["own"] = int(returned[-1])
+        for at in self.positions_of(len(returned)):
+            yield Place(returned, (at,), values, f"token {at} of a match", put)
 
     def _free_list(self, **of: Any) -> Iterator[Place]:
         free, one = self.inner(self.case.pool).free_pages, self.one()
@@ -318,7 +348,10 @@ def nodes(tree: Any) -> list[tuple[str, torch.Tensor]]:
     """The nodes of a prefix cache, each with the tokens that it holds, in a fixed order."""
     tree = getattr(tree, "inner", tree)
     found: list[tuple[str, torch.Tensor]] = []
-    stack = [getattr(tree, "root_node", None)]
+    try:
+        stack = [getattr(tree, "root_node", None)]
+    except NotImplementedError:  # 0.5.23 has the tree in Rust, where nobody can write into it
+        return []
     while stack:
         node = stack.pop()
         if node is None:
@@ -334,18 +367,23 @@ def nodes(tree: Any) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
-# --- where SGLang is changed -----------------------------------------------------------------------
+# --- where SGLang is changed ---------------------------------------------------------------------
 
 
 def put_in(strike: Callable[[], Strike | None]) -> None:
     """Replace SGLang's functions. strike: gives what is to strike in this process, if anything."""
 
-    def around(site: str, before: str = "", after: str = "", **which: int) -> None:
-        dotted = targets.path(site) if site in targets.SITES else None
+    def around(site: str, before: str = "", after: str = "") -> None:
+        dotted = targets.path(site) if site in targets.SITES else site
         if dotted is None:
             return
-        owner = pkgutil.resolve_name(dotted.rpartition(".")[0])
         name = dotted.rpartition(".")[2]
+        try:
+            owner = pkgutil.resolve_name(dotted.rpartition(".")[0])
+        except (ImportError, AttributeError):  # another release has such a prefix cache
+            return
+        if name not in vars(owner):
+            return
         given = inspect.getattr_static(owner, name)
         inner = given.__func__ if isinstance(given, (classmethod, staticmethod)) else given
 
@@ -355,8 +393,9 @@ def put_in(strike: Callable[[], Strike | None]) -> None:
             batch = kwargs.get("batch", args[1] if len(args) > 1 else None)
             if it is None:
                 return inner(*args, **kwargs)
+            mode = _mode(batch)  # SGLang may give the batch another one meanwhile
             if before:
-                it.at(before, _mode(batch), batch=batch)
+                it.at(before, mode, batch=batch)
             result = inner(*args, **kwargs)
             if after == FORWARD:
                 it.at(after, _mode(result), batch=result)
@@ -367,8 +406,16 @@ def put_in(strike: Callable[[], Strike | None]) -> None:
                 box = [result]
                 it.at(after, returned=result, put=lambda changed: box.__setitem__(0, changed))
                 result = box[0]
+            elif after == MATCH:
+                match = [result]
+                it.at(
+                    after,
+                    returned=getattr(result, "device_indices", None),
+                    put=lambda changed: match.__setitem__(0, _replaced(result, changed)),
+                )
+                result = match[0]
             elif after:
-                it.at(after, _mode(batch), batch=batch, returned=result)
+                it.at(after, mode, batch=batch, returned=result)
             return result
 
         kind = type(given) if isinstance(given, (classmethod, staticmethod)) else None
@@ -382,6 +429,16 @@ def put_in(strike: Callable[[], Strike | None]) -> None:
     around("worker.verify", before=VERIFY, after=VERIFIED)
     for site in ("pool.alloc_extend", "pool.alloc_decode", "pool.alloc.token"):
         around(site, after=ALLOCATE)
+    for cache in CACHES:
+        around(f"sglang.srt.mem_cache.{cache}.match_prefix", after=MATCH)
+
+
+def _replaced(match: Any, indices: torch.Tensor) -> Any:
+    """A match of the prefix cache with other tokens."""
+    if hasattr(match, "_replace"):
+        return match._replace(device_indices=indices)
+    match.device_indices = indices
+    return match
 
 
 def _mode(batch: Any) -> str:
