@@ -46,9 +46,12 @@ TO: Mapping[str, str] = MappingProxyType(
         "next": "one more",
     }
 )
+# What a structure cannot become, because there is no such value of it.
+NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
 SPECULATIVE = ("draft_tokens", "accept_lens")
 FUTURE = ("output_tokens_buf", "new_seq_lens_buf", "token_ids_map", "token_ids_buf")
 STEPS = 40  # about as many as the traffic takes
+PREFILLS = 12  # after so many steps there are still prefills to come
 MODES = ("", "EXTEND", "DECODE")
 
 
@@ -84,13 +87,16 @@ def draw(seed: int, mtp: bool) -> Corruption:
     moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])
     # A mode is no help where a batch is not known yet, or where there is only one.
     modes = MODES if moment in (STEP, FORWARD, METADATA, RESULT) else ("",)
+    mode = dice.choice(modes)
+    # The requests come at the beginning.
+    last = PREFILLS if mode == "EXTEND" or moment == MATCH else STEPS * 3 // 4
     return Corruption(
         seed=seed,
         what=what,
         moment=moment,
-        to=dice.choice(list(TO)),
-        step=dice.randint(1, STEPS * 3 // 4),
-        mode=dice.choice(modes),
+        to=dice.choice([to for to in TO if to not in NO.get(what, ())]),
+        step=dice.randint(1, last),
+        mode=mode,
         pool=dice.choice(("full", "swa")),
         request=dice.random(),
         place=dice.random(),

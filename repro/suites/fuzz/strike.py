@@ -10,7 +10,7 @@ import functools
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from suites.fuzz.corruption import (
     MATCH,
     METADATA,
     PLAN,
+    PREFILLS,
     RESULT,
     STEP,
     VERIFIED,
@@ -60,6 +61,8 @@ class Strike:
     """fired: what was done, None as long as nothing was. step: tells the step since the begin."""
 
     def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
+        if case.what == "node" and nodes(scheduler.tree_cache) is None:
+            case = replace(case, moment=MATCH, step=min(case.step, PREFILLS))
         self.case, self.scheduler, self.step = case, scheduler, step
         self.fired: dict[str, Any] | None = None
         self.failed = ""  # why this cannot strike, a mistake of ours
@@ -86,7 +89,7 @@ class Strike:
         if not found:
             return
         place = found[min(int(case.place * len(found)), len(found) - 1)]
-        old, new = int(place.tensor[place.index]), self._wanted(place)
+        old, new = place.tensor[place.index].item(), self._wanted(place)
         if place.put is None:
             place.tensor[place.index] = new
         else:
@@ -98,8 +101,8 @@ class Strike:
 
     def _wanted(self, place: Place) -> int | None:
         """The value that was drawn; None if there is none here that differs."""
-        old = int(place.tensor[place.index])
-        fixed = {"zero": 0, "minus_one": -1, "outside": FAR, "next": old + 1}
+        old = place.tensor[place.index].item()
+        fixed = {"zero": 0, "minus_one": -1, "outside": FAR, "next": int(old) + 1}
         value = place.values.get(self.case.to, fixed.get(self.case.to))
         return None if value is None or value == old else value
 
@@ -249,9 +252,10 @@ class Strike:
         if self.case.moment == MATCH:
             yield from self._matched(**of)
             return
-        for name, value in nodes(self.scheduler.tree_cache):
+        held = nodes(self.scheduler.tree_cache) or []
+        for name, value in held:
             values: dict[str, int] = {}
-            other = next((v for _, v in nodes(self.scheduler.tree_cache) if v is not value), None)
+            other = next((v for _, v in held if v is not value), None)
             if other is not None:
                 values["other"] = int(other[0])
             if len(value) > self.page:
@@ -344,14 +348,17 @@ def _tokens(n: int) -> dict[str, int]:
     return {"other": 17 + n, "own": 23, "freed": 42}
 
 
-def nodes(tree: Any) -> list[tuple[str, torch.Tensor]]:
-    """The nodes of a prefix cache, each with the tokens that it holds, in a fixed order."""
+def nodes(tree: Any) -> list[tuple[str, torch.Tensor]] | None:
+    """The nodes of a prefix cache, each with the tokens that it holds, in a fixed order.
+
+    None if nobody can write into them: 0.5.23 has the tree in Rust.
+    """
     tree = getattr(tree, "inner", tree)
     found: list[tuple[str, torch.Tensor]] = []
     try:
         stack = [getattr(tree, "root_node", None)]
-    except NotImplementedError:  # 0.5.23 has the tree in Rust, where nobody can write into it
-        return []
+    except NotImplementedError:
+        return None
     while stack:
         node = stack.pop()
         if node is None:
@@ -410,7 +417,7 @@ def put_in(strike: Callable[[], Strike | None]) -> None:
                 match = [result]
                 it.at(
                     after,
-                    returned=getattr(result, "device_indices", None),
+                    returned=getattr(result, "device_indices", result),
                     put=lambda changed: match.__setitem__(0, _replaced(result, changed)),
                 )
                 result = match[0]
@@ -430,11 +437,15 @@ def put_in(strike: Callable[[], Strike | None]) -> None:
     for site in ("pool.alloc_extend", "pool.alloc_decode", "pool.alloc.token"):
         around(site, after=ALLOCATE)
     for cache in CACHES:
-        around(f"sglang.srt.mem_cache.{cache}.match_prefix", after=MATCH)
+        # 0.5.23 hands the tokens out by a method of its own.
+        for method in ("match_prefix", "prefix_device_indices"):
+            around(f"sglang.srt.mem_cache.{cache}.{method}", after=MATCH)
 
 
 def _replaced(match: Any, indices: torch.Tensor) -> Any:
     """A match of the prefix cache with other tokens."""
+    if isinstance(match, torch.Tensor):
+        return indices
     if hasattr(match, "_replace"):
         return match._replace(device_indices=indices)
     match.device_indices = indices
