@@ -125,8 +125,8 @@ class Part:
         if mode not in self._silent:
             self._silent[mode] = step
             self._tell(
-                f"judges nothing: it is armed, and in {steps} steps{_of(mode)} since step {step} it "
-                "had nothing to check, so it does not see what runs here; please report it with "
+                f"judges nothing: it is armed, and in {steps} steps{_of(mode)} since step {step} "
+                "it had nothing to check, so it does not see what runs here; please report it with "
                 "the launch command"
             )
 
