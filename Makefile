@@ -40,7 +40,7 @@ soak: env ## 2,000 requests with aborts, retractions and evictions: no finding, 
 healthy: env ## Healthy servers do what production does, armed: no finding; writes docs/healthy-*.md
 	@exec "$(RUN)" repro/healthy.py $(ARGS)
 
-fuzz: env ## Healthy servers drawn at random, armed: no finding
+fuzz: env ## Healthy servers drawn at random: no finding; ARGS=--corrupt strikes them: all is told
 	@exec "$(RUN)" repro/fuzz.py $(ARGS)
 
 # Each case names the releases that have its bug and that do not, so several environments are made.

@@ -28,7 +28,9 @@ FOLDERS: Final[dict[Noun, tuple[str, ...]]] = {
 _OLDER: Final = "before_"
 # Modules in the same folders that are no items. Other rooms use them, so their names have no
 # underscore.
-_SHARED: Final = ("base", "grammar", "hook_watch", "lists", "locations", "source", "tables")
+_SHARED: Final = (
+    "base", "grammar", "hook_watch", "lists", "locations", "silence", "source", "tables"
+)  # fmt: skip
 
 
 # Former names of items, which stay valid wherever a user types one, and in old dumps.

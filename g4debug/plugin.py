@@ -9,17 +9,16 @@ ends the process.
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from g4debug import __version__, discovery
 from g4debug.dumps import launch
 from g4debug.faults.grammar import GrammarError, Plan, parse
+from g4debug.hooking import roles
 from g4debug.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("g4debug")
 NOT_RUN = "it was never run on this release of SGLang"
-# A scheduler's has more behind it: sglang::scheduler_TP0.
-TITLE = re.compile(r"sglang::(detokenizer|data_parallel_controller)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class InForce:
     not_run: tuple[str, ...] = ()  # armed tracers that were never run on this SGLang
     teller: StatusPublisher | None = None  # shows the status to others; None: no tracer is armed
     others: PeerRanks | None = None  # the other ranks of this launch; None: no tracer is armed
+    role: roles.Role = field(default_factory=roles.Role)  # what this process is in SGLang
 
     @property
     def tracers(self) -> dict[str, str]:
@@ -110,6 +108,7 @@ def _register(settings: Settings, plan: Plan) -> None:
         gpu = "" if cpu_engine else kind_of_gpu()
         not_run = refuse_if_not_run(settings, tracers, cpu_engine, gpu)
     hooks = Hooks()
+    part = roles.Role()
     recorder = Recorder(settings.steps)
     describer = Describer(recorder)
     trap = Trap(settings, describer, recorder.status)
@@ -123,8 +122,8 @@ def _register(settings: Settings, plan: Plan) -> None:
     )
     injections = faults.install_all(plan, hooks)
     if settings.tracers:
-        describer.launch = launch.begin()
-    ledger, watch = _arm(settings, hooks, recorder, trap, tracers, not_run)
+        describer.launch = launch.begin(part.name == roles.SERVER)
+    ledger, watch = _arm(settings, hooks, recorder, trap, tracers, not_run, part)
 
     describer.fixes = {s.fix.id: str(s) for s in fix_states}
     describer.schedules = [injection.schedule for injection in injections]
@@ -141,14 +140,16 @@ def _register(settings: Settings, plan: Plan) -> None:
         if state.state == "target-missing":
             logger.warning("g4debug: fix %s cannot be applied: %s", state.fix.id, state.why)
     global in_force
-    in_force = InForce(hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites), not_run)
+    in_force = InForce(
+        hooks, describer.fixes, recorder, ledger, watch, bool(hooks.sites), not_run, role=part
+    )
     line = start_up_line(settings, hooks, in_force, fixes.summary(fix_states, settings.fixes))
     if not hooks.sites:
         if settings.fixes == "none":  # who asked for nothing is told that this is what there is
             print(line, file=sys.stderr, flush=True)
         return
     if settings.tracers:
-        told = _tell(settings, hooks, recorder, trap)
+        told = _tell(settings, hooks, recorder, trap, part)
         in_force = replace(in_force, teller=told, others=trap.others)
     hooks.install()
     _after_apply(hooks, settings, line, watch, not_run)
@@ -232,6 +233,7 @@ def _arm(
     trap: Trap,
     tracers: Sequence[Tracer],
     not_run: Sequence[str],
+    part: roles.Role,
 ) -> tuple[Ledger | None, HookWatch | None]:
     """Install the step recorder, then the ledger if one is needed, then the tracers.
 
@@ -244,6 +246,7 @@ def _arm(
     from g4debug.tracers.base import Context
     from g4debug.tracers.flight_recorder import rank_incident
     from g4debug.tracers.hook_watch import HookWatch
+    from g4debug.tracers.silence import Silence
 
     steps = Context(STEPS, hooks, settings, recorder, trap)
 
@@ -257,6 +260,7 @@ def _arm(
         recorder.prepare_step()
 
     def attach(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        part.schedules()
         recorder.attach(scheduler)
 
     # The last that is put at a site runs first, so a step is counted, then recorded.
@@ -290,11 +294,14 @@ def _arm(
             context.off(str(e))
     watch = HookWatch(hooks, recorder, ledger, tracers)
     watch.install(steps)
-    rank_incident.install(steps, server=role() == "server")
+    Silence(recorder, tracers).install(steps)
+    rank_incident.install(steps, part)
     return ledger, watch
 
 
-def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> StatusPublisher:
+def _tell(
+    settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap, part: roles.Role
+) -> StatusPublisher:
     """Let ``g4debug doctor --pid`` and SGLang's ``/metrics`` have the status of this process."""
     from g4debug.findings.status_file import StatusFileError
     from g4debug.findings.status_publisher import StatusPublisher
@@ -303,7 +310,7 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> S
     context = Context("status", hooks, settings, recorder, trap)
     about = {
         "version": __version__,
-        "role": role(),
+        "role": part.name,
         "mode": settings.mode,
         "dumps": str(settings.debug_dir),
         "faults": settings.faults,
@@ -311,7 +318,16 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> S
     teller = StatusPublisher(recorder.status, about)
 
     def attach(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        teller.about["role"] = part.name
         teller.attach(scheduler)
+        return result
+
+    def launched(result: Any, *args: Any, **kwargs: Any) -> Any:
+        if teller.about["pid"] != os.getpid():  # a fork shares the file with its parent
+            teller.close()
+            teller.about["pid"] = os.getpid()
+            teller.open()
+        teller.about["role"] = part.name
         return result
 
     def beat(*args: Any, **kwargs: Any) -> None:
@@ -321,6 +337,7 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> S
         teller.open()
     except StatusFileError as e:
         context.limit("g4debug doctor --pid cannot ask this process", str(e))
+    context.after("server_args.check", launched)
     context.after("scheduler.init", attach)
     context.before("scheduler.recv_requests", beat)
     return teller
@@ -328,14 +345,9 @@ def _tell(settings: Settings, hooks: Hooks, recorder: Recorder, trap: Trap) -> S
 
 def role() -> str:
     """What this process is in SGLang: server, scheduler, or from 0.5.23 on also detokenizer and
-    data_parallel_controller. These two have their titles when they load plugins.
+    data_parallel_controller.
     """
-    if multiprocessing.parent_process() is None:
-        return "server"
-    titles = sys.modules.get("setproctitle")  # SGLang has imported it if there is a title
-    title = str(titles.getproctitle()) if titles is not None else ""
-    found = TITLE.match(title)
-    return found[1] if found else "scheduler"
+    return in_force.role.name if in_force is not None else roles.by_stack()
 
 
 def _after_apply(
@@ -393,7 +405,7 @@ def start_up_line(settings: Settings, hooks: Hooks, state: InForce, fixed: str) 
     armed = ", ".join(state.tracers) or "none"
     new = f"never run on this SGLang or GPU: {', '.join(state.not_run)}; " if state.not_run else ""
     return (
-        f"g4debug {__version__} [{role()}] armed: {armed} ({settings.mode}); {new}"
+        f"g4debug {__version__} [{state.role.name}] armed: {armed} ({settings.mode}); {new}"
         f"fixes: {fixed}; "
         f"faults: {settings.faults or 'none'}; {len(hooks.sites)} sites hooked; "
         f"dumps: {settings.debug_dir}"

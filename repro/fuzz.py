@@ -7,6 +7,13 @@ false, or it is a bug of SGLang's, and somebody has to look. Where an armed serv
 without one, the same server runs without tracers. If it ends in the same way, that is SGLang's own
 and proves nothing; if not, it is bad.
 
+With ``--corrupt`` it is the other way round: a seed draws what is corrupted in a server, where,
+when and to which value, and the tracers must tell it. The corruption is made inside of all hooks,
+in a fork of a warmed scheduler, and the answers are compared with those of a fork that nothing
+struck.
+Bad is what is missed (other answers, or an end of SGLang's own, and silence), what disarms a
+tracer, and what is false. Each case is a line of ``cases.jsonl`` in the folder.
+
 The exit code is 0 if nothing is bad and some server did all that it was asked for, 1 if not, and 2
 for wrong arguments.
 """
@@ -23,6 +30,7 @@ from harness.render import Block
 from harness.tracers import RECORDS
 from harness.verdicts import not_completed
 from rich.console import Console
+from suites.fuzz import corrupt
 from suites.fuzz.draw import draw
 from suites.healthy.run import FAILED, checked_of, counts, launch
 
@@ -42,9 +50,16 @@ def main() -> int:
     parser = Parser(__doc__)
     parser.number("--first", "the seed of the first server", 1, "SEED")
     parser.number("--servers", "how many servers", SERVERS, type=at_least(1))
+    what = "strike healthy servers, and look if the tracers tell it"
+    parser.add_argument("--corrupt", action="store_true", help=what)
+    parser.number("--runs", "how many corruptions", corrupt.RUNS, type=at_least(1))
     parser.results("keep logs and dumps here")
     args = parser.parse_args()
     console = Console(highlight=False)
+    if args.corrupt:
+        with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
+            kept.good = corrupt.run(console, args.first, args.runs, kept.folder)
+        return kept.status
     found = {GOOD: 0, BAD: 0, NOTHING: 0}
     with logs("fuzz", console, "Logs and dumps are in:", given=args.results) as kept:
         for seed in range(args.first, args.first + args.servers):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from g4debug.backends.base import Adapter
+from g4debug.hooking.resolved import server_argument
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ def line(phases: list[Phase]) -> str:
 
 
 def asked(server_args: Any) -> dict[str, str]:
-    """Phase -> the attention backend that the server was told to use for it. {} if not known.
+    """Phase -> the attention backend that the server was told to use, or chose. {} if not known.
 
     --attention-backend is only the default of the others. SGLang sets it on its own where the two
     are given (to flashinfer on a H200), and then nothing runs on it.
     """
 
     def named(*names: str) -> str:
-        return next((str(v) for n in names if (v := getattr(server_args, n, None))), "")
+        return next((str(v) for n in names if (v := server_argument(server_args, n))), "")
 
     prefill = named("prefill_attention_backend", "attention_backend")
     decode = named("decode_attention_backend", "attention_backend")

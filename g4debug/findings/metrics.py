@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from g4debug.findings.status import Status
+from g4debug.hooking.resolved import server_argument
 
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -21,14 +22,14 @@ def labels_of(scheduler: Any) -> dict[str, str]:
     args = scheduler.server_args
     ranks = {name: getattr(scheduler, name, None) for name in ("tp_rank", "pp_rank", "dp_rank")}
     return {
-        "model_name": str(getattr(args, "served_model_name", "")),
+        "model_name": str(server_argument(args, "served_model_name", "")),
         **{name: str(0 if rank is None else rank) for name, rank in ranks.items()},
     }
 
 
 def wanted(scheduler: Any) -> bool:
     """True if this server has a ``/metrics``."""
-    enabled = bool(getattr(scheduler.server_args, "enable_metrics", False))
+    enabled = bool(server_argument(scheduler.server_args, "enable_metrics"))
     return enabled and bool(os.environ.get(MULTIPROCESS))
 
 
@@ -78,7 +79,7 @@ class Metrics:
                 continue  # the ledger and the step recorder are no tracers
             record = part.record()
             mine = {**self.labels, "tracer": part.name}
-            blind = bool(record.off or record.dead)
+            blind = bool(record.off or record.dead or record.silent)
             self._armed.labels(**mine).set(0 if blind else 1)
             self._limited.labels(**mine).set(len(record.limits))
             for done in record.checked:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # A bug of ours must not fill the memory or the log with limits that are made anew in every step.
 MAX_LIMITS = 32
@@ -55,11 +55,12 @@ class TracerStatus:
     dead: tuple[str, ...] = ()  # "site: why" of each of its hooks that did not run then
     checked: tuple[Checked, ...] = ()
     findings: dict[str, int] = field(default_factory=dict)  # kind -> how many
+    silent: tuple[str, ...] = ()  # where it judges nothing, and nobody knows why
 
     @property
     def sound(self) -> bool:
-        """True if it is on, without a limit, and no hook of it is known to be dead."""
-        return not (self.off or self.limits or self.dead)
+        """True if it is on and judges, without a limit, and no hook of it is known to be dead."""
+        return not (self.off or self.limits or self.dead or self.silent)
 
     @property
     def state(self) -> str:
@@ -69,6 +70,7 @@ class TracerStatus:
         said = [f"armed: {self.mode}" if self.mode else "on"]
         said += [f"limited{_since(x.step)}: {x.what} ({x.why})" for x in self.limits]
         said += [f"its hook does not run at {x}" for x in self.dead]
+        said += [f"judges nothing {x}" for x in self.silent]
         return "; ".join(said)
 
 
@@ -112,6 +114,9 @@ class Part:
         self._audited = -1
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
+        self._silent: dict[str, int] = {}  # mode of a batch -> the first step without a check
+        # '' or why it is right that nothing is judged now. Whoever may rest puts a function here.
+        self.rests: Callable[[], str] = str
 
     @property
     def is_off(self) -> bool:
@@ -165,6 +170,24 @@ class Part:
             self._dead = shown
             self._status.changes += 1
 
+    def silent(self, mode: str, step: int, steps: int) -> None:
+        """It has judged nothing in so many steps of a mode, beginning with ``step``. Told once.
+
+        mode: of SGLang's batches, '' for all of them.
+        """
+        if mode not in self._silent:
+            self._silent[mode] = step
+            self._tell(
+                f"judges nothing: it is armed, and in {steps} steps{_of(mode)} since step {step} "
+                "it had nothing to check, so it does not see what runs here; please report it with "
+                "the launch command"
+            )
+
+    def heard(self, mode: str) -> None:
+        """It judges again."""
+        if self._silent.pop(mode, None) is not None:
+            self._tell(f"judges again{_of(mode)}")
+
     def record(self) -> TracerStatus:
         """What a dump keeps of this part."""
         return TracerStatus(
@@ -181,6 +204,7 @@ class Part:
                 if t.count or not self.mode  # a tracer may hold tallies of what it never meets
             ),
             findings=self._status.findings_of(self.name),
+            silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),
         )
 
     def _limited(self, what: str, why: str) -> bool:
@@ -222,6 +246,10 @@ class Part:
                 line,
                 exc_info=error,
             )
+
+
+def _of(mode: str) -> str:
+    return f" of {mode} batches" if mode else ""
 
 
 class Status:

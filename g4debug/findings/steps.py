@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from g4debug.findings.record import Pool, Step
 from g4debug.findings.status import Status
 from g4debug.hooking import req_kv
+from g4debug.hooking.resolved import server_argument
 
 FIELDS = (req_kv.ROW, req_kv.COMMITTED, req_kv.ALLOCATED)  # of each request of a step
 
@@ -177,7 +178,7 @@ def ranks(scheduler: Any) -> Ranks:
         return -1
 
     dp = known("dp_rank", "attn_dp_rank")
-    if dp < 0 and getattr(getattr(scheduler, "server_args", None), "dp_size", None) == 1:
+    if dp < 0 and server_argument(getattr(scheduler, "server_args", None), "dp_size") == 1:
         dp = 0
     return Ranks(dp, known("tp_rank"), known("pp_rank"))
 

@@ -338,6 +338,30 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     ),
 }
 
+# The arguments of a server that anybody here decides by, and the releases that have them. `make
+# versions` proves it: one that a release has lost would read as if it had not been given.
+ARGUMENTS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "attention_backend", "attn_cp_size", "context_length", "decode_attention_backend",
+            "disable_overlap_schedule", "disaggregation_mode", "dist_init_addr", "dllm_algorithm",
+            "dp_size", "enable_dp_attention", "enable_hierarchical_cache", "enable_hisparse",
+            "enable_lmcache", "enable_metrics", "enable_mixed_chunk", "enable_pdmux", "nnodes",
+            "pp_size", "prefill_attention_backend", "served_model_name", "speculative_algorithm",
+            "speculative_attention_mode", "speculative_draft_attention_backend",
+            "speculative_eagle_topk", "speculative_num_draft_tokens", "tp_size",
+            "watchdog_timeout",
+        ),
+        _ANY,
+    ),
+    "radix_cache_backend": ">=0.5.13",
+    "dcp_size": ">=0.5.15",
+    "enable_unified_memory": ">=0.5.15",
+    "enable_flexkv": ">=0.5.18",
+    "enable_unified_cache_external_linker": ">=0.5.21",
+    "attn_dp_size": ">=0.5.23",
+}  # fmt: skip
+
 # Where each tracer was run on each release: armed in real engines, on healthy servers and against
 # its faults. What is not here is not known to be right there, whatever the code looks like, and a
 # tracer that is wrong stops a healthy server. So nothing is entered here that was only read.

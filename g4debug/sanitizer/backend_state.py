@@ -51,7 +51,8 @@ class BackendState:
             self.ledger.owners.prepare(backend.req_to_token.shape[0])
         if overlap:
             self.snapshots.prepare(backend.req_to_token, page_size, self.ledger)
-        if overlap and not self._with_shadow[id(backend)]:
+        sliding = getattr(model_runner, "sliding_window_size", True)  # True: not known
+        if overlap and sliding and not self._with_shadow[id(backend)]:
             self.partial = (
                 "in the draft's sliding layers only ranges",
                 "this kind of draft writes into pages that it has given back, so with overlap "

@@ -6,6 +6,7 @@ from typing import Any
 
 from g4debug.hooking import targets
 from g4debug.hooking.older import older_module
+from g4debug.hooking.resolved import dp_attention, server_argument
 
 # What the status of page-table says of a backend, or of a phase of serving, at which it does not
 # look at all. The innocence of the others does not suffer from that.
@@ -15,7 +16,7 @@ PHASE = "not what attention reads in {}"
 
 def overlaps(server_args: Any) -> bool:
     """True if the scheduler works on the next batch while a forward runs."""
-    return not getattr(server_args, "disable_overlap_schedule", False)
+    return not server_argument(server_args, "disable_overlap_schedule")
 
 
 def takes_snapshots(server_args: Any) -> bool:
@@ -37,9 +38,9 @@ def other_rows(server_args: Any) -> str:
     have, and no tracer was ever run with them. DP attention pads each rank's batch to the longest
     (``ForwardBatch.prepare_mlp_sync_batch``); each rank's allocators stay its own.
     """
-    if getattr(server_args, "enable_dp_attention", False):
+    if dp_attention(server_args):
         return (
-            "with --enable-dp-attention a batch is padded to those of the other ranks, and "
+            "with DP attention a batch is padded to those of the other ranks, and "
             "this tracer was never run so"
         )
     return other_indices(server_args)
@@ -51,12 +52,12 @@ def other_indices(server_args: Any) -> str:
     With these arguments a kernel gets other indices than those that SGLang's rows and allocators
     have, and no tracer was ever run with them.
     """
-    if getattr(server_args, "enable_unified_memory", False):
+    if server_argument(server_args, "enable_unified_memory"):
         return (
             "with --enable-unified-memory a kernel gets other indices than req_to_token has, and "
             "this tracer was never run so"
         )
-    if (getattr(server_args, "dcp_size", None) or 1) > 1:
+    if server_argument(server_args, "dcp_size", 1) > 1:
         return (
             "with decode context parallelism each rank has a part of each sequence, and "
             "this tracer was never run so"
@@ -66,7 +67,7 @@ def other_indices(server_args: Any) -> str:
 
 def other_books(server_args: Any) -> str:
     """Why the allocators and their pages are not judged on this server; '' if they are."""
-    if (getattr(server_args, "pp_size", None) or 1) > 1:
+    if server_argument(server_args, "pp_size", 1) > 1:
         return (
             "with pipeline parallelism several batches run at once, and "
             "this tracer was never run so"
@@ -92,12 +93,12 @@ def moving_pages(server_args: Any, by_snapshot: bool = False) -> list[str]:
             "with overlap scheduling, pages change hands while a forward reads them; start with "
             "--disable-overlap-schedule to have everything checked"
         )
-    if getattr(server_args, "disaggregation_mode", None) not in (None, "null"):
+    if server_argument(server_args, "disaggregation_mode", "null") != "null":
         found.append("prefill and decode are disaggregated, so pages are filled by another server")
-    if getattr(server_args, "enable_pdmux", False):
+    if server_argument(server_args, "enable_pdmux"):
         found.append(
             "--enable-pdmux runs prefill beside decode; start without it to have everything checked"
         )
-    if (getattr(server_args, "pp_size", None) or 1) > 1:
+    if server_argument(server_args, "pp_size", 1) > 1:
         found.append("with pipeline parallelism several batches run at once")
     return found

@@ -32,7 +32,8 @@ class Tracer:
     without_ledger: the rest of its checks when the ledger was given up, '' for nothing. opt_in: it
     is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``. young: so
     it is where it was not run yet (:data:`g4debug.hooking.targets.RUN`); else it would keep the
-    others from being armed there.
+    others from being armed there. judges: there is something for it to judge in a thousand steps of
+    a busy server, and it counts that. each_forward: and in each forward, whatever its mode.
     """
 
     id: str
@@ -42,6 +43,8 @@ class Tracer:
     without_ledger: str = ""
     opt_in: bool = False
     young: bool = False
+    judges: bool = True
+    each_forward: bool = False
 
 
 class Context:

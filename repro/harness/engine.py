@@ -15,11 +15,11 @@ from harness.processes import UP
 
 
 @contextmanager
-def running(arguments: Mapping[str, Any]) -> Iterator[Any]:
-    """``sgl.Engine``, which is shut down at the end."""
+def running(arguments: Mapping[str, Any], of: Any = None) -> Iterator[Any]:
+    """``sgl.Engine``, or another class, which is shut down at the end."""
     import sglang
 
-    engine = sglang.Engine(**as_named_here(arguments))
+    engine = (of or sglang.Engine)(**as_named_here(arguments))
     print(UP, flush=True)
     try:
         yield engine

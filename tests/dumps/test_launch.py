@@ -12,7 +12,7 @@ import pytest
 
 from g4debug.dumps import launch
 
-BEGIN = "from g4debug.dumps import launch; print(launch.begin()); print(launch.begin())"
+BEGIN = "from g4debug.dumps import launch; print(launch.begin(True)); print(launch.begin(True))"
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def test_each_server_has_a_name_of_its_own() -> None:
 
 
 def child(queue: multiprocessing.Queue[str]) -> None:
-    queue.put(launch.begin())
+    queue.put(launch.begin(False))
 
 
 def test_the_processes_of_a_server_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By spawn, as SGLang starts its schedulers."""
-    name = launch.begin()
+    name = launch.begin(True)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=child, args=(queue,))

@@ -40,7 +40,7 @@ print(json.dumps({
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what a wheel is built from, so that the build leaves nothing in the checkout."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "TRIAGE.md"):
         shutil.copy(ROOT / name, folder)
     for name in ("g4debug", "fixes"):
         ignore = shutil.ignore_patterns("__pycache__")

@@ -141,6 +141,19 @@ def test_a_hook_site_is_a_function(release):
             assert re.search(r"^\s*(async )?def |^\w+ = \w+\(.*\)\(", source(dotted), re.M), site
 
 
+def test_every_argument_that_is_read_exists(release):
+    """A limit that reads one that is gone would say that all is judged."""
+    srt = targets.sglang_root() / "sglang" / "srt"
+    # From 0.5.21 on the fields are in one file for each group, and ServerArgs is made of them.
+    groups = sorted((srt / "arg_groups" / "fields").glob("*.py"))
+    text = "\n".join(path.read_text() for path in (srt / "server_args.py", *groups))
+    fields = set(re.findall(r"^    (\w+)\s*:", text, re.M))
+    declared = {name for name, since in targets.ARGUMENTS.items() if targets.matches(since or ">0")}
+    assert declared <= fields, sorted(declared - fields)
+    undeclared = (targets.ARGUMENTS.keys() - declared) & fields
+    assert not undeclared, f"{sorted(undeclared)}: they exist here, and are declared for later only"
+
+
 def test_nothing_of_sglang_is_imported(release):
     """The probes and ``apply`` read; what they import would be another release's."""
     code = (

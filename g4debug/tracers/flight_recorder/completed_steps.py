@@ -18,6 +18,7 @@ from typing import Any
 
 from g4debug.findings.steps import Recorder
 from g4debug.hooking.arguments import argument
+from g4debug.hooking.resolved import server_argument
 
 REMEMBERED = 64  # results that are on their way; SGLang has two at most with overlap scheduling
 
@@ -28,6 +29,8 @@ class Waited:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.replays = 0
+        self._asked: Any = None  # the scheduler that _algorithm is of
+        self._algorithm: str | None = None
         self._processed = 0  # the last step whose result was processed
         self._finished = 0  # the last one that is certainly finished
         # The results that are on their way, each with its step. Weak: they hold device memory.
@@ -68,5 +71,9 @@ class Waited:
         return bool(overlaps) and getattr(result, "copy_done", None) is not None
 
     def _speculates(self) -> bool:
-        args = getattr(self.recorder.scheduler, "server_args", None)
-        return getattr(args, "speculative_algorithm", None) is not None
+        scheduler = self.recorder.scheduler
+        if self._asked is not scheduler:  # asked once, because this runs in every step
+            args = getattr(scheduler, "server_args", None)
+            self._algorithm = server_argument(args, "speculative_algorithm")
+            self._asked = scheduler
+        return self._algorithm is not None

@@ -34,6 +34,17 @@ def core_dump(environ: Mapping[str, str], pid: int, since: float) -> str:
     return f"CUDA core dump: none yet; the driver was told to write it to {os.path.abspath(named)}"
 
 
+def ends_the_process(environ: Mapping[str, str]) -> bool:
+    """True if the driver was told to write a core dump, and to abort the process right after it.
+
+    Then no exception reaches Python, and the flight recorder leaves no dump. SGLang sets such flags
+    unless there are some already.
+    """
+    flags = environ.get("CUDA_COREDUMP_GENERATION_FLAGS", "").replace(" ", "").split(",")
+    asked = environ.get("CUDA_ENABLE_COREDUMP_ON_EXCEPTION") == "1"
+    return asked and "skip_abort" not in flags
+
+
 def _time(path: str) -> float:
     """When a file was last written, in Unix time. -1 if it is no file that can be looked at."""
     try:

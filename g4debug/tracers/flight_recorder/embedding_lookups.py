@@ -18,6 +18,7 @@ from typing import Any
 
 from g4debug.findings.record import Lookup, Step
 from g4debug.hooking import targets
+from g4debug.hooking.resolved import server_argument
 
 BATCHES = 3  # SGLang has two on their way with overlap scheduling
 EXTEND = "EXTEND"
@@ -90,7 +91,7 @@ class Host:
 
     def size(self, name: str) -> int:
         """A number of the server's arguments, 0 if it is not set."""
-        found = getattr(self.args, name, None)
+        found = server_argument(self.args, name)
         return found if isinstance(found, int) else 0
 
     def text_tokens(self) -> tuple[int, int]:

@@ -51,12 +51,18 @@ class Progress:
         return result
 
     def _work(self) -> tuple[int, int]:
-        """The number of requests that wait, and of those that run."""
+        """The number of requests that wait, and of those that run.
+
+        A prompt that is computed in chunks is in neither list between two of its chunks.
+        """
         scheduler = self.recorder.scheduler
         if getattr(scheduler, "_engine_paused", False):
             return 0, 0
         running = getattr(scheduler, "running_batch", None)
-        return len(getattr(scheduler, "waiting_queue", ())), len(getattr(running, "reqs", ()))
+        chunked = getattr(scheduler, "chunked_req", None)
+        requests = getattr(running, "reqs", ())
+        apart = chunked is not None and all(r is not chunked for r in requests)
+        return len(getattr(scheduler, "waiting_queue", ())), len(requests) + apart
 
     def hang(self, limit: float) -> Hang | None:
         """The hang, if there was no progress for ``limit`` seconds. Else None."""

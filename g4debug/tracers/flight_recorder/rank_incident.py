@@ -27,8 +27,10 @@ from g4debug.dumps import launch
 from g4debug.findings.launch_memory import LaunchMemoryError
 from g4debug.findings.peer_ranks import PeerRanks
 from g4debug.findings.steps import Recorder
+from g4debug.hooking import roles
 from g4debug.hooking.hooks import Order
 from g4debug.tracers.base import Context
+from g4debug.trapping.describe import Describer
 
 # SGLang's own switches. Read each time, so that they may be set for one call.
 SAVES = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
@@ -37,14 +39,31 @@ SHARED = re.compile(r" /dev/shm/((?:psm_|sem\.mp-|sgl_|sglang_)[\w.-]+)$", re.M)
 logger = logging.getLogger("g4debug")
 
 
-def install(context: Context, server: bool) -> None:
-    """server: this is a server's first process. All others find the memory that it makes."""
+def install(context: Context, part: roles.Role) -> None:
+    """part: what this process is. A server's first process makes the memory that all others find.
+
+    A process is one, whatever else it looked like, as soon as it checks the arguments of a server
+    that it is about to start.
+    """
     others, recorder = context.trap.others, context.recorder
-    if server:
+
+    def make() -> None:
         try:
             others.make(os.environ.get(launch.VARIABLE, ""))
         except LaunchMemoryError as e:
             context.limit("a rank's finding is not told to the others", str(e))
+
+    def launches(*args: Any, **kwargs: Any) -> None:
+        if part.launches():
+            name = launch.begin(server=True)
+            if isinstance(context.trap.describe, Describer):
+                context.trap.describe.launch = name
+            make()
+
+    if part.name == roles.SERVER:
+        make()
+    context.before("server_args.check", launches)
+    if part.name == roles.SERVER or part.guessed:
         before_crash(context, others)
 
     def join(*args: Any, **kwargs: Any) -> None:

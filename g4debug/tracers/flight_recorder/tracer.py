@@ -20,15 +20,18 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 from g4debug.backends import phases
 from g4debug.findings.launch_memory import Seat
 from g4debug.hooking.hooks import Order
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.flight_recorder import device_asserts, embedding_lookups, lookups
 from g4debug.tracers.flight_recorder import report as finding
 from g4debug.tracers.flight_recorder.assert_evidence import Asserted
 from g4debug.tracers.flight_recorder.completed_steps import Waited
-from g4debug.tracers.flight_recorder.coredump import core_dump
+from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import Death, innocence
 from g4debug.tracers.flight_recorder.progress import Hang, Progress
 from g4debug.tracers.flight_recorder.sigterm import SigtermWatch
@@ -78,6 +81,12 @@ class FlightRecorder:
         describer = self.context.trap.describe
         if isinstance(describer, Describer):
             describer.remember()
+        if torch.cuda.is_available() and ends_the_process(os.environ):
+            self.context.limit(
+                "a CUDA error leaves no dump of g4debug",
+                "the CUDA driver was told to write a core dump, and aborts the process behind it; "
+                "add skip_abort to CUDA_COREDUMP_GENERATION_FLAGS to have both",
+            )
         return result
 
     def watch_others(self, *args: Any, **kwargs: Any) -> None:
@@ -159,7 +168,7 @@ class FlightRecorder:
 
     def _other_ranks(self) -> bool:
         args = getattr(self.recorder.scheduler, "server_args", None)
-        sizes = (getattr(args, name, 1) for name in ("tp_size", "dp_size", "pp_size"))
+        sizes = (server_argument(args, name, 1) for name in ("tp_size", "dp_size", "pp_size"))
         return any(isinstance(size, int) and size > 1 for size in sizes)
 
     def _innocence(self, cuda: bool) -> list[str]:
@@ -192,7 +201,7 @@ class FlightRecorder:
     def on_tick(self) -> None:
         """Write a dump shortly before SGLang's watchdog kills. Runs in the watcher's thread."""
         args = getattr(self.recorder.scheduler, "server_args", None)
-        timeout = getattr(args, "watchdog_timeout", None)
+        timeout = server_argument(args, "watchdog_timeout")
         if self.warned or not isinstance(timeout, (int, float)) or timeout <= 0:
             return
         hang = self.progress.hang(max(self.context.settings.hang_seconds, WATCHDOG_SHARE * timeout))
@@ -219,4 +228,5 @@ TRACER = Tracer(
     id="flight-recorder",
     title="checks nothing; saves the last steps when the scheduler dies or hangs without a finding",
     install=install,
+    judges=False,
 )

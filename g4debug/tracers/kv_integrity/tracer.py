@@ -35,6 +35,7 @@ from g4debug.hooking import req_kv, targets
 from g4debug.hooking.arguments import argument
 from g4debug.hooking.free_group import in_free_group
 from g4debug.hooking.idle_work import IdleWork
+from g4debug.hooking.resolved import server_argument
 from g4debug.ledger.alloc_hooks import plan
 from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.sanitizer.unsupported import moving_pages, takes_snapshots
@@ -424,7 +425,7 @@ def limits(server_args: Any) -> list[str]:
         ("enable_unified_memory", "the unified memory pool moves KV from page to page"),
         ("dllm_algorithm", "a diffusion language model rewrites committed KV"),
     ):
-        if getattr(server_args, name, None):
+        if server_argument(server_args, name):
             found.append(why)
     return found
 

@@ -80,12 +80,18 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         super().__init__(context, "bad locations")
         self.draft_writes = False  # a draft has KV of its own, which is not looked at
         self.unjudged = ""  # why nothing is looked at, '' if that is not so
+        self._strange = False  # a pool was met whose writes cannot be judged
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
         self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
 
+    def rests(self) -> str:
+        """Why some forwards are not judged: a limit has said it of their pool."""
+        return "the limits say which pools are not judged" if self._strange else ""
+
     def install(self) -> None:
         context = self.context
+        context.status.rests = self.rests
         for adapter in adapters():
             context.after(adapter.built, self.after_backend_init)
             for site in adapter.fused_writes:
@@ -213,6 +219,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         name = type(pool).__name__
         if name == POOL_CLASS:
             return True
+        self._strange = True
         self.context.limit(
             f"not what is written into a {name}",
             "that KV pool writes by a function of its own, and it is not known how it numbers its "
@@ -305,4 +312,5 @@ TRACER = Tracer(
     ledger=True,
     without_ledger="ranges, tokens that are written to one place, and in full layers req_to_token",
     opt_in=True,
+    each_forward=True,
 )

@@ -60,7 +60,12 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self._pools: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], Key] = {}
 
+    def rests(self) -> str:
+        """Why some forwards are not judged: a limit has said of which backend, phase or list."""
+        return "the limits say what is not judged" if self._not_guarded else ""
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         for adapter in adapters():
             self.context.after(adapter.built, self.after_built(adapter))
             if not self.is_refused(adapter):
@@ -331,4 +336,5 @@ TRACER = Tracer(
     install=install,
     ledger=True,
     without_ledger="ranges, and in full layers req_to_token",
+    each_forward=True,
 )

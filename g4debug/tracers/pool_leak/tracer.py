@@ -29,6 +29,7 @@ import numpy as np
 from g4debug.findings.record import Evidence
 from g4debug.hooking import req_kv
 from g4debug.hooking.idle_work import IdleWork, State
+from g4debug.hooking.resolved import server_argument
 from g4debug.ledger import cache_tree
 from g4debug.ledger.holders import Holders, finish
 from g4debug.sanitizer.unsupported import other_books
@@ -43,6 +44,7 @@ from g4debug.tracers.pool_leak.report import (
     describe_miscounted,
     describe_rows,
 )
+from g4debug.tracers.silence import STEPS as SILENT
 
 # The prefix caches that are known here. A subclass may hold pages elsewhere (in host memory).
 CACHES = ("SWARadixCache", "RadixCache", "SWAChunkCache", "ChunkCache", "UnifiedRadixCache")
@@ -68,7 +70,15 @@ class PoolLeakTracer:
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
+    def rests(self) -> str:
+        """Why no count is due on a busy server."""
+        if self.context.settings.leak_steps not in range(1, SILENT + 1):
+            return "it was asked to count less often"
+        waits = self._not_before > time.monotonic() and self.context.settings.leak_steps >= OFTEN
+        return "a count costs too much to be made more often" if waits else ""
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         self.context.before("scheduler.on_idle", self.before_idle)
         self.context.on_exception("scheduler.on_idle", self.at_idle_error)
         self.context.after("scheduler.process_result", self.after_result)
@@ -233,7 +243,8 @@ def _unusable(scheduler: Any) -> str:
     """Why this server cannot be checked, '' if it can."""
     cache = scheduler.tree_cache
     inner = getattr(cache, "inner", cache)  # a StreamingSession is wrapped around the cache
-    name, topk = type(inner).__name__, scheduler.server_args.speculative_eagle_topk or 1
+    name = type(inner).__name__
+    topk = server_argument(scheduler.server_args, "speculative_eagle_topk", 1)
     # The unified cache can have a second level, in host memory or elsewhere.
     second = [n for n in ("cache_controller", "linker") if getattr(inner, n, None)]
     why = other_books(scheduler.server_args)

@@ -19,6 +19,7 @@ import torch
 
 from g4debug.findings.launch_memory import LaunchMemory, Seat
 from g4debug.hooking.hooks import Order
+from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.rank_divergence import digest, ring
 from g4debug.tracers.rank_divergence.check import compare
@@ -50,7 +51,12 @@ class RankDivergence:
         self._complete = False  # they are all there
         self._look_at = 0  # the step in which to look again who there is
 
+    def rests(self) -> str:
+        """Why there is nothing to compare."""
+        return "" if self._expected else "no other rank is on this host"
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         self.context.after("scheduler.init", self.after_init)
         # Innermost: what SGLang's own function gets, after everybody has changed it who does.
         hook = self.context.isolate(self.before_step)
@@ -70,7 +76,7 @@ class RankDivergence:
         self._memory, self._ring = memory, memory.ring(memory.mine)
         self.me = memory.seat(memory.mine)
         args_ = scheduler.server_args
-        nodes = getattr(args_, "nnodes", 1) or 1
+        nodes = server_argument(args_, "nnodes", 1)
         if nodes > 1:
             self.context.limit("the ranks of one host only", f"the server runs on {nodes} hosts")
         if self._locations(scheduler) is None:
@@ -78,21 +84,24 @@ class RankDivergence:
                 "not the KV locations themselves, but how many there are",
                 "they lie in the device's memory, and asking for them would wait for it",
             )
-        self._expected = max(0, args_.tp_size // nodes - 1)
+        self._expected = max(0, server_argument(args_, "tp_size", 1) // nodes - 1)
         return result
 
     def _why_not(self, scheduler: Any) -> str:
         """Why the ranks of this server cannot be compared, '' if they can."""
         args = scheduler.server_args
-        if args.tp_size == 1:
+        if server_argument(args, "tp_size", 1) == 1:
             return "there is one rank only, so there is nothing to compare"
-        if getattr(args, "enable_dp_attention", False):
-            if args.dp_size >= args.tp_size:
+        if dp_attention(args):
+            groups = max(
+                server_argument(args, "dp_size", 1), server_argument(args, "attn_dp_size", 1)
+            )
+            if groups >= server_argument(args, "tp_size", 1):
                 return "with DP attention on all ranks each of them has a batch of its own"
             return "it was never run with DP attention"
-        if getattr(args, "disaggregation_mode", None) not in (None, "null"):
+        if server_argument(args, "disaggregation_mode", "null") != "null":
             return "it was never run with disaggregation of prefill and decode"
-        if (getattr(args, "attn_cp_size", 1) or 1) > 1:
+        if server_argument(args, "attn_cp_size", 1) > 1:
             return "it was never run with context parallelism"
         return ""
 

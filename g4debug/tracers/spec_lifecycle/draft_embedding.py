@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from g4debug import speculation
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle.check import check_embedding
 from g4debug.tracers.spec_lifecycle.log import SpecLog
@@ -66,7 +67,7 @@ class Binding:
             table=target.rows,
             vocabulary=target.vocabulary,
             rank=self.context.recorder.rank,
-            ranks=int(getattr(server, "tp_size", 1)),
+            ranks=int(server_argument(server, "tp_size", 1)),
         )
         self.log.judge("draft.bind_embedding", None, violation)
         return result

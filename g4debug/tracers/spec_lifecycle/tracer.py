@@ -20,6 +20,7 @@ from typing import Any
 from g4debug import speculation
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.older import older_module
+from g4debug.hooking.resolved import dp_attention, server_argument
 from g4debug.tracers.base import Context, Tracer
 from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool, sampled_tokens
 from g4debug.tracers.spec_lifecycle import handed_on as h
@@ -118,7 +119,12 @@ class SpecLifecycle:
             ("scheduler.init", None, self.after_scheduler_init),
         )
 
+    def rests(self) -> str:
+        """Why a step may have nothing to check."""
+        return "" if self.judging else "a limit has said that only some hand-overs are checked"
+
     def install(self) -> None:
+        self.context.status.rests = self.rests
         for site, before, after in self.hooks():
             optional = site in OPTIONAL
             if before is not None:
@@ -701,16 +707,16 @@ def nothing_to_check() -> str:
 def unknown(server_args: Any) -> list[str]:
     """What this server does that the tracer was not run with."""
     found = []
-    if getattr(server_args, "disaggregation_mode", None) not in (None, "null"):
+    if server_argument(server_args, "disaggregation_mode", "null") != "null":
         found.append("prefill and decode are disaggregated, so another server begins the requests")
-    if (getattr(server_args, "pp_size", None) or 1) > 1:
+    if server_argument(server_args, "pp_size", 1) > 1:
         found.append("with pipeline parallelism other ranks draft and verify")
-    if getattr(server_args, "enable_pdmux", False):
+    if server_argument(server_args, "enable_pdmux"):
         found.append("--enable-pdmux runs prefill beside decode")
-    if getattr(server_args, "enable_mixed_chunk", False):
+    if server_argument(server_args, "enable_mixed_chunk"):
         found.append("with --enable-mixed-chunk a step may prefill and decode at once")
-    if getattr(server_args, "enable_dp_attention", False):
-        found.append("with --enable-dp-attention a rank idles in a draft, and batches are padded")
+    if dp_attention(server_args):
+        found.append("with DP attention a rank idles in a draft, and batches are padded")
     return found
 
 

@@ -22,7 +22,8 @@ LEAK_STEPS = 4  # busy steps between two censuses
 TIMEOUT = 1800.0  # seconds of one run
 # What is logged when g4debug itself failed. A tracer that is off finds nothing.
 FAILED = re.compile(
-    r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind).*"
+    r"g4debug: .*(?:This is a failure of g4debug|the page ledger is off|not armed|is blind"
+    r"|judges nothing:).*"
 )
 STEPS = "steps"  # that a tracer has seen, whether or not there was something to check
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}  # SGLang's own check, in every step

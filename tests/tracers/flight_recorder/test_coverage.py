@@ -14,7 +14,7 @@ from g4debug.backends import adapters
 from g4debug.findings.status import Checked, Limit, TracerStatus
 from g4debug.findings.steps import Recorder
 from g4debug.tracers.flight_recorder.completed_steps import REMEMBERED, Waited
-from g4debug.tracers.flight_recorder.coredump import core_dump
+from g4debug.tracers.flight_recorder.coredump import core_dump, ends_the_process
 from g4debug.tracers.flight_recorder.coverage import (
     GUARDED,
     SUBJECTS,
@@ -441,3 +441,11 @@ def test_sglangs_results_can_be_followed(sglang):
         server.waited.launched(result, "scheduler", "batch")
         server.process(result)
     assert server.waited.last == 2
+
+
+def test_a_core_dump_without_skip_abort_costs_ours() -> None:
+    flags = "CUDA_COREDUMP_GENERATION_FLAGS"
+    assert ends_the_process(ON)
+    assert ends_the_process({**ON, flags: "skip_global_memory"})
+    assert not ends_the_process({**ON, flags: "skip_global_memory, skip_abort"})
+    assert not ends_the_process({flags: ""})

@@ -382,6 +382,22 @@ def test_requests_that_no_step_serves(clock):
     assert progress.hang(10) is None
 
 
+def test_a_prompt_between_two_of_its_chunks_is_work(clock):
+    """It is in no list then. One that is never admitted again hangs the server."""
+    recorder, chunked = Recorder(2), object()
+    recorder.attach(scheduler(chunked_req=chunked))
+    progress = Progress(recorder)
+    for _ in range(12):
+        clock.now += 1
+        progress.came_round()
+    assert "(0 requests waiting, 1 running)" in progress.hang(10).what
+    recorder.scheduler.running_batch.reqs.append(chunked)
+    assert "1 running" in progress.hang(10).what
+    recorder.scheduler.chunked_req = None
+    recorder.scheduler.running_batch.reqs.clear()
+    assert progress.hang(10) is None
+
+
 def test_sigterm_dumps_a_hang_only(make, clock):
     context = make(hang_seconds=5)
     recorder = FlightRecorder(context)

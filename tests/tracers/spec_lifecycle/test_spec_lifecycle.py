@@ -433,7 +433,7 @@ def test_what_a_server_does_that_was_not_run_is_said_and_not_judged(sglang, capl
     assert "disaggregated" in caplog.text
     assert "pipeline parallelism" in caplog.text
     assert "mixed-chunk" in caplog.text
-    assert "dp-attention" in caplog.text
+    assert "DP attention" in caplog.text
     server.step()
     spoil_values(server, counts("kv_committed_len", 1))
 

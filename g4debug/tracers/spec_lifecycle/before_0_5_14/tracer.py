@@ -17,6 +17,7 @@ from typing import Any
 
 from g4debug import speculation
 from g4debug.fixes.base import state_of as state_of_fix
+from g4debug.hooking.resolved import dp_attention
 from g4debug.speculation.before_0_5_14.frozen_kv_mtp import V2_PATH
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import draft_embedding, draft_kv_pool
@@ -102,10 +103,9 @@ class SpecLifecycleV1:
     def after_scheduler_init(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
         if speculation.of(scheduler) is None:
             self.context.off(nothing_to_check())
-        elif getattr(scheduler.server_args, "enable_dp_attention", False):
+        elif dp_attention(scheduler.server_args):
             self.context.off(
-                "with --enable-dp-attention a rank idles in a draft, and "
-                "this tracer was never run so"
+                "with DP attention a rank idles in a draft, and this tracer was never run so"
             )
         else:
             self.context.limit(*NOT_BY_VALUE)

@@ -387,7 +387,7 @@ def test_dp_attention_was_never_run_so_it_is_off(tracer):
         server_args=SimpleNamespace(enable_dp_attention=True),
     )
     tracer.after_scheduler_init(None, scheduler)
-    assert "--enable-dp-attention" in tracer.context.status.record().off
+    assert "DP attention" in tracer.context.status.record().off
     scheduler.server_args.enable_dp_attention = False
     fresh = SpecLifecycleV1(tracer.context)
     assert fresh.after_scheduler_init("made", scheduler) == "made"

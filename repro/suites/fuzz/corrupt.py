@@ -1,0 +1,128 @@
+"""Runs corruptions by their seeds, grades them, and prints the table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import render
+from harness.verdicts import not_completed
+from rich.console import Console
+from rich.table import Table
+
+from suites.fuzz import forks
+from suites.fuzz.corrupt_variant import SERVERS
+from suites.fuzz.corruption import Corruption, draw
+from suites.fuzz.grade import BAD, FALSE, HARMLESS, NOTHING, TOLD, VERDICTS, Grade, grade
+from suites.healthy.run import launch
+
+RUNS = 100
+START = 300.0  # seconds in which an engine must be up and warm
+
+
+def server_of(seed: int) -> str:
+    """The server of a seed."""
+    return list(SERVERS)[seed % len(SERVERS)]
+
+
+def run(console: Console, first: int, runs: int, folder: Path) -> bool:
+    """True if nothing is bad, and something was told."""
+    seeds = range(first, first + runs)
+    counts: dict[str, Counter[str]] = {}
+    late = 0
+    good = True
+    for server in SERVERS:
+        mine = [seed for seed in seeds if server_of(seed) == server]
+        if not mine:
+            continue
+        place = folder / server
+        for old in place.glob("*.json"):
+            old.unlink()
+        arguments = {"server": server, "seeds": mine}
+        timeout = START + forks.SECONDS * (len(mine) + 2)
+        module = "suites.fuzz.corrupt_variant"
+        outcome = launch(module, arguments, {}, True, place, timeout)
+        plain = _read(place / "plain.json")
+        problem = "" if outcome.completed else not_completed(outcome)
+        problem = problem or unfit(plain, _read(place / "again.json"))
+        if problem:
+            render.say(console, f"{server}: {problem}", style="bold red")
+            good = False
+        for seed in mine if plain else ():
+            case = draw(seed, SERVERS[server][0])
+            got = _read(place / f"{seed}.json")
+            if not got:
+                continue
+            graded = grade(case.what, got, plain)
+            late = max(late, graded.late)
+            counts.setdefault(case.what, Counter())[graded.verdict] += 1
+            tell(console, folder, server, case, got, graded)
+    console.print(table(counts))
+    total: Counter[str] = sum(counts.values(), Counter())
+    said = ", ".join(f"{total[v]} {v}" for v in VERDICTS if total[v])
+    render.say(console, f"{said}. The latest was told {late} steps after it was done.")
+    return good and total[TOLD] > 0 and not any(total[v] for v in BAD)
+
+
+def unfit(plain: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Why nothing can be compared with this server. '' if it can."""
+    if not plain or not again:
+        return "the scheduler has not served the traffic that nothing strikes"
+    for run in (plain, again):
+        if run.get("finding"):
+            return f"{FALSE}: {run['finding']['headline']}"
+        if run.get("error"):
+            return f"without a corruption it ends: {run['error']}"
+    if not plain["tokens"]:
+        return "the scheduler was given no requests"
+    return "" if plain["tokens"] == again["tokens"] else "two equal runs have different tokens"
+
+
+def tell(
+    console: Console,
+    folder: Path,
+    server: str,
+    case: Corruption,
+    got: Mapping[str, Any],
+    graded: Grade,
+) -> None:
+    """A line for people, and one of JSON."""
+    line = {
+        "seed": case.seed,
+        "server": server,
+        "what": case.what,
+        "to": case.to,
+        "moment": case.moment,
+        "case": case.words,
+        "verdict": graded.verdict,
+        "tracer": graded.tracer,
+        "late": graded.late,
+        "text": graded.text,
+        **{k: got.get(k) for k in ("fired", "finding", "error", "disarmed", "findings")},
+    }
+    with (folder / "cases.jsonl").open("a") as sink:
+        sink.write(json.dumps(line) + "\n")
+    style = "bold red" if graded.verdict in BAD else ""
+    if graded.verdict in (HARMLESS, NOTHING):
+        style = "dim"
+    done = (got.get("fired") or {}).get("words", "")
+    text = f"{case.seed} {server}: {graded.verdict}: {case.words}"
+    render.say(console, text + (f" [{done}]" if done else ""), style=style)
+    if graded.verdict not in (HARMLESS, NOTHING):
+        when = f" ({graded.late} steps late)" if graded.late > 0 else ""
+        render.say(console, graded.text + when, indent=4, style="dim")
+
+
+def table(counts: Mapping[str, Counter[str]]) -> Table:
+    """One row for each structure."""
+    made = Table("corrupted", *VERDICTS)
+    for what in sorted(counts):
+        made.add_row(what, *(str(counts[what][v] or "") for v in VERDICTS))
+    return made
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}

@@ -1,0 +1,104 @@
+"""Draws one corruption of a healthy server: what, where, when and to which value.
+
+The same seed is the same corruption. What a seed cannot know (which requests run by then, which
+pages they have) is drawn as a share, from 0 to 1, and chosen when it strikes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+# What can be corrupted -> what that is, for people, and the moments at which it can be done. At a
+# moment SGLang's own function is about to begin, or has just returned, inside of all of our hooks.
+PLAN, STEP, FORWARD, METADATA = "plan", "step", "forward", "metadata"
+VERIFY, VERIFIED, RESULT, ALLOCATE, MATCH = "verify", "verified", "result", "allocate", "match"
+WHAT: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "mapping": ("a slot of full_to_swa_index_mapping", (PLAN, STEP)),
+        "row": ("a cell of req_to_token", (PLAN, STEP)),
+        "table": ("a cell of what attention is handed", (METADATA,)),
+        "out_cache_loc": ("where a token is written", (STEP, FORWARD)),
+        "seq_lens": ("the length of a request in a batch", (STEP, FORWARD)),
+        "req_pool_indices": ("the row of a request in a batch", (STEP, FORWARD)),
+        "node": ("a token that the prefix cache holds", (PLAN, MATCH)),
+        "free_list": ("a page of a free list", (PLAN, STEP)),
+        "protected": ("cache_protected_len of a request", (PLAN, STEP)),
+        "alloc": ("what an allocator returns", (ALLOCATE,)),
+        "draft_tokens": ("a token that a verify is to judge", (VERIFY,)),
+        "positions": ("the position of a token", (FORWARD, VERIFY)),
+        "accept_lens": ("how many tokens a verify accepts", (VERIFIED,)),
+        "next_tokens": ("a token behind the sampling", (RESULT,)),
+        "future": ("what a step leaves for the next one", (STEP,)),
+        "kv": ("the KV of a slot", (STEP,)),
+    }
+)
+TO: Mapping[str, str] = MappingProxyType(
+    {
+        "zero": "0",
+        "minus_one": "-1",
+        "outside": "out of range",
+        "other": "another live request's",
+        "own": "another one of its own",
+        "freed": "one that is free",
+        "next": "one more",
+    }
+)
+# What a structure cannot become, because there is no such value of it.
+NO: Mapping[str, tuple[str, ...]] = MappingProxyType({"req_pool_indices": ("own",)})
+SPECULATIVE = ("draft_tokens", "accept_lens")
+FUTURE = ("output_tokens_buf", "new_seq_lens_buf", "token_ids_map", "token_ids_buf")
+STEPS = 40  # about as many as the traffic takes
+PREFILLS = 12  # after so many steps there are still prefills to come
+MODES = ("", "EXTEND", "DECODE")
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """step: it strikes at the first chance from this step on, counted from the traffic's first.
+
+    mode: only in a batch of this mode, '' for any. pool: full or swa, where there are two. request,
+    place: which of them, as a share of how many there are. slot: in the page: first, middle, last.
+    """
+
+    seed: int
+    what: str
+    moment: str
+    to: str
+    step: int
+    mode: str
+    pool: str
+    request: float
+    place: float
+    slot: str
+
+    @property
+    def words(self) -> str:
+        when = f"from step {self.step} on" + (f", {self.mode}" if self.mode else "")
+        return f"{WHAT[self.what][0]} := {TO[self.to]} ({self.moment}, {self.pool}, {when})"
+
+
+def draw(seed: int, mtp: bool) -> Corruption:
+    """The corruption of a seed. mtp: the server drafts; what only it has is drawn there only."""
+    dice = random.Random(f"corruption {seed}")
+    what = dice.choice([name for name in WHAT if mtp or name not in SPECULATIVE])
+    moment = dice.choice([m for m in WHAT[what][1] if mtp or m != VERIFY])
+    # A mode is no help where a batch is not known yet, or where there is only one.
+    modes = MODES if moment in (STEP, FORWARD, METADATA, RESULT) else ("",)
+    mode = dice.choice(modes)
+    # The requests come at the beginning.
+    last = PREFILLS if mode == "EXTEND" or moment == MATCH else STEPS * 3 // 4
+    return Corruption(
+        seed=seed,
+        what=what,
+        moment=moment,
+        to=dice.choice([to for to in TO if to not in NO.get(what, ())]),
+        step=dice.randint(1, last),
+        mode=mode,
+        pool=dice.choice(("full", "swa")),
+        request=dice.random(),
+        place=dice.random(),
+        slot=dice.choice(("first", "middle", "last")),
+    )

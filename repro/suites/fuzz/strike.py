@@ -1,0 +1,457 @@
+"""Corrupts a scheduler once, inside of all hooks of g4debug, as a Corruption says.
+
+SGLang's functions are replaced before it loads its plugins. So g4debug wraps what is put there, and
+what is changed there is what SGLang itself would have done wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from g4debug.hooking import req_kv, targets
+from suites.fuzz.corruption import (
+    ALLOCATE,
+    FORWARD,
+    FUTURE,
+    MATCH,
+    METADATA,
+    PLAN,
+    PREFILLS,
+    RESULT,
+    STEP,
+    VERIFIED,
+    VERIFY,
+    Corruption,
+)
+
+MODE_OF = {"TARGET_VERIFY": "DECODE"}  # what a forward is called -> the mode of its batch
+FAR = 1 << 20  # further than any pool, row, length or vocabulary of the toy model
+
+
+CACHES = (
+    "unified_radix_cache.UnifiedRadixCache",
+    "swa_radix_cache.SWARadixCache",
+    "radix_cache.RadixCache",
+)
+
+
+@dataclass
+class Place:
+    """One number that can be changed.
+
+    tensor, index: it is ``tensor[index]``. values: what it may become, by the names in ``TO``.
+    words: what it is. put: how it is changed, if not in place.
+    """
+
+    tensor: torch.Tensor
+    index: tuple[int, ...]
+    values: dict[str, int]
+    words: str
+    put: Callable[[torch.Tensor], None] | None = None
+
+
+class Strike:
+    """fired: what was done, None as long as nothing was. step: tells the step since the begin."""
+
+    def __init__(self, case: Corruption, scheduler: Any, step: Callable[[], int]) -> None:
+        if case.what == "node" and nodes(scheduler.tree_cache) is None:
+            case = replace(case, moment=MATCH, step=min(case.step, PREFILLS))
+        self.case, self.scheduler, self.step = case, scheduler, step
+        self.fired: dict[str, Any] | None = None
+        self.failed = ""  # why this cannot strike, a mistake of ours
+        self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
+
+    def at(self, moment: str, mode: str = "", **of: Any) -> None:
+        """SGLang is at this moment. of: what it has in hand there."""
+        for request in getattr(of.get("batch"), "reqs", None) or ():
+            self.requests.setdefault(str(request.rid), request)
+        try:
+            self._strike(moment, mode, **of)
+        except Exception as e:  # a mistake in here is no bug of SGLang's
+            self.failed = f"{type(e).__name__}: {e}"
+
+    def _strike(self, moment: str, mode: str, **of: Any) -> None:
+        case = self.case
+        if self.failed:
+            return
+        if self.fired is not None or moment != case.moment or self.step() < case.step:
+            return
+        if case.mode and mode and case.mode != MODE_OF.get(mode, mode):
+            return
+        found = [p for p in getattr(self, f"_{case.what}")(**of) if self._wanted(p) is not None]
+        if not found:
+            return
+        place = found[min(int(case.place * len(found)), len(found) - 1)]
+        old, new = place.tensor[place.index].item(), self._wanted(place)
+        if place.put is None:
+            place.tensor[place.index] = new
+        else:
+            changed = place.tensor.clone()
+            changed[place.index] = new
+            place.put(changed)
+        words = f"{place.words}: {old} -> {new}"
+        self.fired = {"step": self.step(), "mode": mode, "words": words}
+
+    def _wanted(self, place: Place) -> int | None:
+        """The value that was drawn; None if there is none here that differs."""
+        old = place.tensor[place.index].item()
+        fixed = {"zero": 0, "minus_one": -1, "outside": FAR, "next": int(old) + 1}
+        value = place.values.get(self.case.to, fixed.get(self.case.to))
+        return None if value is None or value == old else value
+
+    # --- what there is to choose from ----------------------------------------------------------
+
+    @property
+    def table(self) -> torch.Tensor:
+        found: torch.Tensor = self.scheduler.req_to_token_pool.req_to_token
+        return found
+
+    @property
+    def allocator(self) -> Any:
+        return self.scheduler.token_to_kv_pool_allocator
+
+    @property
+    def page(self) -> int:
+        return int(self.allocator.page_size)
+
+    def inner(self, pool: str) -> Any:
+        return getattr(self.allocator, f"{pool}_attn_allocator", self.allocator)
+
+    def live(self) -> list[tuple[Any, int, int]]:
+        """(request, row, allocated tokens) of each that has KV now."""
+        rows = ((r, req_kv.row(r), req_kv.allocated(r)) for r in self.requests.values())
+        return [(r, row, n) for r, row, n in rows if row >= 0 and n > 0]
+
+    def one(self) -> tuple[Any, int, int] | None:
+        live = self.live()
+        return live[min(int(self.case.request * len(live)), len(live) - 1)] if live else None
+
+    def tokens(self, row: int, length: int, pool: str) -> list[int]:
+        """Where the tokens of a row are in a pool."""
+        full = self.table[row, :length].long()
+        mapping = getattr(self.allocator, "full_to_swa_index_mapping", None)
+        if pool == "swa" and mapping is not None:
+            full = mapping[full.clamp(0, len(mapping) - 1)]
+        return [int(n) for n in full]
+
+    def values(self, row: int, at: int, pool: str, unit: int = 1) -> dict[str, int]:
+        """What a place of token ``at`` of a row may become, in units of so many tokens."""
+        lengths = {r: n for _, r, n in self.live()}
+        own = self.tokens(row, lengths.get(row, 0), pool)
+        found: dict[str, int] = {"outside": FAR}
+        other = next((r for r in lengths if r != row), None)
+        if other is not None:
+            theirs = self.tokens(other, lengths[other], pool)
+            found["other"] = theirs[min(at, len(theirs) - 1)] // unit
+        far = next((n for i, n in enumerate(own) if n // self.page != own[at] // self.page), None)
+        if far is not None:
+            found["own"] = far // unit
+        free = self.inner(pool).free_pages
+        if len(free):
+            found["freed"] = int(free[-1]) * self.page // unit
+        return found
+
+    def positions_of(self, length: int) -> Iterator[int]:
+        """Tokens of a row, one in each page, at the drawn slot."""
+        slot = {"first": 0, "middle": self.page // 2, "last": self.page - 1}[self.case.slot]
+        yield from (n for n in range(slot, length, self.page))
+        if slot >= length:
+            yield length - 1
+
+    # --- one method for each structure ---------------------------------------------------------
+
+    def _row(self, **of: Any) -> Iterator[Place]:
+        if (one := self.one()) is not None:
+            request, row, length = one
+            for at in self.positions_of(length):
+                words = f"req_to_token[{row}, {at}] of {request.rid}"
+                yield Place(self.table, (row, at), self.values(row, at, "full"), words)
+
+    def _mapping(self, **of: Any) -> Iterator[Place]:
+        mapping = getattr(self.allocator, "full_to_swa_index_mapping", None)
+        if mapping is None or (one := self.one()) is None:
+            return
+        request, row, length = one
+        for at in self.positions_of(length):
+            slot = int(self.table[row, at])
+            if int(mapping[slot]) > 0:  # behind the window there is none
+                words = f"mapping[{slot}], token {at} of {request.rid}"
+                yield Place(mapping, (slot,), self.values(row, at, "swa"), words)
+
+    def _table(self, backend: Any = None, batch: Any = None, **of: Any) -> Iterator[Place]:
+        made = getattr(backend, "forward_metadata", None)
+        lengths = getattr(batch, "seq_lens", None)
+        rows = getattr(batch, "req_pool_indices", None)
+        if made is None or lengths is None or rows is None:
+            return
+        swa = self.case.pool == "swa"
+        table = getattr(made, "swa_page_table" if swa else "page_table", None)
+        if table is not None:
+            for r, row in enumerate(rows.tolist()):
+                for at in self.positions_of(int(lengths[r])):
+                    column = at // self.page
+                    if column < table.shape[1] and int(table[r, column]) > 0:
+                        words = f"{self.case.pool} page table[{r}, {column}]"
+                        values = self.values(row, at, self.case.pool, self.page)
+                        yield Place(table, (r, column), values, words)
+            return
+        part = "window_" if swa else ""
+        indices = getattr(made, f"{part}kv_indices", None)
+        indptr = getattr(made, f"{part}kv_indptr", None)
+        if indices is None or indptr is None:
+            return
+        for r, row in enumerate(rows.tolist()):
+            begin, end = int(indptr[r]), int(indptr[r + 1])
+            for at in range(begin, end, max(1, (end - begin) // 4)):
+                words = f"{self.case.pool} list[{at}] of row {r}"
+                yield Place(indices, (at,), self.values(row, 0, self.case.pool), words)
+
+    def _field(self, owner: Any, name: str, values: Callable[[int], dict[str, int]]) -> Any:
+        tensor = getattr(owner, name, None)
+        if not isinstance(tensor, torch.Tensor) or not tensor.numel() or tensor.dim() != 1:
+            return
+
+        def put(changed: torch.Tensor) -> None:
+            setattr(owner, name, changed)
+
+        for n in range(len(tensor)):
+            yield Place(tensor, (n,), values(n), f"{name}[{n}]", put)
+
+    def _out_cache_loc(self, batch: Any = None, **of: Any) -> Any:
+        one = self.one()
+        given = {} if one is None else self.values(one[1], 0, "full")
+        yield from self._field(batch, "out_cache_loc", lambda n: given)
+
+    def _seq_lens(self, batch: Any = None, **of: Any) -> Any:
+        lens: Any = getattr(batch, "seq_lens", None)
+
+        def values(n: int) -> dict[str, int]:
+            found = {"own": max(1, int(lens[n]) // 2), "freed": int(lens[n]) + self.page}
+            return found | ({"other": int(lens[n - 1])} if len(lens) > 1 else {})
+
+        yield from self._field(batch, "seq_lens", values)
+
+    def _req_pool_indices(self, batch: Any = None, **of: Any) -> Any:
+        rows: Any = getattr(batch, "req_pool_indices", None)
+        free = self.scheduler.req_to_token_pool.free_slots
+
+        def values(n: int) -> dict[str, int]:
+            found = {"freed": int(free[-1])} if len(free) else {}
+            return found | ({"other": int(rows[n - 1])} if len(rows) > 1 else {})
+
+        yield from self._field(batch, "req_pool_indices", values)
+
+    def _node(self, **of: Any) -> Iterator[Place]:
+        if self.case.moment == MATCH:
+            yield from self._matched(**of)
+            return
+        held = nodes(self.scheduler.tree_cache) or []
+        for name, value in held:
+            values: dict[str, int] = {}
+            other = next((v for _, v in held if v is not value), None)
+            if other is not None:
+                values["other"] = int(other[0])
+            if len(value) > self.page:
+                values["own"] = int(value[-1])
+            free = self.inner("full").free_pages
+            if len(free):
+                values["freed"] = int(free[-1]) * self.page
+            yield Place(value, (0,), values, f"the value of node {name}")
+
+    def _matched(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
+        """What the cache hands out: tokens of the full pool, one for each of the prompt."""
+        one = self.one()
+        if not isinstance(returned, torch.Tensor) or not len(returned):
+            return
+        values = {} if one is None else self.values(one[1], 0, "full")
+        values["own"] = int(returned[-1])
+        for at in self.positions_of(len(returned)):
+            yield Place(returned, (at,), values, f"token {at} of a match", put)
+
+    def _free_list(self, **of: Any) -> Iterator[Place]:
+        free, one = self.inner(self.case.pool).free_pages, self.one()
+        if not len(free):
+            return
+        values = {} if one is None else self.values(one[1], 0, self.case.pool, self.page)
+        values["freed"] = int(free[-1])
+        yield Place(free, (0,), values, f"the next free page of the {self.case.pool} pool")
+
+    def _protected(self, **of: Any) -> Iterator[Place]:
+        if (one := self.one()) is None:
+            return
+        holder = req_kv.holder(one[0], req_kv.PROTECTED)
+        now = getattr(holder, req_kv.PROTECTED, None)
+        if not isinstance(now, int):
+            return
+        values = {"other": now + self.page, "own": max(0, now - self.page), "freed": one[2]}
+
+        def put(changed: torch.Tensor) -> None:
+            setattr(holder, req_kv.PROTECTED, int(changed[0]))
+
+        words = f"cache_protected_len of {one[0].rid}"
+        yield Place(torch.tensor([now]), (0,), values, words, put)
+
+    def _alloc(self, returned: Any = None, put: Any = None, **of: Any) -> Iterator[Place]:
+        one = self.one()
+        if isinstance(returned, torch.Tensor):
+            values = {} if one is None else self.values(one[1], 0, "full")
+            for n in range(len(returned)):
+                yield Place(returned, (n,), values, f"allocated[{n}]", put)
+
+    def _draft_tokens(self, batch: Any = None, **of: Any) -> Any:
+        yield from self._field(getattr(batch, "spec_info", None), "draft_token", _tokens)
+
+    def _positions(self, batch: Any = None, **of: Any) -> Any:
+        owner = batch if self.case.moment == FORWARD else getattr(batch, "spec_info", None)
+        yield from self._field(owner, "positions", lambda n: {"other": 7, "own": 1, "freed": 3})
+
+    def _accept_lens(self, returned: Any = None, **of: Any) -> Any:
+        more = {"other": 2, "own": 1, "freed": 3}
+        for name in ("accept_lens", "accept_length_per_req_cpu", "accept_length"):
+            yield from self._field(returned, name, lambda n: more)
+
+    def _next_tokens(self, returned: Any = None, **of: Any) -> Any:
+        yield from self._field(returned, "next_token_ids", _tokens)
+
+    def _future(self, **of: Any) -> Iterator[Place]:
+        future = getattr(self.scheduler, "future_map", None)
+        live = self.live()
+        for name in FUTURE:
+            tensor = getattr(future, name, None)
+            if isinstance(tensor, torch.Tensor) and live:
+                request, row, _ = self.one() or live[0]
+                values = {"other": int(tensor[live[0][1]]), "own": 5, "freed": 7}
+                yield Place(tensor, (row,), values, f"{name}[{row}] of {request.rid}")
+
+    def _kv(self, **of: Any) -> Iterator[Place]:
+        if (one := self.one()) is None:
+            return
+        pool = self.inner(self.case.pool).get_kvcache()
+        pool = getattr(pool, f"{self.case.pool}_kv_pool", pool)
+        request, row, length = one
+        for at in self.positions_of(length - 1):
+            slot = self.tokens(row, length, self.case.pool)[at]
+            if slot > 0:
+                flat = pool.k_buffer[0][slot].view(-1)
+                words = f"K of slot {slot} ({self.case.pool}), token {at} of {request.rid}"
+                yield Place(flat, (0,), {"other": 3, "own": 5, "freed": 9}, words)
+
+
+def _tokens(n: int) -> dict[str, int]:
+    return {"other": 17 + n, "own": 23, "freed": 42}
+
+
+def nodes(tree: Any) -> list[tuple[str, torch.Tensor]] | None:
+    """The nodes of a prefix cache, each with the tokens that it holds, in a fixed order.
+
+    None if nobody can write into them: 0.5.23 has the tree in Rust.
+    """
+    tree = getattr(tree, "inner", tree)
+    found: list[tuple[str, torch.Tensor]] = []
+    try:
+        stack = [getattr(tree, "root_node", None)]
+    except NotImplementedError:
+        return None
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        stack += list(getattr(node, "children", {}).values())
+        value = getattr(node, "value", None)
+        parts = getattr(node, "component_data", None)
+        if value is None and parts is not None:
+            parts = parts.values() if hasattr(parts, "values") else parts
+            value = next((v for p in parts if (v := getattr(p, "value", None)) is not None), None)
+        if isinstance(value, torch.Tensor) and len(value):
+            found.append((str(getattr(node, "id", len(found))), value))
+    return found
+
+
+# --- where SGLang is changed ---------------------------------------------------------------------
+
+
+def put_in(strike: Callable[[], Strike | None]) -> None:
+    """Replace SGLang's functions. strike: gives what is to strike in this process, if anything."""
+
+    def around(site: str, before: str = "", after: str = "") -> None:
+        dotted = targets.path(site) if site in targets.SITES else site
+        if dotted is None:
+            return
+        name = dotted.rpartition(".")[2]
+        try:
+            owner = pkgutil.resolve_name(dotted.rpartition(".")[0])
+        except (ImportError, AttributeError):  # another release has such a prefix cache
+            return
+        if name not in vars(owner):
+            return
+        given = inspect.getattr_static(owner, name)
+        inner = given.__func__ if isinstance(given, (classmethod, staticmethod)) else given
+
+        @functools.wraps(inner)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            it = strike()
+            batch = kwargs.get("batch", args[1] if len(args) > 1 else None)
+            if it is None:
+                return inner(*args, **kwargs)
+            mode = _mode(batch)  # SGLang may give the batch another one meanwhile
+            if before:
+                it.at(before, mode, batch=batch)
+            result = inner(*args, **kwargs)
+            if after == FORWARD:
+                it.at(after, _mode(result), batch=result)
+            elif after == METADATA:
+                forward = kwargs.get("forward_batch", batch)
+                it.at(after, _mode(forward), batch=forward, backend=args[0])
+            elif after == ALLOCATE:
+                box = [result]
+                it.at(after, returned=result, put=lambda changed: box.__setitem__(0, changed))
+                result = box[0]
+            elif after == MATCH:
+                match = [result]
+                it.at(
+                    after,
+                    returned=getattr(result, "device_indices", result),
+                    put=lambda changed: match.__setitem__(0, _replaced(result, changed)),
+                )
+                result = match[0]
+            elif after:
+                it.at(after, mode, batch=batch, returned=result)
+            return result
+
+        kind = type(given) if isinstance(given, (classmethod, staticmethod)) else None
+        setattr(owner, name, kind(wrapper) if kind else wrapper)
+
+    around("scheduler.next_batch", before=PLAN)
+    around("scheduler.run_batch", before=STEP, after=RESULT)
+    around("forward_batch.init_new", after=FORWARD)
+    around("attn.trtllm_mha.metadata", after=METADATA)
+    around("attn.triton.metadata", after=METADATA)
+    around("worker.verify", before=VERIFY, after=VERIFIED)
+    for site in ("pool.alloc_extend", "pool.alloc_decode", "pool.alloc.token"):
+        around(site, after=ALLOCATE)
+    for cache in CACHES:
+        # 0.5.23 hands the tokens out by a method of its own.
+        for method in ("match_prefix", "prefix_device_indices"):
+            around(f"sglang.srt.mem_cache.{cache}.{method}", after=MATCH)
+
+
+def _replaced(match: Any, indices: torch.Tensor) -> Any:
+    """A match of the prefix cache with other tokens."""
+    if isinstance(match, torch.Tensor):
+        return indices
+    if hasattr(match, "_replace"):
+        return match._replace(device_indices=indices)
+    match.device_indices = indices
+    return match
+
+
+def _mode(batch: Any) -> str:
+    mode = getattr(batch, "forward_mode", None)
+    return str(getattr(mode, "name", ""))
