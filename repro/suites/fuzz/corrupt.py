@@ -39,7 +39,7 @@ def run(console: Console, first: int, runs: int, folder: Path) -> bool:
         if not mine:
             continue
         place = folder / server
-        for old in place.glob("*.json"):
+        for old in (*place.glob("*.json"), *place.glob("*.fired")):
             old.unlink()
         arguments = {"server": server, "seeds": mine}
         timeout = START + forks.SECONDS * (len(mine) + 2)

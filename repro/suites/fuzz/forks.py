@@ -125,7 +125,9 @@ class Forks:
         if not target.is_file():
             died = os.waitstatus_to_exitcode(status)
             why = "it stood still" if died == -signal.SIGKILL else f"it died, status {died}"
-            target.write_text(json.dumps({"error": why, "fired": {"step": -1, "words": "?"}}))
+            fired = self.folder / f"{name}.fired"
+            what = json.loads(fired.read_text()) if fired.is_file() else None
+            target.write_text(json.dumps({"error": why, "fired": what}))
 
     # --- a fork ----------------------------------------------------------------------------------
 
@@ -146,6 +148,13 @@ class Forks:
         if seed is None:
             case = dataclasses.replace(case, step=1 << 30)  # never
         self.strike = Strike(case, scheduler, self.step)
+        # At once: what is corrupted may end the process without a word.
+        fired = self.folder / f"{name}.fired"
+
+        def note(what: dict[str, Any]) -> None:
+            fired.write_text(json.dumps(what))
+
+        self.strike.on_fire = note
 
     def receive(self) -> list[Any]:
         """The requests of this round. Ends the fork when all are served."""

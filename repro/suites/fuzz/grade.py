@@ -59,6 +59,8 @@ def grade(what: str, got: Mapping[str, Any], plain: Mapping[str, Any], page: str
     if fired is None:
         if finding is not None:
             return Grade(FALSE, finding["headline"], finding["check"])
+        if got.get("error"):  # nothing struck, and it ended all the same
+            return Grade(BROKEN, f"without a corruption it ends: {got['error']}")
         return Grade(NOTHING, "there was nothing of that kind at that moment")
     if new:
         return Grade(DISARMED, "; ".join(new))

@@ -66,6 +66,7 @@ class Strike:
         self.case, self.scheduler, self.step = case, scheduler, step
         self.fired: dict[str, Any] | None = None
         self.failed = ""  # why this cannot strike, a mistake of ours
+        self.on_fire: Callable[[dict[str, Any]], None] = lambda fired: None
         self.requests: dict[str, Any] = {}  # by rid: all that were in a batch
 
     def at(self, moment: str, mode: str = "", **of: Any) -> None:
@@ -98,6 +99,7 @@ class Strike:
             place.put(changed)
         words = f"{place.words}: {old} -> {new}"
         self.fired = {"step": self.step(), "mode": mode, "words": words}
+        self.on_fire(self.fired)
 
     def _wanted(self, place: Place) -> int | None:
         """The value that was drawn; None if there is none here that differs."""
