@@ -94,6 +94,50 @@ _launch = launching.Launcher(_give_kernel)
 _launch_lend = launching.Launcher(_lend_kernel)
 
 
+def launch_lend(
+    pages: torch.Tensor,
+    protected: torch.Tensor,
+    req_to_token: torch.Tensor,
+    more: list[tuple[int, int, int]],
+    page_size: int,
+) -> None:
+    """The same as :func:`reference_lend`, in one launch."""
+    plan = torch.from_numpy(np.array(more, dtype=np.int64).T.copy())
+    plan = plan.to(pages.device, non_blocking=True)
+    _launch_lend(
+        (len(more), 1, 1),
+        (pages, protected, req_to_token, plan),
+        (len(more), page_size, req_to_token.stride(0)),
+        (pages.numel() - 1, BLOCK),
+    )
+
+
+def reference_lend(
+    pages: torch.Tensor,
+    protected: torch.Tensor,
+    req_to_token: torch.Tensor,
+    more: list[tuple[int, int, int]],
+    page_size: int,
+) -> None:
+    """Set the words of rows of which the prefix cache holds more now, see ``Owners.protect``.
+
+    pages, protected: see :class:`Owners`. more: (row, begin, end): the tokens from ``begin`` to
+    ``end`` - 1 are new. Up to the first page that was handed out to the row itself, the cache had
+    them already.
+    """
+    for row, begin, end in more:
+        first = begin // page_size
+        cells = req_to_token[row, first * page_size : end : page_size]
+        page = cells.to(torch.int64) // page_size
+        exists = (page > 0) & (page < pages.numel() - 1)
+        given = pages[torch.where(exists, page, 0)]
+        own = (exists & (given // HIGH == row)).nonzero().flatten()[:1].tolist()
+        lent = int(protected[row]) // HIGH
+        if not own or own[0] > 0:
+            lent = (first + own[0]) * page_size if own else end
+        protected[row] = both(lent, end)
+
+
 class Owners:
     """The owners of the full pool's pages. ``given_up`` says why nothing is told any more."""
 
@@ -192,31 +236,12 @@ class Owners:
     def _lend(self, req_to_token: torch.Tensor, more: list[tuple[int, int, int]]) -> None:
         """The prefix cache holds the tokens ``begin`` to ``end`` - 1 of a row now, too.
 
-        more: (row, begin, end) of each. Up to the first page that was handed out to the row itself,
-        the cache had these tokens already.
+        more: (row, begin, end) of each.
         """
         assert self.protected is not None
-        plan = torch.from_numpy(np.array(more, dtype=np.int64).T.copy())
-        if self.pages.is_cuda:
-            plan = plan.to(self.pages.device, non_blocking=True)
-            _launch_lend(
-                (len(more), 1, 1),
-                (self.pages, self.protected, req_to_token, plan),
-                (len(more), self.page_size, req_to_token.stride(0)),
-                (self.pages.numel() - 1, BLOCK),
-            )
-            return
-        for row, begin, end in more:
-            first = begin // self.page_size
-            cells = req_to_token[row, first * self.page_size : end : self.page_size]
-            page = cells.to(torch.int64) // self.page_size
-            exists = (page > 0) & (page < self.pages.numel() - 1)
-            given = self.pages[torch.where(exists, page, 0)]
-            own = (exists & (given // HIGH == row)).nonzero().flatten()[:1].tolist()
-            lent = int(self.protected[row]) // HIGH
-            if not own or own[0] > 0:
-                lent = (first + own[0]) * self.page_size if own else end
-            self.protected[row] = both(lent, end)
+        (launch_lend if self.pages.is_cuda else reference_lend)(
+            self.pages, self.protected, req_to_token, more, self.page_size
+        )
 
     def lend(self, row: int, tokens: int) -> None:
         """The prefix cache has lent so many tokens of a row, as it says itself."""
