@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.processes import Outcome
 from harness.variants import CPU_ONLY, Repro, Variant, main
-from harness.verdicts import Bad, completed, equal_outputs, judge, only_if
+from harness.verdicts import Bad, compared, completed, equal_outputs, judge, only_if
 from harness.workload import Make, Workload
 
 KV_BYTES = 28_000_000
@@ -53,12 +53,12 @@ def shown(run: Outcome) -> str:
 
 
 @judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+def judge_clean(run: Outcome) -> str:
     completed(run)
     return only_if(running(run) == len(run.result["tokens"]), shown(run))
 
 
-def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool) -> str:
+def _divided(run: Outcome, clean: Outcome, ratio: float, chunk: int, together: bool) -> str:
     """Good if the outputs equal those of clean, the pools have the sizes of ``ratio`` in the same
     memory, and all requests ran at the same time (``together``), or not all of them did.
     """
@@ -73,18 +73,18 @@ def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, toge
     return only_if(enough is together, shown(run))
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@compared
+def judge_broken(run: Outcome, clean: Outcome) -> str:
     return _divided(run, clean, DEFAULT, SMALL_CHUNK, False)
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+@compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
     return _divided(run, clean, MOE, SMALL_CHUNK, True)
 
 
-@judge
-def judge_worse(run: Outcome, clean: Outcome | None) -> str:
+@compared
+def judge_worse(run: Outcome, clean: Outcome) -> str:
     """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
     what = _divided(run, clean, MOE, LARGE_CHUNK, False)
     holds = plan(DEFAULT, LARGE_CHUNK).holds
@@ -177,7 +177,6 @@ REPRO = Repro(
             "AT_MOE_LARGE_CHUNK",
         ),
     },
-    compares=("broken", "fixed", "given", "large-chunk"),
     elsewhere=CPU_ONLY,
 )
 
