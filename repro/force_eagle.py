@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def judge_clean(run: Outcome) -> str:
     return f"It completes, with {different(run)} different outputs."
 
 
-def _served(run: Outcome, clean: Outcome, wanted: str) -> str:
+def _served(wanted: str, run: Outcome, clean: Outcome) -> str:
     """Good if the outputs are those without MTP, the algorithm is the one that was wanted, and at
     least one guess was right.
     """
@@ -54,14 +55,8 @@ def _served(run: Outcome, clean: Outcome, wanted: str) -> str:
     return only_if(run.result["accept_length"] > 1, f"It is served as {wanted}. {what}")
 
 
-@compared
-def judge_promoted(run: Outcome, clean: Outcome) -> str:
-    return _served(run, clean, PROMOTED)
-
-
-@compared
-def judge_served(run: Outcome, clean: Outcome) -> str:
-    return _served(run, clean, "EAGLE")
+judge_promoted = compared(partial(_served, PROMOTED))
+judge_served = compared(partial(_served, "EAGLE"))
 
 
 def _stopped(run: Outcome, *reasons: str) -> str:

@@ -207,7 +207,11 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
         f"{doc}\n\n{EXIT_CODE.format(repro.refuses)}",
         {name: v.title for name, v in repro.variants.items()},
     )
-    parser.device()
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
+    )
     parser.add_argument(
         "--variant",
         "--arm",
@@ -220,8 +224,10 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
     )
     parser.set_defaults(requests=0)
     if requests:
-        parser.requests("requests each variant serves", requests)
-    parser.json()
+        what = f"how many requests each variant serves (default: {requests})"
+        parser.add_argument("--requests", type=int, default=0, metavar="N", help=what)
+    what = "print the result as JSON on stdout, and everything else on stderr"
+    parser.add_argument("--json", action="store_true", help=what)
     parser.keep("variants' logs")
     return parser.parse_args()
 
