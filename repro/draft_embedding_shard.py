@@ -11,23 +11,10 @@ from __future__ import annotations
 
 import sys
 
+from harness import verdicts
 from harness.options import default_device
 from harness.processes import UP, Outcome
 from harness.variants import DEBUG, Repro, Variant, main
-from harness.verdicts import (
-    Bad,
-    accept_length,
-    alike,
-    comparable,
-    completed,
-    died_otherwise,
-    equal_outputs,
-    headline_first,
-    judge,
-    must_name,
-    only_if,
-    told,
-)
 from workloads.draft_embedding_shard import too_few_gpus
 
 FIX = "G4DEBUG_FIX_DRAFT_EMBEDDING_SHARD"
@@ -43,75 +30,72 @@ ERRORS = (
 LOWER = 0.15
 
 
-@judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
-    completed(run)
+@verdicts.judge
+def judge_clean(run: Outcome) -> str:
+    verdicts.completed(run)
     good = run.result["accept_length"] > 1.5
-    return only_if(good, f"It completes on one rank. {accept_length(run)}")
+    return verdicts.only_if(good, f"It completes on one rank. {verdicts.accept_length(run)}")
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.judge
+def judge_broken(run: Outcome) -> str:
     if run.completed:
-        raise Bad(f"It completes: the bug is not there. {accept_length(run)}")
+        raise verdicts.Bad(f"It completes: the bug is not there. {verdicts.accept_length(run)}")
     error = next((e for e in ERRORS if e in run.text), "")
     if not error:
-        raise Bad(died_otherwise(run, " or ".join(ERRORS)))
+        raise verdicts.Bad(verdicts.died_otherwise(run, " or ".join(ERRORS)))
     when = "while it serves" if UP in run.text else "at start"
     return f"It dies {when}: {error}."
 
 
-@judge
-def judge_silent(run: Outcome, clean: Outcome | None) -> str:
-    here, there = (r.result["tokens"][0] for r in (run, comparable(run, clean)))
+@verdicts.compared
+def judge_silent(run: Outcome, clean: Outcome) -> str:
+    here, there = (r.result["tokens"][0] for r in (run, clean))
     wrong = next((i for i, (a, b) in enumerate(zip(here, there, strict=True), 1) if a != b), 0)
     if not wrong:
-        raise Bad("It completes, and the answer is the right one: nothing is shown.")
+        raise verdicts.Bad("It completes, and the answer is the right one: nothing is shown.")
     if "Traceback" in run.text:
-        raise Bad("It completes, and an error is logged.")
+        raise verdicts.Bad("It completes, and an error is logged.")
     return (
         f"It completes, no error is logged, and the answer is wrong from its token {wrong} on. "
-        f"{accept_length(run)}"
+        f"{verdicts.accept_length(run)}"
     )
 
 
-@judge
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
-    finding = told(run).finding
-    must_name(
-        {
-            "spec-lifecycle": finding.check == "spec-lifecycle",
-            "the embedding table": finding.kind == "draft-embedding",
-            "the rank": f"rank {finding.location.rank} of 2" in finding.headline,
-            "the fix": "draft-embedding-shard" in finding.reference,
-            "the headline before SGLang's own words": headline_first(run, finding.headline),
-            "a time before the first forward": finding.location.step == 0 and UP not in run.text,
-        }
-    )
+@verdicts.judge
+def judge_diagnosed(run: Outcome) -> str:
+    finding = verdicts.told(run).finding
+    wanted = {
+        "spec-lifecycle": finding.check == "spec-lifecycle",
+        "the embedding table": finding.kind == "draft-embedding",
+        "the rank": f"rank {finding.location.rank} of 2" in finding.headline,
+        "the fix": "draft-embedding-shard" in finding.reference,
+        "a time before the first forward": finding.location.step == 0 and UP not in run.text,
+    }
+    verdicts.must_name(run, finding, wanted)
     if any(error in run.text for error in ERRORS):
-        raise Bad("g4debug reports the finding, but SGLang's own error came, too.")
+        raise verdicts.Bad("g4debug reports the finding, but SGLang's own error came, too.")
     return (
         "g4debug stops it at start, before the draft's first forward, with a finding of the tracer "
         "spec-lifecycle."
     )
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
     """On the CPU the tokens are the same as on one rank. On GPUs sums over two ranks are rounded in
     another way, so that a token may differ, and all that follow it; the accept length tells."""
-    right = comparable(run, clean)
-    here, there = (r.result["accept_length"] for r in (run, right))
+    here, there = (r.result["accept_length"] for r in (run, clean))
     if default_device() == "cpu":
-        what = equal_outputs(run, clean)
+        what = verdicts.equal_outputs(run, clean)
         if here != there:
-            raise Bad(f"{what} That of clean is another.")
+            raise verdicts.Bad(f"{what} That of clean is another.")
         return what
-    same, of = alike(run, right)
-    return only_if(
+    same, of = verdicts.alike(run, clean)
+    return verdicts.only_if(
         there - here <= LOWER * there,
-        f"It completes. {accept_length(run)} That of one GPU is {there:.2f}, and {same} of {of} "
-        "outputs are the same.",
+        f"It completes. {verdicts.accept_length(run)} That of one GPU is {there:.2f}, and {same} "
+        f"of {of} outputs are the same.",
     )
 
 
@@ -141,7 +125,6 @@ REPRO = Repro(
         "fixed": Variant("two ranks, the fix is on", ON, judge_fixed),
     },
     releases="<0.5.23",
-    compares=("silent", "fixed"),
 )
 
 if __name__ == "__main__":

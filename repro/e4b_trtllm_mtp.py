@@ -6,21 +6,10 @@ the draft hands page numbers of the full pool to sliding layers, but their SWA p
 
 from __future__ import annotations
 
+from harness import verdicts
 from harness.arguments import blocks_are_adjacent
 from harness.processes import ILLEGAL, Outcome
 from harness.variants import DEBUG, Repro, Variant, main
-from harness.verdicts import (
-    Bad,
-    accept_length,
-    blamed,
-    completed,
-    died_otherwise,
-    headline_first,
-    judge,
-    must_name,
-    same_outputs,
-    told,
-)
 
 FAULT = {"G4DEBUG_FAULTS": "seed=7;stale-swa-state=on"}
 FIX_OFF = {"G4DEBUG_FIX_SWA_STATE_SWAP": "0"}
@@ -34,46 +23,44 @@ def on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-@judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
-    completed(run)
+@verdicts.judge
+def judge_clean(run: Outcome) -> str:
+    verdicts.completed(run)
     if run.swa_peak < SWA_GOAL:
-        raise Bad(
+        raise verdicts.Bad(
             f"It completes, but the SWA pool gets only {run.swa_peak:.0%} full. This workload "
             f"should fill at least {SWA_GOAL:.0%} of it."
         )
-    return f"It completes. The SWA pool gets {run.swa_peak:.0%} full. {accept_length(run)}"
+    return f"It completes. The SWA pool gets {run.swa_peak:.0%} full. {verdicts.accept_length(run)}"
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.judge
+def judge_broken(run: Outcome) -> str:
     if run.completed and on_gpu() and blocks_are_adjacent():
         return (
             "It completes, and nobody is told: this torch puts the KV pools side by side, so that "
-            f"the wrong pages are a neighbour's memory. {accept_length(run)}"
+            f"the wrong pages are a neighbour's memory. {verdicts.accept_length(run)}"
         )
     if run.completed:
-        raise Bad("It completes: the bug had no effect.")
+        raise verdicts.Bad("It completes: the bug had no effect.")
     if not run.illegal_access:
-        raise Bad(died_otherwise(run, ILLEGAL))
-    return f"It dies of an illegal memory access. The traceback blames {blamed(run)}."
+        raise verdicts.Bad(verdicts.died_otherwise(run, ILLEGAL))
+    return f"It dies of an illegal memory access. The traceback blames {verdicts.blamed(run)}."
 
 
-@judge
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
-    finding = told(run).finding
+@verdicts.judge
+def judge_diagnosed(run: Outcome) -> str:
+    finding = verdicts.told(run).finding
     where = finding.location
-    must_name(
-        {
-            "a sliding layer": where.layer_kind == "sliding",
-            "the draft": where.runner == "draft",
-            "a full-pool page": "full-pool page" in finding.headline,
-            # The first wrong page stops it; on a GPU that is often one inside the SWA pool.
-            "a full-pool page in the SWA table": finding.kind == "full-index-in-swa-table",
-            "the request": bool(where.request) and where.request in finding.headline,
-            "the headline before SGLang's own words": headline_first(run, finding.headline),
-        }
-    )
+    wanted = {
+        "a sliding layer": where.layer_kind == "sliding",
+        "the draft": where.runner == "draft",
+        "a full-pool page": "full-pool page" in finding.headline,
+        # The first wrong page stops it; on a GPU that is often one inside the SWA pool.
+        "a full-pool page in the SWA table": finding.kind == "full-index-in-swa-table",
+        "the request": bool(where.request) and where.request in finding.headline,
+    }
+    verdicts.must_name(run, finding, wanted)
     return (
         f"g4debug stops it at step {where.step}. The finding names the place: {where.layer_kind} "
         f"layer {where.layer} of the draft, row {where.row} and column {where.column} of the page "
@@ -99,9 +86,10 @@ REPRO = Repro(
             judge_diagnosed,
             explain="finding",
         ),
-        "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, same_outputs),
+        "fixed": Variant(
+            "the bug is put back, its fix swa-state-swap is on", FAULT, verdicts.same_outputs
+        ),
     },
-    compares=("fixed",),
 )
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.processes import UP, Outcome
 from harness.variants import CPU_ONLY, Repro, Variant, main
-from harness.verdicts import Bad, completed, different, equal_outputs, judge, only_if
+from harness.verdicts import Bad, compared, completed, different, equal_outputs, judge, only_if
 from harness.workload import Workload, each
 from workloads import e4b_trtllm_mtp
 
@@ -37,14 +38,14 @@ def algorithm(run: Outcome) -> str:
 
 
 @judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+def judge_clean(run: Outcome) -> str:
     completed(run)
     if algorithm(run) != "None":
         raise Bad(f"It is served with {algorithm(run)}, but should be without MTP.")
     return f"It completes, with {different(run)} different outputs."
 
 
-def _served(run: Outcome, clean: Outcome | None, wanted: str) -> str:
+def _served(wanted: str, run: Outcome, clean: Outcome) -> str:
     """Good if the outputs are those without MTP, the algorithm is the one that was wanted, and at
     least one guess was right.
     """
@@ -54,14 +55,8 @@ def _served(run: Outcome, clean: Outcome | None, wanted: str) -> str:
     return only_if(run.result["accept_length"] > 1, f"It is served as {wanted}. {what}")
 
 
-@judge
-def judge_promoted(run: Outcome, clean: Outcome | None) -> str:
-    return _served(run, clean, PROMOTED)
-
-
-@judge
-def judge_served(run: Outcome, clean: Outcome | None) -> str:
-    return _served(run, clean, "EAGLE")
+judge_promoted = compared(partial(_served, PROMOTED))
+judge_served = compared(partial(_served, "EAGLE"))
 
 
 def _stopped(run: Outcome, *reasons: str) -> str:
@@ -78,14 +73,14 @@ def _stopped(run: Outcome, *reasons: str) -> str:
 
 
 @judge
-def judge_forced(run: Outcome, clean: Outcome | None) -> str:
+def judge_forced(run: Outcome) -> str:
     shape = geometry(even=True)
     sizes = f"its hidden size is {shape.assistant_hidden}, the target's {shape.hidden}"
     return _stopped(run, sizes, "--disable-cuda-graph")
 
 
 @judge
-def judge_uneven(run: Outcome, clean: Outcome | None) -> str:
+def judge_uneven(run: Outcome) -> str:
     shape = geometry(even=False)
     small, large = sorted((shape.head_dim, shape.swa_head_dim))
     return _stopped(run, f"its layers have head dimensions {small} and {large}")
@@ -135,7 +130,6 @@ REPRO = Repro(
         "served": Variant("EAGLE is forced, CUDA graphs are off", ON, judge_served, "EAGLE"),
     },
     releases="<0.5.14",
-    compares=("promoted", "served"),
     elsewhere=CPU_ONLY,
 )
 

@@ -9,18 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness import verdicts
 from harness.processes import Outcome
 from harness.variants import Repro, Variant, main
-from harness.verdicts import (
-    Bad,
-    accept_length,
-    alike,
-    answers,
-    comparable,
-    died_otherwise,
-    judge,
-    only_if,
-)
 from harness.workload import Workload
 from workloads import e4b_trtllm_mtp
 
@@ -31,28 +22,29 @@ OFF = {"G4DEBUG_FIX_HYBRID_POOL_SWAP": "0"}
 ACCEPTED = 1.2
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.judge
+def judge_broken(run: Outcome) -> str:
     if run.completed:
-        raise Bad("It completes: the bug is not there.")
+        raise verdicts.Bad("It completes: the bug is not there.")
     frames = run.traceback(400)
     if not any(ERROR in line for line in frames) or not any(PLACE in line for line in frames):
-        raise Bad(died_otherwise(run, ERROR))
+        raise verdicts.Bad(verdicts.died_otherwise(run, ERROR))
     wrapper = any("hybrid_attn_backend.py" in line for line in frames)
     passed = "passes" if wrapper else "does not pass"
-    return only_if(
+    return verdicts.only_if(
         wrapper, f"It dies: {ERROR}, {PLACE}. The traceback {passed} hybrid_attn_backend.py."
     )
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
     """On a GPU, verify and decode round differently. So the accept length is the proof there."""
-    same, of = alike(run, comparable(run, clean))
+    same, of = verdicts.alike(run, clean)
     exact = "float32" in run.text and "device='cpu'" in run.text
-    return only_if(
+    return verdicts.only_if(
         run.result["accept_length"] > ACCEPTED and (same == of or not exact),
-        f"It completes, and {same} of {of} outputs equal those of clean. {accept_length(run)}",
+        f"It completes, and {same} of {of} outputs equal those of clean. "
+        f"{verdicts.accept_length(run)}",
     )
 
 
@@ -86,13 +78,12 @@ REPRO = Repro(
     serves="prefill on triton, decode on trtllm_mha, FROZEN_KV_MTP",
     refuses=" or an SGLang before 0.5.13",
     variants={
-        "clean": Variant("the same backends without MTP", OFF, answers, "PLAIN"),
+        "clean": Variant("the same backends without MTP", OFF, verdicts.answers, "PLAIN"),
         "broken": Variant(
             "SGLang as installed, the fix is off", OFF, judge_broken, explain="traceback"
         ),
         "fixed": Variant("the fix hybrid-pool-swap is on", {}, judge_fixed),
     },
-    compares=("fixed",),
     releases=">=0.5.13",
     shown_on="0.5.13.post1",
 )

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness import verdicts
 from harness.processes import UP, Outcome
 from harness.variants import Repro, Variant, main
-from harness.verdicts import Bad, blamed, completed, died_otherwise, different, equal_outputs, judge
 from harness.workload import Workload, each, in_memory
 
 ERROR = "TypeError: 'NoneType' object is not subscriptable"
@@ -19,28 +19,28 @@ CAPTURED = "Capture piecewise CUDA graph end"
 OFF = {"G4DEBUG_FIX_OPTIONAL_KV": "0"}
 
 
-@judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
-    completed(run)
+@verdicts.judge
+def judge_clean(run: Outcome) -> str:
+    verdicts.completed(run)
     if CAPTURED in run.text:
-        raise Bad("It captured piecewise CUDA graphs although they are switched off.")
-    return f"It completes, with {different(run)} different outputs."
+        raise verdicts.Bad("It captured piecewise CUDA graphs although they are switched off.")
+    return f"It completes, with {verdicts.different(run)} different outputs."
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.judge
+def judge_broken(run: Outcome) -> str:
     if UP in run.text:
-        raise Bad("The engine started: the bug is not there.")
+        raise verdicts.Bad("The engine started: the bug is not there.")
     if ERROR not in run.text:
-        raise Bad(died_otherwise(run, ERROR))
-    return f"It dies at start: {ERROR}, in {blamed(run)}."
+        raise verdicts.Bad(verdicts.died_otherwise(run, ERROR))
+    return f"It dies at start: {ERROR}, in {verdicts.blamed(run)}."
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    if run.completed and CAPTURED not in run.text:
-        raise Bad("It completes, but it captured no piecewise CUDA graphs.")
-    return equal_outputs(run, clean)
+@verdicts.compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
+    if CAPTURED not in run.text:
+        raise verdicts.Bad("It completes, but it captured no piecewise CUDA graphs.")
+    return verdicts.equal_outputs(run, clean)
 
 
 # Default arguments. Triton is named because SGLang would choose it for the real E2B, too.
@@ -84,7 +84,6 @@ REPRO = Repro(
         "fixed": Variant("default arguments, the fix optional-kv is on", {}, judge_fixed),
     },
     releases="<0.5.13",
-    compares=("fixed",),
     elsewhere="kv_shared_piecewise needs CUDA graphs, and so a GPU. Without a GPU, this test calls "
     "SGLang's own custom op without K and V. It crashes without the fix, and gives the eager "
     "numbers with it:\n"

@@ -11,22 +11,21 @@ import random
 
 from harness.processes import Outcome
 from harness.variants import CPU_ONLY, DEBUG, Repro, Variant, main
-from harness.verdicts import Bad, comparable, completed, judge, same_outputs, told
+from harness.verdicts import Bad, compared, completed, judge, same_outputs, told
 from harness.workload import Workload, each
 
 OFF = {"G4DEBUG_FIX_LOCKED_PREFIX": "0"}
 
 
 @judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+def judge_clean(run: Outcome) -> str:
     completed(run)
     return f"It completes all {len(run.result['tokens'])} requests."
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
-    right = comparable(run, clean)
-    pairs = list(zip(run.result["tokens"], right.result["tokens"], strict=True))
+@compared
+def judge_broken(run: Outcome, clean: Outcome) -> str:
+    pairs = list(zip(run.result["tokens"], clean.result["tokens"], strict=True))
     wrong = [i for i, (a, b) in enumerate(pairs) if a != b]
     if not wrong:
         raise Bad("It completes, and all answers are right: the bug was not met.")
@@ -38,7 +37,7 @@ def judge_broken(run: Outcome, clean: Outcome | None) -> str:
 
 
 @judge
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
+def judge_diagnosed(run: Outcome) -> str:
     record = told(run)
     finding = record.finding
     if finding.kind != "freed-while-read":
@@ -120,7 +119,6 @@ REPRO = Repro(
         "fixed": Variant("the fix locked-prefix is on", {}, same_outputs),
     },
     releases="<0.5.15",
-    compares=("broken", "fixed"),
     elsewhere=CPU_ONLY,
 )
 

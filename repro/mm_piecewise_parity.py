@@ -4,22 +4,17 @@ The script serves text prompts on Gemma4ForConditionalGeneration, with three geo
 are allowed to use the graphs: their outputs must equal the eager ones, token by token. The third,
 with per-layer inputs, must be refused. If the graphs are enforced for it all the same, it must die
 of an illegal memory access or answer differently: that is the reason to refuse it.
-
-The exit code is 0 if all of this is so, 1 if not, and 2 for wrong arguments or if there is no GPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from harness import render
-from harness.options import Parser, logs
-from harness.processes import ILLEGAL, Outcome, run_child, script
-from harness.verdicts import Verdict, alike, different, not_completed
+from harness.processes import ILLEGAL, Outcome
+from harness.variants import Repro, Variant, main
+from harness.verdicts import Bad, Judge, alike, compared, completed, different, judge, only_if
 from harness.workload import Make, Workload, each, in_memory
 from kv_shared_piecewise import ENGINE
-from rich.console import Console
 from workloads import multimodal
 
 SWITCH = "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
@@ -63,86 +58,76 @@ PER_LAYER_INPUTS = _of("per-layer-inputs", ple=True, kv_shared=True)
 PER_LAYER_INPUTS_ENFORCED = each(PER_LAYER_INPUTS, enforce_piecewise_cuda_graph=True)
 
 
-def compare(graphs: Outcome, eager: Outcome, wanted: bool) -> Verdict:
-    """``wanted``: whether the outputs should be equal."""
-    for run, captured in ((eager, False), (graphs, True)):
-        found = CAPTURED in run.text
-        if not run.completed:
-            if captured and found and not wanted and run.illegal_access:
-                return Verdict(True, f"It captures the graphs, then it dies: {ILLEGAL}. {REASON}")
-            return Verdict(False, f"The run {run.variant} failed. {not_completed(run)}")
-        if found is not captured:
-            none = "no " if captured else ""
-            return Verdict(False, f"The run {run.variant} captured {none}piecewise CUDA graphs.")
-    same, of = alike(graphs, eager)
-    answers = different(eager)
+@judge
+def judge_eager(run: Outcome) -> str:
+    completed(run)
+    if CAPTURED in run.text:
+        raise Bad("It captured piecewise CUDA graphs.")
+    answers, of = different(run), len(run.result["tokens"])
+    few = f"There are only {answers} different outputs of {of}, so equal ones prove little."
     if answers < of / 2:
-        return Verdict(
-            False,
-            f"There are only {answers} different outputs of {of}, so equal ones prove little.",
-        )
-    text = f"{same} of {of} outputs equal the eager ones."
-    if wanted:
-        return Verdict(same == of, text)
-    if same == of:
-        return Verdict(False, f"{text} There is no reason to refuse it.")
-    return Verdict(True, f"{text} {REASON}")
+        raise Bad(few)
+    return f"It completes, with {answers} different outputs."
 
 
-def refused(run: Outcome) -> Verdict:
+def _alike(graphs: Outcome, eager: Outcome) -> tuple[bool, str]:
+    """Whether the outputs of both are equal, and how many are. Raises Bad if that says nothing."""
+    completed(graphs)
+    if CAPTURED not in graphs.text:
+        raise Bad("It captured no piecewise CUDA graphs.")
+    judge_eager.said(eager)
+    same, of = alike(graphs, eager)
+    return same == of, f"{same} of {of} outputs equal the eager ones."
+
+
+@compared
+def judge_equal(graphs: Outcome, eager: Outcome) -> str:
+    return only_if(*_alike(graphs, eager))
+
+
+def _refusable(graphs: Outcome, eager: Outcome) -> str:
+    """Good if it dies of an illegal memory access, or answers differently."""
+    judge_eager.said(eager)
+    if not graphs.completed and CAPTURED in graphs.text and graphs.illegal_access:
+        return f"It captures the graphs, then it dies: {ILLEGAL}. {REASON}"
+    equal, text = _alike(graphs, eager)
+    return only_if(not equal, f"{text} {'There is no reason to refuse it.' if equal else REASON}")
+
+
+judge_refusable = Judge(_refusable, compares=True, dead=True)
+
+
+@judge
+def judge_refused(run: Outcome) -> str:
     line = next((s for s in run.text.splitlines() if f"{SWITCH}=1 is refused" in s), "")
-    return Verdict(bool(line) and run.status != 0, line or "It was not refused.")
+    return only_if(bool(line) and run.status != 0, line or "It was not refused.")
 
 
-def measure(requests: int, folder: Path, console: Console) -> list[render.Block]:
-    def run(variant: str, workload: str, environment: dict[str, str]) -> Outcome:
-        render.say(console, f"{variant} …")
-        arguments = {"workload": f"mm_piecewise_parity:{workload}", "requests": requests}
-        return run_child(
-            variant, "harness.engine", arguments, environment, folder, 300, device="cuda"
-        )
-
-    def block(name: str, switch: str, run: Outcome, verdict: Verdict) -> render.Block:
-        return render.Block(f"{name}, {switch}", *verdict, seconds=run.seconds)
-
-    found = []
-    for name, workload in (("dense", "DENSE"), ("kv-shared", "KV_SHARED")):
-        eager = run(f"{name}-eager", workload, OFF)
-        graphs = run(f"{name}-graphs", workload, ON)
-        found.append(block(name, f"{SWITCH}=1", graphs, compare(graphs, eager, wanted=True)))
-    name, workload = "per-layer-inputs", "PER_LAYER_INPUTS"
-    stopped = run(f"{name}-refused", workload, ON)
-    found.append(block(name, f"{SWITCH}=1", stopped, refused(stopped)))
-    eager = run(f"{name}-eager", workload, OFF)
-    graphs = run(f"{name}-graphs", f"{workload}_ENFORCED", OFF)
-    verdict = compare(graphs, eager, wanted=False)
-    found.append(block(name, "--enforce-piecewise-cuda-graph", graphs, verdict))
-    return found
-
-
-def main() -> int:
-    parser = Parser(__doc__)
-    parser.requests("requests each run serves", "20")
-    parser.keep("logs")
-    args = parser.parse_args()
-    console = Console(highlight=False)
-    import torch
-
-    if not torch.cuda.is_available():
-        render.for_copying(
-            console,
-            "mm_piecewise_parity needs CUDA graphs, and so a GPU. Without a GPU, this test shows "
-            "how SGLang's own ServerArgs decide:",
-            "python -m pytest tests/fixes/before_0_5_14/test_mm_piecewise_graph.py",
-        )
-        return 2
-    with logs("parity", console, "The logs are kept in:", args.keep) as kept:
-        blocks = measure(args.requests, kept.folder, console)
-        kept.good = all(block.good for block in blocks)
-        title = "mm_piecewise_parity: Gemma4ForConditionalGeneration, text prompts"
-        render.summary(console, title, blocks, "runs")
-    return kept.status
-
+EAGER, GRAPHS = "piecewise CUDA graphs are off", "piecewise CUDA graphs are on"
+DEVICES = DENSE
+REPRO = Repro(
+    name="mm_piecewise_parity",
+    serves="Gemma4ForConditionalGeneration, text prompts",
+    refuses=" or if there is no GPU",
+    variants={
+        "dense-eager": Variant(EAGER, OFF, judge_eager, "DENSE"),
+        "dense": Variant(GRAPHS, ON, judge_equal, "DENSE", against="dense-eager"),
+        "kv-shared-eager": Variant(EAGER, OFF, judge_eager, "KV_SHARED"),
+        "kv-shared": Variant(GRAPHS, ON, judge_equal, "KV_SHARED", against="kv-shared-eager"),
+        "refused": Variant(f"per-layer inputs, {GRAPHS}", ON, judge_refused, "PER_LAYER_INPUTS"),
+        "ple-eager": Variant(f"per-layer inputs, {EAGER}", OFF, judge_eager, "PER_LAYER_INPUTS"),
+        "enforced": Variant(
+            "per-layer inputs, --enforce-piecewise-cuda-graph",
+            OFF,
+            judge_refusable,
+            "PER_LAYER_INPUTS_ENFORCED",
+            against="ple-eager",
+        ),
+    },
+    elsewhere="mm_piecewise_parity needs CUDA graphs, and so a GPU. Without a GPU, this test shows "
+    "how SGLang's own ServerArgs decide:\n"
+    "    python -m pytest tests/fixes/before_0_5_14/test_mm_piecewise_graph.py",
+)
 
 if __name__ == "__main__":
-    raise SystemExit(script(main))
+    raise SystemExit(main(REPRO, __doc__, "20"))

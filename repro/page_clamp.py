@@ -13,7 +13,7 @@ import re
 from e4b_trtllm_mtp import FAULT, FIX_OFF, judge_broken, judge_clean
 from harness.processes import Outcome
 from harness.variants import Repro, Variant, main
-from harness.verdicts import Bad, alike, comparable, equal_outputs, judge
+from harness.verdicts import Bad, alike, compared, equal_outputs
 
 CLAMP = {"G4DEBUG_FIX_PAGE_CLAMP": "1"}
 FIRED = "g4debug fault (seed=7) stale-swa-state #1"
@@ -32,28 +32,28 @@ def lost(run: Outcome, clean: Outcome) -> str:
     return " and ".join(found)
 
 
-def hit(run: Outcome, clean: Outcome | None) -> Outcome:
-    """The clean run. Raises Bad if this run proves nothing, or cannot be compared with it."""
-    if run.completed and FIRED not in run.text:
+def hit(run: Outcome) -> None:
+    """Raises Bad if this run proves nothing."""
+    if FIRED not in run.text:
         raise Bad("It completes, but the fault did not fire, so this proves nothing.")
-    return comparable(run, clean)
 
 
-@judge
-def judge_clamped(run: Outcome, clean: Outcome | None) -> str:
+@compared
+def judge_clamped(run: Outcome, clean: Outcome) -> str:
     """Good if it survives, nothing is reported, and something is worse than in the clean run."""
-    right = hit(run, clean)
+    hit(run)
     if _TOLD.search(run.text):
         raise Bad("It survives, but a finding is in its log. The clamp should be silent.")
-    worse = lost(run, right)
+    worse = lost(run, clean)
     if not worse:
         raise Bad("It survives, and nothing is worse than in the clean run.")
     return f"It survives and reports nothing, but {worse}."
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    if worse := lost(run, hit(run, clean)):
+@compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
+    hit(run)
+    if worse := lost(run, clean):
         raise Bad(f"It completes, but {worse}.")
     return equal_outputs(run, clean)
 
@@ -77,7 +77,6 @@ REPRO = Repro(
         ),
         "fixed": Variant("the bug is put back, its fix swa-state-swap is on", FAULT, judge_fixed),
     },
-    compares=("clamped", "fixed"),
 )
 
 if __name__ == "__main__":

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.processes import Outcome
 from harness.variants import CPU_ONLY, Repro, Variant, main
-from harness.verdicts import Bad, completed, equal_outputs, judge, only_if
+from harness.verdicts import Bad, compared, completed, equal_outputs, judge, only_if
 from harness.workload import Make, Workload
+
+from g4debug.cpu.geometry import TINY_MOE
+from g4debug.pools import config, solve
+from g4debug.pools import plan as planned
 
 KV_BYTES = 28_000_000
 PAGE, INPUT, OUTPUT, REQUESTS = 16, 800, 48, 8
@@ -53,12 +58,12 @@ def shown(run: Outcome) -> str:
 
 
 @judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
+def judge_clean(run: Outcome) -> str:
     completed(run)
     return only_if(running(run) == len(run.result["tokens"]), shown(run))
 
 
-def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, together: bool) -> str:
+def _divided(ratio: float, chunk: int, together: bool, run: Outcome, clean: Outcome) -> str:
     """Good if the outputs equal those of clean, the pools have the sizes of ``ratio`` in the same
     memory, and all requests ran at the same time (``together``), or not all of them did.
     """
@@ -73,49 +78,35 @@ def _divided(run: Outcome, clean: Outcome | None, ratio: float, chunk: int, toge
     return only_if(enough is together, shown(run))
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
-    return _divided(run, clean, DEFAULT, SMALL_CHUNK, False)
+judge_broken = compared(partial(_divided, DEFAULT, SMALL_CHUNK, False))
+judge_fixed = compared(partial(_divided, MOE, SMALL_CHUNK, True))
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    return _divided(run, clean, MOE, SMALL_CHUNK, True)
-
-
-@judge
-def judge_worse(run: Outcome, clean: Outcome | None) -> str:
+@compared
+def judge_worse(run: Outcome, clean: Outcome) -> str:
     """Good if fewer run at the same time than 0.8 would hold, by what g4debug pools says."""
-    what = _divided(run, clean, MOE, LARGE_CHUNK, False)
+    what = _divided(MOE, LARGE_CHUNK, False, run, clean)
     holds = plan(DEFAULT, LARGE_CHUNK).holds
     return only_if(running(run) < holds, f"{what} The ratio 0.8 would hold {holds} requests.")
 
 
-def plan(ratio: float, chunk: int) -> Any:
-    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
-    from g4debug.cpu.geometry import TINY_MOE
-    from g4debug.pools import config, solve
-    from g4debug.pools import plan as planned
+GEOMETRY = config.parse(TINY_MOE.target_config(), "tiny-moe")
+MEMORY = solve.Memory(KV_BYTES, PAGE, element=4)
 
-    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
-    memory = solve.Memory(KV_BYTES, PAGE, element=4)
+
+def plan(ratio: float, chunk: int) -> planned.Row:
+    """What ``g4debug pools`` says: the pools at ``ratio``, and how many requests each holds."""
     load = planned.Workload(INPUT, OUTPUT, REQUESTS, chunk)
-    return planned.row(geometry, memory, planned.need_of(geometry, memory, load), ratio)
+    return planned.row(GEOMETRY, MEMORY, planned.need_of(GEOMETRY, MEMORY, load), ratio)
 
 
 def bytes_of(full: int, swa: int) -> int:
     """How many bytes pools of so many tokens take."""
-    from g4debug.cpu.geometry import TINY_MOE
-    from g4debug.pools import config, solve
-
-    geometry = config.parse(TINY_MOE.target_config(), "tiny-moe")
-    pools = solve.Pools(0, full, swa)
-    return solve.bytes_of(geometry, solve.Memory(KV_BYTES, PAGE, element=4), pools)
+    return solve.bytes_of(GEOMETRY, MEMORY, solve.Pools(0, full, swa))
 
 
 def cpu(requests: int | None) -> Workload:
     """Pools that hold all requests. Their outputs are what the other variants must give, too."""
-    from g4debug.cpu.geometry import TINY_MOE
     from g4debug.cpu.models import write
     from g4debug.cpu.server import server_arguments
 
@@ -177,7 +168,6 @@ REPRO = Repro(
             "AT_MOE_LARGE_CHUNK",
         ),
     },
-    compares=("broken", "fixed", "given", "large-chunk"),
     elsewhere=CPU_ONLY,
 )
 

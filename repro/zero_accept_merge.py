@@ -10,20 +10,9 @@ from __future__ import annotations
 
 import re
 
+from harness import verdicts
 from harness.processes import Outcome
 from harness.variants import DEBUG, Repro, Variant, main
-from harness.verdicts import (
-    Bad,
-    blamed,
-    completed,
-    died_otherwise,
-    equal_outputs,
-    headline_first,
-    judge,
-    must_name,
-    only_if,
-    told,
-)
 from harness.workload import Workload, each
 from workloads import e4b_trtllm_mtp
 
@@ -39,50 +28,48 @@ def hand_overs(run: Outcome) -> int:
     return len(_HAND_OVER.findall(run.text))
 
 
-@judge
-def judge_clean(run: Outcome, clean: Outcome | None) -> str:
-    completed(run)
+@verdicts.judge
+def judge_clean(run: Outcome) -> str:
+    verdicts.completed(run)
     if done := hand_overs(run):
-        raise Bad(f"It completes, but there were {done} hand-overs. There should be none.")
+        raise verdicts.Bad(f"It completes, but there were {done} hand-overs. There should be none.")
     return f"It completes all {len(run.result['tokens'])} requests, without a hand-over."
 
 
-@judge
-def judge_broken(run: Outcome, clean: Outcome | None) -> str:
+@verdicts.judge
+def judge_broken(run: Outcome) -> str:
     if run.completed:
-        raise Bad(f"It completes {hand_overs(run)} hand-overs: the bug is not there.")
+        raise verdicts.Bad(f"It completes {hand_overs(run)} hand-overs: the bug is not there.")
     if ERROR not in run.text:
-        raise Bad(died_otherwise(run, ERROR))
-    return f"It dies at hand-over {hand_overs(run)}: AttributeError in {blamed(run)}."
+        raise verdicts.Bad(verdicts.died_otherwise(run, ERROR))
+    return f"It dies at hand-over {hand_overs(run)}: AttributeError in {verdicts.blamed(run)}."
 
 
-@judge
-def judge_diagnosed(run: Outcome, clean: Outcome | None) -> str:
-    record = told(run)
+@verdicts.judge
+def judge_diagnosed(run: Outcome) -> str:
+    record = verdicts.told(run)
     finding = record.finding
-    must_name(
-        {
-            "spec-lifecycle": finding.check == "spec-lifecycle",
-            "the type that was left": "FrozenKVMTPVerifyInput" in finding.headline,
-            "the merge": "merge" in finding.headline,
-            "who left it": "finished in the verify of step" in finding.cause,
-            "the headline before SGLang's own words": headline_first(run, finding.headline),
-            "what happened before": bool(record.transitions),
-        }
-    )
+    wanted = {
+        "spec-lifecycle": finding.check == "spec-lifecycle",
+        "the type that was left": "FrozenKVMTPVerifyInput" in finding.headline,
+        "the merge": "merge" in finding.headline,
+        "who left it": "finished in the verify of step" in finding.cause,
+        "what happened before": bool(record.transitions),
+    }
+    verdicts.must_name(run, finding, wanted)
     if ERROR in run.text:
-        raise Bad("g4debug reports the finding, but SGLang's AttributeError came, too.")
+        raise verdicts.Bad("g4debug reports the finding, but SGLang's AttributeError came, too.")
     return (
         f"g4debug stops it before the merge, at hand-over {hand_overs(run)}, with a finding of the "
         "tracer spec-lifecycle."
     )
 
 
-@judge
-def judge_fixed(run: Outcome, clean: Outcome | None) -> str:
-    what = equal_outputs(run, clean)
+@verdicts.compared
+def judge_fixed(run: Outcome, clean: Outcome) -> str:
+    what = verdicts.equal_outputs(run, clean)
     done, wanted = hand_overs(run), len(run.result["tokens"]) - 1
-    return only_if(done == wanted, f"There are {done} of {wanted} hand-overs. {what}")
+    return verdicts.only_if(done == wanted, f"There are {done} of {wanted} hand-overs. {what}")
 
 
 REQUESTS = 201  # one more than there are hand-overs
@@ -148,7 +135,6 @@ REPRO = Repro(
         ),
     },
     releases="<0.5.13",
-    compares=("guarded", "fixed"),
 )
 
 if __name__ == "__main__":

@@ -25,6 +25,20 @@ HELP = "compute how many requests the KV pools hold"
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS |= {f"{unit}i": 1 << 10 * power for power, unit in enumerate("kmgt", 1)}
+# flag, least value, default, what it is
+NUMBERS = (
+    ("--input", 1, 1000, "prompt tokens (default: 1000)"),
+    ("--output", 1, 1000, "output tokens (default: 1000)"),
+    ("--concurrency", 1, 32, "requests at a time (default: 32)"),
+    ("--window", 1, None, "window in tokens (default: the config's)"),
+    ("--tp", 1, 1, "the server's --tp-size (default: 1)"),
+    ("--page", 1, 64, "the server's --page-size (default: 64)"),
+    ("--chunk", -1, 8192, "the server's --chunked-prefill-size, -1 for none (default: 8192)"),
+    (
+        "--draft-tokens", 0, 0,
+        "the server's --speculative-num-draft-tokens (default: 0, which means no MTP)",
+    ),
+)  # fmt: skip
 KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
@@ -45,41 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="in place of --memory: the full_layer_tokens that SGLang logged, and the ratio that "
         "it had, such as 593956@0.8",
     )
-    parser.add_argument(
-        "--input", type=at_least(1), default=1000, help="prompt tokens (default: 1000)"
-    )
-    parser.add_argument(
-        "--output", type=at_least(1), default=1000, help="output tokens (default: 1000)"
-    )
-    parser.add_argument(
-        "--concurrency", type=at_least(1), default=32, help="requests at a time (default: 32)"
-    )
-    parser.add_argument(
-        "--window", type=at_least(1), help="window in tokens (default: the config's)"
-    )
-    parser.add_argument(
-        "--tp", type=at_least(1), default=1, help="the server's --tp-size (default: 1)"
-    )
-    parser.add_argument(
-        "--page", type=at_least(1), default=64, help="the server's --page-size (default: 64)"
-    )
+    for flag, least, default, what in NUMBERS:
+        parser.add_argument(flag, type=at_least(least), default=default, help=what)
     parser.add_argument(
         "--kv-dtype",
         choices=KV_DTYPES,
         default="auto",
         help="the server's --kv-cache-dtype (default: auto)",
-    )
-    parser.add_argument(
-        "--chunk",
-        type=at_least(-1),
-        default=8192,
-        help="the server's --chunked-prefill-size, -1 for none (default: 8192)",
-    )
-    parser.add_argument(
-        "--draft-tokens",
-        type=at_least(0),
-        default=0,
-        help="the server's --speculative-num-draft-tokens (default: 0, which means no MTP)",
     )
     parser.add_argument(
         "--no-radix", action="store_true", help="the server has --disable-radix-cache"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,6 +71,19 @@ def _never_called(name: str) -> Callable[..., None]:
     return refuse
 
 
+def _at(
+    replacement: Callable[..., Any] | object, why: str, places: Mapping[str, str], **how: bool
+) -> Iterator[StandIn]:
+    """One replacement at several places: ``module:path`` -> releases. how: of ``StandIn``.
+
+    A module that begins with a dot is below ``sglang.srt``.
+    """
+    for place, releases in places.items():
+        module, _, path = place.partition(":")
+        module = f"sglang.srt{module}" if module.startswith(".") else module
+        yield StandIn(module, path, replacement, why, releases, **how)
+
+
 def _kernel(name: str, replacement: Callable[..., Any], why: str) -> StandIn:
     """A kernel for CPUs that SGLang imports from `sgl_kernel`, of which no such wheel exists."""
     return StandIn(SGL_KERNEL, name, replacement, why, ">=0.5.18")
@@ -78,168 +91,125 @@ def _kernel(name: str, replacement: Callable[..., Any], why: str) -> StandIn:
 
 _CALLED: Final = "SGLang's branch for CPUs calls it"
 _IMPORTED: Final = "SGLang imports it on a CPU, and never calls it with one draft path"
-_SRT: Final = "sglang.srt"
+_BINDS: Final = (
+    "it refuses more tensor-parallel ranks than the machine has NUMA nodes, to bind threads that "
+    "only a kernel for AMX has"
+)
+_MHA: Final = ".layers.attention.trtllm_mha_backend"
+_UNQUANT: Final = ".layers.quantization.unquant:UnquantizedFusedMoEMethod"
 TABLE: Final[tuple[StandIn, ...]] = (
-    StandIn(
-        f"{_SRT}.server_args",
-        "is_sm100_supported",
+    *_at(
         sm100.is_sm100_supported,
         "SGLang allows trtllm_mha for prefill only on sm100",
-        "<0.5.21",
+        {".server_args:is_sm100_supported": "<0.5.21"},
     ),
-    StandIn(
-        f"{_SRT}.arg_groups.attention_hook",
-        "get_platform",
+    *_at(
         sm100.get_platform,
         "SGLang allows trtllm_mha only on some GPUs, and the stand-ins are for sm100's kernels",
-        ">=0.5.21",
+        {".arg_groups.attention_hook:get_platform": ">=0.5.21"},
     ),
-    StandIn(
-        f"{_SRT}.layers.attention.flashinfer_backend",
-        "FlashInferAttnBackend.__init__",
+    *_at(
         flashinfer_init.init_backend,
         "it builds CUDA wrappers that trtllm_mha never uses",
+        {".layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__": ""},
     ),
-    StandIn(
-        f"{_SRT}.layers.attention.trtllm_mha_backend",
-        "flashinfer",
+    *_at(
         flashinfer_init.FLASHINFER,
         "the attention kernels are CUDA only",
+        {f"{_MHA}:flashinfer": ""},
         created=True,
     ),
-    StandIn(
-        f"{_SRT}.layers.attention.trtllm_mha_backend",
-        "make_persistent_multi_ctas_kv_counter_buffer",
+    *_at(
         flashinfer_init.no_counter_buffer,
         "its size depends on the multiprocessors of the GPU",
-        ">=0.5.18",
+        {f"{_MHA}:make_persistent_multi_ctas_kv_counter_buffer": ">=0.5.18"},
     ),
     *(
-        StandIn(module, name, getattr(token_attention, name), why, releases)
+        stand_in
         for name, file in (
             ("decode_attention_fwd", "decode_attention"),
             ("extend_attention_fwd", "extend_attention"),
             ("extend_attention_fwd_unified", "extend_attention"),
         )
-        for module, releases in (
-            (f"{_SRT}.layers.attention.triton_ops.{file}", "<0.5.18"),
-            (f"sglang.kernels.ops.attention.{file}", ">=0.5.18"),
+        for stand_in in _at(
+            getattr(token_attention, name),
+            "its Triton kernel takes minutes in the interpreter",
+            {
+                f".layers.attention.triton_ops.{file}:{name}": "<0.5.18",
+                f"sglang.kernels.ops.attention.{file}:{name}": ">=0.5.18",
+            },
         )
-        for why in ("its Triton kernel takes minutes in the interpreter",)
     ),
-    StandIn(
-        f"{_SRT}.layers.logits_processor",
-        "fused_softcap",
+    *_at(
         softcap.softcap_in_place,
         "its Triton kernel calls libdevice.tanh, which the interpreter lacks",
+        {".layers.logits_processor:fused_softcap": ""},
     ),
-    StandIn(
-        f"{_SRT}.layers.logits_processor",
-        "torch",
+    *_at(
         pinned.TORCH,
         "prompt logprobs ask for pinned memory, which only an accelerator has",
-        "<0.5.14",
+        {".layers.logits_processor:torch": "<0.5.14"},
     ),
-    StandIn(
-        f"{_SRT}.constrained.xgrammar_backend",
-        "XGrammarGrammar.apply_vocab_mask",
+    *_at(
         grammar_mask.apply_vocab_mask,
         "it raises on a CPU, although xgrammar can do it there",
-        "<0.5.18",
+        {".constrained.xgrammar_backend:XGrammarGrammar.apply_vocab_mask": "<0.5.18"},
     ),
-    StandIn(
-        f"{_SRT}.layers.quantization.unquant",
-        "UnquantizedFusedMoEMethod.forward_cpu",
+    # forward_native is the same function, for CPUs without AMX.
+    *_at(
         experts.forward_cpu,
         "it asserts that experts use silu; Gemma-4's use gelu, which SGLang's torch code can do",
-        "<0.5.18",
+        {f"{_UNQUANT}.forward_cpu": "<0.5.18", f"{_UNQUANT}.forward_native": "<0.5.18"},
     ),
-    StandIn(
-        f"{_SRT}.layers.quantization.unquant",
-        "UnquantizedFusedMoEMethod.forward_native",
-        experts.forward_cpu,
-        "the same function under another name, for CPUs without AMX",
-        "<0.5.18",
-    ),
-    StandIn(
-        f"{_SRT}.speculative.eagle_utils",
-        "sgl_build_tree_kernel_efficient",
+    *_at(
         draft_tree.build_tree,
         "it is in sgl_kernel, which SGLang imports only on CUDA",
-        "<0.5.18",
+        {".speculative.eagle_utils:sgl_build_tree_kernel_efficient": "<0.5.18"},
         created=True,
     ),
-    # Up to 0.5.13 two modules hold the same function under their own names.
-    StandIn(
-        f"{_SRT}.speculative.eagle_utils",
-        "verify_tree_greedy_func",
+    # Up to 0.5.13 other modules hold the same function under their own names. In eagle_info_v2
+    # only the path frozen-kv-mtp-v2 runs it.
+    *_at(
         verify_greedy.verify_tree_greedy,
         "it has no CPU branch and would silently verify nothing",
-        "<0.5.18",
+        {
+            ".speculative.eagle_utils:verify_tree_greedy_func": "<0.5.18",
+            ".speculative.eagle_info:verify_tree_greedy_func": "<0.5.14",
+            ".speculative.eagle_info_v2:verify_tree_greedy_func": "<0.5.13",
+        },
     ),
-    StandIn(
-        f"{_SRT}.speculative.eagle_info",
-        "verify_tree_greedy_func",
-        verify_greedy.verify_tree_greedy,
-        "the same function, imported by name",
-        "<0.5.14",
-    ),
-    StandIn(
-        f"{_SRT}.speculative.triton_ops.cache_locs",
-        "assign_extend_cache_locs_func",
+    *_at(
         cache_locs.extend,
         "it has no CPU branch and would return None",
-        ">=0.5.14,<0.5.18",
+        {
+            ".speculative.triton_ops.cache_locs:assign_extend_cache_locs_func": ">=0.5.14,<0.5.18",
+            ".speculative.eagle_info_v2:assign_extend_cache_locs_func": "<0.5.13",
+        },
     ),
-    StandIn(
-        f"{_SRT}.speculative.eagle_info_v2",
-        "assign_extend_cache_locs_func",
-        cache_locs.extend,
-        "the same; there only the path frozen-kv-mtp-v2 runs speculative decoding v2",
-        "<0.5.13",
-    ),
-    StandIn(
-        f"{_SRT}.speculative.eagle_info_v2",
-        "verify_tree_greedy_func",
-        verify_greedy.verify_tree_greedy,
-        "the same function as eagle_utils has, imported by name",
-        "<0.5.13",
-    ),
-    StandIn(
-        "torch",
-        "Tensor.record_stream",
+    *_at(
         streams.record_stream,
         "torch refuses it for a tensor on the CPU, and overlap scheduling calls it on every device",
-        "<0.5.13 or >=0.5.14,<0.5.23",
+        {"torch:Tensor.record_stream": "<0.5.13 or >=0.5.14,<0.5.23"},
     ),
-    StandIn(
-        f"{_SRT}.model_executor.model_runner",
-        "ModelRunner.init_threads_binding",
+    *_at(
         thread_binding.init_of_runner,
-        "it refuses more tensor-parallel ranks than the machine has NUMA nodes, to bind threads "
-        "that only a kernel for AMX has",
-        "<0.5.18",
+        _BINDS,
+        {".model_executor.model_runner:ModelRunner.init_threads_binding": "<0.5.18"},
     ),
-    StandIn(
-        f"{_SRT}.utils.numa_utils",
-        "init_threads_binding",
+    *_at(
         thread_binding.init_for_tensor_parallel,
-        "the same, a function",
-        ">=0.5.18,<0.5.19",
+        _BINDS,
+        {".utils.numa_utils:init_threads_binding": ">=0.5.18,<0.5.19"},
     ),
-    StandIn(
-        f"{_SRT}.utils.numa_utils",
-        "init_threads_binding",
+    *_at(
         thread_binding.init_threads_binding,
-        "the same, with other arguments",
-        ">=0.5.19",
+        _BINDS,
+        {".utils.numa_utils:init_threads_binding": ">=0.5.19"},
     ),
-    StandIn(
-        f"{_SRT}.entrypoints.http_server",
-        "_freeze_gc_after_server_warmup",
+    *_at(
         open_port.awaited,
         "without a warm-up SGLang asks this of the server before its port is open",
-        ">=0.5.18",
+        {".entrypoints.http_server:_freeze_gc_after_server_warmup": ">=0.5.18"},
         wraps=True,
     ),
     _kernel("build_tree_kernel_efficient_cpu", draft_tree.build_tree, _CALLED),

@@ -125,35 +125,14 @@ def _save_tensors(folder: Path, tensors: Iterator[tuple[str, Any]], dtype_name: 
 
 def _save_tokenizer(folder: Path, geometry: Geometry) -> None:
     """Write a tokenizer with one word for each token: `w4 w5 ...`, split at white space."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
     words = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(len(SPECIAL_TOKENS), geometry.vocab))]
-    special = [
-        {
-            "id": i,
-            "content": word,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
-        for i, word in enumerate(SPECIAL_TOKENS)
-    ]
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": special,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: i for i, word in enumerate(words)},
-            "unk_token": "<unk>",
-        },
-    }
-    _write_json(folder / "tokenizer.json", tokenizer)
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": "<pad>",

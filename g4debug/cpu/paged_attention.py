@@ -24,6 +24,8 @@ before the first page of the window, are never read, as on the GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from g4debug.cpu import fault
@@ -40,21 +42,13 @@ def trtllm_batch_decode_with_kv_cache(
     bmm2_scale: float | torch.Tensor = 1.0,
     window_left: int = -1,
     out_dtype: torch.dtype | None = None,
-    sinks: torch.Tensor | None = None,
     q_len_per_req: int | None = 1,
-    skip_softmax_threshold_scale_factor: float | None = None,
     out: torch.Tensor | None = None,
-    kv_cache_sf: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    max_q_len: int | None = None,
-    cum_seq_lens_q: torch.Tensor | None = None,
     multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
+    **options: object,
 ) -> torch.Tensor:
     """Each row has the same number of queries: 1 in a decode, the draft tokens in a verify."""
-    _refuse(
-        sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf,
-        mask=mask, max_q_len=max_q_len, cum_seq_lens_q=cum_seq_lens_q,
-    )  # fmt: skip
+    refuse("attention", options)
     step = q_len_per_req or 1
     starts = [step * i for i in range(block_tables.shape[0] + 1)]
     return _attend(
@@ -78,29 +72,26 @@ def trtllm_batch_context_with_kv_cache(
     cum_seq_lens_kv: torch.Tensor,
     window_left: int = -1,
     out_dtype: torch.dtype | None = None,
-    sinks: torch.Tensor | None = None,
-    skip_softmax_threshold_scale_factor: float | None = None,
     out: torch.Tensor | None = None,
-    kv_cache_sf: torch.Tensor | None = None,
     causal: bool = True,
+    **options: object,
 ) -> torch.Tensor:
     """A prefill: the queries of row b are `query[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]]`."""
-    _refuse(
-        sinks=sinks, skip_softmax=skip_softmax_threshold_scale_factor, kv_cache_sf=kv_cache_sf,
-        causal=None if causal else False,
-    )  # fmt: skip
+    refuse("attention", {**options, "causal=False": not causal})
     return _attend(
         "trtllm_batch_context_with_kv_cache", query, kv_cache, block_tables, seq_lens,
         cum_seq_lens_q.tolist(), float(bmm1_scale), float(bmm2_scale), window_left, out_dtype, out,
     )  # fmt: skip
 
 
-def _refuse(**options: object) -> None:
+def refuse(kernel: str, options: Mapping[str, object]) -> None:
+    """Raise NotImplementedError for what Gemma-4 does not use: a value but None and False."""
     for name, value in options.items():
-        if value is not None:
+        if value is not None and value is not False:
+            got = name if value is True else f"{name}={value!r}"
             raise NotImplementedError(
-                f"the CPU engine's attention: got {name}={value!r}, expected its default, because "
-                "Gemma-4 does not use it; unset it, or extend g4debug/cpu/paged_attention.py."
+                f"the CPU engine's {kernel}: got {got}, expected its default, because "
+                "Gemma-4 does not use it; unset it, or extend the stand-ins in g4debug/cpu."
             )
 
 

@@ -115,7 +115,7 @@ def serving(
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(url, process, log, timeout)
+        wait_until_healthy(url, process, log, timeout)
         yield url
     finally:
         _stop(process)
@@ -143,9 +143,10 @@ def free_port() -> int:
     raise CpuEngineError(f"CPU server: 100 ports of {PORTS} were tried, and all are taken.")
 
 
-def _wait_until_healthy(
+def wait_until_healthy(
     url: str, process: subprocess.Popen[bytes], log: Path, timeout: float
 ) -> None:
+    """Raises CpuEngineError if the server ends, or does not answer in ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:

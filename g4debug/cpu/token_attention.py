@@ -27,6 +27,7 @@ from __future__ import annotations
 import torch
 
 from g4debug.cpu import fault
+from g4debug.cpu.paged_attention import refuse
 
 
 def decode_attention_fwd(
@@ -134,12 +135,7 @@ def _refuse(kernel: str, options: dict[str, object], **named: object) -> None:
     # 0.5.23 says how long a page is, and how long the rows are, for kernels that use it.
     harmless = {"page_size", "extend_seq_lens_cpu", "enable_lean", "uneven_batch"}
     given = {k: v for k, v in options.items() if k not in harmless and not k.startswith("lean_")}
-    for name, value in {**given, **named}.items():
-        if value is not None and value is not False:
-            raise NotImplementedError(
-                f"the CPU engine's {kernel}: got {name}={value!r}, expected its default, because "
-                "Gemma-4 does not use it; unset it, or extend g4debug/cpu/token_attention.py."
-            )
+    refuse(kernel, {**given, **named})
 
 
 def _slots(

@@ -30,7 +30,7 @@ def verify_tree_greedy(
     retrieve_next_token: torch.Tensor,
     retrieve_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
-    topk: int = -1,
+    topk: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`topk` is ignored: in SGLang it only selects a kernel, and the rule is always the same."""
     wanted = target_predict.reshape(-1).tolist()
@@ -56,25 +56,6 @@ def verify_tree_greedy(
     return predicts, accept_index, accept_token_num
 
 
-def verify_tree_greedy_cpu(
-    *,
-    predicts: torch.Tensor,
-    accept_index: torch.Tensor,
-    accept_token_num: torch.Tensor,
-    candidates: torch.Tensor,
-    retrive_index: torch.Tensor,
-    retrive_next_token: torch.Tensor,
-    retrive_next_sibling: torch.Tensor,
-    target_predict: torch.Tensor,
-) -> None:
-    """The same, by the names that sgl_kernel's function has for its arguments."""
-    verify_tree_greedy(
-        predicts,
-        accept_index,
-        accept_token_num,
-        candidates,
-        retrive_index,
-        retrive_next_token,
-        retrive_next_sibling,
-        target_predict,
-    )
+def verify_tree_greedy_cpu(**tensors: torch.Tensor) -> None:
+    """The same, but sgl_kernel spells ``retrive_index`` and its like so."""
+    verify_tree_greedy(**{n.replace("retrive", "retrieve"): t for n, t in tensors.items()})

@@ -38,8 +38,8 @@ MAX_HOST = 40  # characters of a host's name in a file's name
 _NAME = re.compile(
     re.escape(PREFIX) + r"(?P<check>[a-z0-9-]+?)-(?P<time>\d{8}T\d{6}Z)"
     r"(?:-(?P<host>[A-Za-z0-9._-]+?))??"
-    r"(?:-dp(?P<dp>\d{1,6}))?(?:-tp(?P<tp>\d{1,6}))?(?:-pp(?P<pp>\d{1,6}))?"
-    r"-(?P<pid>\d{1,10})-(?P<number>\d{1,6})(?:-(?P<random>[0-9a-f]{8}))?" + re.escape(SUFFIX),
+    r"(?:-dp(?P<dp_rank>\d{1,6}))?(?:-tp(?P<rank>\d{1,6}))?(?:-pp(?P<pp_rank>\d{1,6}))?"
+    r"-(?P<pid>\d{1,10})-\d{1,6}(?:-[0-9a-f]{8})?" + re.escape(SUFFIX),
     re.ASCII,
 )
 
@@ -53,20 +53,6 @@ MAX_READ_BYTES = 64 << 20  # G4DEBUG_MAX_DUMP_MB allows no larger dump
 _BEGINNING = MAX_HEAD_BYTES + 256  # the local header of the zip, and the longest head
 _LOCAL = struct.Struct("<4s5H3I2H")  # a local file header of a zip
 OLD_BEGINNING = 64 << 10  # of the values of a dump without a head
-
-
-@dataclass(frozen=True)
-class Named:
-    """What a file's name says. An unknown number is -1, an unknown text is ''."""
-
-    check: str = ""
-    time: str = ""  # ISO 8601, UTC
-    host: str = ""
-    dp: int = -1
-    tp: int = -1
-    pp: int = -1
-    pid: int = -1
-    number: int = -1
 
 
 def dump_name(
@@ -99,20 +85,6 @@ def host_part(host: str) -> str:
     """
     first = host.partition(".")[0]
     return re.sub(r"[^A-Za-z0-9-]+", "_", first)[-MAX_HOST:].strip("-") or "host"
-
-
-def parse_name(name: str) -> Named | None:
-    """What the name of a dump says, also a name that an older g4debug gave. None: no such name."""
-    found = _NAME.fullmatch(name)
-    if found is None:
-        return None
-    try:
-        at = datetime.strptime(found["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    except ValueError:  # the 31st of February
-        return None
-    numbers = {n: int(found[n] or -1) for n in ("dp", "tp", "pp", "pid", "number")}
-    time = at.isoformat(timespec="milliseconds")
-    return Named(found["check"], time, found["host"] or "", **numbers)
 
 
 def quoted(path: Path | str) -> str:
@@ -203,17 +175,17 @@ def from_values(values: Mapping[str, Any]) -> Head:
 
 
 def from_name(name: str) -> Head:
-    """What a file's name says, for a file that says nothing else."""
-    said = parse_name(name) or Named()
-    return Head(
-        check=said.check,
-        time=said.time,
-        host=said.host,
-        pid=said.pid,
-        rank=said.tp,
-        dp_rank=said.dp,
-        pp_rank=said.pp,
-    )
+    """What a file's name says, also a name that an older g4debug gave. It may say nothing."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return Head()
+    try:
+        at = datetime.strptime(found["time"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:  # the 31st of February
+        return Head()
+    numbers = {n: int(found[n] or -1) for n in ("dp_rank", "rank", "pp_rank", "pid")}
+    texts = {"check": found["check"], "time": at.isoformat(), "host": found["host"] or ""}
+    return from_values({**texts, **numbers})
 
 
 def utc(text: str) -> str:

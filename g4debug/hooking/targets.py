@@ -1,9 +1,10 @@
 """Where each hook site is in each SGLang release. No other module knows these paths.
 
 ``SITES`` maps a site to pairs of version specifier and dotted path. The first specifier that
-matches the release counts. A path of None says that the release has no such place. The table is
-checked against the releases that docs/supported.md lists. ``RUN`` says which tracer was run on
-which release.
+matches the release counts. A path of None says that the release has no such place. It is made of
+``_PLACES``, where a plain path stands for all releases, and every path is below ``sglang.srt``. The
+table is checked against the releases that docs/supported.md lists. ``RUN`` says on which release
+each tracer was run.
 """
 
 from __future__ import annotations
@@ -20,69 +21,73 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from packaging.version import Version
 
-_MHA = "sglang.srt.layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
-_HYBRID = "sglang.srt.layers.attention.hybrid_attn_backend.HybridAttnBackend"
-_TRITON = "sglang.srt.layers.attention.triton_backend"
-_TRITON_OPS = "sglang.srt.layers.attention.triton_ops"  # up to 0.5.17
-_WORKER = "sglang.srt.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
-_WORKER_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
-_DRAFT_V2 = "sglang.srt.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
-_EAGLE_V2 = "sglang.srt.speculative.eagle_worker_v2.EAGLEWorkerV2"
-_EAGLE_UTILS = "sglang.srt.speculative.eagle_utils"
-_FUTURE = "sglang.srt.managers.overlap_utils.FutureMap"
-_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
-_ALGORITHM = "sglang.srt.speculative.spec_info.SpeculativeAlgorithm"
-_RADIX = "sglang.srt.layers.radix_attention"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_CAUSAL = "sglang.srt.models.gemma4_causal.Gemma4ForCausalLM"
-_MM = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
-_ASSISTANT = "sglang.srt.models.gemma4_mtp.Gemma4AssistantForCausalLM"
-_GEMMA4 = "sglang.srt.models.gemma4_causal"
-_VISION = "sglang.srt.models.gemma4_vision"
+Places = tuple[tuple[str, str | None], ...]
+_MHA = "layers.attention.trtllm_mha_backend.TRTLLMHAAttnBackend"
+_HYBRID = "layers.attention.hybrid_attn_backend.HybridAttnBackend"
+_TRITON = "layers.attention.triton_backend"
+_TRITON_OPS = "layers.attention.triton_ops"  # up to 0.5.17
+_WORKER = "speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+_WORKER_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2"
+_DRAFT_V2 = "speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
+_EAGLE_V2 = "speculative.eagle_worker_v2.EAGLEWorkerV2"
+_EAGLE_UTILS = "speculative.eagle_utils"
+_FUTURE = "managers.overlap_utils.FutureMap"
+_BATCH = "managers.schedule_batch.ScheduleBatch"
+_ALGORITHM = "speculative.spec_info.SpeculativeAlgorithm"
+_RADIX = "layers.radix_attention"
+_SCHEDULER = "managers.scheduler.Scheduler"
+_CAUSAL = "models.gemma4_causal.Gemma4ForCausalLM"
+_MM = "models.gemma4_mm.Gemma4ForConditionalGeneration"
+_ASSISTANT = "models.gemma4_mtp.Gemma4AssistantForCausalLM"
+_GEMMA4 = "models.gemma4_causal"
+_VISION = "models.gemma4_vision"
 _ANY = ""
 
 
-def _allocator(module: str, name: str) -> tuple[tuple[str, str | None], ...]:
+def _allocator(module: str, name: str) -> Places:
     """A method of an allocator. 0.5.13 split their module into a package."""
     old = "swa_memory_pool" if module == "swa" else "allocator"
-    base = "sglang.srt.mem_cache"
-    return (("<0.5.13", f"{base}.{old}.{name}"), (_ANY, f"{base}.allocator.{module}.{name}"))
+    return _moved("0.5.13", f"mem_cache.{old}.{name}", f"mem_cache.allocator.{module}.{name}")
 
 
-def _until(release: str, path: str) -> tuple[tuple[str, str | None], ...]:
+def _moved(release: str, before: str, after: str) -> Places:
+    """A place that is elsewhere from this release on."""
+    return ((f"<{release}", before), (_ANY, after))
+
+
+def _until(release: str, path: str) -> Places:
     """A place that this release and later ones do not have."""
     return ((f"<{release}", path), (_ANY, None))
 
 
-def _backend(name: str, path: str) -> dict[str, tuple[tuple[str, str | None], ...]]:
+def _backend(name: str, path: str) -> dict[str, str | Places]:
     """What every attention backend has. 0.5.13 merged capture and replay into one method."""
     made = f"{path}.init_forward_metadata"
     return {
-        f"attn.{name}.init": ((_ANY, f"{path}.__init__"),),
-        f"attn.{name}.init_graph_state": ((_ANY, f"{path}.init_cuda_graph_state"),),
-        f"attn.{name}.metadata": ((_ANY, made),),
+        f"attn.{name}.init": f"{path}.__init__",
+        f"attn.{name}.init_graph_state": f"{path}.init_cuda_graph_state",
+        f"attn.{name}.metadata": made,
         f"attn.{name}.metadata_capture": _until("0.5.13", f"{made}_capture_cuda_graph"),
-        f"attn.{name}.metadata_replay": (
-            ("<0.5.13", f"{made}_replay_cuda_graph"),
-            (_ANY, f"{made}_out_graph"),
+        f"attn.{name}.metadata_replay": _moved(
+            "0.5.13", f"{made}_replay_cuda_graph", f"{made}_out_graph"
         ),
     }
 
 
-def _since(release: str, path: str) -> tuple[tuple[str, str | None], ...]:
+def _since(release: str, path: str) -> Places:
     """A place that this release is the first to have."""
     return ((f"<{release}", None), (_ANY, path))
 
 
-_CACHE, _PREFIX = "sglang.srt.mem_cache", "prefix_device_indices"
+_CACHE, _PREFIX = "mem_cache", "prefix_device_indices"
 
 
 def _tree(
     family: str, path: str, until: str = "", checkpoint: str = "checkpoint"
-) -> dict[str, tuple[tuple[str, str | None], ...]]:
+) -> dict[str, str | Places]:
     """What a prefix cache has that is a tree. checkpoint: what 0.5.23 calls to hand pages over."""
     path = f"{_CACHE}.{path}"
-    sites: dict[str, tuple[tuple[str, str | None], ...]] = {
+    sites: dict[str, Places] = {
         f"tree.{family}.insert": ((_ANY, f"{path}.insert"),),
         f"tree.{family}.match": _until("0.5.23", f"{path}.match_prefix"),
         f"tree.{family}.path": _since("0.5.23", f"{path}.path_device_indices"),
@@ -93,26 +98,25 @@ def _tree(
             (_ANY, f"{path}.{checkpoint}"),
         ),
     }
-    if not until:
-        return sites
-    return {site: ((f">={until}", None), *places) for site, places in sites.items()}
+    gone: Places = ((f">={until}", None),) if until else ()
+    return {site: (*gone, *places) for site, places in sites.items()}
 
 
 _PAGED, _TOKEN = "PagedTokenToKVPoolAllocator", "TokenToKVPoolAllocator"
 _SWA, _BASE = "SWATokenToKVPoolAllocator", "BaseTokenToKVPoolAllocator"
 
-SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
+_PLACES: dict[str, str | Places] = {
     **_backend("trtllm_mha", _MHA),
-    "attn.trtllm_mha.layer_page_table": ((_ANY, f"{_MHA}._get_layer_page_table"),),
+    "attn.trtllm_mha.layer_page_table": f"{_MHA}._get_layer_page_table",
     # The locations that its fused kernel writes FP8 KV to, past "kv.set".
-    "attn.trtllm_mha.layer_cache_loc": ((_ANY, f"{_MHA}._get_layer_cache_loc"),),
-    "attn.trtllm_mha.alloc_swa_page_table": ((_ANY, f"{_MHA}._alloc_swa_page_table"),),
+    "attn.trtllm_mha.layer_cache_loc": f"{_MHA}._get_layer_cache_loc",
+    "attn.trtllm_mha.alloc_swa_page_table": f"{_MHA}._alloc_swa_page_table",
     # From 0.5.15 on the captured graph itself fills in the page tables.
     "attn.trtllm_mha.metadata_in_graph": _since("0.5.15", f"{_MHA}.init_forward_metadata_in_graph"),
     **_backend("triton", f"{_TRITON}.TritonAttnBackend"),
-    "attn.triton.multi_step": ((_ANY, f"{_TRITON}.TritonMultiStepDraftBackend.__init__"),),
-    "attn.triton.decode": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_decode"),),
-    "attn.triton.extend": ((_ANY, f"{_TRITON}.TritonAttnBackend.forward_extend"),),
+    "attn.triton.multi_step": f"{_TRITON}.TritonMultiStepDraftBackend.__init__",
+    "attn.triton.decode": f"{_TRITON}.TritonAttnBackend.forward_decode",
+    "attn.triton.extend": f"{_TRITON}.TritonAttnBackend.forward_extend",
     # The window's lists before a replay. The path that wraps it is for 0.5.12 only.
     "attn.triton.window_lists": _until(
         "0.5.13", f"{_TRITON}.update_sliding_window_buffer_cuda_graph"
@@ -122,12 +126,10 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
         "0.5.13", f"{_TRITON_OPS}.extend_attention._get_block_sizes_for_extend_attention"
     ),
     # Where every attention backend begins with a layer: SGLang's base class.
-    "attn.forward": (
-        (_ANY, "sglang.srt.layers.attention.base_attn_backend.AttentionBackend.forward"),
-    ),
+    "attn.forward": "layers.attention.base_attn_backend.AttentionBackend.forward",
     # Where one pool writes the KV of a layer.
-    "kv.set": ((_ANY, "sglang.srt.mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer"),),
-    "attn.hybrid_init": ((_ANY, f"{_HYBRID}.__init__"),),
+    "kv.set": "mem_cache.memory_pool.MHATokenToKVPool.set_kv_buffer",
+    "attn.hybrid_init": f"{_HYBRID}.__init__",
     # Each forward of the two backends together. Before 0.5.13 a backend has no pool of its own.
     "attn.hybrid_metadata": _since("0.5.13", f"{_HYBRID}.init_forward_metadata"),
     "attn.hybrid_metadata_out_graph": _since(
@@ -137,50 +139,42 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "attn.unified_op": _until("0.5.23", f"{_RADIX}.unified_attention_with_output"),
     "attn.unified_op_breakable": _until("0.5.14", f"{_RADIX}.bcg_unified_attention_with_output"),
     # A model with its pools: one for the target, one for the draft.
-    "runner.init": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.__init__"),),
+    "runner.init": "model_executor.model_runner.ModelRunner.__init__",
     # Samples the next tokens of the target's batch.
-    "runner.sample": ((_ANY, "sglang.srt.model_executor.model_runner.ModelRunner.sample"),),
-    "runner.sampler": ((_ANY, "sglang.srt.layers.sampler.Sampler.forward"),),
+    "runner.sample": "model_executor.model_runner.ModelRunner.sample",
+    "runner.sampler": "layers.sampler.Sampler.forward",
     "runner.init_piecewise": _until(
-        "0.5.14", "sglang.srt.model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs"
+        "0.5.14", "model_executor.model_runner.ModelRunner.init_piecewise_cuda_graphs"
     ),
-    "model.capture_eagle3": ((_ANY, f"{_CAUSAL}.set_eagle3_layers_to_capture"),),
-    "model.capture_eagle3_mm": ((_ANY, f"{_MM}.set_eagle3_layers_to_capture"),),
+    "model.capture_eagle3": f"{_CAUSAL}.set_eagle3_layers_to_capture",
+    "model.capture_eagle3_mm": f"{_MM}.set_eagle3_layers_to_capture",
     "model.capture_dflash": _since("0.5.14", f"{_CAUSAL}.set_dflash_layers_to_capture"),
     "model.capture_dflash_mm": _since("0.5.14", f"{_MM}.set_dflash_layers_to_capture"),
-    "forward_batch.init_new": (
-        (_ANY, "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new"),
-    ),
+    "forward_batch.init_new": "model_executor.forward_batch_info.ForwardBatch.init_new",
     "runner.piecewise_can_run": _until(
-        "0.5.14",
-        "sglang.srt.model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run",
+        "0.5.14", "model_executor.piecewise_cuda_graph_runner.PiecewiseCudaGraphRunner.can_run"
     ),
-    "model.embed_and_head": ((_ANY, f"{_CAUSAL}.get_embed_and_head"),),
+    "model.embed_and_head": f"{_CAUSAL}.get_embed_and_head",
     # FROZEN_KV_MTP's draft gets the target's embedding table while its worker is built.
-    "worker.init": (("<0.5.14", f"{_WORKER}.__init__"), (_ANY, f"{_DRAFT_V2}.__init__")),
-    "draft.bind_embedding": ((_ANY, f"{_ASSISTANT}.set_embed_and_head"),),
-    "worker.frozen_view": (
-        ("<0.5.14", f"{_WORKER}._frozen_kv_target_view"),
-        (_ANY, f"{_DRAFT_V2}._frozen_kv_target_view"),
+    "worker.init": _moved("0.5.14", f"{_WORKER}.__init__", f"{_DRAFT_V2}.__init__"),
+    "draft.bind_embedding": f"{_ASSISTANT}.set_embed_and_head",
+    "worker.frozen_view": _moved(
+        "0.5.14", f"{_WORKER}._frozen_kv_target_view", f"{_DRAFT_V2}._frozen_kv_target_view"
     ),
-    "worker.pool_view": (
-        ("<0.5.14", f"{_WORKER}._target_kv_pool_view"),
-        (_ANY, f"{_DRAFT_V2}._target_kv_pool_view"),
+    "worker.pool_view": _moved(
+        "0.5.14", f"{_WORKER}._target_kv_pool_view", f"{_DRAFT_V2}._target_kv_pool_view"
     ),
-    "worker.forward": (
-        ("<0.5.14", f"{_WORKER}.forward_batch_generation"),
-        (_ANY, f"{_WORKER_V2}.forward_batch_generation"),
+    "worker.forward": _moved(
+        "0.5.14", f"{_WORKER}.forward_batch_generation", f"{_WORKER_V2}.forward_batch_generation"
     ),
     # The target's forward. When this returns, the device still works on it.
-    "worker.target_forward": (
-        (_ANY, "sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation"),
-    ),
+    "worker.target_forward": "managers.tp_worker.TpModelWorker.forward_batch_generation",
     # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
     # those of v2, which hands over through the FutureMap from one step to the next.
-    "worker.draft": (("<0.5.14", f"{_WORKER}.draft"), (_ANY, f"{_DRAFT_V2}.draft")),
+    "worker.draft": _moved("0.5.14", f"{_WORKER}.draft", f"{_DRAFT_V2}.draft"),
     "worker.draft_forward": _since("0.5.14", f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
-    "worker.verify": (("<0.5.14", f"{_WORKER}.verify"), (_ANY, f"{_EAGLE_V2}.verify")),
+    "worker.verify": _moved("0.5.14", f"{_WORKER}.verify", f"{_EAGLE_V2}.verify"),
     # Puts the draft's tokens in order for the verify.
     "draft.tree": _since("0.5.14", f"{_EAGLE_UTILS}.build_tree_kernel_efficient"),
     # What a verify accepts: the kernel that decides it greedily, and all of the sampling.
@@ -188,9 +182,9 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "verify.sample": _since("0.5.14", f"{_EAGLE_UTILS}.eagle_sample"),
     # Not hooked: where an accept index picks tokens.
     "verify.accept": (
-        ("<0.5.14", "sglang.srt.speculative.eagle_info.EagleVerifyInput.verify"),
+        ("<0.5.14", "speculative.eagle_info.EagleVerifyInput.verify"),
         ("<0.5.18", f"{_EAGLE_V2}.verify"),
-        (_ANY, "sglang.srt.speculative.eagle_worker_common.run_eagle_verify"),
+        (_ANY, "speculative.eagle_worker_common.run_eagle_verify"),
     ),
     "worker.extend_after_decode": _until("0.5.14", f"{_WORKER}.forward_draft_extend_after_decode"),
     "worker.seed_step": _until("0.5.14", f"{_WORKER}._run_assistant_seed_step"),
@@ -207,13 +201,13 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
     "result.resolve": _since(
         "0.5.15",
-        "sglang.srt.managers.scheduler_components.batch_result_processor"
+        "managers.scheduler_components.batch_result_processor"
         ".SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
     ),
     # The same of 0.5.12's v2, which FROZEN_KV_MTP has there with the path frozen-kv-mtp-v2 only.
     "result.resolve_overlap": _until(
         "0.5.13",
-        "sglang.srt.managers.scheduler_output_processor_mixin"
+        "managers.scheduler_output_processor_mixin"
         ".SchedulerOutputProcessorMixin._resolve_spec_overlap_tokens",
     ),
     # The rest of 0.5.12's v2. There the FutureMap is a ring: a step gets rows of its own in it.
@@ -222,26 +216,23 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "overlap.resolve": _until("0.5.13", f"{_FUTURE}.resolve_future"),
     "overlap.store": _until("0.5.13", f"{_FUTURE}.store_to_map"),
     # Which worker speculates, and whether under overlap scheduling.
-    "args.speculative": _until(
-        "0.5.13", "sglang.srt.server_args.ServerArgs._handle_speculative_decoding"
-    ),
+    "args.speculative": _until("0.5.13", "server_args.ServerArgs._handle_speculative_decoding"),
     "spec.supports_v2": _until("0.5.13", f"{_ALGORITHM}.supports_spec_v2"),
     "spec.create_worker": _until("0.5.13", f"{_ALGORITHM}.create_worker"),
     # Called once for each request, before it may be scheduled.
     "grammar.begin": _until(
-        "0.5.13", "sglang.srt.constrained.grammar_manager.GrammarManager.process_req_with_grammar"
+        "0.5.13", "constrained.grammar_manager.GrammarManager.process_req_with_grammar"
     ),
-    "batch.merge": ((_ANY, f"{_BATCH}.merge_batch"),),
-    "batch.filter": ((_ANY, f"{_BATCH}.filter_batch"),),
+    "batch.merge": f"{_BATCH}.merge_batch",
+    "batch.filter": f"{_BATCH}.filter_batch",
     # 0.5.13 moved the speculative arguments into a module of their own.
-    "args.spec_alias": (
-        ("<0.5.13", "sglang.srt.server_args._resolve_speculative_algorithm_alias"),
-        (_ANY, "sglang.srt.arg_groups.speculative_hook._resolve_speculative_algorithm_alias"),
+    "args.spec_alias": _moved(
+        "0.5.13",
+        "server_args._resolve_speculative_algorithm_alias",
+        "arg_groups.speculative_hook._resolve_speculative_algorithm_alias",
     ),
     # 0.5.14 decides this for each model.
-    "args.piecewise": _until(
-        "0.5.14", "sglang.srt.server_args.ServerArgs._handle_piecewise_cuda_graph"
-    ),
+    "args.piecewise": _until("0.5.14", "server_args.ServerArgs._handle_piecewise_cuda_graph"),
     # The allocator of one pool. The sites ".token" are in the allocator for pages of one token.
     "pool.init": _allocator("paged", f"{_PAGED}.__init__"),
     "pool.init.token": _allocator("token", f"{_TOKEN}.__init__"),
@@ -273,25 +264,21 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "swa.free_segment": (("<0.5.18", None), *_allocator("swa", f"{_SWA}.free_segment")),
     "swa.free_swa_segment": (("<0.5.21", None), *_allocator("swa", f"{_SWA}.free_swa_segment")),
     "swa.free_swa": _allocator("swa", f"{_SWA}.free_swa"),
-    "batch.prepare_for_extend": ((_ANY, f"{_BATCH}.prepare_for_extend"),),
-    "batch.prepare_for_decode": ((_ANY, f"{_BATCH}.prepare_for_decode"),),
-    "batch.check_decode_mem": ((_ANY, f"{_BATCH}.check_decode_mem"),),
-    "batch.evict_swa": ((_ANY, f"{_BATCH}._evict_swa"),),
+    "batch.prepare_for_extend": f"{_BATCH}.prepare_for_extend",
+    "batch.prepare_for_decode": f"{_BATCH}.prepare_for_decode",
+    "batch.check_decode_mem": f"{_BATCH}.check_decode_mem",
+    "batch.evict_swa": f"{_BATCH}._evict_swa",
     # Decides in each step whether that is called: from 0.5.14 on, once in 128 steps or tokens.
     "batch.maybe_evict_swa": _since("0.5.14", f"{_BATCH}.maybe_evict_swa"),
     # Called once by the process that launches a server or an Engine, before it starts the others.
-    "server_args.check": ((_ANY, "sglang.srt.server_args.ServerArgs.check_server_args"),),
+    "server_args.check": "server_args.ServerArgs.check_server_args",
     # What the server does before it kills its processes because one of them has failed. In 0.5.23
     # it waits 5 s, asks py-spy for the stacks, and waits 60 s for core dumps of CUDA.
-    "server.before_crash": (
-        (_ANY, "sglang.srt.managers.tokenizer_manager.TokenizerManager.dump_requests_before_crash"),
-    ),
-    "cache.release": ((_ANY, "sglang.srt.mem_cache.common.release_kv_cache"),),
-    "scheduler.on_idle": ((_ANY, f"{_SCHEDULER}.on_idle"),),
-    "scheduler.process_result": ((_ANY, f"{_SCHEDULER}.process_batch_result"),),
-    "tree.swa_insert": _until(
-        "0.5.21", "sglang.srt.mem_cache.swa_radix_cache.SWARadixCache._insert_helper"
-    ),
+    "server.before_crash": "managers.tokenizer_manager.TokenizerManager.dump_requests_before_crash",
+    "cache.release": "mem_cache.common.release_kv_cache",
+    "scheduler.on_idle": f"{_SCHEDULER}.on_idle",
+    "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
+    "tree.swa_insert": _until("0.5.21", "mem_cache.swa_radix_cache.SWARadixCache._insert_helper"),
     # The prefix cache: a request hands its pages over ("finished", "unfinished", and in them
     # "insert"), and gets pages. Up to 0.5.21 a match gives them; then it gives a node, and "prefix"
     # and "path" give the pages.
@@ -302,40 +289,41 @@ SITES: dict[str, tuple[tuple[str, str | None], ...]] = {
     "tree.unified.prefix": _since(
         "0.5.23", f"{_CACHE}.unified_radix_cache.UnifiedRadixCache.{_PREFIX}"
     ),
-    "mm.image_feature": ((_ANY, f"{_MM}.get_image_feature"),),
-    "mm.video_feature": ((_ANY, f"{_MM}.get_video_feature"),),
-    "vision.tower_init": ((_ANY, f"{_VISION}.Gemma4VisionEncoder.__init__"),),
-    "vision.encoder": ((_ANY, f"{_VISION}.Gemma4VisionTransformer.forward"),),
-    "vision.positions": ((_ANY, f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings"),),
-    "gemma4.text": ((_ANY, f"{_GEMMA4}.Gemma4TextModel.forward"),),
-    "gemma4.layer": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.forward"),),
+    "mm.image_feature": f"{_MM}.get_image_feature",
+    "mm.video_feature": f"{_MM}.get_video_feature",
+    "vision.tower_init": f"{_VISION}.Gemma4VisionEncoder.__init__",
+    "vision.encoder": f"{_VISION}.Gemma4VisionTransformer.forward",
+    "vision.positions": f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings",
+    "gemma4.text": f"{_GEMMA4}.Gemma4TextModel.forward",
+    "gemma4.layer": f"{_GEMMA4}.Gemma4DecoderLayer.forward",
     # What a layer does after attention.
     "gemma4.next_stream": _since("0.5.23", f"{_GEMMA4}.Gemma4DecoderLayer._next_stream"),
-    "gemma4.layer_init": ((_ANY, f"{_GEMMA4}.Gemma4DecoderLayer.__init__"),),
-    "gemma4.moe_init": ((_ANY, f"{_GEMMA4}.Gemma4MoE.__init__"),),
-    "scheduler.run_batch": ((_ANY, f"{_SCHEDULER}.run_batch"),),
+    "gemma4.layer_init": f"{_GEMMA4}.Gemma4DecoderLayer.__init__",
+    "gemma4.moe_init": f"{_GEMMA4}.Gemma4MoE.__init__",
+    "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
     # Not hooked: where there is such a barrier, a forward's tables are built before they change.
     "scheduler.war_barrier": _since("0.5.14", f"{_SCHEDULER}._apply_war_barrier"),
-    "scheduler.next_batch": ((_ANY, f"{_SCHEDULER}.get_next_batch_to_run"),),
-    "scheduler.init": ((_ANY, f"{_SCHEDULER}.__init__"),),
-    "scheduler.run_event_loop": ((_ANY, f"{_SCHEDULER}.run_event_loop"),),
+    "scheduler.next_batch": f"{_SCHEDULER}.get_next_batch_to_run",
+    "scheduler.init": f"{_SCHEDULER}.__init__",
+    "scheduler.run_event_loop": f"{_SCHEDULER}.run_event_loop",
     # Called in every round of every kind of event loop. 0.5.13 moved it.
-    "scheduler.recv_requests": (
-        ("<0.5.13", f"{_SCHEDULER}.recv_requests"),
-        (
-            _ANY,
-            "sglang.srt.managers.scheduler_components.request_receiver"
-            ".SchedulerRequestReceiver.recv_requests",
-        ),
+    "scheduler.recv_requests": _moved(
+        "0.5.13",
+        f"{_SCHEDULER}.recv_requests",
+        "managers.scheduler_components.request_receiver.SchedulerRequestReceiver.recv_requests",
     ),
-    "scheduler.stream_output": (
-        ("<0.5.13", f"{_SCHEDULER}.stream_output"),
-        (
-            _ANY,
-            "sglang.srt.managers.scheduler_components.output_streamer"
-            ".SchedulerOutputStreamer.stream_output",
-        ),
+    "scheduler.stream_output": _moved(
+        "0.5.13",
+        f"{_SCHEDULER}.stream_output",
+        "managers.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output",
     ),
+}
+SITES: dict[str, Places] = {
+    site: tuple(
+        (release, dotted and f"sglang.srt.{dotted}")
+        for release, dotted in (((_ANY, places),) if isinstance(places, str) else places)
+    )
+    for site, places in _PLACES.items()
 }
 
 # The arguments of a server that anybody here decides by, and the releases that have them. `make

@@ -46,15 +46,7 @@ def render_json(plan: Plan, stream: IO[str]) -> None:
         "window": plan.geometry.window,
         "experts": plan.geometry.experts,
         "memory": {"kv_bytes": memory.kv_bytes, "page": memory.page, "tp": memory.tp},
-        "workload": {
-            "input": work.input,
-            "output": work.output,
-            "concurrency": work.concurrency,
-            "chunk": work.chunk,
-            "draft_tokens": work.draft,
-            "radix": work.radix,
-            "split_leaf": work.split_leaf,
-        },
+        "workload": {"draft_tokens" if k == "draft" else k: v for k, v in vars(work).items()},
         "per_request": {"full": need.full, "swa": need.swa, "swa_locked": need.swa_locked},
         "rows": [_row(row, plan) for row in plan.rows],
         "best": _row(plan.best, plan) | ({} if plan.best.holds else {"ratio": None}),
@@ -117,15 +109,8 @@ def _row(row: Row, plan: Plan) -> dict[str, object]:
 
 
 def _line(row: Row, plan: Plan, widths: list[int]) -> Text:
-    cells = (
-        f"{row.ratio:g}",
-        str(row.pools.full),
-        str(row.pools.swa),
-        str(row.full_holds),
-        str(row.swa_holds),
-        str(row.holds),
-        POOL[row.binds(plan.workload.concurrency)],
-    )
+    ratio, *numbers, binds = _row(row, plan).values()
+    cells = (f"{ratio:g}", *map(str, numbers), POOL[str(binds)])
     text = Text(_cells(cells, widths))
     marks = []
     if row.ratio == plan.best.ratio and plan.best.holds:

@@ -69,13 +69,9 @@ class Server:
     @property
     def worries(self) -> list[tuple[int, str]]:
         """(pid, what) of everything that is not as it should be."""
-        found = [(p.pid, w) for p in self.processes for w in p.worries]
-        if self.schedulers:
-            # A named process that is not part of SGLang (a shell, a supervisor) needs no status.
-            found = [
-                (p.pid, w) for p in self.processes for w in p.worries if p.has_status or not p.asked
-            ]
-        return found
+        # A named process that is not part of SGLang (a shell, a supervisor) needs no status.
+        judged = (p for p in self.processes if p.has_status or not (p.asked and self.schedulers))
+        return [(p.pid, worry) for p in judged for worry in p.worries]
 
     @property
     def sound(self) -> bool:

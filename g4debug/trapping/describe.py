@@ -66,13 +66,9 @@ SIZES = (
 
 def geometry(scheduler: Any) -> dict[str, Plain]:
     """Sizes of the model that matter for KV pools and page tables."""
-    found: dict[str, Plain] = {}
     model = getattr(scheduler, "model_config", None)
-    for name in SIZES:
-        value = getattr(model, name, None)
-        if isinstance(value, (int, float)):
-            found[name] = value
-    return found
+    found = {name: getattr(model, name, None) for name in SIZES}
+    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
 
 def located(finding: Finding, recorder: Recorder) -> Finding:
@@ -135,15 +131,10 @@ class Describer:
             tracers=self.recorder.status.records(),
             faults=tuple(itertools.chain(*self.schedules)),
             pools=self.recorder.pools(),
-            table=evidence.table,
             steps=tuple(self.recorder.steps),
-            events=evidence.events,
-            transitions=evidence.transitions,
-            holdings=evidence.holdings,
             allocator=self.allocator_events(),
             launch=self.launch,
             plugins=dict(self.plugins),
             others=others,
-            asserts=evidence.asserts,
-            lookups=evidence.lookups,
+            **vars(evidence),
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from harness.arguments import as_named_here
 from harness.processes import UP
+from harness.workload import Make, Workload
 
 
 @contextmanager
@@ -32,15 +33,19 @@ def greedy(tokens: int) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
 
 
-def main(device: str, result: Path, workload: str, requests: int) -> None:
-    """workload: ``MODULE`` or ``MODULE:NAME``, a module below ``repro/``.
+def made(device: str, workload: str, requests: int) -> Workload:
+    """The workload ``MODULE`` or ``MODULE:NAME``, a module below ``repro/``.
 
     NAME (``DEVICES`` if it is not given) is a dict in that module: from the device to a function
     that takes the number of requests and returns a Workload.
     """
     module, _, name = workload.partition(":")
-    devices = getattr(importlib.import_module(module), name or "DEVICES")
-    served = devices[device](requests or None)
+    devices: dict[str, Make] = getattr(importlib.import_module(module), name or "DEVICES")
+    return devices[device](requests or None)
+
+
+def main(device: str, result: Path, workload: str, requests: int) -> None:
+    served = made(device, workload, requests)
     importlib.import_module("sglang")  # its import is no part of the engine's start
     begin = time.perf_counter()
     with running(served.engine) as engine:

@@ -31,33 +31,17 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
-    def device(self) -> None:
-        self.add_argument(
-            "--device",
-            choices=("cpu", "cuda"),
-            help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
-        )
-
     def number(
         self, flag: str, what: str, default: float, metavar: str = "N", type: Any = int
     ) -> None:
         help = f"{what} (default: {default})"
         self.add_argument(flag, type=type, default=default, metavar=metavar, help=help)
 
-    def requests(self, who: str, shown: str) -> None:
-        """who: serves so many. shown: how the help calls the default, which is 0 here."""
-        help = f"how many {who} (default: {shown})"
-        self.add_argument("--requests", type=int, default=0, metavar="N", help=help)
-
     def out(self, what: str) -> None:
         self.add_argument("--out", type=Path, metavar="FILE", help=what)
 
     def results(self, what: str) -> None:
         self.add_argument("--results", type=Path, metavar="FOLDER", help=what)
-
-    def json(self) -> None:
-        what = "print the result as JSON on stdout, and everything else on stderr"
-        self.add_argument("--json", action="store_true", help=what)
 
     def keep(self, what: str) -> None:
         self.add_argument(

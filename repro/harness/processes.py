@@ -179,8 +179,6 @@ def run_child(
     # The switches of whoever called the script must not leak into a child.
     base = {k: v for k, v in os.environ.items() if not _SWITCH.match(k)}
     if device == "cpu":
-        from g4debug import cpu
-
         base = cpu.environment(base)
     begin = time.monotonic()
     phase, end, status = "starting", begin + timeout, None

@@ -107,7 +107,7 @@ def switches(given: Mapping[str, str]) -> list[str]:
     return [f"{name}={shlex.quote(value)}" for name, value in given.items()] or ["none"]
 
 
-def summary(console: Console, title: str, blocks: Sequence[Block], noun: str = "variants") -> None:
+def summary(console: Console, title: str, blocks: Sequence[Block]) -> None:
     """All blocks below a title, and a sentence that counts them."""
     console.print()
     say(console, title, style="bold")
@@ -115,7 +115,7 @@ def summary(console: Console, title: str, blocks: Sequence[Block], noun: str = "
         console.print()
         block(console, it)
     console.print()
-    count(console, blocks, noun)
+    count(console, blocks)
 
 
 def count(console: Console, blocks: Sequence[Block], noun: str = "variants") -> None:

@@ -44,10 +44,11 @@ DEVICE_NAMES = {"cpu": "the CPU engine, which needs no GPU", "cuda": "the GPU"}
 
 @dataclass(frozen=True)
 class Variant:
-    """``judge(run, clean)`` gets the outcome of this variant, and of clean if it ran before.
+    """One run of a script.
 
-    workload: a dict of the module with the script's workloads. explain: the part
-    of the run that a user would have seen, which is shown: "traceback", "finding" or nothing.
+    against: the variant with which it is compared, if its judge compares. workload: a dict of the
+    module with the script's workloads. explain: the part of the run that a user would have seen,
+    which is shown: "traceback", "finding" or nothing.
     """
 
     title: str
@@ -55,29 +56,31 @@ class Variant:
     judge: Judge
     workload: str = "DEVICES"
     explain: str = ""
+    against: str = "clean"
 
 
 @dataclass(frozen=True)
 class Repro:
     """A script: its name, what it serves, and its variants in the order in which they run.
 
-    workload: the module with its workloads, if it is not the script itself. compares: the
-    variants that are compared with ``clean``, token by token. elsewhere: what to say
-    on a device that is not in ``devices``; an indented line is a command. refuses: what else than
-    wrong arguments makes it end with 2, to go on the sentence in its help. releases: the SGLang
-    versions that it shows something of, as in ``targets.matches``; on others it says so and names
-    ``shown_on``.
+    workload: the module with its workloads, if it is not the script itself. child: the module that
+    serves one of them, as ``harness.engine`` does, and writes what the judges need. elsewhere: what
+    to say on a device that is not in ``devices``; an indented line is a command. refuses: what else
+    than wrong arguments makes it end with 2, to go on the sentence in its help. releases: the
+    SGLang versions that it shows something of, as in ``targets.matches``; on others it says so and
+    names ``shown_on``. hidden: keys of a result that are no part of ``--json``.
     """
 
     name: str
     serves: str
     variants: Mapping[str, Variant]
-    compares: tuple[str, ...] = ()
     elsewhere: str = ""
     refuses: str = ""
     releases: str = ""
     shown_on: str = "0.5.12.post1"
     workload: str = ""
+    child: str = "harness.engine"
+    hidden: tuple[str, ...] = ("tokens",)
 
     @property
     def title(self) -> str:
@@ -132,10 +135,10 @@ def run_all(
             workload = f"{repro.module}:{variant.workload}"
             arguments = {"workload": workload, "requests": requests}
             run = run_child(
-                name, "harness.engine", arguments, environment, folder, timeout,
+                name, repro.child, arguments, environment, folder, timeout,
                 device=device, progress=progress,
             )  # fmt: skip
-        verdict = variant.judge(run, done["clean"][0] if "clean" in done else None)
+        verdict = variant.judge(run, done[variant.against][0] if variant.against in done else None)
         done[name] = (run, verdict)
         after = f"It ended after {run.seconds:.0f} s"
         if verdict.good:
@@ -192,7 +195,7 @@ def as_json(repro: Repro, device: str, done: Done) -> dict[str, Any]:
             "seconds": round(run.seconds, 2),
             "swa_peak": run.swa_peak,
             "dump": str(dump_path(run)) if repro.variants[name].explain == "finding" else None,
-            **{k: v for k, v in run.result.items() if k != "tokens"},
+            **{k: v for k, v in run.result.items() if k not in repro.hidden},
         }
         for name, (run, verdict) in done.items()
     }
@@ -204,7 +207,11 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
         f"{doc}\n\n{EXIT_CODE.format(repro.refuses)}",
         {name: v.title for name, v in repro.variants.items()},
     )
-    parser.device()
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        help="where to run: on the CPU engine or on a GPU (default: cuda if there is a GPU)",
+    )
     parser.add_argument(
         "--variant",
         "--arm",
@@ -212,11 +219,15 @@ def arguments(repro: Repro, doc: str | None, requests: str) -> argparse.Namespac
         action="append",
         choices=list(repro.variants),
         metavar="NAME",
-        help="run only this variant; may be given several times. If it is compared with clean, "
-        "clean runs, too",
+        help="run only this variant; may be given several times. If it is compared with another "
+        "one, that one runs, too",
     )
-    parser.requests("requests each variant serves", requests)
-    parser.json()
+    parser.set_defaults(requests=0)
+    if requests:
+        what = f"how many requests each variant serves (default: {requests})"
+        parser.add_argument("--requests", type=int, default=0, metavar="N", help=what)
+    what = "print the result as JSON on stdout, and everything else on stderr"
+    parser.add_argument("--json", action="store_true", help=what)
     parser.keep("variants' logs")
     return parser.parse_args()
 
@@ -238,7 +249,8 @@ def environment_of(release: str) -> str:
 
 
 def main(repro: Repro, doc: str | None, requests: str) -> int:
-    """Run the variants that were asked for. Returns 0 if all did what they should, 1 if one did
+    """Run the variants that were asked for. requests: how the help calls the usual number of
+    requests; '' if it cannot be chosen. Returns 0 if all did what they should, 1 if one did
     not, 2 if the script cannot run on this device or SGLang, and 128 plus its number after a signal
     (Ctrl-C: 130).
     """
@@ -254,9 +266,9 @@ def main(repro: Repro, doc: str | None, requests: str) -> int:
             else:
                 render.say(console, line)
         return 2
-    names = [n for n in repro.variants if not args.variants or n in args.variants]
-    if "clean" not in names and set(names) & set(repro.compares):
-        names.insert(0, "clean")
+    wanted = set(args.variants or repro.variants)
+    wanted |= {v.against for n, v in repro.variants.items() if n in wanted and v.judge.compares}
+    names = [n for n in repro.variants if n in wanted]
     with logs("repro", console, "The logs of the variants are kept in:", args.keep) as kept:
         try:
             timeout = repro.devices[device](args.requests or None).timeout

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from g4debug.dumps import errors, reading
-from g4debug.findings.record import TrapRecord
+from g4debug.findings.record import Finding, TrapRecord
 from g4debug.hooking import targets
 from harness.processes import Outcome
 
@@ -24,20 +24,38 @@ class Bad(Exception):
     """A run did not do what it should. The text: what it did instead, in one or two sentences."""
 
 
-Judge = Callable[[Outcome, Outcome | None], Verdict]
+@dataclass(frozen=True)
+class Judge:
+    """Judges a run. said: what a good run did; it raises Bad for another one.
 
+    compares: ``said`` gets another run, too, and both have completed. dead: this one need not have.
+    """
 
-def judge(said: Callable[[Outcome, Outcome | None], str]) -> Judge:
-    """A judge from a function that says what a good run did, and raises Bad for another one."""
+    said: Callable[..., str]
+    compares: bool = False
+    dead: bool = False
 
-    @functools.wraps(said)
-    def verdict(run: Outcome, clean: Outcome | None) -> Verdict:
+    def __call__(self, run: Outcome, other: Outcome | None = None) -> Verdict:
         try:
-            return Verdict(True, said(run, clean))
+            if not self.compares:
+                return Verdict(True, self.said(run))
+            if not self.dead:
+                completed(run)
+            if other is None or not other.completed:
+                raise Bad("It completes, but there is no good run to compare it with.")
+            return Verdict(True, self.said(run, other))
         except Bad as e:
             return Verdict(False, str(e))
 
-    return verdict
+
+def judge(said: Callable[[Outcome], str]) -> Judge:
+    """A judge of one run by itself."""
+    return Judge(said)
+
+
+def compared(said: Callable[[Outcome, Outcome], str]) -> Judge:
+    """A judge that compares a run with another one."""
+    return Judge(said, compares=True)
 
 
 def not_completed(run: Outcome) -> str:
@@ -64,14 +82,6 @@ def completed(run: Outcome) -> None:
         raise Bad(not_completed(run))
 
 
-def comparable(run: Outcome, clean: Outcome | None) -> Outcome:
-    """The clean run. Raises Bad if this run cannot be compared with it."""
-    completed(run)
-    if clean is None or not clean.completed:
-        raise Bad("It completes, but there is no clean run to compare it with.")
-    return clean
-
-
 def accept_length(run: Outcome) -> str:
     return f"The mean accept length is {run.result['accept_length']:.2f}."
 
@@ -87,19 +97,19 @@ def different(run: Outcome) -> int:
     return len({tuple(tokens) for tokens in run.result["tokens"]})
 
 
-def equal_outputs(run: Outcome, clean: Outcome | None) -> str:
-    """Raises Bad unless it completed and every output equals the clean one, token by token."""
-    same, of = alike(run, comparable(run, clean))
+def equal_outputs(run: Outcome, clean: Outcome) -> str:
+    """Raises Bad unless every output equals the clean one, token by token."""
+    same, of = alike(run, clean)
     if same < of:
         raise Bad(f"It completes, but only {same} of {of} outputs equal those of clean.")
     return f"It completes, and all {same} outputs equal those of clean. {accept_length(run)}"
 
 
-same_outputs = judge(equal_outputs)
+same_outputs = compared(equal_outputs)
 
 
 @judge
-def answers(run: Outcome, clean: Outcome | None) -> str:
+def answers(run: Outcome) -> str:
     completed(run)
     return f"It completes, with {different(run)} different outputs."
 
@@ -148,8 +158,13 @@ def told(run: Outcome) -> TrapRecord:
     return record
 
 
-def must_name(wanted: Mapping[str, bool]) -> None:
-    """Raises Bad if a finding lacks something. wanted: what it should name -> whether it does."""
+def must_name(run: Outcome, finding: Finding, wanted: Mapping[str, bool]) -> None:
+    """Raises Bad if a finding lacks something, or comes after SGLang's own words.
+
+    wanted: what it should name -> whether it does.
+    """
     missing = [name for name, found in wanted.items() if not found]
+    if not headline_first(run, finding.headline):
+        missing.append("the headline before SGLang's own words")
     if missing:
         raise Bad(f"There is a finding, but it does not name {', '.join(missing)}.")

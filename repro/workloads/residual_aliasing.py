@@ -8,24 +8,41 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.arguments import as_named_here
+from harness.engine import made
+from harness.workload import Workload
 
 from g4debug.fixes.source import exists
+from workloads import e4b_trtllm_mtp
 
 TOKENS = 200
 
 
-def main(device: str, result: Path) -> None:
+def cpu(requests: int | None) -> Workload:
+    from g4debug.cpu.server import engine_arguments
+
+    return Workload(1, (TOKENS, TOKENS), 0, 0, engine_arguments(mtp=False), timeout=300)
+
+
+def cuda(requests: int | None) -> Workload:
+    return e4b_trtllm_mtp.cuda(4).without_mtp().given(disable_cuda_graph=True)
+
+
+DEVICES = {"cpu": cpu, "cuda": cuda}
+
+
+def main(device: str, result: Path, workload: str, requests: int) -> None:
     import torch
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
     if device == "cpu":
         write_in_place()
-    runner, text_model = load(device)
+    runner, text_model = load(made(device, workload, requests).engine)
     captured = list(range(1, len(text_model.layers)))
     runner.model.set_eagle3_layers_to_capture([i - 1 for i in captured])
 
@@ -67,18 +84,10 @@ def write_in_place() -> None:
     RMSNorm.forward_native = RMSNorm.forward_cpu = forward_native
 
 
-def load(device: str) -> tuple[Any, Any]:
+def load(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     """SGLang's ModelRunner on a small Gemma-4, and its text model."""
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    if device == "cpu":
-        from g4debug.cpu.server import engine_arguments
-
-        arguments = engine_arguments(mtp=False)
-    else:
-        from workloads import e4b_trtllm_mtp
-
-        arguments = {**e4b_trtllm_mtp.cuda(4).without_mtp().engine, "disable_cuda_graph": True}
     server_args = ServerArgs(
         **{**as_named_here(arguments), "skip_tokenizer_init": False, "log_level": "error"}
     )

@@ -11,27 +11,37 @@ import random
 from pathlib import Path
 from typing import Any
 
-from harness.engine import greedy, running
-
-OUTPUT = 32  # tokens of each answer
-SHORTEST, LONGEST = 40, 400  # tokens of a prompt
+from harness.engine import greedy, made, running
+from harness.workload import Workload, each
 
 
-def prompts(count: int, vocab: int, seed: int = 0) -> list[list[int]]:
-    """Token ids; the same for the same seed."""
-    rng = random.Random(seed)
-    lengths = [SHORTEST + i * (LONGEST - SHORTEST) // max(1, count - 1) for i in range(count)]
-    return [[2, *(rng.randrange(4, vocab) for _ in range(n - 1))] for n in lengths]
+class Lengths(Workload):
+    """Prompts whose lengths grow evenly from the shortest to the longest."""
+
+    def prompts(self, seed: int = 0) -> list[list[int]]:
+        rng = random.Random(seed)
+        (low, high), last = self.prompt, max(1, self.requests - 1)
+        lengths = [low + i * (high - low) // last for i in range(self.requests)]
+        return [[2, *(rng.randrange(4, self.vocab) for _ in range(n - 1))] for n in lengths]
 
 
-def answers(backend: str, given: list[list[int]]) -> list[list[tuple[float, int]]]:
-    """For each token of each answer: its log probability, and the token."""
+def cpu(requests: int | None) -> Workload:
+    from g4debug.cpu.geometry import TINY
     from g4debug.cpu.server import engine_arguments
 
-    arguments = engine_arguments(mtp=False, attention_backend=backend, skip_tokenizer_init=True)
-    with running(arguments) as engine:
+    engine = engine_arguments(mtp=False, skip_tokenizer_init=True)
+    return Lengths(requests or 64, (40, 400), 32, TINY.vocab, engine, timeout=900)
+
+
+DEVICES = {"cpu": cpu}
+TRITON = each(DEVICES, attention_backend="triton")
+
+
+def answers(served: Workload, given: list[list[int]]) -> list[list[tuple[float, int]]]:
+    """For each token of each answer: its log probability, and the token."""
+    with running(served.engine) as engine:
         outputs = engine.generate(
-            input_ids=given, sampling_params=greedy(OUTPUT), return_logprob=True
+            input_ids=given, sampling_params=greedy(served.output), return_logprob=True
         )
     return [[(p, t) for p, t, _ in o["meta_info"]["output_token_logprobs"]] for o in outputs]
 
@@ -77,8 +87,25 @@ def compare(
     return {"window": int(model.config.sliding_window), "tokens": tokens}
 
 
-def main(device: str, result: Path, backend: str, requests: int) -> None:
-    model = reference()
-    given = prompts(requests, model.config.vocab_size)
-    found = answers(backend, given)
-    result.write_text(json.dumps(compare(model, given, found)))
+def behind(found: dict[str, Any], decode: bool = True) -> list[dict[str, Any]]:
+    """The tokens that a decode step (or a prefill) made for queries with a full window.
+
+    The query at position p has p + 1 keys before it or at it.
+    """
+    full = found["window"] - 1
+    return [t for t in found["tokens"] if t["decode"] is decode and t["query"] >= full]
+
+
+def figures(tokens: list[dict[str, Any]]) -> tuple[int, float]:
+    """How many tokens the model would not choose, and the largest difference."""
+    return sum(not t["chosen"] for t in tokens), max((t["off"] for t in tokens), default=0.0)
+
+
+def main(device: str, result: Path, workload: str, requests: int) -> None:
+    served, model = made(device, workload, requests), reference()
+    given = served.prompts()
+    found = compare(model, given, answers(served, given))
+    wrong, off = figures(behind(found))
+    result.write_text(
+        json.dumps({**found, "behind": len(behind(found)), "wrong": wrong, "off": off})
+    )

@@ -33,19 +33,23 @@ def test_what_a_name_says() -> None:
     name = heads.dump_name("page-table", AT, "node-7.cluster", (1, 0, 2), 4711, 3, "0f3a9c51")
     assert name == "g4debug-page-table-20260601T031415Z-node-7-dp1-tp0-pp2-4711-3-0f3a9c51.pt"
     time = "2026-06-01T03:14:15.000+00:00"
-    assert heads.parse_name(name) == heads.Named("page-table", time, "node-7", 1, 0, 2, 4711, 3)
+    assert heads.from_name(name) == heads.Head(
+        check="page-table", time=time, host="node-7", dp_rank=1, rank=0, pp_rank=2, pid=4711
+    )
     short = heads.dump_name("pool-leak", AT, "h", (-1, 5, -1), 1, 1, "00000000")
     assert short == "g4debug-pool-leak-20260601T031415Z-h-tp5-1-1-00000000.pt"
-    assert heads.parse_name(short) == heads.Named("pool-leak", time, "h", -1, 5, -1, 1, 1)
+    assert heads.from_name(short) == heads.Head(
+        check="pool-leak", time=time, host="h", rank=5, pid=1
+    )
     alone = heads.dump_name("pool-leak", AT, "9", (-1, -1, -1), 1, 1, "00000000")
-    assert heads.parse_name(alone) == heads.Named("pool-leak", time, "9", -1, -1, -1, 1, 1)
+    assert heads.from_name(alone) == heads.Head(check="pool-leak", time=time, host="9", pid=1)
 
 
 def test_names_of_older_versions_and_other_files() -> None:
     time = "2026-06-01T03:14:15.000+00:00"
-    assert heads.parse_name(OLD) == heads.Named("page-table", time, "", -1, -1, -1, 4711, 1)
+    assert heads.from_name(OLD) == heads.Head(check="page-table", time=time, pid=4711)
     for other in ("notes.pt", "x.pt", OLD.replace("0601", "0631"), OLD + "x", "g4debug-.pt", ""):
-        assert heads.parse_name(other) is None
+        assert heads.from_name(other) == heads.Head()
 
 
 @pytest.mark.parametrize(
@@ -64,8 +68,7 @@ def test_a_host_is_cleaned(host: str, part: str) -> None:
     assert heads.host_part(host) == part
     name = heads.dump_name("a", AT, host, (0, 0, 0), 1, 1, "0f3a9c51")
     assert len(name) < 143  # the shortest limit of a file system in use
-    named = heads.parse_name(name)
-    assert named is not None
+    named = heads.from_name(name)
     assert named.host == part
 
 
@@ -75,12 +78,9 @@ def test_a_dump_that_is_written_says_who_wrote_it(
     record = record_at(dp_rank=1, rank=3, pp_rank=0)
     monkeypatch.setattr(writing.socket, "gethostname", lambda: "node7.example")
     path = writing.write_dump(record, writing.encode(record), tmp_path, 2)
-    named = heads.parse_name(path.name)
-    assert named is not None
-    assert (named.host, named.dp, named.tp, named.pp, named.pid, named.number) == (
-        *("node7", 1, 3, 0),
-        *(os.getpid(), 2),
-    )
+    named = heads.from_name(path.name)
+    assert (named.host, named.dp_rank, named.rank, named.pp_rank) == ("node7", 1, 3, 0)
+    assert path.name.split("-")[-3:-1] == [str(os.getpid()), "2"]
     assert reading.read(path).finding == record.finding
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 

@@ -56,8 +56,8 @@ def test_an_allowed_geometry_is_equal_and_a_refused_one_is_not(
 ):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, tokens=tokens)
     text = f"{equal} of 20 outputs equal the eager ones."
-    assert parity.compare(graphs, eager, wanted=True) == (equal == 20, text)
-    good, why = parity.compare(graphs, eager, wanted=False)
+    assert parity.judge_equal(graphs, eager) == (equal == 20, text)
+    good, why = parity.judge_refusable(graphs, eager)
     assert good is (equal < 20)
     assert why.startswith(text)
     assert ("reason enough to refuse it" in why) is (equal < 20)
@@ -65,13 +65,13 @@ def test_an_allowed_geometry_is_equal_and_a_refused_one_is_not(
 
 def test_an_enforced_run_that_captures_and_dies_of_an_illegal_access(parity, outcome, eager):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, ILLEGAL, status=KILLED)
-    good, why = parity.compare(graphs, eager, wanted=False)
+    good, why = parity.judge_refusable(graphs, eager)
     assert good
     assert why == (
         "It captures the graphs, then it dies: an illegal memory access was encountered. "
         "That is reason enough to refuse it."
     )
-    good, why = parity.compare(graphs, eager, wanted=True)  # an allowed geometry may not die
+    good, why = parity.judge_equal(graphs, eager)  # an allowed geometry may not die
     assert not good
     assert "did not complete (exit status -9)" in why
 
@@ -87,56 +87,56 @@ def test_an_enforced_run_that_captures_and_dies_of_an_illegal_access(parity, out
     ids=["in the capture", "of something else", "of nothing that it said", "without graphs"],
 )
 def test_an_enforced_run_that_dies_of_something_else_is_no_reason(parity, outcome, eager, log):
-    good, why = parity.compare(outcome("graphs", *log, status=KILLED), eager, wanted=False)
+    good, why = parity.judge_refusable(outcome("graphs", *log, status=KILLED), eager)
     assert not good
-    assert "The run graphs failed. It did not complete (exit status -9)." in why
+    assert why == "It did not complete (exit status -9)."
 
 
 def test_an_enforced_run_that_was_stopped_for_its_time_is_no_reason(parity, outcome, eager):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, status=None)
-    assert parity.compare(graphs, eager, wanted=False)[0] is False
+    assert parity.judge_refusable(graphs, eager)[0] is False
 
 
 def test_it_did_not_die_of_what_it_survived(parity, outcome, eager):
     graphs = outcome("graphs", BEGAN, CAPTURED, UP, ILLEGAL, tokens=TOKENS)
-    good, why = parity.compare(graphs, eager, wanted=False)
+    good, why = parity.judge_refusable(graphs, eager)
     assert not good
     assert "dies" not in why
 
 
-@pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize(
     ("log", "tokens", "status", "word"),
     [
-        ((UP, ILLEGAL), None, KILLED, "The run eager failed."),
-        ((BEGAN, CAPTURED, UP), TOKENS, 0, "The run eager captured piecewise CUDA graphs"),
+        ((UP, ILLEGAL), None, KILLED, "there is no good run to compare it with"),
+        ((BEGAN, CAPTURED, UP), TOKENS, 0, "It captured piecewise CUDA graphs"),
         ((UP,), WRONG, 0, "only 1 different outputs of 20"),
     ],
     ids=["died", "not eager", "says one thing"],
 )
-def test_without_a_good_eager_run_nothing_is_said(
-    parity, outcome, log, tokens, status, word, wanted
-):
+def test_without_a_good_eager_run_nothing_is_said(parity, outcome, log, tokens, status, word):
     eager = outcome("eager", *log, tokens=tokens, status=status)
-    runs = [outcome("graphs", BEGAN, CAPTURED, UP, tokens=TOKENS)]
-    if tokens is not WRONG:  # the dead one gives no outputs to compare
-        runs.append(outcome("dead", BEGAN, CAPTURED, UP, ILLEGAL, status=KILLED))
-    for graphs in runs:
-        good, why = parity.compare(graphs, eager, wanted=wanted)
+    graphs = outcome("graphs", BEGAN, CAPTURED, UP, tokens=TOKENS)
+    for judge in (parity.judge_equal, parity.judge_refusable):
+        good, why = judge(graphs, eager)
         assert not good
         assert word in why
+    dead = outcome("dead", BEGAN, CAPTURED, UP, ILLEGAL, status=KILLED)
+    good, why = parity.judge_refusable(dead, eager)
+    assert not good
+    assert word in why
+    assert parity.judge_eager(eager).good is False
 
 
 def test_graphs_that_captured_none_prove_nothing(parity, outcome, eager):
     graphs = outcome("graphs", UP, tokens=TOKENS)
-    good, why = parity.compare(graphs, eager, wanted=True)
+    good, why = parity.judge_equal(graphs, eager)
     assert not good
-    assert why == "The run graphs captured no piecewise CUDA graphs."
+    assert why == "It captured no piecewise CUDA graphs."
 
 
 def test_a_refusal_is_a_line_and_a_death(parity, outcome):
-    assert parity.refused(outcome("r", REFUSED, status=1)) == (True, REFUSED)
-    assert parity.refused(outcome("r", REFUSED, UP, tokens=TOKENS))[0] is False
-    good, why = parity.refused(outcome("r", OTHER, status=1))
+    assert parity.judge_refused(outcome("r", REFUSED, status=1)) == (True, REFUSED)
+    assert parity.judge_refused(outcome("r", REFUSED, UP, tokens=TOKENS))[0] is False
+    good, why = parity.judge_refused(outcome("r", OTHER, status=1))
     assert not good
     assert why == "It was not refused."

@@ -39,18 +39,19 @@ def token(query, off=0.0, chosen=True, decode=True):
 
 
 INSIDE, BEHIND = token(50), token(128)
+BROKEN = INSIDE, token(128, off=0.5)
 
 
 @pytest.fixture
 def judge(repro, tmp_path, monkeypatch):
-    def judged(variant, *tokens, status=0, whole=True, broken=()):
+    def judged(variant, *tokens, status=0, whole=True, broken=BROKEN):
         monkeypatch.setattr(repro, "WHOLE", whole)
 
         def run(given, status=0):
             result = {"window": 128, "tokens": list(given)} if status == 0 else {}
             return repro.Outcome(variant, status, 1.0, tmp_path / "log", result)
 
-        return repro.judge(variant, run(tokens, status), run(broken) if broken else None)
+        return repro.REPRO.variants[variant].judge(run(tokens, status), run(broken))
 
     return judged
 
@@ -74,9 +75,8 @@ def test_the_verdicts(judge, variant, tokens, good):
 
 
 def test_before_0_5_14_the_fix_has_to_come_nearer(judge):
-    broken = (INSIDE, token(128, off=0.5))
     for off, good in ((0.1, True), (0.5, False)):
-        verdict = judge("fixed", INSIDE, token(128, off=off), whole=False, broken=broken)
+        verdict = judge("fixed", INSIDE, token(128, off=off), whole=False)
         assert verdict.good is good
     assert judge("clean", INSIDE, token(128, off=0.5), whole=False).good
 

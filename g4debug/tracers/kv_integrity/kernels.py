@@ -12,6 +12,7 @@ The functions take and return what the methods of ``KvPages`` of the same name d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -176,65 +177,33 @@ class Launcher:
     def _digest(
         self, pages: torch.Tensor, digests: torch.Tensor, flags: torch.Tensor, keep: bool
     ) -> None:
-        if len(pages):
-            _digest_kernel[len(pages), len(self.buffers)](
-                self._addresses,
-                self._row_words,
-                pages,
-                digests,
-                flags,
-                self.pages,
-                len(pages),
-                PAGE_SIZE=self.page_size,
-                KEEP=keep,
-                BLOCK=WORDS_AT_ONCE,
-            )
+        tensors = (digests, flags, self.pages, len(pages))
+        self._launch(_digest_kernel, pages, *tensors, KEEP=keep, BLOCK=WORDS_AT_ONCE)
 
     def stamp(self, pages: torch.Tensor) -> None:
-        if len(pages):
-            _stamp_kernel[len(pages), len(self.buffers)](
-                self._addresses,
-                self._row_words,
-                pages,
-                STAMPED_WORD,
-                PAGE_SIZE=self.page_size,
-                BLOCK=self._rows,
-            )
+        self._launch(_stamp_kernel, pages, STAMPED_WORD, BLOCK=self._rows)
 
     def written(self, pages: torch.Tensor, stamped: torch.Tensor) -> torch.Tensor:
         """stamped: bool [pages]."""
         flags = self._flags(pages, self.page_size)
-        if len(pages):
-            _written_kernel[len(pages), len(self.buffers)](
-                self._addresses,
-                self._row_words,
-                pages,
-                stamped,
-                flags,
-                STAMPED_WORD,
-                PAGE_SIZE=self.page_size,
-                BLOCK=self._rows,
-            )
+        self._launch(_written_kernel, pages, stamped, flags, STAMPED_WORD, BLOCK=self._rows)
         return self._codes(flags)
 
     def not_finite(self, pages: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """dtype: the buffers' contents', one of NOT_FINITE."""
         mask, value = NOT_FINITE[dtype]
         flags = self._flags(pages, self.page_size)
-        if len(pages):
-            _not_finite_kernel[len(pages), len(self.buffers)](
-                self._addresses,
-                self._row_words,
-                pages,
-                flags,
-                MASK=mask,
-                VALUE=value,
-                BYTES=dtype.itemsize,
-                PAGE_SIZE=self.page_size,
-                ROWS=ROWS,
-                ELEMENTS=ELEMENTS,
-            )
+        sizes = {"BYTES": dtype.itemsize, "ROWS": ROWS, "ELEMENTS": ELEMENTS}
+        self._launch(_not_finite_kernel, pages, flags, MASK=mask, VALUE=value, **sizes)
         return self._codes(flags)
+
+    def _launch(self, kernel: Any, pages: torch.Tensor, *rest: Any, **constants: int) -> None:
+        """One program for each of these pages and each buffer."""
+        if len(pages):
+            kernel[len(pages), len(self.buffers)](
+                self._addresses, self._row_words, pages, *rest,
+                PAGE_SIZE=self.page_size, **constants,
+            )  # fmt: skip
 
     def _flags(self, pages: torch.Tensor, places: int) -> torch.Tensor:
         """int8 [n, places of a page], which a kernel fills."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,14 +38,21 @@ Work = Callable[[], "torch.Tensor | None"]
 Enter = Callable[[Pages], None]
 
 
-class Sent(Protocol):
+@dataclass
+class Sent:
     """Words on their way to the host."""
+
+    host: torch.Tensor | None
+    event: Any
 
     def arrived(self) -> bool:
         """True if they are there."""
+        return bool(self.event.query())
 
     def fetch(self) -> Pages:
         """The words, in the shape that they had. Waits for them."""
+        self.event.synchronize()
+        return np.empty(0, dtype=np.int64) if self.host is None else self.host.numpy()
 
 
 Send = Callable[[Work, Sequence[torch.Tensor]], Sent]
@@ -134,17 +141,4 @@ class OnStream:
                 host.copy_(words, non_blocking=True)
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        return _Copied(host, event)
-
-
-@dataclass
-class _Copied:
-    host: torch.Tensor | None
-    event: Any
-
-    def arrived(self) -> bool:
-        return bool(self.event.query())
-
-    def fetch(self) -> Pages:
-        self.event.synchronize()
-        return np.empty(0, dtype=np.int64) if self.host is None else self.host.numpy()
+        return Sent(host, event)

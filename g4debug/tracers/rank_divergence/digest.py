@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,25 +20,36 @@ _HASH = 16
 _LENGTH = struct.Struct("<H")
 _MARK = b"\0cut\0"
 
-# Most telling first: of several fields that differ, the first one names the finding.
-FIELDS = (
-    "forward mode",
-    "requests",
-    "ending requests",
-    "output tokens",
-    "prefix lengths",
-    "extend lengths",
-    "sequence lengths",
-    "committed tokens",
-    "allocated tokens",
-    "evicted tokens",
-    "spec_info",
-    "rows of req_to_token",
-    "tokens in use",
-    "out_cache_loc",
-    "KV locations",
-)
 TEXTS = frozenset({"forward mode", "requests", "ending requests", "spec_info"})
+
+
+def _ending(step: Step, batch: Any) -> bytes:
+    rids = (str(r.rid) for r in batch.reqs if getattr(r, "to_finish", None) is not None)
+    return "\n".join(rids).encode()
+
+
+def _extends(batch: Any, name: str) -> bytes:
+    return _numbers(getattr(batch, name) if batch.forward_mode.is_extend() else ())
+
+
+# Most telling first: of several fields that differ, the first one names the finding.
+_READ: dict[str, Callable[[Step, Any], bytes]] = {
+    "forward mode": lambda step, batch: step.forward_mode.encode(),
+    "requests": lambda step, batch: "\n".join(step.rids).encode(),
+    "ending requests": _ending,
+    "output tokens": lambda step, batch: _output(batch.reqs),
+    "prefix lengths": lambda step, batch: _extends(batch, "prefix_lens"),
+    "extend lengths": lambda step, batch: _extends(batch, "extend_lens"),
+    "sequence lengths": lambda step, batch: _numbers(step.seq_lens),
+    "committed tokens": lambda step, batch: _numbers(step.committed),
+    "allocated tokens": lambda step, batch: _numbers(step.allocated),
+    "evicted tokens": lambda step, batch: _numbers(step.evicted),
+    "spec_info": lambda step, batch: f"{step.spec_info} {_lengths(batch.spec_info)}".encode(),
+    "rows of req_to_token": lambda step, batch: _numbers(step.rows),
+    "tokens in use": lambda step, batch: _numbers((step.full_used, step.swa_used)),
+    "out_cache_loc": lambda step, batch: _tensor(batch.out_cache_loc),
+}
+FIELDS = (*_READ, "KV locations")
 
 
 def of(step: Step, batch: Any, req_to_token: torch.Tensor | None) -> bytes:
@@ -47,25 +58,8 @@ def of(step: Step, batch: Any, req_to_token: torch.Tensor | None) -> bytes:
     step: as the step recorder has noted it. req_to_token: SGLang's table, [rows, tokens], if it
     lies in host memory, and None if it does not.
     """
-    reqs = batch.reqs
-    extend = batch.forward_mode.is_extend()
-    values: tuple[bytes, ...] = (
-        step.forward_mode.encode(),
-        "\n".join(step.rids).encode(),
-        "\n".join(str(r.rid) for r in reqs if getattr(r, "to_finish", None) is not None).encode(),
-        _output(reqs),
-        _numbers(batch.prefix_lens if extend else ()),
-        _numbers(batch.extend_lens if extend else ()),
-        _numbers(step.seq_lens),
-        _numbers(step.committed),
-        _numbers(step.allocated),
-        _numbers(step.evicted),
-        f"{step.spec_info} {_lengths(batch.spec_info)}".encode(),
-        _numbers(step.rows),
-        _numbers((step.full_used, step.swa_used)),
-        _tensor(batch.out_cache_loc),
-        b"" if req_to_token is None else _locations(req_to_token, step),
-    )
+    locations = b"" if req_to_token is None else _locations(req_to_token, step)
+    values = (*(read(step, batch) for read in _READ.values()), locations)
     return b"".join(_LENGTH.pack(len(cut)) + cut for cut in map(_cut, values))
 
 

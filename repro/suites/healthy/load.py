@@ -30,21 +30,6 @@ LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 
 PATIENCE = 180.0  # seconds that a client waits for an answer
 
 
-async def healthy(url: str, alive: Callable[[], bool], patience: float = 180.0) -> None:
-    """Wait until the server answers. Raises RuntimeError if it ends, or does not answer in time."""
-    end = time.monotonic() + patience
-    async with aiohttp.ClientSession() as session:
-        while alive() and time.monotonic() < end:
-            try:
-                async with session.get(f"{url}/health") as answer:
-                    if answer.ok:
-                        return
-            except aiohttp.ClientError:
-                pass  # not up yet
-            await asyncio.sleep(0.3)
-    raise RuntimeError(f"{url} did not answer: {'too slow' if alive() else 'the server ended'}")
-
-
 class Load:
     """The clients of one server. sent, ended: how many requests, by what they were."""
 

@@ -212,7 +212,7 @@ def serve(minutes: float, folder: Path) -> Served:
     """A real ``launch_server`` with every tracer, under load for some minutes."""
     from g4debug import cpu
     from g4debug.cpu import server
-    from suites.healthy.load import FLAGS, Load, healthy
+    from suites.healthy.load import FLAGS, Load
 
     folder.mkdir(parents=True, exist_ok=True)
     log, served = folder / "server.log", Served(minutes)
@@ -224,7 +224,7 @@ def serve(minutes: float, folder: Path) -> Served:
     url = f"http://127.0.0.1:{port}"
     try:
         with log.open("wb") as sink, process_group(command, environ, sink) as process:
-            asyncio.run(healthy(url, lambda: process.poll() is None))
+            server.wait_until_healthy(url, process, log, timeout=180.0)
             load = Load(url, minutes * 60)
             asyncio.run(load.run())
             served.sent, served.ended = dict(load.sent), dict(load.ended)

@@ -88,20 +88,8 @@ def swa_allocator() -> Any:
         return importlib.import_module(f"{MEMORY}.swa_memory_pool").SWATokenToKVPoolAllocator
 
 
-def before(owner: Any, name: str, look: Callable[..., None]) -> None:
-    """Let ``look`` see the arguments of each call of ``owner.name``, before it runs."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def looked(*args: Any, **kwargs: Any) -> Any:
-        _asked(look, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    setattr(owner, name, looked)
-
-
 def around(owner: Any, name: str, look: Callable[..., Callable[[Any], None] | None]) -> None:
-    """``look(*args)`` runs before a call, and what it returns sees the result, after it."""
+    """``look(*args)`` runs before a call. What it may return sees the result, after the call."""
     original = getattr(owner, name)
 
     @functools.wraps(original)

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from suites.history.counter import Counter, GroundTruthError, before
+from suites.history.counter import Counter, GroundTruthError, around
 
 TRUTH = "G4HISTORY_TRUTH"  # the module of the case's truth
 FOLDER = "G4HISTORY_FOLDER"  # where the counts go
@@ -39,7 +39,7 @@ def install(truth: str, counter: Counter) -> None:
     """Count the scheduler's batches, and let the case's truth wrap what it looks at."""
     from sglang.srt.managers.scheduler import Scheduler
 
-    before(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
+    around(Scheduler, "run_batch", lambda *args, **kwargs: counter.step())
     try:
         importlib.import_module(truth).install(counter)
     except Exception as e:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -26,4 +26,4 @@ def install(counter: Counter) -> None:
         if rows < tokens:
             counter.triggered(f"ids up to {tokens - 1} are looked up in {rows} rows")
 
-    before(Gemma4AssistantForCausalLM, "forward", forward)
+    around(Gemma4AssistantForCausalLM, "forward", forward)

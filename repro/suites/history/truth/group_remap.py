@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from suites.history.counter import Counter, around, before, swa_allocator
+from suites.history.counter import Counter, around, swa_allocator
 
 
 def install(counter: Counter) -> None:
@@ -56,9 +56,9 @@ def install(counter: Counter) -> None:
 
         return after
 
-    before(allocator_class, "free_group_begin", begin)
+    around(allocator_class, "free_group_begin", begin)
     around(allocator_class, "free_group_end", end)
-    before(allocator_class, "set_full_to_swa_mapping", remap)
-    before(allocator_class, "free_swa", free_swa)
+    around(allocator_class, "set_full_to_swa_mapping", remap)
+    around(allocator_class, "free_swa", free_swa)
     if hasattr(allocator_class, "free_swa_segment"):
-        before(allocator_class, "free_swa_segment", free_swa)
+        around(allocator_class, "free_swa_segment", free_swa)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from suites.history.counter import Counter, around, before, swa_allocator
+from suites.history.counter import Counter, around, swa_allocator
 
 
 def install(counter: Counter) -> None:
@@ -35,7 +35,7 @@ def install(counter: Counter) -> None:
                 counter.triggered(f"{len(hurt)} locked full positions from {hurt[0]} on are freed")
 
     around(SWARadixCache, "insert", insert)
-    before(allocator_class, "free", free)
+    around(allocator_class, "free", free)
 
 
 def locked_tombstones(tree: Any, params: Any) -> list[int]:

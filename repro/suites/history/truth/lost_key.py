@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 WINDOW = 128  # the sliding_window of the toy models, in keys
 
@@ -33,4 +33,4 @@ def install(counter: Counter) -> None:
         if least < WINDOW:
             counter.triggered(f"{least} keys, and the window has {WINDOW}")
 
-    before(TritonAttnBackend, "forward_decode", decode)
+    around(TritonAttnBackend, "forward_decode", decode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -24,5 +24,5 @@ def install(counter: Counter) -> None:
         if not (first > 0).all():
             counter.triggered(f"page 0 is freed with {len(first)} pages", int((first <= 0).sum()))
 
-    before(swa.SWAComponent, "apply_component_action", act)
-    before(SWATokenToKVPoolAllocator, "_free_swa_pages", free)
+    around(swa.SWAComponent, "apply_component_action", act)
+    around(SWATokenToKVPoolAllocator, "_free_swa_pages", free)

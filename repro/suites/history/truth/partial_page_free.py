@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before, swa_allocator
+from suites.history.counter import Counter, around, swa_allocator
 
 
 def install(counter: Counter) -> None:
@@ -30,4 +30,4 @@ def install(counter: Counter) -> None:
         if twice.any():
             counter.triggered("a SWA page is freed that is free", int(twice.sum()))
 
-    before(swa_allocator(), "free_swa", free_swa)
+    around(swa_allocator(), "free_swa", free_swa)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -24,4 +24,4 @@ def install(counter: Counter) -> None:
         if unknown:
             counter.triggered(f"the worker does not know {', '.join(unknown)}")
 
-    before(FrozenKVMTPWorkerV2, "forward_batch_generation", forward)
+    around(FrozenKVMTPWorkerV2, "forward_batch_generation", forward)

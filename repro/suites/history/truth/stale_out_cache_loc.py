@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -20,4 +20,4 @@ def install(counter: Counter) -> None:
         if places is not None and len(places) != batch.batch_size:
             counter.triggered(f"{len(places)} places for a draft of {batch.batch_size} tokens")
 
-    before(FrozenKVMTPDraftWorker, "draft_forward", draft)
+    around(FrozenKVMTPDraftWorker, "draft_forward", draft)

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from suites.history.counter import Counter, around, before
+from suites.history.counter import Counter, around
 
 IN_FLIGHT = 8  # launches whose tables are kept, longer than their forwards run
 
@@ -103,7 +103,7 @@ def install(counter: Counter) -> None:
     around(Scheduler, "run_batch", launch)
     around(Scheduler, "process_batch_result", process)
     around(TRTLLMHAAttnBackend, "_fill_page_table_device", build)
-    before(SWATokenToKVPoolAllocator, "set_full_to_swa_mapping", remap)
+    around(SWATokenToKVPoolAllocator, "set_full_to_swa_mapping", remap)
 
 
 def backend_window(backend: Any) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -34,4 +34,4 @@ def install(counter: Counter) -> None:
             if begin + length < len(req.origin_input_ids):
                 ends[req.rid] = begin + length
 
-    before(Scheduler, "run_batch", run_batch)
+    around(Scheduler, "run_batch", run_batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from suites.history.counter import Counter, before
+from suites.history.counter import Counter, around
 
 
 def install(counter: Counter) -> None:
@@ -22,4 +22,4 @@ def install(counter: Counter) -> None:
         if isinstance(batch.spec_info, FrozenKVMTPVerifyInput):
             counter.triggered("a prefill is merged into a batch that still has its verify input")
 
-    before(ScheduleBatch, "merge_batch", merge)
+    around(ScheduleBatch, "merge_batch", merge)
