@@ -285,8 +285,9 @@ CASES |= {
 def chunk_not_admitted(load: Load) -> None:
     """Upstream #24252: the whole prompt is handed over, and only a part of it was computed."""
     load.come([93] * 300, 3, rid="long")
-    load.until(lambda: load.server.chunked is not None and req_kv.row(load.server.chunked) >= 0)
-    request = load.server.chunked
+    server = load.server
+    load.until(lambda: server.chunked is not None and server.chunked.rid == "long")
+    request = server.chunked
     if hasattr(request, "fill_ids"):
         request.fill_ids = request.origin_input_ids + request.output_ids
     else:
@@ -361,8 +362,7 @@ def lost_evicted(load: Load) -> None:
 @lost
 def lost_free(load: Load) -> None:
     """A request ends, and its pages stay behind."""
-    request = load.until(lambda: load.running(1))
-    load.server.running.reqs  # noqa: B018
+    request = load.until(lambda: load.running(2))
     kv = served.kv_of(request)
     kv.kv_allocated_len = int(req_kv.protected(request) or 0) + PAGE
     kv.kv_committed_len = min(kv.kv_committed_len, kv.kv_allocated_len)
