@@ -219,9 +219,7 @@ class PrefixCacheTracer:
             got = f"it hands over {tokens} tokens, and has KV for {has}"
             self._tell(tree, Violation("beyond", column, -1, got), prompt)
 
-    def _judge_over(
-        self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool
-    ) -> None:
+    def _judge_over(self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool) -> None:
         size, pool = int(tree.page_size), self.ledger.pools["full"]
         if self.contents.pages != pool.pages:
             self.contents = Contents(pool.pages)

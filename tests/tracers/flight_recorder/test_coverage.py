@@ -128,7 +128,9 @@ def test_another_exception_is_no_kernels():
 def test_phases_without_a_guard():
     backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41"
+    )
     assert lines[-1] == (
         "Not looked at: the page tables of prefill and verify (attention backend fa3)."
     )
@@ -138,7 +140,9 @@ def test_both_halves_of_a_split_backend_are_guarded():
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lists = (Checked("token lists captured in CUDA graphs", 24, 0), Checked("steps", 41, 41))
     lines = said(but(page_table={"checked": lists}), backends=backends, replays=30)
-    assert lines[0].startswith("Page tables and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables and the hand-outs and frees of KV pages are innocent up to step 41"
+    )
     assert not any("attention backend" in line for line in lines)
     assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
 
@@ -154,7 +158,9 @@ def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
     """As on a GPU on which it was never run: trtllm_mha alone is judged, and that in full."""
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lines = said(but(page_table={"limits": REFUSED}), backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41"
+    )
     assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
     (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
     assert told.startswith("No page table that was checked named a page outside of its pool")
