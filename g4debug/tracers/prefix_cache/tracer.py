@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
@@ -321,7 +322,7 @@ class PrefixCacheTracer:
     # --- what is told ------------------------------------------------------------------------
 
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
-        if self.ledger.broken and violation.kind in ("freed-page", "holds-other"):
+        if self.ledger.broken and KINDS["prefix-cache"][violation.kind].suspicion:
             return False  # what is freed is not noted any more
         if is_real(self.ledger, tree, violation, prompt.rid):
             return True

@@ -33,6 +33,7 @@ COUNTED = {
 }
 
 
+BOTH = "Page tables and the hand-outs and frees of KV pages"
 LAST = 41  # the step of the last check
 
 
@@ -67,7 +68,7 @@ def but(**changes):
 
 def test_all_is_well():
     assert said(ALL) == [
-        "Page tables and the hand-outs and frees of KV pages are innocent up to step 41; look at the kernel.",
+        f"{BOTH} are innocent up to step 41; look at the kernel.",
         "Counted last: the full pool in step 41; every page was somebody's then. Pages that were "
         "lost after that were not looked for.",
         "Checked, and nothing found: page-table: 7 tables (the last in step 41); kv-allocator: "
@@ -129,7 +130,8 @@ def test_phases_without_a_guard():
     backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
     assert lines[0].startswith(
-        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41"
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
+        "41"
     )
     assert lines[-1] == (
         "Not looked at: the page tables of prefill and verify (attention backend fa3)."
@@ -159,7 +161,8 @@ def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lines = said(but(page_table={"limits": REFUSED}), backends=backends)
     assert lines[0].startswith(
-        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41"
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
+        "41"
     )
     assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
     (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
@@ -213,7 +216,7 @@ def test_the_guarded_backends_are_those_with_an_adapter():
         ),
         (  # one table was checked, and nothing after that
             {"page_table": {"checked": (Checked("tables", 1, 3), Checked("steps", 41, 41))}},
-            "Page tables and the hand-outs and frees of KV pages are innocent up to step 3; look at the kernel.",
+            f"{BOTH} are innocent up to step 3; look at the kernel.",
         ),
         (
             {"page_table": None, "kv_allocator": {"off": "why"}},

@@ -1,5 +1,4 @@
-"""Driven by test_prefix_cache_cases.py in a process of its own: one served load, and a fork for each
-way to break it.
+"""Driven by test_prefix_cache_cases.py: one served load, and a fork for each way to break it.
 
 SGLang's own requests, batches, allocators and prefix cache serve random requests without a model
 (tests/versions/served.py). Then each fork breaks one thing, and serves on until something is told.
