@@ -349,7 +349,9 @@ def test_what_was_run_is_named_where_only_some_were_not(monkeypatch, sglang):
     text = str(error.value)
     assert "G4DEBUG_MODE=contain could harm" in text
     assert "was never run with pool-leak on the CPU engine, so" in text
-    assert "G4DEBUG_TRACE=flight-recorder,kv-allocator,page-table,spec-lifecycle" in text
+    assert (
+        "G4DEBUG_TRACE=flight-recorder,kv-allocator,page-table,prefix-cache,spec-lifecycle" in text
+    )
     settings = Settings(trace=("page-table", "kv-allocator"), cpu=True)
     assert plugin.refuse_if_not_run(settings, plugin.chosen(settings), cpu_engine=True) == ()
 

@@ -144,8 +144,11 @@ def describe_locked(
         ledger,
         True,
         f"the prefix cache has {tokens} tokens locked in the {view.name} pool, and no request runs"
-        + (f" (full page {int(pages[0])}, handed out for {owner or 'nobody known'})"
-           if len(pages) else ""),
+        + (
+            f" (full page {int(pages[0])}, handed out for {owner or 'nobody known'})"
+            if len(pages)
+            else ""
+        ),
         request=owner,
         expected="nothing is locked when the server is idle",
         got=f"{tokens} tokens of the {view.name} pool are locked, in the full pages {_list(pages)}",

@@ -12,19 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from g4debug.findings.kinds import KINDS
 from g4debug.hooking import req_kv
 from g4debug.ledger import cache_tree
 from g4debug.ledger.holders import Holders, finish
 from g4debug.ledger.ledger import Ledger
 from g4debug.tracers.prefix_cache.check import Violation
 
-CERTAIN = ("beyond", "no-page", "not-in-order", "twice", "wrong-page", "length")
-
 
 def is_real(ledger: Ledger, tree: Any, violation: Violation, request: str) -> bool:
     """True if SGLang's structures say the same. request: who hands the page over, or gets it."""
     holders, page, kind = ledger.holders, violation.page, violation.kind
-    if kind in CERTAIN:
+    if not KINDS["prefix-cache"][kind].suspicion:
         return True
     slots = 0
     if ledger.late or kind == "holds-other":

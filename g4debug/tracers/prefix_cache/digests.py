@@ -24,11 +24,11 @@ _MIX = (
 _LAST = np.uint64(31)
 
 
-def of_pages(tokens: Sequence[int], pages: int, size: int, pairs: bool, space: object) -> Digests:
+def of_pages(tokens: Sequence[int], pages: int, size: int, pairs: int, space: object) -> Digests:
     """uint64 [pages]: the digest of each page. 0 does not occur.
 
     tokens: at least ``pages * size`` of them, and one more with pairs. size: tokens of a page.
-    space: what else must be the same.
+    pairs: 0 or 1. space: what else must be the same.
     """
     ends = np.arange(1, pages + 1, dtype=np.int64) * size + pairs
     count = int(ends[-1]) if pages else 0

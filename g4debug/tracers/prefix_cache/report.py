@@ -123,7 +123,7 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
         )
     if kind == "length":
         return "the node's value was overwritten or cut; by whom is not known"
-    if kind in ("wrong-page", "holds-other"):
+    if kind == "wrong-page" or kind == "holds-other":
         if entry is not None and entry.request and entry.request == case.request:
             return (
                 "pages of one request are exchanged or shifted: its row of req_to_token is wrong, "
@@ -138,7 +138,7 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
             "the request's row of req_to_token names a page of the prefix cache that it did not "
             "get from there; who wrote it is not known"
         )
-    if kind in ("freed", "freed-page"):
+    if kind == "freed" or kind == "freed-page":
         other = holder_of(case.ledger, case.violation.page, case.request)
         since = f", and request {other} has it now" if other else ""
         freed = last_of(events, TAKES)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
@@ -219,9 +220,7 @@ class PrefixCacheTracer:
             got = f"it hands over {tokens} tokens, and has KV for {has}"
             self._tell(tree, Violation("beyond", column, -1, got), prompt)
 
-    def _judge_over(
-        self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool
-    ) -> None:
+    def _judge_over(self, tree: Any, prompt: Prompt, slots: Pages, lent: int, placed: bool) -> None:
         size, pool = int(tree.page_size), self.ledger.pools["full"]
         if self.contents.pages != pool.pages:
             self.contents = Contents(pool.pages)
@@ -323,7 +322,7 @@ class PrefixCacheTracer:
     # --- what is told ------------------------------------------------------------------------
 
     def _confirmed(self, tree: Any, violation: Violation, prompt: Prompt) -> bool:
-        if self.ledger.broken and violation.kind in ("freed-page", "holds-other"):
+        if self.ledger.broken and KINDS["prefix-cache"][violation.kind].suspicion:
             return False  # what is freed is not noted any more
         if is_real(self.ledger, tree, violation, prompt.rid):
             return True

@@ -33,6 +33,7 @@ COUNTED = {
 }
 
 
+BOTH = "Page tables and the hand-outs and frees of KV pages"
 LAST = 41  # the step of the last check
 
 
@@ -67,7 +68,7 @@ def but(**changes):
 
 def test_all_is_well():
     assert said(ALL) == [
-        "Page tables and the hand-outs and frees of KV pages are innocent up to step 41; look at the kernel.",
+        f"{BOTH} are innocent up to step 41; look at the kernel.",
         "Counted last: the full pool in step 41; every page was somebody's then. Pages that were "
         "lost after that were not looked for.",
         "Checked, and nothing found: page-table: 7 tables (the last in step 41); kv-allocator: "
@@ -128,7 +129,10 @@ def test_another_exception_is_no_kernels():
 def test_phases_without_a_guard():
     backends = {"prefill": "fa3", "verify": "fa3", "decode": "trtllm_mha"}
     lines = said(ALL, backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
+        "41"
+    )
     assert lines[-1] == (
         "Not looked at: the page tables of prefill and verify (attention backend fa3)."
     )
@@ -138,7 +142,9 @@ def test_both_halves_of_a_split_backend_are_guarded():
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lists = (Checked("token lists captured in CUDA graphs", 24, 0), Checked("steps", 41, 41))
     lines = said(but(page_table={"checked": lists}), backends=backends, replays=30)
-    assert lines[0].startswith("Page tables and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables and the hand-outs and frees of KV pages are innocent up to step 41"
+    )
     assert not any("attention backend" in line for line in lines)
     assert lines[-1].startswith("Not looked at: rows as short as padding in CUDA-graph replays")
 
@@ -154,7 +160,10 @@ def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
     """As on a GPU on which it was never run: trtllm_mha alone is judged, and that in full."""
     backends = {"prefill": "triton", "verify": "triton", "decode": "trtllm_mha"}
     lines = said(but(page_table={"limits": REFUSED}), backends=backends)
-    assert lines[0].startswith("Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step 41")
+    assert lines[0].startswith(
+        "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
+        "41"
+    )
     assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
     (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
     assert told.startswith("No page table that was checked named a page outside of its pool")
@@ -207,7 +216,7 @@ def test_the_guarded_backends_are_those_with_an_adapter():
         ),
         (  # one table was checked, and nothing after that
             {"page_table": {"checked": (Checked("tables", 1, 3), Checked("steps", 41, 41))}},
-            "Page tables and the hand-outs and frees of KV pages are innocent up to step 3; look at the kernel.",
+            f"{BOTH} are innocent up to step 3; look at the kernel.",
         ),
         (
             {"page_table": None, "kv_allocator": {"off": "why"}},

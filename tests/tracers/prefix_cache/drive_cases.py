@@ -1,5 +1,4 @@
-"""Driven by test_prefix_cache_cases.py in a process of its own: one served load, and a fork for each
-way to break it.
+"""Driven by test_prefix_cache_cases.py: one served load, and a fork for each way to break it.
 
 SGLang's own requests, batches, allocators and prefix cache serve random requests without a model
 (tests/versions/served.py). Then each fork breaks one thing, and serves on until something is told.
@@ -285,8 +284,9 @@ CASES |= {
 def chunk_not_admitted(load: Load) -> None:
     """Upstream #24252: the whole prompt is handed over, and only a part of it was computed."""
     load.come([93] * 300, 3, rid="long")
-    load.until(lambda: load.server.chunked is not None and req_kv.row(load.server.chunked) >= 0)
-    request = load.server.chunked
+    server = load.server
+    load.until(lambda: server.chunked is not None and server.chunked.rid == "long")
+    request = server.chunked
     if hasattr(request, "fill_ids"):
         request.fill_ids = request.origin_input_ids + request.output_ids
     else:
@@ -361,8 +361,7 @@ def lost_evicted(load: Load) -> None:
 @lost
 def lost_free(load: Load) -> None:
     """A request ends, and its pages stay behind."""
-    request = load.until(lambda: load.running(1))
-    load.server.running.reqs  # noqa: B018
+    request = load.until(lambda: load.running(2))
     kv = served.kv_of(request)
     kv.kv_allocated_len = int(req_kv.protected(request) or 0) + PAGE
     kv.kv_committed_len = min(kv.kv_committed_len, kv.kv_allocated_len)

@@ -1,0 +1,55 @@
+"""What the faults of the prefix cache share: where it hands pages out, and where it gets them.
+
+Up to 0.5.21 a match hands out slots; from 0.5.23 on it hands out a node, and the slots come when
+the request is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from g4debug.faults.base import Injection
+
+if TYPE_CHECKING:
+    from g4debug.hooking.hooks import Hooks
+
+FAMILIES = ("radix", "swa", "unified")
+
+
+def change_handed_out(
+    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
+) -> None:
+    """Let ``change(slots, page size)`` give what a request gets instead of these slots."""
+    from g4debug.hooking.hooks import Order
+
+    def after_match(result: Any, tree: Any, params: Any) -> Any:
+        if getattr(params, "req", None) is None:
+            return result
+        return result._replace(device_indices=change(result.device_indices, tree.page_size))
+
+    def after_prefix(result: torch.Tensor, tree: Any, request: Any) -> torch.Tensor:
+        return change(result, tree.page_size)
+
+    for family in FAMILIES:
+        site = f"tree.{family}.match"
+        hooks.after(site, Order.FAULT, injection.fault.id, after_match, optional=True)
+    for site in ("tree.prefix", "tree.unified.prefix"):
+        hooks.after(site, Order.FAULT, injection.fault.id, after_prefix, optional=True)
+
+
+def change_handed_over(
+    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
+) -> None:
+    """Let ``change(slots, page size)`` give what a request hands over instead of these slots."""
+    from g4debug.hooking.hooks import Order
+
+    def before_insert(tree: Any, params: Any) -> None:
+        if params.value is not None and tree.token_to_kv_pool_allocator is not None:
+            params.value = change(params.value, tree.page_size)
+
+    for family in FAMILIES:
+        site = f"tree.{family}.insert"
+        hooks.before(site, Order.FAULT, injection.fault.id, before_insert, optional=True)
