@@ -640,7 +640,10 @@ class SpecLifecycle:
         self._accepted = result.accept_lens.tolist()
         if step.last is not None:  # its values are followed
             step.tokens = result.next_token_ids.tolist()
-        violation = step.check_result(self._accepted) or self.committing.begin(step.requests)
+        violation = step.check_result(self._accepted)
+        # It must follow this result, too, where a finding does not stop the server.
+        counted = self.committing.begin(step.requests)
+        violation = violation or counted
         self._judge_step("result.resolve", step, violation)
 
     def after_resolve(self, kept: Any, processor: Any, result: Any, batch: Any) -> Any:
@@ -659,6 +662,8 @@ class SpecLifecycle:
 
     def before_stream_output(self, streamer: Any, reqs: Any, *args: Any, **kwargs: Any) -> None:
         """Check before the tokens leave: nobody may get what was counted twice."""
+        if self.context.disabled:
+            return  # a hook of ours is off, and what it should have counted is not known
         violation = self.committing.check_sent(reqs)
         if violation is not None:
             self.log.judge("scheduler.stream_output", None, violation, [str(r.rid) for r in reqs])

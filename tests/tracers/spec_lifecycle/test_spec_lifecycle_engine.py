@@ -30,9 +30,11 @@ FAULTS = {
     "bookkeeping": "double-bookkeeping=1*verify-ct@at=4",
     "publish-order": "publish-order=1*twice@at=2",
     "bonus-token": "bonus-token=30%6*on",
-    "verify-input": "verify-input=1*positions@at=12",
-    "verify-result": "verify-result=1*rows@at=16",
-    "sampled-token": "sampled-token=1*on@at=3",
+}
+VALUES = {
+    "sampled-token": "sampled-token=1*on",
+    "verify-input": "verify-input=1*positions@at=2",
+    "verify-result": "verify-result=1*token@at=4",
 }
 FATAL = {"accept-length": "accept-length=1*zero"}  # the scheduler does not outlive it
 FIRED = re.compile(r"g4debug fault \(seed=3\) ([a-z-]+) #\d+: .* \[step (\d+): ")
@@ -62,7 +64,9 @@ def test_a_sound_server_is_silent_and_its_tokens_are_the_same(tmp_path, load):
     assert {k: armed.result[k] for k in both} == {k: plain.result[k] for k in both}
 
 
-@pytest.mark.parametrize("faults", [FAULTS, FATAL], ids=["several", "a fatal one"])
+@pytest.mark.parametrize(
+    "faults", [FAULTS, VALUES, FATAL], ids=["several", "of values", "a fatal one"]
+)
 def test_a_fault_is_found_on_a_real_engine(tmp_path, faults):
     run = drive(
         tmp_path / "run",
