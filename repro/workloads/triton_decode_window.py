@@ -39,10 +39,10 @@ TRITON = each(DEVICES, attention_backend="triton")
 
 def answers(served: Workload, given: list[list[int]]) -> list[list[tuple[float, int]]]:
     """For each token of each answer: its log probability, and the token."""
+    assert isinstance(served.output, int)
+    sampling = greedy(served.output)
     with running(served.engine) as engine:
-        outputs = engine.generate(
-            input_ids=given, sampling_params=greedy(served.output), return_logprob=True
-        )
+        outputs = engine.generate(input_ids=given, sampling_params=sampling, return_logprob=True)
     return [[(p, t) for p, t, _ in o["meta_info"]["output_token_logprobs"]] for o in outputs]
 
 
