@@ -443,7 +443,7 @@ _POOL_LEAK = (
     _census(
         "row-repeated",
         "A row of `req_to_token` is in the list of free rows twice: two requests will get it.",
-        "`… of req_to_token is in the list of free rows more than once`",
+        "`… of req_to_token … in the list of free rows more than once`",
         command="g4debug show --all <this dump>",
     ),
     _census(

@@ -18,7 +18,7 @@ class Request(SimpleNamespace):  # a plain namespace has no weak references to g
 
 
 def batch(**fields):
-    reqs = [Request(rid=rid) for rid in "abc"]
+    reqs = [Request(rid=rid, req_pool_idx=row) for row, rid in enumerate("abc", 1)]
     return SimpleNamespace(**{"reqs": reqs, "spec_info": None, **fields})
 
 

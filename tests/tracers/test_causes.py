@@ -37,6 +37,7 @@ from g4debug.findings.launch_memory import ALIVE, STOPPED, Seat, Stop
 from g4debug.findings.record import Lookup, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.books import PoolLedger
+from g4debug.ledger.cache_tree import Sizes
 from g4debug.ledger.ledger import Ledger
 from g4debug.sanitizer import trap_buffer
 from g4debug.tracers.flight_recorder import lookups
@@ -52,6 +53,12 @@ from g4debug.tracers.page_table import report as table_report
 from g4debug.tracers.page_table.checked_table import cell_of
 from g4debug.tracers.pool_leak import report as leak_report
 from g4debug.tracers.pool_leak.check import take_census
+from g4debug.tracers.pool_leak.look import View
+from g4debug.tracers.prefix_cache import report as prefix_report
+from g4debug.tracers.prefix_cache.check import Known, handed_out, handed_over, whole_pages
+from g4debug.tracers.prefix_cache.check import Violation as PrefixViolation
+from g4debug.tracers.prefix_cache.contents import Contents
+from g4debug.tracers.prefix_cache.report import Case as PrefixCase
 from g4debug.tracers.rank_divergence import report as rank_report
 from g4debug.tracers.rank_divergence.check import Difference
 from g4debug.tracers.spec_lifecycle import handed_on as h
@@ -604,9 +611,10 @@ def census(
     live: tuple[str, ...] = (),
     released: Any = None,
     request: str = "a",
+    shared: tuple[int, ...] = (),
 ) -> Any:
     """free, owned: the pages that are. events: what happened to which page. live: requests."""
-    found = take_census(6, np.array(free), np.array(owned, dtype=np.int64))
+    found = take_census(6, np.array(free), np.array(owned, dtype=np.int64), shared=np.array(shared))
     requests = [Request(rid=rid) for rid in live]
     ledger = happened(*events, request=request)
     return leak_report.describe("full", found, requests, released or {}, ledger, True)[0]
@@ -638,6 +646,147 @@ LEAKS = (
     at_census("outside", "no free of this index was recorded", census((*ALL, 99), FREED)),
     at_census("row", "did not reach ReqToTokenPool.free", row_kept(a=(7, True))),
     at_census("row", "it was dropped without being released", row_kept()),
+)
+# fmt: on
+
+
+def slots(*pages: int) -> np.ndarray[Any, Any]:
+    """The slots of these pages, in order."""
+    return (np.array(pages)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
+
+
+MINE, OTHERS = np.uint64(11), np.uint64(22)  # digests of this request's tokens, and of others
+
+
+def handed(
+    events: tuple[tuple[str, int], ...] = (),
+    pages: tuple[int, ...] = (4, 5),
+    held: tuple[tuple[int, str], ...] = ((4, "a"),),
+    cached: tuple[tuple[int, str], ...] = (),
+    moved: int = -1,
+) -> tuple[Ledger, Contents, Any]:
+    """Request a hands its pages to the prefix cache, and what is wrong with that.
+
+    Page 5 was handed out to it. held: other pages, and who has them. cached: pages with the KV of
+    other tokens, and who handed them over. moved: the token that page 5 was handed out for.
+    """
+    ledger, contents = happened(*events), Contents(40)
+    pool = ledger.pools["full"]
+    for page, request in held:
+        ledger.enter(pool, "extend", np.array([page]), holds=True, request=request)
+    pool.position[5] = moved
+    for page, request in cached:
+        contents.put(np.array([page]), np.array([OTHERS]), request, 3)
+    known = Known(pool.held, pool.owner, pool.position)
+    digests = np.full(len(pages), MINE)
+    given = np.array(pages)
+    found = handed_over(given, digests, contents, known, "a", lent=0, size=PAGE, placed=True)
+    return ledger, contents, found
+
+
+def told_of(ledger: Ledger, contents: Contents, found: Any, node: Any = None) -> Any:
+    assert found is not None
+    tree = SimpleNamespace(page_size=PAGE)
+    return prefix_report.describe(PrefixCase(ledger, tree, found, "a", contents, node))[0]
+
+
+@later
+def gets(arm: Any, *args: Any, **kwargs: Any) -> Any:
+    """The finding about what the prefix cache gets."""
+    return told_of(*handed(*args, **kwargs))
+
+
+@later
+def gets_slots(arm: Any, *given: int) -> Any:
+    """The same for slots that are not those of whole pages, of a pool of 40 pages."""
+    found = whole_pages(np.array(given), PAGE, 40)
+    return told_of(happened(), Contents(40), found)
+
+
+@later
+def hands_too_much(arm: Any, tokens: int) -> Any:
+    found = PrefixViolation("beyond", 0, -1, f"{tokens} tokens, of which 16 have KV")
+    return told_of(happened(), Contents(40), found)
+
+
+@later
+def gives(arm: Any, *events: tuple[str, int], holds: str = "", short: bool = False) -> Any:
+    """The finding about page 5, which a real node of the prefix cache gives to request a.
+
+    holds: whoever handed the page over with the KV of other tokens, '' if it holds nothing. short:
+    the node's value has fewer slots than its key has tokens.
+    """
+    from sglang.srt.mem_cache.radix_cache import TreeNode
+
+    contents, top, node = Contents(40), TreeNode(), TreeNode()
+    node.parent, node.key, node.value = top, range(PAGE), torch.from_numpy(slots(5))
+    if holds:
+        contents.put(np.array([5]), np.array([OTHERS]), holds, 3)
+    found = handed_out(np.array([5]), np.array([MINE]), contents)
+    if short:
+        found = PrefixViolation("length", 0, -1, f"{PAGE - 1} slots for {PAGE} tokens")
+    return told_of(happened(*events), contents, found, node)
+
+
+@later
+def lost_rows(arm: Any, *rows: int) -> Any:
+    holders = SimpleNamespace(row=lambda row, length: np.array([5]))
+    return leak_report.describe_lost_rows((), rows, holders, happened())[0]
+
+
+@later
+def miscounted(arm: Any, cached: int, evictable: int) -> Any:
+    return leak_report.describe_miscounted(view(cached, evictable, 0), happened(), True)
+
+
+@later
+def locked(arm: Any, *pages: int) -> Any:
+    seen = view(64, 0, 64)
+    return leak_report.describe_locked(seen, np.array(pages, dtype=np.int64), {}, happened())[0]
+
+
+def view(cached: int, evictable: int, protected: int) -> View:
+    none = np.empty(0, dtype=np.int64)
+    sizes = Sizes(evictable, protected)
+    return View("full", 40, none, none, none, none, none, cached, sizes)
+
+
+at_cache = partial(Cause, "prefix-cache")
+SHIFTED = slots(5) + 1
+# fmt: off
+CACHES = (
+    at_census("shared", UNKNOWN, census(LOST, owned=(5,), shared=(5,))),
+    at_census("shared", UNKNOWN, census(LOST, owned=(5,), shared=(5,), request="")),
+    at_census("locked", UNKNOWN, locked(5)),
+    at_census("locked", UNKNOWN, locked()),
+    at_census("miscounted", UNKNOWN, miscounted(64, 48)),
+    at_census("miscounted", UNKNOWN, miscounted(48, 64)),
+    at_census("row-repeated", UNKNOWN, lost_rows(3)),
+    at_census("row-repeated", UNKNOWN, lost_rows(3, 4)),
+    at_cache("beyond", UNKNOWN, hands_too_much(32)),
+    at_cache("beyond", UNKNOWN, hands_too_much(17)),
+    at_cache("no-page", UNKNOWN, gets_slots(*slots(0))),
+    at_cache("no-page", UNKNOWN, gets_slots(*slots(40))),
+    at_cache("not-in-order", UNKNOWN, gets_slots(*SHIFTED)),
+    at_cache("not-in-order", UNKNOWN, gets_slots(*slots(5)[::-1])),
+    at_cache("twice", UNKNOWN, gets(pages=(5, 5))),
+    at_cache("twice", UNKNOWN, gets(pages=(4, 5, 4))),
+    at_cache("holds-other", "pages of one request are exchanged or shifted",
+        gets(cached=((5, "a"),))),
+    at_cache("holds-other", "a page of the prefix cache that it did not get from there",
+        gets(cached=((5, "b"),))),
+    at_cache("freed", "the page was freed in step", gets((FREED,))),
+    at_cache("freed", "no free of the page was recorded", gets(pages=(5, 9))),
+    at_cache("foreign", "names a page of request b", gets(pages=(5, 6), held=((6, "b"),))),
+    at_cache("foreign", "names a page of request c", gets(pages=(5, 6), held=((6, "c"),))),
+    at_cache("misplaced", UNKNOWN, gets(moved=0)),
+    at_cache("misplaced", UNKNOWN, gets(moved=7 * PAGE)),
+    at_cache("wrong-page", "pages of one request are exchanged or shifted", gives(holds="a")),
+    at_cache("wrong-page", "a page that was never handed over for its tokens", gives(holds="b")),
+    at_cache("freed-page", "the page was freed in step", gives(FREED)),
+    at_cache("freed-page", "no free of the page was recorded", gives()),
+    at_cache("length", UNKNOWN, gives(short=True)),
+    at_cache("length", UNKNOWN, gives(FREED, short=True)),
 )
 # fmt: on
 
@@ -1061,7 +1210,7 @@ RANKS = (
 
 # --- and all of them ------------------------------------------------------------------------------
 
-CAUSES = (*PAGE_TABLE, *ALLOCATORS, *LEAKS, *STEPS, *WRITES, *DATA, *ENDS, *RANKS)
+CAUSES = (*PAGE_TABLE, *ALLOCATORS, *LEAKS, *CACHES, *STEPS, *WRITES, *DATA, *ENDS, *RANKS)
 
 
 def told(check: str, kind: str) -> list[str]:

@@ -41,7 +41,8 @@ def cause(
     if kind == "shared":
         return (
             f"a node of the prefix cache was given a page that another node has{given}: at an "
-            "insert, or its value was overwritten; prefix-cache tells which as soon as it is used"
+            "insert, or its value was overwritten; which of the two is not known. prefix-cache "
+            "tells it as soon as the page is used"
         )
     freed = ledger.log.last_naming(holding.pool, page, TAKES)
     if freed is None:

@@ -97,7 +97,10 @@ def describe_lost_rows(
     some = f"{count} row{'s' * (count != 1)} of req_to_token {'is' if count == 1 else 'are'} "
     if again:
         what = f"{some}in the list of free rows more than once (row {first})"
-        cause = "ReqToTokenPool.free was called twice for a request, or the list was overwritten"
+        cause = (
+            "ReqToTokenPool.free was called twice for a request, or the list was overwritten; "
+            "which of the two is not known"
+        )
     else:
         what = f"{some}neither free nor held by a request (row {first})"
         cause = "a request was dropped without release_kv_cache; by whom is not known"

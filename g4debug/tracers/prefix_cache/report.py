@@ -119,7 +119,8 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
     if kind == "beyond":
         return (
             "a part of a prompt that was not computed is handed over: a chunk that got no room in "
-            "its round (upstream #24252), or a length that counts too much"
+            "its round (upstream #24252), or a length that counts too much; which of the two is "
+            "not known"
         )
     if kind == "length":
         return "the node's value was overwritten or cut; by whom is not known"
@@ -151,4 +152,7 @@ def _cause(case: Case, events: tuple[PageEvent, ...]) -> str:
             f"{case.ledger.owner('full', case.violation.page)}, which still runs; who wrote it is "
             "not known"
         )
-    return "the request's row of req_to_token, or what was copied from it, is wrong there"
+    return (
+        "the request's row of req_to_token, or what was copied from it, is wrong there; which of "
+        "the two is not known"
+    )

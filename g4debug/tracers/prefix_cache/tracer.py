@@ -30,6 +30,7 @@ from g4debug.findings.kinds import KINDS
 from g4debug.findings.record import Evidence, PageEvent
 from g4debug.hooking import req_kv
 from g4debug.hooking.arguments import argument
+from g4debug.hooking.resolved import server_argument
 from g4debug.ledger import cache_tree
 from g4debug.ledger.books import Pages, PoolLedger
 from g4debug.ledger.page_history import GIVES
@@ -106,7 +107,7 @@ class PrefixCacheTracer:
     def before_scheduler_init(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         server_args = argument(args, kwargs, 0, "server_args")
         self._unjudged = unsupported.other_books(server_args)
-        topk = getattr(server_args, "speculative_eagle_topk", None) or 1
+        topk = server_argument(server_args, "speculative_eagle_topk", 1)
         if topk != 1 and not self._unjudged:
             self._unjudged = f"the draft is a tree (speculative_eagle_topk {topk}), whose tokens "
             self._unjudged += "do not lie in whole pages; this tracer was never run so"

@@ -19,6 +19,7 @@ from typing import Any
 from g4debug import speculation
 from g4debug.findings.status import Tally
 from g4debug.hooking import req_kv, targets
+from g4debug.hooking.resolved import server_argument
 from g4debug.tracers.base import Context
 from g4debug.tracers.spec_lifecycle import handed_on as h
 from g4debug.tracers.spec_lifecycle.check import Violation, at_rows, check_counts
@@ -31,7 +32,6 @@ from g4debug.tracers.spec_lifecycle.log import SpecLog
 UNKNOWN = (
     ("enable_hisparse", "HiSparse stages requests between prefill and decode"),
     ("dllm_algorithm", "a diffusion model gives several tokens at once"),
-    ("enable_beam_search", "a beam search chooses the tokens itself"),
 )
 
 
@@ -276,7 +276,7 @@ def _replaced(request: Any, token: int) -> bool:
 
 def unknown(server_args: Any) -> list[str]:
     """What this server does that the check was not run with."""
-    return [why for name, why in UNKNOWN if getattr(server_args, name, None)]
+    return [why for name, why in UNKNOWN if server_argument(server_args, name)]
 
 
 def follows(scheduler: Any) -> bool:

@@ -147,7 +147,7 @@ class SpecLifecycle:
                 self.context.off(nothing_to_check())
             return result
         self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
-        self._local = (getattr(scheduler.server_args, "tp_size", None) or 1) == 1
+        self._local = server_argument(scheduler.server_args, "tp_size", 1) == 1
         if self._simulated:
             self.context.limit(
                 "what a verify accepts is not compared with what its kernel computed",

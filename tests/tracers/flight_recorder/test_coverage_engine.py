@@ -116,7 +116,7 @@ def test_where_only_ranges_were_checked_it_says_no_more(runs):
     )
     assert "innocent" not in record.finding.cause
     assert "page-table is limited: ranges only (with overlap scheduling, " in lines[-1]
-    assert "the state between draft and verify (spec-lifecycle is off: " in lines[-1]
+    assert "spec-lifecycle is off" not in lines[-1]  # it follows the sampled tokens
 
 
 @pytest.mark.skipif(not BARRIER, reason="only ranges are checked with overlap scheduling")
@@ -127,7 +127,7 @@ def test_with_overlap_scheduling_and_no_draft_all_is_innocent(runs):
         f"{step - 2}; look at the kernel."
     )
     assert "is limited" not in lines[-1]
-    assert "the state between draft and verify (spec-lifecycle is off: " in lines[-1]
+    assert "spec-lifecycle is off" not in lines[-1]  # it follows the sampled tokens
 
 
 def test_a_tracer_that_was_not_armed_is_not_looked_at(runs):

@@ -300,9 +300,9 @@ def fill_the_cache(server, nodes):
 
 def test_a_count_on_an_idle_server_goes_on_in_slices(server, clock, monkeypatch):
     """The requests that arrive meanwhile are looked for between two slices."""
-    from g4debug.ledger import holders
+    from g4debug.ledger import cache_tree
 
-    monkeypatch.setattr(holders, "NODES", 1)
+    monkeypatch.setattr(cache_tree, "NODES", 1)
     fill_the_cache(server, 5)
     server.tracer.context.recorder.step = 1
     clock.tick = 1.0  # longer than a slice: each call makes one step
@@ -317,9 +317,9 @@ def test_a_count_on_an_idle_server_goes_on_in_slices(server, clock, monkeypatch)
 
 
 def test_a_count_begins_anew_if_anything_changed(server, clock, monkeypatch):
-    from g4debug.ledger import holders
+    from g4debug.ledger import cache_tree
 
-    monkeypatch.setattr(holders, "NODES", 1)
+    monkeypatch.setattr(cache_tree, "NODES", 1)
     fill_the_cache(server, 5)
     clock.tick = 1.0
     server.tracer.before_idle(server.scheduler)

@@ -14,7 +14,7 @@ def main():
     shared = [2, *(rng.randrange(4, 512) for _ in range(260))]
     prompts = [shared + [rng.randrange(4, 512) for _ in range(n)] for n in (140, 90, 200)]
     engine = sglang.Engine(**engine_arguments())
-    sampling = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": 140, "ignore_eos": True}
     outputs = []
     for _ in range(2):
         for prompt in prompts:

@@ -60,6 +60,7 @@ def test_the_answers_of_v1(tmp_path, arguments):
     assert not v2.dumps
     assert "frozen-kv-mtp-v2: overlap scheduling stays on" in v2.log
     limited = [x for x in v2.log.splitlines() if "limited" in x and "g4debug: " in x]
+    limited = [x for x in limited if "its values are followed from SGLang 0.5.15 on" not in x]
     of_one = any(isinstance(a, dict) and a.get("page_size") == 1 for a in arguments)
     assert all(of_one and "such pages are only counted" in x for x in limited), limited
     assert "frozen-kv-mtp-v2" not in v1.log.replace("frozen-kv-mtp-v2 (off)", "")
