@@ -14,8 +14,7 @@ from g4debug.findings.record import Finding, Location, PageEvent
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import GIVES, last_of, said, settle
-from g4debug.sanitizer.batch_order import row_of_batch
-from g4debug.sanitizer.page_report import PageReport, rid_of
+from g4debug.sanitizer.page_report import PageReport, rid_of, row_of_batch
 from g4debug.tracers.kv_writes.check import Kind
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites, Write
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from g4debug.findings.kinds import FULL_INDEX, MISPLACED, OTHER_REQUEST, STALE, FindingKind
 from g4debug.hooking.layer_pools import target_pool
 from g4debug.ledger.ledger import Ledger
-from g4debug.sanitizer.batch_order import RowOfBatch
-from g4debug.sanitizer.page_report import PageReport
+from g4debug.sanitizer.page_report import PageReport, RowOfBatch
 from g4debug.tracers.page_table.check import Kind
 from g4debug.tracers.page_table.checked_table import Cell, CheckedTable, first_listed
 

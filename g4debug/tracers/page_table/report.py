@@ -15,8 +15,7 @@ from g4debug.findings.record import Finding, Location, PageEvent, Pool, Table
 from g4debug.findings.steps import Recorder
 from g4debug.ledger.ledger import Ledger
 from g4debug.ledger.page_history import settle
-from g4debug.sanitizer.batch_order import row_of_batch
-from g4debug.sanitizer.page_report import rid_of
+from g4debug.sanitizer.page_report import rid_of, row_of_batch
 from g4debug.sanitizer.trap_buffer import Left, Record
 from g4debug.tracers.page_table import causes
 from g4debug.tracers.page_table.check import Kind
