@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from g4debug import speculation
 from g4debug.hooking import req_kv, targets
 from g4debug.hooking.older import older_module
@@ -55,6 +57,12 @@ from g4debug.tracers.spec_lifecycle.spec_info import (
 from g4debug.tracers.spec_lifecycle.token_commit import Committing
 
 # Without these less is judged.
+# What was read on GPUs, too, in all of the releases in which this tracer was run there.
+RUN_ON_GPU = (h.INDICES, h.LENS, h.BONUS, h.NEW_LENS)
+ON_GPU = (
+    "the rest was run on the CPU engine only, so on a GPU a finding could be false; "
+    "G4DEBUG_MODE=log reports only, and G4DEBUG_NOT_RUN_ON_THIS_RELEASE=1 takes that risk"
+)
 OPTIONAL = ("result.resolve", "verify.sample", "verify.kernel", "draft.tree")
 Hook = Callable[..., Any]
 Hooked = tuple[str, Hook | None, Hook | None]
@@ -86,6 +94,7 @@ class SpecLifecycle:
         self._accepted: list[int] = []
         self._simulated = simulates()
         self._local = True  # each rank puts out what it has sampled itself
+        self._by_value = follows_values(context.settings)
 
     def hooks(self) -> tuple[Hooked, ...]:
         """(site, before, after) of each site; None for a side that is not hooked."""
@@ -139,14 +148,23 @@ class SpecLifecycle:
         reasons = unknown(scheduler.server_args)
         if speculation.of(scheduler) is None:
             self.judging = False
-            if sampled_tokens.follows(scheduler):
+            if self._by_value and sampled_tokens.follows(scheduler):
                 self.context.limit("sampled tokens and lengths are checked, no draft", no_draft())
                 self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
             else:
                 self.sampled.judging = False
-                self.context.off(nothing_to_check())
+                self.context.off(
+                    nothing_to_check() if self._by_value else f"{no_draft()}; {ON_GPU}"
+                )
             return result
         self.sampled.limit([*reasons, *sampled_tokens.unknown(scheduler.server_args)])
+        if not self._by_value:
+            self.sampled.limit([ON_GPU])
+            self.context.limit(
+                "what a step hands on is checked by its lengths and bonus tokens, not by its other "
+                "values",
+                ON_GPU,
+            )
         self._local = server_argument(scheduler.server_args, "tp_size", 1) == 1
         if self._simulated:
             self.context.limit(
@@ -188,7 +206,7 @@ class SpecLifecycle:
         lens = batch.seq_lens_cpu
         if lens is None and not batch.seq_lens.is_cuda:
             lens = batch.seq_lens
-        if lens is not None:
+        if lens is not None and self._by_value:
             read = {h.LENS.key: lens.tolist()}
             violation = self._check_last(batch, "seq-len", h.NEW_LENS, h.LENS, read)
             if violation is not None:
@@ -293,7 +311,7 @@ class SpecLifecycle:
             simulated=self._simulated,
             local=self._local,
         )
-        if self.judging:
+        if self.judging and self._by_value:
             step.last = self.rows.last(step.rows, batch.reqs)
         if not decode:
             self.committing.forget(batch.reqs)
@@ -322,13 +340,17 @@ class SpecLifecycle:
             if step.overlap:
                 read[h.INDICES] = spec.future_indices
             if spec.hidden_states is not None:
-                read[h.HIDDEN] = digest(spec.hidden_states)
+                read[h.HIDDEN] = self._digest(spec.hidden_states)
             self._read(step, read)
         self.log.judge("worker.draft", batch, violation)
 
+    def _digest(self, hidden: Any) -> Any:
+        return None if hidden is None or not self._by_value else digest(hidden)
+
     def _read(self, step: PendingStep, tensors: dict[h.Reading, Any]) -> None:
         """Start to bring these to the host, as they are now."""
-        step.copies.start_all({r.key: t for r, t in tensors.items() if t is not None})
+        known = {r: t for r, t in tensors.items() if self._by_value or r in RUN_ON_GPU}
+        step.copies.start_all({r.key: t for r, t in known.items() if t is not None})
 
     def after_draft(self, result: Any, worker: Any, batch: Any) -> Any:
         step = self._now
@@ -397,7 +419,7 @@ class SpecLifecycle:
         step = self._now
         if step is not None and step.decode and is_verify and self.judging:
             hidden = result.logits_output.hidden_states
-            self._read(step, {h.TARGET_HIDDEN: None if hidden is None else digest(hidden)})
+            self._read(step, {h.TARGET_HIDDEN: self._digest(hidden)})
         return result
 
     def after_kernel(self, result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -447,7 +469,7 @@ class SpecLifecycle:
                 h.RESULT_TOKENS: result.next_token_ids,
                 h.RESULT_LENS: result.accept_lens,
                 h.RESULT_BONUS: result.next_draft_input.bonus_tokens,
-                h.RESULT_HIDDEN: None if hidden is None else digest(hidden),
+                h.RESULT_HIDDEN: self._digest(hidden),
             }
             self._read(step, found)
             if not step.sampled:
@@ -496,7 +518,7 @@ class SpecLifecycle:
             hidden = spec.hidden_states
             left = {
                 h.LEFT_BONUS: spec.bonus_tokens,
-                h.LEFT_HIDDEN: None if hidden is None else digest(hidden),
+                h.LEFT_HIDDEN: self._digest(hidden),
             }
             self._read(step, left)
 
@@ -723,6 +745,17 @@ def unknown(server_args: Any) -> list[str]:
     if dp_attention(server_args):
         found.append("with DP attention a rank idles in a draft, and batches are padded")
     return found
+
+
+def follows_values(settings: Any) -> bool:
+    """True if the values of what a step hands on are compared.
+
+    On a GPU that was never run: a tensor that is read at another time than here would make a false
+    finding, so a finding must not do more than be reported there.
+    """
+    if settings.cpu or not torch.cuda.is_available():
+        return True
+    return bool(settings.mode == "log" or settings.not_run_on_this_release)
 
 
 def simulates() -> bool:

@@ -19,9 +19,15 @@ from g4debug.hooking import req_kv, targets
 from g4debug.hooking.hooks import Hooks
 from g4debug.settings import Settings
 from g4debug.tracers.base import Context
-from g4debug.tracers.spec_lifecycle import canary, draft_kv_pool
+from g4debug.tracers.spec_lifecycle import canary, draft_kv_pool, tracer
+from g4debug.tracers.spec_lifecycle.copies import Copies
 from g4debug.tracers.spec_lifecycle.rehearsal import TOKENS, Classes, Rehearsal
-from g4debug.tracers.spec_lifecycle.tracer import SpecLifecycle, install
+from g4debug.tracers.spec_lifecycle.tracer import (
+    RUN_ON_GPU,
+    SpecLifecycle,
+    follows_values,
+    install,
+)
 from g4debug.trapping.trap import Trap, TrapError
 
 pytestmark = pytest.mark.skipif(
@@ -491,3 +497,45 @@ def test_a_release_with_v2_is_followed_by_its_sites(sglang):
 
 def test_the_canary_bites_with_sglangs_own_classes(sglang, tmp_path: Path):
     assert canary.fire(tmp_path, CPU).endswith("of a step of speculative decoding v2")
+
+
+# --- on a GPU, where the values were never followed ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "follows"),
+    [
+        ({}, False),
+        ({"cpu": True}, True),
+        ({"mode": "contain"}, False),
+        ({"mode": "log"}, True),
+        ({"not_run_on_this_release": True}, True),
+    ],
+)
+def test_on_a_gpu_values_are_followed_where_a_finding_stops_nothing(monkeypatch, changes, follows):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert follows_values(Settings(**{"mode": "raise", **changes})) is follows
+
+
+def test_there_only_what_was_run_there_is_read_and_sound_steps_are_silent(sglang, monkeypatch):
+    read, start = set(), Copies.start_all
+
+    def start_all(copies, tensors):
+        read.update(tensors)
+        start(copies, tensors)
+
+    monkeypatch.setattr(Copies, "start_all", start_all)
+    monkeypatch.setattr(tracer, "follows_values", lambda settings: False)
+    server = Server()
+    for accepted in ((1, 1, 1), (TOKENS, 1, 2), (3, TOKENS, 1)):
+        server.step(accepted)
+    server.drain()
+    assert all(t.ok for t in server.findings())
+    assert read == {reading.key for reading in RUN_ON_GPU}
+
+
+def test_there_the_lengths_are_checked_as_before(sglang, monkeypatch):
+    monkeypatch.setattr(tracer, "follows_values", lambda settings: False)
+    server = Server("seq-len-off-by-one=1*device@at=2")
+    with pytest.raises(TrapError, match=r"seq_lens on the device = 32 \(\+1\)"):
+        server.steps(4)
