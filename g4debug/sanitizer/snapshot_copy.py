@@ -33,6 +33,7 @@ def _copy_kernel(
     size_0,
     size_1,
     size_2,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STRIDE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
@@ -44,7 +45,8 @@ def _copy_kernel(
     if program < count * blocks:
         row = tl.load(rows + program // blocks).to(tl.int64)
         column = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
-        inside = column < COLUMNS
+        # A wrong row is for the check to tell. A copy of it would write to other memory.
+        inside = column < tl.where((row >= 0) & (row < ROWS), COLUMNS, 0)
         token = tl.load(source + row * STRIDE + column * PAGE_SIZE, mask=inside, other=0)
         tl.store(first_tokens + row * COLUMNS + column, token.to(tl.int32), mask=inside)
         if program == 0:
@@ -133,13 +135,14 @@ def launch(copy: Copy, rows: torch.Tensor, step: int, pairs: Pairs) -> None:
             *(tensor for pair in padded for tensor in pair),
         ),
         (count, step, *(begin.numel() for begin, _ in padded)),
-        (columns, source.stride(0), copy.page_size, len(pairs), BLOCK),
+        (len(source), columns, source.stride(0), copy.page_size, len(pairs), BLOCK),
     )
 
 
 def reference(copy: Copy, rows: torch.Tensor, step: int, pairs: Pairs) -> None:
     """In torch: copy these rows' first tokens, the step, and each of ``pairs``."""
     rows = rows.to(torch.int64)
+    rows = rows[(rows >= 0) & (rows < len(copy.source))]  # a wrong one is for the check to tell
     copy.first_tokens[rows] = copy.source[:, :: copy.page_size][rows].to(torch.int32)
     copy.step.fill_(step)
     for begin, end in pairs:

@@ -71,3 +71,15 @@ def test_what_the_ledger_has_no_more_is_void(how):
     how(copy, rows, 3, copy._pairs())
     assert int(copy.shadow[-1]) == 0
     assert int(copy.step) == 3
+
+
+@pytest.mark.parametrize("how", [launch, reference])
+@pytest.mark.parametrize("wrong", [-1, 4, 2**31 - 1])
+def test_a_row_that_is_not_there_is_left_alone(how, wrong):
+    source = torch.arange(4 * 8, dtype=torch.int32).view(4, 8)
+    copy = Copy(source, 4, None)
+    before = copy.first_tokens.clone()
+    how(copy, torch.tensor([wrong, 2]), 7, [])
+    before[2] = torch.tensor([16, 20])
+    assert torch.equal(copy.first_tokens, before)
+    assert int(copy.step) == 7

@@ -767,6 +767,7 @@ CACHES = (
     at_cache("beyond", UNKNOWN, hands_too_much(17)),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(0))),
     at_cache("no-page", UNKNOWN, gets_slots(*slots(40))),
+    at_cache("no-page", UNKNOWN, gets_slots(*slots(-1))),
     at_cache("not-in-order", UNKNOWN, gets_slots(*SHIFTED)),
     at_cache("not-in-order", UNKNOWN, gets_slots(*slots(5)[::-1])),
     at_cache("twice", UNKNOWN, gets(pages=(5, 5))),

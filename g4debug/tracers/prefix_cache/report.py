@@ -53,7 +53,7 @@ def describe(case: Case) -> tuple[Finding, tuple[PageEvent, ...]]:
     verb = "gives" if out else "gets"
     of = f" for {case.tokens} of {case.who}" if out else f" from {case.who} as {case.tokens}"
     what = f"the prefix cache {verb} {_page(case)}{of}, {record.what}"
-    if page < 0:
+    if page < 0 and case.violation.got:
         what = f"{record.what}: {case.violation.got}" if out else f"{case.who} {record.what}"
     step = ledger.transport.step
     finding = Finding(
@@ -99,7 +99,7 @@ def _handed_over(entry: Entry | None, size: int) -> str:
 
 
 def _got(case: Case) -> str:
-    if case.violation.page < 0:
+    if case.violation.page < 0 and case.violation.got:
         return case.violation.got
     more = f": {case.violation.got}" if case.violation.got else ""
     return f"{_page(case)}{more}; {_handed_over(case.entry, int(case.tree.page_size))}"
