@@ -87,6 +87,10 @@ class Holders:
         """For each of ``pages``, whether it is in the free list of its pool."""
         return np.isin(pages, self.free(name))
 
+    def is_given_back(self, name: str, pages: Pages) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """For each of ``pages``, whether it is free, or waits in a free group to be."""
+        return self.is_free(name, pages) | np.isin(pages, self.deferred(name))
+
     def deferred(self, name: str = "full") -> Pages:
         """Pages of a pool that were freed inside a free group and are not in the free list yet."""
         outer, inner = self.allocator, self.pool(name)

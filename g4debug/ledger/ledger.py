@@ -244,7 +244,7 @@ class Ledger:
         if pool is None or holders is None:
             return True
         pages = pool.inside(distinct(pages))
-        held = ~(holders.is_free(name, pages) | np.isin(pages, holders.deferred(name)))
+        held = ~holders.is_given_back(name, pages)
         before = pool.held[pages].copy(), pool.partner[pages].copy()
         pool.held[pages] = held
         pool.ever[pages] = True

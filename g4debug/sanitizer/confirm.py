@@ -57,7 +57,7 @@ class Question:
     def is_free(self) -> None:
         """Is the page free, or was it when the forward was launched?"""
         holders, full = self.holders, self.full
-        if holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any():
+        if holders.is_given_back("full", full).any():
             return
         if self.step >= 0 and self._is_named_twice():
             return  # it was free then, and has a new owner now

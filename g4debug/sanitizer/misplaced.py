@@ -117,8 +117,7 @@ class _Case:
             return self.found(f"the row names it in column {twice[0]}, too")
         full = np.array([page], dtype=np.int64)
         if holders is not None:
-            free = holders.is_free("full", full).any() or np.isin(full, holders.deferred()).any()
-            if free:
+            if holders.is_given_back("full", full).any():
                 return self.found("the page is free")
             if asks and self.column * size >= self.cached and np.isin(full, holders.cached()).any():
                 return self.found("the prefix cache holds the page, and did not lend it here")

@@ -70,9 +70,7 @@ def _is_certain(ledger: Ledger, pool: PoolLedger) -> bool:
 
 def _is_given_back(holders: Holders, pool: PoolLedger, pages: Pages) -> bool:
     """One of the pages is in the free list, or waits to be put there."""
-    if holders.is_free(pool.name, pages).any():
-        return True
-    return bool(np.isin(pages, holders.deferred(pool.name)).any())
+    return bool(holders.is_given_back(pool.name, pages).any())
 
 
 def _is_given_back_twice(ledger: Ledger, holders: Holders, pool: PoolLedger, pages: Pages) -> bool:

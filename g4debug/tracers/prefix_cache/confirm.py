@@ -51,8 +51,7 @@ def is_real(ledger: Ledger, tree: Any, violation: Violation, request: str) -> bo
 
 
 def _is_free(holders: Holders, page: int) -> bool:
-    pages = np.array([page])
-    return bool(holders.is_free("full", pages).any() or np.isin(pages, holders.deferred()).any())
+    return bool(holders.is_given_back("full", np.array([page])).any())
 
 
 def holder_of(ledger: Ledger, page: int, but: str) -> str:
