@@ -89,7 +89,10 @@ def with_mtp(
     id: str, title: str, workloads: tuple[Workload, ...], engine: Given = NONE, **more: Any
 ) -> Group:
     """A group with FROZEN_KV_MTP. more: of ``Group``."""
-    return Group(id, title, workloads, {**CHUNKS, **engine}, **more)
+    blind = dict(more.pop("idle", {}))
+    if engine.get("disable_radix_cache"):
+        blind["prefix-cache"] = "this server keeps no prefix cache"
+    return Group(id, title, workloads, {**CHUNKS, **engine}, idle=blind, **more)
 
 
 def without_mtp(
