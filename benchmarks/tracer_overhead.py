@@ -39,9 +39,10 @@ overlap scheduling it refuses: there those guards compare with a copy that a hoo
 as long as the context.
 
 --variants names others than the four: single tracers (page-table-alone ...), which tells them
-apart; one more tracer over the five (kv-writes, ranks); SGLang's own checks, from 0.5.23 on
-(page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because
-SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
+apart; one more tracer over the five (kv-writes, ranks); the five with all values that
+spec-lifecycle follows (spec-values), and prefix-cache over these; SGLang's own checks, from 0.5.23
+on (page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary),
+because SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
 armed-triton).
 
 --tp gives each server so many tensor-parallel ranks, each on a GPU of its own.
@@ -73,6 +74,8 @@ COMPARED = {
     **{f"{t}-alone": ("off", f"`{t}` alone") for t in ALONE},
     "kv-writes": ("armed", "`kv-writes`, over the five"),
     "ranks": ("armed", "`rank-divergence`, over the five"),
+    "spec-values": ("armed", "`spec-lifecycle` with all values, over the five"),
+    "prefix-cache": ("spec-values", "`prefix-cache`, over the five with all values"),
     "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),

@@ -15,11 +15,14 @@ from measuring.fleet import Gated
 from measuring.servers import Variant
 
 DEFAULT = "page-table,kv-allocator,spec-lifecycle,pool-leak,flight-recorder"
+# By their names: a young tracer would be among them only where it was run.
+ARMED = {"G4DEBUG_TRACE": DEFAULT}
+NOT_RUN = {"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
 VARIANTS = {
     "off": Variant(),
     "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
-    "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
+    "armed": Variant(ARMED),
     "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
 }
 FOUR = tuple(VARIANTS)
@@ -30,13 +33,17 @@ VARIANTS |= {
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
     "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),
     "ranks": Variant({"G4DEBUG_TRACE": f"{DEFAULT},rank-divergence"}),
+    # On a GPU spec-lifecycle follows all values of a step only where that risk is taken, and
+    # prefix-cache is armed only there. So the second has what the first has, too.
+    "spec-values": Variant({**ARMED, **NOT_RUN}),
+    "prefix-cache": Variant({"G4DEBUG_TRACE": f"{DEFAULT},prefix-cache", **NOT_RUN}),
     "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),
-    "armed-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=WITHOUT_MTP),
+    "armed-no-mtp": Variant(ARMED, engine=WITHOUT_MTP),
     "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
     "triton": Variant(engine=ON_TRITON),
-    "armed-triton": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=ON_TRITON),
+    "armed-triton": Variant(ARMED, engine=ON_TRITON),
 }
 
 
@@ -153,7 +160,7 @@ def installed() -> None:
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
     counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
-              "kv-writes": 6, "ranks": 6}  # fmt: skip
+              "kv-writes": 6, "ranks": 6, "spec-values": 5, "prefix-cache": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):
