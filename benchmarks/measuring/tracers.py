@@ -52,13 +52,15 @@ class Load:
     """What every server is sent. fill: requests that fill the cache, and their tokens.
 
     phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
-    place of prompts that share beginnings. of_context: requests of each, and their tokens.
+    place of prompts that share beginnings. of_context: requests of each, and their tokens. vocab:
+    of the model, where it is not the usual one.
     """
 
     fill: tuple[int, int]
     phases: tuple[tuple[int, int], ...]
     of_context: tuple[int, int]
     contexts: tuple[int, ...] = ()
+    vocab: int = 0
 
     def turn(self) -> Load:
         """A small part of it, with no request that fills the cache: one turn with --together."""
@@ -75,13 +77,15 @@ LOADS = {
 }
 
 
-def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, Any]:
+def engine(
+    device: str, contexts: Sequence[int], ranks: int = 1, model: str = "E4B"
+) -> dict[str, Any]:
     several = {"tp_size": ranks} if ranks > 1 else {}
     if device == "cpu":
         few = {"max_total_tokens": 2560, "max_running_requests": 4}
         return models.arguments("E4B", device, **few, **several)
     return models.arguments(
-        "E4B",
+        model,
         device,
         **models.FOR_64,
         max_total_tokens=64 * 1600,
@@ -101,10 +105,24 @@ def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Var
                        plugin="gate", answers="load") for n in names}  # fmt: skip
 
 
+def loaded(args: argparse.Namespace, quick: bool) -> Load:
+    """The load that a command line asks for."""
+    small = args.device == "cuda" and args.model != "E4B"
+    vocab = models.GEOMETRIES[args.model].vocab if small else 0
+    return replace(LOADS[args.device, quick], contexts=args.contexts, vocab=vocab)
+
+
+def put(server: Gated, load: Load, question: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the requests that a server answers."""
+    more = {"vocab": load.vocab} if load.vocab else {}
+    found: list[dict[str, Any]] = server.put({**question, **more})["rows"]
+    return found
+
+
 def fill(server: Gated, load: Load) -> None:
     """Fill the prefix cache, so that it evicts from then on."""
     count, tokens = load.fill
-    server.put({"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
+    put(server, load, {"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
 
 
 def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
@@ -131,7 +149,7 @@ def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
         ]
     rows = []
     for question in questions:
-        found = server.put(question)["rows"]
+        found = put(server, load, question)
         at = {"batch": question["serve"], "context": question.get("prompt", "")}
         rows += [{**at, **row} for row in found]
     return rows
