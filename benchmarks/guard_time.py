@@ -39,6 +39,7 @@ PLACES = {
     "Truth": ("sanitizer.reference_state:Truth", "tracers.truth:Truth"),
     "TokenLists": ("backends.handed_over:TokenLists", "tracers.page_table.token_check:TokenLists"),
     "shadows": ("ledger.shadow:",),
+    "owners": ("ledger.owners:",),
     "page_guard": ("tracers.page_table.guard:",),
     "token_guard": ("tracers.page_table.token_guard:",),
     "writes": ("tracers.kv_writes.kernels:",),
@@ -89,29 +90,38 @@ class Case:
         places = (table[:, :, None] * page + torch.arange(page)).view(rows, -1)
         whole = torch.zeros(rows + 1, columns * page, dtype=torch.int32)
         whole[1:] = places.to(torch.int32)
-        owner = torch.zeros(pages + 1, dtype=torch.int32)
-        owner[table] = torch.arange(1, rows + 1, dtype=torch.int32)[:, None]
         self.rows, self.tokens, self.pages, self.device = rows, tokens, pages, device
         self.page = page
         self.table = table.to(torch.int32).to(device)
         self.places, self.req_to_token = places.to(device), whole.to(device)
         self.first_tokens = whole[:, ::page].contiguous().to(device)
         self.requests = torch.arange(1, rows + 1, device=device)
-        self.owners = owner.to(device)
-        self.protected = torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.step = torch.full((1,), 7, device=device)
+
+    def owners(self, tree: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+        """The books of whose each page is, and of what is lent: nothing. In a checkout that knows
+        no columns, a word is a row."""
+        places = hasattr(tree.owners, "place")
+        word = torch.int64 if places else torch.int32
+        owners = torch.zeros(self.pages + 1, dtype=word)
+        row, column = (torch.arange(n) for n in self.table.shape)
+        whose = tree.owners.place(row[:, None] + 1, column) if places else row[:, None] + 1
+        owners[self.table.long().cpu()] = whose.to(word)
+        lent = torch.zeros(self.rows + 1, dtype=word, device=self.device)
+        return owners.to(self.device), lent
 
     def truth(self, tree: SimpleNamespace, swa: bool, by_snapshot: bool) -> Any:
         """In the SWA pool each page has the same number as in the full one."""
         shadow = tree.shadows.new(self.pages, self.device)
         shadow[:-1] = torch.arange(self.pages) if swa else tree.shadows.HELD
+        owners, protected = self.owners(tree)
         return tree.Truth(
             self.first_tokens if by_snapshot else self.req_to_token,
             self.requests,
             swa,
             shadow,
-            owners=self.owners,
-            protected=self.protected,
+            owners=owners,
+            protected=protected,
             apart=1 if by_snapshot else 0,
             step=self.step if by_snapshot else None,
             padding=1,

@@ -39,12 +39,14 @@ overlap scheduling it refuses: there those guards compare with a copy that a hoo
 as long as the context.
 
 --variants names others than the four: single tracers (page-table-alone ...), which tells them
-apart; one more tracer over the five (kv-writes, ranks); SGLang's own checks, from 0.5.23 on
-(page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary), because
-SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
+apart; one more tracer over the five (kv-writes, ranks); the five with all values that
+spec-lifecycle follows (spec-values), and prefix-cache over these; SGLang's own checks, from 0.5.23
+on (page-invariants, strict), servers without FROZEN_KV_MTP (no-mtp, armed-no-mtp, kv-canary),
+because SGLang's --kv-canary does not run with it, and servers with everything on triton (triton,
 armed-triton).
 
---tp gives each server so many tensor-parallel ranks, each on a GPU of its own.
+--tp gives each server so many tensor-parallel ranks, each on a GPU of its own. --model E4B-32k is
+E4B with a small vocabulary, so that four servers fit on a GPU of 80 GB at once.
 """
 
 from __future__ import annotations
@@ -58,11 +60,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from measuring import options, overhead, results, tracers
+from measuring import models, options, overhead, results, tracers
 from measuring.fleet import Fleet, Gated
 from measuring.servers import ServerDied
 from measuring.together import Crowd
-from measuring.tracers import ALONE, FOUR, LOADS, ask, check, fill, under_load
+from measuring.tracers import ALONE, FOUR, ask, check, fill, loaded, put, under_load
 from served import gate
 
 # variant -> what it is compared with, and its name in the table
@@ -73,6 +75,8 @@ COMPARED = {
     **{f"{t}-alone": ("off", f"`{t}` alone") for t in ALONE},
     "kv-writes": ("armed", "`kv-writes`, over the five"),
     "ranks": ("armed", "`rank-divergence`, over the five"),
+    "spec-values": ("armed", "`spec-lifecycle` with all values, over the five"),
+    "prefix-cache": ("spec-values", "`prefix-cache`, over the five with all values"),
     "page-invariants": ("off", "SGLang's `SGLANG_CHECK_KV_PAGE_INVARIANTS=1`"),
     "strict": ("off", "SGLang's `SGLANG_INVARIANT_CHECK` at its strictest"),
     "armed-no-mtp": ("no-mtp", "five tracers armed, without MTP"),
@@ -101,7 +105,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
     """Run the plan as far as the time allows. Returns how many servers died."""
     tracers.installed()
     end, died, longest = time.monotonic() + args.seconds, 0, 0.0
-    shared = tracers.engine(args.device, args.contexts, args.tp)
+    shared = tracers.engine(args.device, args.contexts, args.tp, args.model)
     first = "kv-integrity"  # it has the kernels of all tracers
     variants = under_load({first, *args.variants}, shared)
     last = args.first_round + args.rounds
@@ -119,7 +123,7 @@ def measure(args: argparse.Namespace, folder: Path) -> int:
                 up = time.monotonic() - begin
                 if number:
                     fleet.quiet()
-                mine = replace(LOADS[args.device, args.quick or not number], contexts=args.contexts)
+                mine = loaded(args, args.quick or not number)
                 before = server.facts()
                 seed = 100 * args.seed + int(number.partition(".")[2] or 99)
                 rows = ask(server, mine, seed)
@@ -162,11 +166,11 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
     """Rounds of short turns, as many as the time allows. Returns how many servers died."""
     tracers.installed()
     end = time.monotonic() + args.seconds
-    shared = tracers.engine(args.device, args.contexts, args.tp)
+    shared = tracers.engine(args.device, args.contexts, args.tp, args.model)
     # SGLang takes a share of what is free when it starts. The servers start at the same time, and
     # max_total_tokens says how large the pools are: so the share is only not to be too small.
     variants = under_load(args.variants, {**shared, "mem_fraction_static": 0.9})
-    whole = replace(LOADS[args.device, args.quick], contexts=args.contexts)
+    whole = loaded(args, args.quick)
     named = [(v, copy) for copy in range(args.together) for v in args.variants]
     servers = [Gated(f"{v}-{copy}", variants[v], args.device, folder) for v, copy in named]
     number, longest = args.first_round, 0.0
@@ -190,7 +194,7 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
                 for (variant, copy), server in turns:
                     with crowd.awake(server):
                         again = {"serve": AWAKE_AGAIN, "seed": 0, "count": AWAKE_AGAIN}
-                        server.put({**again, "tokens": 16})
+                        put(server, whole, {**again, "tokens": 16})
                         rows = ask(server, whole.turn(), seed)
                     at = {"round": f"{args.seed}.{number}.{copy}", "variant": variant}
                     written.add([{**at, "copy": copy, **row} for row in rows], device)
@@ -200,7 +204,7 @@ def measure_together(args: argparse.Namespace, folder: Path) -> int:
             told = []
             for (variant, copy), server in turns:
                 with crowd.awake(server):
-                    server.put({"serve": 1, "seed": 0, "count": 1, "tokens": 2})
+                    put(server, whole, {"serve": 1, "seed": 0, "count": 1, "tokens": 2})
                     of = {"variant": variant, "copy": copy}
                     told.append({**of, **said_at_end(server, number - args.first_round)})
             results.Growing(args.out / "servers.csv").add(told, device)
@@ -216,9 +220,10 @@ def measure_switched(args: argparse.Namespace, folder: Path) -> int:
     tracers.installed()
     end = time.monotonic() + args.seconds
     base = COMPARED[args.switch][0]
-    variant = under_load([args.switch], tracers.engine(args.device, args.contexts))[args.switch]
+    shared = tracers.engine(args.device, args.contexts, model=args.model)
+    variant = under_load([args.switch], shared)[args.switch]
     environment = {**variant.environment, gate.SWITCH: "1"}
-    turn = replace(LOADS[args.device, args.quick], contexts=args.contexts).turn()
+    turn = loaded(args, args.quick).turn()
     number, longest = args.first_round, 0.0
     server = Gated(args.switch, replace(variant, environment=environment), args.device, folder)
     try:
@@ -345,6 +350,9 @@ def main() -> int:
     )
     armed = [name for name in COMPARED if name.startswith("armed") or name.endswith("-alone")]
     parser.add_argument("--switch", choices=armed, metavar="VARIANT", help=", ".join(armed))
+    parser.add_argument(
+        "--model", choices=models.GEOMETRIES, default="E4B", help="on a GPU (default: E4B)"
+    )
     parser.add_argument("--tp", type=int, default=1, metavar="RANKS", help="default: 1")
     parser.add_argument("--quick", action="store_true", help="few requests, to try the script")
     parser.add_argument("--merge", type=Path, nargs="+", metavar="FOLDER")

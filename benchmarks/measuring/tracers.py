@@ -15,11 +15,14 @@ from measuring.fleet import Gated
 from measuring.servers import Variant
 
 DEFAULT = "page-table,kv-allocator,spec-lifecycle,pool-leak,flight-recorder"
+# By their names: a young tracer would be among them only where it was run.
+ARMED = {"G4DEBUG_TRACE": DEFAULT}
+NOT_RUN = {"G4DEBUG_NOT_RUN_ON_THIS_RELEASE": "1"}
 # The fixes that this SGLang needs are on in every variant, because only debugging is compared.
 VARIANTS = {
     "off": Variant(),
     "recorder": Variant({"G4DEBUG_TRACE": "flight-recorder"}),
-    "armed": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}),
+    "armed": Variant(ARMED),
     "kv-integrity": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-integrity"}),
 }
 FOUR = tuple(VARIANTS)
@@ -30,13 +33,17 @@ VARIANTS |= {
     **{f"{t}-alone": Variant({"G4DEBUG_TRACE": t}) for t in ALONE},
     "kv-writes": Variant({"G4DEBUG_TRACE": f"{DEFAULT},kv-writes"}),
     "ranks": Variant({"G4DEBUG_TRACE": f"{DEFAULT},rank-divergence"}),
+    # On a GPU spec-lifecycle follows all values of a step only where that risk is taken, and
+    # prefix-cache is armed only there. So the second has what the first has, too.
+    "spec-values": Variant({**ARMED, **NOT_RUN}),
+    "prefix-cache": Variant({"G4DEBUG_TRACE": f"{DEFAULT},prefix-cache", **NOT_RUN}),
     "page-invariants": Variant({"SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}),
     "strict": Variant({"SGLANG_INVARIANT_CHECK": "2"}),  # InvariantCheckLevel.STRICT
     "no-mtp": Variant(engine=WITHOUT_MTP),
-    "armed-no-mtp": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=WITHOUT_MTP),
+    "armed-no-mtp": Variant(ARMED, engine=WITHOUT_MTP),
     "kv-canary": Variant(engine={**WITHOUT_MTP, "kv_canary": "raise"}),
     "triton": Variant(engine=ON_TRITON),
-    "armed-triton": Variant({"SGLANG_TRTLLM_MHA_DEBUG": "1"}, engine=ON_TRITON),
+    "armed-triton": Variant(ARMED, engine=ON_TRITON),
 }
 
 
@@ -45,13 +52,15 @@ class Load:
     """What every server is sent. fill: requests that fill the cache, and their tokens.
 
     phases: (requests at a time, requests). contexts: the prompts' tokens, one phase for each, in
-    place of prompts that share beginnings. of_context: requests of each, and their tokens.
+    place of prompts that share beginnings. of_context: requests of each, and their tokens. vocab:
+    of the model, where it is not the usual one.
     """
 
     fill: tuple[int, int]
     phases: tuple[tuple[int, int], ...]
     of_context: tuple[int, int]
     contexts: tuple[int, ...] = ()
+    vocab: int = 0
 
     def turn(self) -> Load:
         """A small part of it, with no request that fills the cache: one turn with --together."""
@@ -68,13 +77,15 @@ LOADS = {
 }
 
 
-def engine(device: str, contexts: Sequence[int], ranks: int = 1) -> dict[str, Any]:
+def engine(
+    device: str, contexts: Sequence[int], ranks: int = 1, model: str = "E4B"
+) -> dict[str, Any]:
     several = {"tp_size": ranks} if ranks > 1 else {}
     if device == "cpu":
         few = {"max_total_tokens": 2560, "max_running_requests": 4}
         return models.arguments("E4B", device, **few, **several)
     return models.arguments(
-        "E4B",
+        model,
         device,
         **models.FOR_64,
         max_total_tokens=64 * 1600,
@@ -94,10 +105,24 @@ def under_load(names: Iterable[str], shared: Mapping[str, Any]) -> dict[str, Var
                        plugin="gate", answers="load") for n in names}  # fmt: skip
 
 
+def loaded(args: argparse.Namespace, quick: bool) -> Load:
+    """The load that a command line asks for."""
+    small = args.device == "cuda" and args.model != "E4B"
+    vocab = models.GEOMETRIES[args.model].vocab if small else 0
+    return replace(LOADS[args.device, quick], contexts=args.contexts, vocab=vocab)
+
+
+def put(server: Gated, load: Load, question: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the requests that a server answers."""
+    more = {"vocab": load.vocab} if load.vocab else {}
+    found: list[dict[str, Any]] = server.put({**question, **more})["rows"]
+    return found
+
+
 def fill(server: Gated, load: Load) -> None:
     """Fill the prefix cache, so that it evicts from then on."""
     count, tokens = load.fill
-    server.put({"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
+    put(server, load, {"serve": load.phases[-1][0], "seed": 0, "count": count, "tokens": tokens})
 
 
 def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
@@ -124,7 +149,7 @@ def ask(server: Gated, load: Load, seed: int) -> list[dict[str, Any]]:
         ]
     rows = []
     for question in questions:
-        found = server.put(question)["rows"]
+        found = put(server, load, question)
         at = {"batch": question["serve"], "context": question.get("prompt", "")}
         rows += [{**at, **row} for row in found]
     return rows
@@ -153,7 +178,7 @@ def installed() -> None:
 def check(variant: str, facts: Mapping[str, Any]) -> None:
     """Raise SystemExit if the scheduler does not have what the variant says."""
     counts = {"recorder": 1, "armed": 5, "armed-no-mtp": 5, "armed-triton": 5, "kv-integrity": 6,
-              "kv-writes": 6, "ranks": 6}  # fmt: skip
+              "kv-writes": 6, "ranks": 6, "spec-values": 5, "prefix-cache": 6}  # fmt: skip
     expected = 1 if variant.endswith("-alone") else counts.get(variant, 0)
     found = len(facts["tracers"].split())
     if found != expected or bool(facts["sites"]) != bool(expected):

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import tracer_overhead
+from measuring import tracers
 from measuring.together import Crowd
 
 PARENT = (
@@ -106,7 +107,7 @@ def test_a_second_server_of_a_base_is_compared_with_the_first():
 
 
 def test_a_turn_is_a_part_of_the_load_that_fills_no_cache():
-    whole = tracer_overhead.LOADS["cuda", False]
+    whole = tracers.LOADS["cuda", False]
     turn = whole.turn()
     assert turn.fill == (0, 0)
     assert [batch for batch, _ in turn.phases] == [batch for batch, _ in whole.phases]

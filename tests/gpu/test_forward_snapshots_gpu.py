@@ -171,3 +171,68 @@ def test_many_forwards_in_flight():
             # SGLang's own barrier: the table is built before the rows change.
             server.schedule.wait_stream(server.forward)
     assert server.seen() == []
+
+
+CANARY = -77_777
+
+
+class Guarded:
+    """A copy whose ``first_tokens`` lie between canary words, as other memory lies on a server."""
+
+    ROWS, TOKENS, SIZE, AROUND = 6, 5000, 4, 40_000  # more columns than one block has
+
+    def __init__(self) -> None:
+        table = torch.randint(0, 10**6, (self.ROWS, self.TOKENS), dtype=torch.int32, device=CUDA)
+        shadow = torch.randint(0, 900, (3000,), dtype=torch.int32, device=CUDA)
+        self.copy = Copy(table, self.SIZE, SimpleNamespace(shadow=shadow, owners=None))
+        self.columns = self.copy.first_tokens.shape[1]
+        cells = self.ROWS * self.columns
+        self.memory = torch.full((cells + 2 * self.AROUND,), CANARY, dtype=torch.int32, device=CUDA)
+        inside = self.memory[self.AROUND : self.AROUND + cells]
+        self.copy.first_tokens = inside.view(self.ROWS, self.columns)
+
+    def holds(self, rows: list[int], step: int) -> None:
+        """The rows that are there are copied, and nothing else was written."""
+        torch.cuda.synchronize()
+        expected = torch.full_like(self.memory, CANARY)
+        at = expected[self.AROUND : -self.AROUND].view(self.ROWS, self.columns)
+        for row in rows:
+            if 0 <= row < self.ROWS:
+                at[row] = self.copy.source[row, :: self.SIZE]
+        assert torch.equal(self.memory, expected)
+        assert int(self.copy.step) == step
+        assert torch.equal(self.copy.shadow, self.copy.ledger.shadow)
+
+
+WRONG_ROWS = [
+    [-1, 2],
+    [Guarded.ROWS, 0, 1],
+    [3, Guarded.ROWS + 20, -20, 5],
+    [-(2**31), 2**31 - 1],
+    [0, 0, 4, -1, 4],
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("rows", WRONG_ROWS, ids=str)
+def test_a_row_that_is_not_there_writes_to_no_other_memory(rows, dtype):
+    guarded = Guarded()
+    guarded.copy.make(torch.tensor(rows, dtype=dtype, device=CUDA), 7)
+    guarded.holds(rows, 7)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_row_that_is_not_there_in_the_replay_of_a_cuda_graph(dtype):
+    guarded = Guarded()
+    rows = torch.tensor([1, 2, 3, 4, 5], dtype=dtype, device=CUDA)
+    guarded.copy.make(rows, 7)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        guarded.copy.make(rows, 7)
+    for wrong in WRONG_ROWS:
+        guarded.memory.fill_(CANARY)
+        wrong = (wrong * 5)[:5]
+        rows.copy_(torch.tensor(wrong, dtype=dtype))
+        graph.replay()
+        guarded.holds(wrong, 7)
