@@ -133,7 +133,7 @@ class Words(Facts):
     def expected(self) -> str:
         """What belongs in the cell."""
         if self.foreign is not None:
-            own = f": page {self.foreign.own}" if self.foreign.own > 0 else ""
+            own = f": full-pool page {self.foreign.own}" if self.foreign.own > 0 else ""
             if self.foreign.is_its_own:
                 return f"the page that was handed out for these tokens{own}"
             return f"a page that was handed out to the request of the row itself{own}"
