@@ -140,7 +140,7 @@ class Triton(ListAdapter):
         return built(backend.forward_metadata).indices
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
-        """A verify's lists are those of the sequence, without the draft's tokens."""
+        """A verify's lists hold the tokens of the sequence, without the draft's tokens."""
         metadata = backend.forward_metadata
         return int(backend.get_cuda_graph_seq_len_fill_value()) + built(metadata).extra
 
