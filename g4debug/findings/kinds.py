@@ -137,7 +137,7 @@ STALE = _by_mapping(
 
 
 class PageTableKind(DeviceKind):
-    """What is wrong with a cell, with a row (SHORT), or with a word beside a list of tokens."""
+    """The ways in which a cell, a row (SHORT), or a word beside a list of tokens is wrong."""
 
     RANGE = _no_page("out-of-range", says="`gets page …, but its … pool has … pages`", code=2)
     NEGATIVE = _no_page("negative", says="`gets page -…, but its … pool has … pages`", code=1)
@@ -239,7 +239,7 @@ WRITTEN_TO_FREE = _elsewhere(
 
 
 class KvWritesKind(DeviceKind):
-    """What is wrong with a location."""
+    """The ways in which a location is wrong."""
 
     RANGE = _no_slot("out-of-range", says="`to slot …, but its … pool has … slots`", code=2)
     NEGATIVE = _no_slot("negative", says="`to slot -…, but its … pool has … slots`", code=1)

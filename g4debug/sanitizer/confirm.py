@@ -71,11 +71,11 @@ class Question:
         return int((cells == self.page).sum()) + int((maybe == self.page).sum()) > 1
 
     def is_mapped_elsewhere(self, seen: int, mapped: int, given: int, slot: int = -1) -> None:
-        """Is what was seen not what SGLang's mapping says, or is the mapping wrong?
+        """Does the mapping say something else than the kernel saw, or is the mapping wrong?
 
-        seen, mapped: what the kernel saw, and what the mapping says, pages or locations. given: the
-        SWA page that was handed out together with the page. slot: of the full pool, in the page,
-        if it is about that slot alone; else about all of the page.
+        seen, mapped: the page or location that the kernel saw, and the one in the mapping. given:
+        the SWA page that was handed out together with the page. slot: a slot of the full pool in
+        the page, to ask about it alone; -1 to ask about the whole page.
         """
         # Since the launch, the page may have left the window, and then it has no SWA page any more.
         if mapped != seen and (mapped > 0 or self.step < 0):

@@ -16,7 +16,7 @@ from g4debug.sanitizer.trap_buffer import CELLS, SEQ, SUMMARY, WORDS
 
 @triton.jit
 def fence_system(anything):
-    """What was written before is visible to the host before what is written after."""
+    """Make earlier writes visible to the host before later writes."""
     tl.inline_asm_elementwise(
         "fence.sc.sys; mov.u32 $0, $1;",
         "=r,r",
@@ -35,10 +35,10 @@ def pick(here, block):
 
 @triton.jit
 def claim(claims, acks, mailbox, mailboxes, suspicion, LANES: tl.constexpr):
-    """Take the next record upon oneself. Returns (place, it may be written, its number).
+    """Claim the right to write the next record. Returns (place, may it be written, its number).
 
-    suspicion: it needs to be confirmed, so it has another place than what is certain. LANES: of
-    the calling program's blocks.
+    suspicion: the record needs a confirmation; such records have mailboxes of their own. LANES: the
+    length of the calling program's blocks.
     """
     place = mailbox.to(tl.int64) + tl.where(suspicion, mailboxes, 0)
     # The host may write this word now. Each thread loads it for itself, and all must go on with

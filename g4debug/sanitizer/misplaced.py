@@ -56,10 +56,10 @@ class Misplaced:
 def misplaced(
     ledger: Ledger | None, row: int, token: int, page: int, rid: str, rows: torch.Tensor
 ) -> Misplaced:
-    """What is proven of the page that a row names for a token. May wait for the device.
+    """Prove what is wrong with the page that a row names for a token. May wait for the device.
 
     row: of ``req_to_token``, which is ``rows``. rid: its request. page: of the full pool. Raises
-    Unconfirmed if nothing is.
+    Unconfirmed if nothing is proven.
     """
     pool = ledger.pools.get("full") if ledger is not None else None
     if ledger is None or pool is None or ledger.owners is None or ledger.broken:

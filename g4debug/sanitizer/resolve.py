@@ -9,7 +9,7 @@ of the request in row ``request`` of ``req_to_token``::
     freed   = the shadow says that the page is free (ledger/shadow.py)
     foreign = the page was handed out for another column, or it was to another request and the
               token's page begins behind what the prefix cache lent to this one (ledger/owners.py)
-    cached  = the token itself lies before the end of what the prefix cache has of the request
+    cached  = the token itself lies in the part of the request that the prefix cache has
 
     own_page = of the SWA pool: the shadow's word of the page, or where there is no shadow, the
                mapping's of the place; of the full pool it is the page itself
@@ -96,12 +96,12 @@ def resolve(
 
 @dataclass(frozen=True)
 class Resolved:
-    """What :func:`resolve_tokens` found of each token. All are of one shape.
+    """The result of :func:`resolve_tokens` for each token. All tensors have one shape.
 
-    judged: it is known what belongs there. place, page: int64, of the full pool, UNKNOWN if
-    ``req_to_token`` names none. own_place, own_page: of the layer's own pool; those of the full
-    pool, or in the SWA pool what belongs to them: if the page is freed, FREE and 0, and where
-    ``judged`` is false they say nothing. freed, foreign, cached: see the module.
+    judged: bool, the right place of the token is known. place, page: int64, of the full pool,
+    UNKNOWN if ``req_to_token`` names none. own_place, own_page: int64, the same in the layer's own
+    pool; FREE and 0 in the SWA pool if the page is freed. They say nothing where ``judged`` is
+    false. freed, foreign, cached: bool, see the module.
     """
 
     judged: torch.Tensor
