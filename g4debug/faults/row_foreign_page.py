@@ -1,9 +1,9 @@
 """Writes another live request's page into a row of ``req_to_token``.
 
 Page tables are built from these rows, so they agree with them: nothing looks wrong except the owner
-    of the page. The request then reads a page that belongs to somebody else, and frees it at its
-    end. Only pages that the prefix cache did not lend are touched: pages that a request shares with
-    others are left alone.
+of the page. The request then reads a page that belongs to somebody else, and frees it at its end.
+Only pages that the prefix cache did not lend are touched: pages that a request shares with
+others are left alone.
 """
 
 from __future__ import annotations

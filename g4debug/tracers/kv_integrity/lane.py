@@ -1,9 +1,9 @@
 """Where the tracer's work on the device is queued: among SGLang's forwards, in launch order.
 
-Without overlap scheduling scheduler and forward share one stream, and what is queued now lies
-between what was queued before and what comes after. With it they do not: when the scheduler frees
-the pages of a request that has ended, the next forward is already under way, still has that request
-in its batch, and still writes a token for it. So there all work goes to the stream of the forwards:
+Without overlap scheduling scheduler and forward share one stream, and work that is queued now runs
+between earlier and later work. With it they have two streams: when the scheduler frees the pages of
+a request that has ended, the next forward is already under way, still has that request in its
+batch, and still writes a token for it. So there all work goes to the stream of the forwards:
 
     scheduling stream:  allocate N+1 |            free what ended in N  | allocate N+2
     forward stream:     forward N | compare | forward N+1 | stamp what was freed | compare |
@@ -13,9 +13,9 @@ Each forward is launched behind all work that was queued before its launch, and 
 behind all forwards that were launched before. So a stamp lies behind the last forward that may
 write into a page, and in front of the first one that may write into it for somebody else.
 
-The results go to the host without waiting, and are fetched when the result of the batch is
-processed that they lie behind: before its tokens are sent, and without waiting for the forward that
-is under way.
+The results go to the host without waiting. They are fetched when SGLang processes the result of the
+batch before them: before its tokens are sent, and without waiting for the forward that is under
+way.
 """
 
 from __future__ import annotations

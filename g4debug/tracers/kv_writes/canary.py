@@ -53,7 +53,7 @@ def fire(folder: Path, device: torch.device) -> str:
 
 
 class _Server:
-    """A verify of three requests, whose tokens lie where their rows say."""
+    """A verify of three requests, with all tokens where their rows say."""
 
     def __init__(self, tracer: KvWritesTracer, device: torch.device) -> None:
         self.tracer = tracer

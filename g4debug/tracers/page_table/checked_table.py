@@ -61,11 +61,12 @@ class CheckedTable(Checked):
 class Cell:
     """One bad cell. If the row is too short: column = its columns, value = the pages it needs.
 
-    Of an entry of a list of tokens, column, value and expected are the pages in which ``position``,
-    ``token`` and ``right`` lie. Of a word beside the lists they are as the guard left them.
+    For an entry of a list of tokens, column, value and expected are the pages of ``position``,
+    ``token`` and ``right``. For a word beside the lists they are as the guard left them.
     expected: the page that belongs there, -1 if not known. step, request, full: see
-    ``trap_buffer.Record``. position, token, right: of an entry, its position in the request, what
-    it is and what belongs there, -1 if not known. foreign: of a cell whose kind is FOREIGN.
+    ``trap_buffer.Record``. position, token, right: for an entry, its position in the request, the
+    token in it and the token that belongs there, -1 if not known. foreign: only of a cell of the
+    kind FOREIGN.
     """
 
     row: int
@@ -131,7 +132,7 @@ def read_table(
 
 
 def _passes(kind: Kind) -> bool:
-    """True if it depends on what is held. Until the report is made, a request may have ended."""
+    """True if the kind depends on held pages: a request may have ended before the report."""
     return kind.record.right_place and not kind.record.suspicion
 
 

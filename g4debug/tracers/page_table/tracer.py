@@ -210,7 +210,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         return key
 
     def _renewed(self, checked: CheckedTable, table: torch.Tensor, layer: Any, batch: Any) -> bool:
-        """True if the last check of this key was made to be that of a new forward.
+        """True if the last check of this key could be reused for a new forward.
 
         That saves a decode step outside of CUDA graphs most of the host's work, because only the
         table, the lengths and the rows differ from the step before. A check that is in a graph, or

@@ -1,6 +1,6 @@
 """The last steps of each rank in the memory that the ranks of a launch share.
 
-Each rank writes its own ring and reads those of the others. Nobody waits: a step that was not
+Each rank writes its own ring and reads the other rings. Nobody waits: a step that was not
 written yet is compared later, and one that was overwritten meanwhile is not compared.
 """
 
