@@ -74,14 +74,14 @@ class Adapter(ABC):
     built: the site of its constructor, which gets (backend, model_runner, ...).
     sites: the sites at which ``install`` puts hooks.
     fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
-    "kv.set": (backend, layer, forward_batch) -> tensor.
+        "kv.set": (backend, layer, forward_batch) -> tensor.
     metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
     replay: the site at which the static buffers of a CUDA graph are filled in before a replay.
-    in_graph: the site of what a CUDA graph itself fills in, '' if nothing on this release.
+    in_graph: the site at which a CUDA graph fills in buffers itself, '' if none on this release.
     phases: the phases of serving in which its hand-overs are judged.
     run: SGLang's release -> where page-table was run with this backend, as in ``targets.RUN``.
     views: the attributes of the backend that hold the buffers behind the metadata outside of CUDA
-    graphs, because the metadata are views of them; None if nobody has looked.
+        graphs, because the metadata are views of them; None if nobody has looked.
     lengths_on_device: its kernels take the length of each request from the device, so the host can
         plan a forward with a bound.
     decode_is_spread: its decode kernel spreads one request's KV over the GPU, and its prefill

@@ -256,11 +256,11 @@ class DeviceCheck(ABC, Generic[C, S]):
         return None
 
     def _give_account(self, trap: TrapBuffer) -> None:
-        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
+        """Log how many bad things are in no finding, and which mailboxes are unusable."""
         for mailbox in trap.spoilt - self._spoilt:
             self._spoilt.add(mailbox)
             self.context.limit(
-                f"not what is seen for mailbox {mailbox} of its trap buffer",
+                f"the records in mailbox {mailbox} of its trap buffer are not read",
                 "somebody else wrote into that host memory",
             )
         try:
@@ -281,11 +281,11 @@ class DeviceCheck(ABC, Generic[C, S]):
 
     @abstractmethod
     def seen(self, checked: C | None, record: Record) -> S:
-        """What a record says, whatever is in there."""
+        """The sighting that a record describes. Must not fail, whatever the record holds."""
 
     @abstractmethod
     def words(self, checked: C | None, seen: S) -> str:
-        """What was seen, for a line of the log."""
+        """The sighting in words, for a line of the log."""
 
     @abstractmethod
     def confirm(self, checked: C, seen: S) -> S:
@@ -296,11 +296,11 @@ class DeviceCheck(ABC, Generic[C, S]):
 
     @abstractmethod
     def describe(self, checked: C | None, seen: S, left: Left) -> tuple[Finding, Evidence]:
-        """The finding. With no check at all, of the record alone."""
+        """The finding. checked: None if no check belongs to the record."""
 
     @abstractmethod
     def bare(self, checked: C | None, seen: S, left: Left) -> Finding:
-        """The finding of the record alone. checked: for its place, if that can be told."""
+        """The finding, made from the record alone. checked: gives the place, None if not known."""
 
 
 def _rests_on_ledger(kind: FindingKind, truth: Truth | None) -> bool:

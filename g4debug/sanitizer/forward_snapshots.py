@@ -141,7 +141,7 @@ _shared: WeakKeyDictionary[Recorder, ForwardSnapshots] = WeakKeyDictionary()
 
 
 def shared(recorder: Recorder) -> ForwardSnapshots:
-    """The one of a process, so that a forward is copied once for all tracers that compare with it.
+    """The process's only instance, so that a forward is copied once for all tracers.
 
     recorder: the step recorder of the process.
     """

@@ -29,7 +29,7 @@ from g4debug.sanitizer.confirm import GIVEN_UP, Unconfirmed
 
 @dataclass(frozen=True)
 class Misplaced:
-    """What SGLang's structures say of a cell that names a page which does not belong there.
+    """The evidence in SGLang's structures for a cell with a page that does not belong there.
 
     row: the row of ``req_to_token``, and rid its request. column, page: the cell, and what it has,
     of the full pool. owner: rid of the request that the page was handed out to, '' if that is not

@@ -172,7 +172,7 @@ class PageReport(ABC):
 
     @abstractmethod
     def headline(self) -> str:
-        """Its end: what happens in the layer."""
+        """The end of the headline: the event in the layer."""
 
     @abstractmethod
     def expected(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The host memory in which the kernels leave what they saw, and how it is handed over.
+"""The host memory in which the kernels leave their records, and the rules of writing and reading.
 
 It has *mailboxes*, one for each check: a place for one record, many writers and one reader. A
 kernel writes at any time, also while the host reads. So nothing here is ever cleared, and each word
@@ -176,9 +176,9 @@ class TrapBuffer:
         suspected: Callable[[T], bool],
         record: Callable[[T, int], tuple[Record, Cells]],
     ) -> None:
-        """What the kernels' references do: leave the first one, and the first suspicion.
+        """Leave the first certain record and the first suspicion, as the kernels' references do.
 
-        record: makes the record, and its cells, of one of ``found`` that stands for so many.
+        record: makes the record, and its cells, from one of ``found`` and how many it counts.
         """
         for suspicion in (False, True):
             part = [one for one in found if suspected(one) is suspicion]
@@ -189,7 +189,7 @@ class TrapBuffer:
     def leave(
         self, mailbox: int, record: Record, suspicion: bool = False, cells: Cells = NO_CELLS
     ) -> None:
-        """What a kernel does with a record."""
+        """Write a record as a kernel does."""
         for _ in self.leaving(mailbox + self.mailboxes * suspicion, record, cells):
             pass
 

@@ -1,4 +1,4 @@
-"""The limits that several tracers share: what keeps them from judging on some servers."""
+"""The limits that several tracers share: the reasons why they do not judge on some servers."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class _Server:
         tracer.after_backend_init(None, self.backend, _RUNNER)
 
     def forward(self) -> locations.Forward:
-        """What the faults need to know."""
+        """The forward, as the faults take it."""
         tokens = [
             locations.Token(i, i // DRAFTS, LENGTHS[i // DRAFTS] + i % DRAFTS, i // DRAFTS + 1, 0)
             for i in range(len(LENGTHS) * DRAFTS)

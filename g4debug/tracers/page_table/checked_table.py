@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[int, int, int, Kind, int]:
-        """What can be found again in the table."""
+        """The numbers by which the cell is found again in the table."""
         return self.row, self.column, self.value, self.kind, self.expected
 
 
@@ -145,7 +145,7 @@ def _cells(again: TableCheck) -> list[Cell]:
 
 
 def cell_of(record: Record, checked: CheckedTable | None = None) -> Cell:
-    """The cell that the guard left a record of, whatever is in there."""
+    """The cell that a record of the guard describes. Does not fail, whatever the record holds."""
     kind = Kind(record.kind) if record.kind in set(Kind) else Kind.UNREADABLE
     cell = Cell(*record[:3], kind, *record[6:10])
     if checked is None or checked.lists is None or kind is Kind.UNREADABLE or kind.record.beside:
@@ -207,7 +207,7 @@ def kept(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) ->
 
 
 def _on_host(checked: CheckedTable) -> Truth | None:
-    """What it was compared with, on the host, with the requests of its rows only."""
+    """The truth of the check on the host, with only the requests of its rows."""
     truth = checked.truth
     if truth is None:
         return None

@@ -1,4 +1,4 @@
-"""Turns what the page-table guard saw into a Finding, in words. Runs only if it saw something.
+"""Turns a record of the page-table guard into a Finding, in words. Runs only if there is one.
 
 Everything is read as far as possible: after an error of the device the report says less, but
 nothing that is not known.
@@ -191,7 +191,7 @@ class Words(Facts):
 
 
 class ListWords(Words):
-    """The same of a bad entry of a list of tokens, or of a word beside the entries."""
+    """The same for a bad entry of a list of tokens, or for a word beside the entries."""
 
     @property
     def place(self) -> str:  # type: ignore[override]

@@ -35,7 +35,7 @@ from g4debug.tracers.page_table.check import Kind, Truth, at_pages, verdict
 
 
 class Repair(IntEnum):
-    """What the guard changes. What cannot be mended at all (MASK) is made harmless."""
+    """How much the guard changes. A word that has no right value (MASK) is made harmless."""
 
     NOTHING = 0
     UNSAFE = 1  # entries and words that would make a kernel read outside of what it may read
@@ -209,7 +209,7 @@ def reference(
 
 
 def mend(lists: TokenLists, found: ListCheck, tokens: int, repair: Repair) -> None:
-    """Change what ``repair`` says."""
+    """Change the lists as far as ``repair`` allows."""
     if repair is Repair.NOTHING:
         return
     kinds, values = found.bad[:, 3], found.bad[:, 2]

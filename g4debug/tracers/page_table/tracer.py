@@ -153,7 +153,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             self.context.limit(what, why)
 
     def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
-        """What the kernel gets, if this table was checked for another layer of the forward."""
+        """The table for the kernel, if it was checked for another layer of the forward, or None."""
         latest = self._known(table, backend, layer)
         if latest is None:
             return None
@@ -242,7 +242,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         layer: Any,
         batch: Any,
     ) -> CheckedTable:
-        """What both shapes of a hand-over have in common."""
+        """The fields of a check that page tables and lists of tokens have in common."""
         mailbox, captured = self.mailbox(key, table)
         pool, name = pool_of_layer(backend, layer, batch)
         page_size = self.page_sizes.get(id(backend), 0)
