@@ -1,4 +1,4 @@
-"""Page tables for the guard's tests, and what is right, counted token by token.
+"""Page tables for the guard's tests, and the right verdicts, counted token by token.
 
 ``expected`` is written from the meaning of a page table, in plain Python: which tokens a
 query may read, and which page each of them lies in. No formula is shared with the code.

@@ -23,7 +23,7 @@ OF_A_FORWARD = {**ARGUMENTS, "enable_dp_attention": True}
 
 
 def with_argument(rig, name):
-    """The class of a rig whose server was started with this argument."""
+    """The class of a rig on a server with this argument."""
 
     class Started(rig):
         def runner(self, draft=False):

@@ -1,4 +1,4 @@
-"""What is said to be innocent: never more than was checked, in no combination of tracers."""
+"""The parts said to be innocent: never more than was checked, in any combination of tracers."""
 
 from __future__ import annotations
 
