@@ -3,7 +3,7 @@
 :func:`resolve` is for Triton kernels, and :func:`resolve_tokens` is the same in torch. For a token
 of the request in row ``request`` of ``req_to_token``::
 
-    place = req_to_token[request, cell] + within     in the full pool; none if that is negative
+    place = req_to_token[request, index] + within    in the full pool; none if that is negative
     page  = place // page_size                       it exists if 0 < page < pages
 
     freed   = the shadow says that the page is free (ledger/shadow.py)
@@ -40,7 +40,7 @@ def resolve(
     protected,
     request,
     theirs,
-    cell,
+    index,
     within,
     position,
     begins,
@@ -57,11 +57,11 @@ def resolve(
 ):
     """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Resolved`.
 
-    request, theirs: a row of ``req_to_token``, and whether it is some request's. cell .. inside:
+    request, theirs: a row of ``req_to_token``, and whether it is some request's. index .. inside:
     blocks, as for ``resolve_tokens``.
     """
-    judged = inside & (cell < tl.where(theirs, words, 0))
-    token = tl.load(req_to_token + request * stride + cell, mask=judged, other=-1).to(tl.int64)
+    judged = inside & (index < tl.where(theirs, words, 0))
+    token = tl.load(req_to_token + request * stride + index, mask=judged, other=-1).to(tl.int64)
     place = tl.where(token >= 0, token + within, -1)
     page = tl.where(token >= 0, place // page_size, -1)
     own_place, own_page = place, page
@@ -117,7 +117,7 @@ class Resolved:
 def resolve_tokens(
     truth: Truth,
     row: torch.Tensor,
-    cell: torch.Tensor,
+    index: torch.Tensor,
     within: torch.Tensor | int,
     position: torch.Tensor,
     inside: torch.Tensor,
@@ -125,15 +125,15 @@ def resolve_tokens(
 ) -> Resolved:
     """Resolve tokens of the rows ``row`` of a batch.
 
-    cell: of the request's row of ``req_to_token``, >= 0. within: what is added to that. position:
-    of the token in its request. inside: bool, which of them are resolved at all. They are
-    int64 and of shapes that broadcast.
+    index: in the request's row of ``req_to_token``, >= 0. within: the number that is added to its
+    content. position: of the token in its request. inside: bool, the tokens that are resolved at
+    all; the others are int64. Their shapes broadcast.
     """
     requests, words = truth.req_to_token.shape
     request = truth.req_pool_indices.to(torch.int64)[row]
     theirs = (request > 0) & (request < requests)
-    judged = inside & theirs & (cell < words)
-    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(0, words - 1)]
+    judged = inside & theirs & (index < words)
+    token = truth.req_to_token[request.clamp(0, requests - 1), index.clamp(0, words - 1)]
     token = torch.where(judged, token.to(torch.int64), UNKNOWN)
     place = torch.where(token >= 0, token + within, UNKNOWN)
     page = torch.where(token >= 0, place // page_size, UNKNOWN)
