@@ -211,7 +211,7 @@ class Triton(ListAdapter):
         if not why and not (indptr.is_contiguous() and indices.is_contiguous()):
             why = "they are not contiguous"
         if why:
-            guard.not_guarded("not some of triton's lists of tokens", why)
+            guard.not_guarded("some of triton's lists of tokens are not judged", why)
             return None
         mask, starts = metadata.custom_mask, metadata.mask_indptr
         masked = of.verify and mask is not None and starts is not None

@@ -131,7 +131,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             )
         if self.draft_writes:
             self.context.limit(
-                "not what the draft writes",
+                "writes of the draft are not judged",
                 "this kind of draft has KV of its own, and writes into pages that it has given "
                 "back already",
             )
@@ -219,7 +219,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             return True
         self._strange = True
         self.context.limit(
-            f"not what is written into a {name}",
+            f"writes into a {name} are not judged",
             "that KV pool writes by a function of its own, and it is not known how it numbers its "
             "slots",
         )

@@ -322,7 +322,7 @@ def test_it_is_told_that_a_draft_with_kv_of_its_own_is_not_judged(it):
         assert tracer_of().draft_writes == (draft is runner)
     tracer_of().after_scheduler_init(None)
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
-    assert [x.what for x in status.limits] == ["not what the draft writes"]
+    assert [x.what for x in status.limits] == ["writes of the draft are not judged"]
 
 
 def test_a_forward_that_does_not_say_which_token_is_which_is_told_of(it):
@@ -345,7 +345,7 @@ def test_a_pool_that_writes_by_a_function_of_its_own_is_told_of_when_it_is_built
     it.rig.pool.full_kv_pool.__class__ = kind
     it.rig.backend()
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
-    assert "not what is written into a MHATokenToKVPoolMXFP8" in str(status)
+    assert "writes into a MHATokenToKVPoolMXFP8 are not judged" in str(status)
 
 
 def test_another_kind_of_pool_is_told_of(it):
