@@ -133,7 +133,7 @@ def apply_all(
 
 
 def summary(states: Sequence[FixState], mode: str) -> str:
-    """In a few words: what is in force, and what another mode would add."""
+    """A short summary: the fixes in force, and those that another mode would add."""
     on = [s.fix.id for s in states if s.state == "applied"]
     said = f"{len(on)} in force ({', '.join(on)})" if on else "none in force"
     missing = [s.fix.id for s in states if s.state == "target-missing"]

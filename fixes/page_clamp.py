@@ -1,6 +1,6 @@
 """Clamps page tables into the layer's pool. This is not a fix, and it is off by default.
 
-It keeps a server up whose page tables are wrong, and *hides* that they are wrong. Each cell beyond
+It keeps a server with wrong page tables up, and *hides* that they are wrong. Each cell beyond
 the pool gets the last page, which belongs to somebody else, so the layer reads another request's KV
 and nobody is told. It exists so that it can be compared with the real fix (``repro/page_clamp.py``;
 TRIAGE.md, 'Why the clamp is not a fix'). To keep a server up, use ``G4DEBUG_MODE=contain``, which

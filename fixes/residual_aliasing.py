@@ -10,9 +10,10 @@ With the fix a captured layer works on a copy of its input. Layers that are not 
 they are and cost nothing. FROZEN_KV_MTP captures none: it reads only the output of the last norm.
 From a later fix of the seeds' fork.
 
-SGLang 0.5.23 does not have the bug: what owns the residual there copies what is captured. It also
-refuses a layer's input that is not the very tensor that the layer before wrote (RuntimeError
-"written residual does not match the supplied output"), so the fix would stop a server there.
+SGLang 0.5.23 does not have the bug: the object that owns the residual there copies the hidden
+states that are captured. It also refuses a layer's input that is not the very tensor that the layer
+before wrote (RuntimeError "written residual does not match the supplied output"), so the fix would
+stop a server there.
 """
 
 from __future__ import annotations

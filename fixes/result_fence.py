@@ -6,12 +6,12 @@ its own, and clears the entries of its own in the mapping to SWA pages. The deco
 just launched reads these very entries. Up to 0.5.17 SGLang waits for the forward's reads only at
 the top of the next round, so the forward may find the mapping cleared. Then it reads page 0 in
 place of tokens that are inside its window, and the answer is wrong. Nothing crashes. It needs a
-forward that is late, and a prefix whose pages a running request has locked (upstream's #29352 and
-#31687). ``repro/suites/history/cases/unfenced_results.py`` holds the forward back: on H100 a decode
-step then read page 0 in each of five runs, and in none with this fix.
+forward that is late, and a prefix with pages that a running request has locked (upstream's #29352
+and #31687). ``repro/suites/history/cases/unfenced_results.py`` holds the forward back: on H100 a
+decode step then read page 0 in each of five runs, and in none with this fix.
 
 The fix waits on SGLang's own barrier right after the launch, where the result of a prefill comes
-next. It is the scheduling stream that waits, and not the host.
+next. Only the scheduling stream waits; the host does not.
 """
 
 from __future__ import annotations

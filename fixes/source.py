@@ -3,7 +3,7 @@
 So ``still_broken()`` works for the installed SGLang and, inside
 :func:`g4debug.hooking.targets.looking_at`, for a wheel that is only unpacked. Names are followed as
 Python does it: a method to the base class that defines it, and a name to the module from which it
-was imported. What is made at run time (``setattr``, a patch of another plugin) is not seen.
+was imported. Changes at run time (``setattr``, a patch of another plugin) are not seen.
 """
 
 from __future__ import annotations

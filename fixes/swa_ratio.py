@@ -6,7 +6,7 @@ leaves much memory for KV, long requests wait for the full pool while the SWA po
 dense Gemma-4 keeps 0.8: its weights leave less memory, and with 0.15 the seed saw the SWA pool run
 out (PR #7).
 
-0.15 is not right for every load; ``g4debug pools`` computes what is right for yours.
+0.15 is not right for every load; ``g4debug pools`` computes the ratio for yours.
 
 A ratio that the user gave is always kept, even if it is 0.8. SGLang does not say whether the user
 gave it, but it can be found out. Until ``ServerArgs`` is pickled for the scheduler, a default is

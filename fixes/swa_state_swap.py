@@ -4,13 +4,14 @@ The draft of FROZEN_KV_MTP has a dummy pool of 64 tokens and reads the target's 
 views (``_frozen_kv_target_view`` for the metadata, ``_target_kv_pool_view`` for the forward). A
 trtllm_mha backend that decided once, from the dummy pool, that it has no SWA pool
 (``use_sliding_window_kv_pool=False, _swa_kv_pool=None``) then gives page numbers of the *full* pool
-to the sliding layers, whose pool is smaller. That is an illegal memory access.
+to the sliding layers. Their pool is smaller, so this is an illegal memory access.
 
-With the fix, inside of both views the two attributes are those of the pool that the view shows.
-They are put back afterwards, also after an exception. So is the mapping from full to SWA slots,
-which the backend keeps for its graphs from 0.5.14 on. What the CUDA graphs use later (the SWA
-page-table buffer, and more from 0.5.13 on) is allocated as the *target's* pool needs it. The
-draft's graphs are captured and replayed inside the same views, so nothing more is needed for them.
+With the fix, the two attributes describe the pool that the view shows, inside of both views.
+They are put back afterwards, also after an exception. The same is done with the mapping from full
+to SWA slots, which the backend keeps for its graphs from 0.5.14 on. What the CUDA graphs use later
+(the SWA page-table buffer, and more from 0.5.13 on) is allocated as the *target's* pool needs it.
+The draft's graphs are captured and replayed inside the same views, so nothing more is needed for
+them.
 
 From seed PR #6; upstream sglang #26966 and #27491. SGLang from 0.5.13 on finds the right pool by
 itself; there the fix is for the demo's fault, which puts the old state back.

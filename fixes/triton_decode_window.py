@@ -4,17 +4,17 @@ Gemma-4 gives SGLang its window less one: the number of keys *before* a token th
 backend takes it so in a prefill, and all but one in a decode. ``triton`` lists the keys of a decode
 step, the token's own among them, and cuts the list at that number (``update_sliding_window_buffer``
 in ``triton_backend.py``). So the oldest key of the window is missing in every decode step behind
-it, in the target and in the draft of FROZEN_KV_MTP. Nothing crashes; some answers are others than
-those of the model's own definition, or of a prefill of the same tokens.
+it, in the target and in the draft of FROZEN_KV_MTP. Nothing crashes; some answers differ from the
+model's own definition, and from a prefill of the same tokens.
 
 While the backend makes the lists of a decode step, or the static lists of its CUDA graphs, the fix
 lets it see one key more. A prefill and a verify are left as they are, because their lists do not
 hold the token itself. The key is still there: SGLang evicts only what lies before it.
 
-It is off by default, because it changes what a healthy server answers: two servers of which one has
-it do not agree any more. Upstream has not said what is right. The pull request that mends it
-(sglang #32087) was closed without a merge, and the question in #34354 without an answer of a
-maintainer.
+It is off by default, because it changes the answers of a healthy server: a server with the fix and
+one without it do not agree any more. Upstream has not said which answer is right. The pull request
+that mends it (sglang #32087) was closed without a merge, and the question in #34354 without an
+answer of a maintainer.
 
 A draft of EAGLE with several steps has lists of its own (``TritonMultiStepDraftBackend``), which
 this fix does not touch. Gemma-4's assistant does not run there.
@@ -74,7 +74,7 @@ def around_graph_state(
 
 
 def _decodes(arguments: tuple[Any, ...]) -> bool:
-    """True if the ForwardMode among the arguments, or that of the ForwardBatch, is a decode."""
+    """True if the arguments name a decode, by a ForwardMode or by a ForwardBatch."""
     modes = (getattr(a, "forward_mode", a) for a in arguments)
     mode = next((m for m in modes if hasattr(m, "is_decode_or_idle")), None)
     return mode is not None and bool(mode.is_decode_or_idle())

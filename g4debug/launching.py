@@ -1,11 +1,11 @@
 """Launches small Triton kernels with as little work on the host as there can be.
 
 Triton looks at every argument of every launch: its type, whether a number is 1, whether a pointer
-is aligned. For a kernel with 30 arguments that takes several times as long as the launch itself,
-and it is done in the middle of a server's step. So a kernel of ours declares that none of this
-matters to it (:func:`kernel`). Then only the types of its tensors and its constants decide which
-compiled kernel it is, and a :class:`Launcher` remembers that one. It also means that no other
-alignment of a tensor makes Triton compile again while a server is serving.
+is aligned. For a kernel with 30 arguments this takes several times as long as the launch itself, in
+the middle of a server's step. So a kernel of ours declares that none of this matters to it
+(:func:`kernel`). Then only the types of its tensors and its constants decide which compiled kernel
+runs, and a :class:`Launcher` remembers that one. It also means that no other alignment of a tensor
+makes Triton compile again while a server is serving.
 """
 
 from __future__ import annotations

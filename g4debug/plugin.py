@@ -201,8 +201,8 @@ def refuse_if_not_run(
 
     gpu: the kind of the GPUs, as of :func:`targets.not_run`.
 
-    Raises SettingsError if there are such, and one of their findings would do more than be
-    reported. A false finding would stop a healthy server, which is worse than what is looked for.
+    Raises SettingsError if there are such, and their findings would do more than be reported. A
+    false finding would stop a healthy server, which is worse than the bugs that are looked for.
     """
     from g4debug.hooking import targets
 

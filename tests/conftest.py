@@ -53,7 +53,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
-    """Files that take long first: what is left for the end is short, for every worker."""
+    """Files that take long come first, so that every worker has short files left for the end."""
     marks = ("engine", "early")
     long = {i.path for i in items if any(map(i.get_closest_marker, marks))}
     items.sort(key=lambda item: item.path not in long)

@@ -1,4 +1,4 @@
-"""The launcher of small kernels: what is launched is what Triton itself would launch."""
+"""The launcher of small kernels: it launches the same as Triton itself would."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ reason, so this stops it at start, and says why:
 
 * The draft's CUDA graphs keep hidden states of the *assistant's* hidden size
   (``EagleDraftInput.hidden_size_for``), but its model wants the target's (``gemma4_mtp.py``).
-* EAGLE gives a draft a KV pool of its own, with one head dimension. An assistant whose full and
-  sliding layers have different ones dies in its first prefill, of "shape mismatch: value tensor
-  ...". (This was run on the CPU engine. With equal head dimensions the assistant is served without
-  CUDA graphs, even if the hidden sizes differ.)
+* EAGLE gives a draft a KV pool of its own, with one head dimension. If the full and sliding layers
+  of an assistant have different ones, its first prefill dies of "shape mismatch: value tensor ...".
+  (This was run on the CPU engine. With equal head dimensions the assistant is served without CUDA
+  graphs, even if the hidden sizes differ.)
 """
 
 from __future__ import annotations

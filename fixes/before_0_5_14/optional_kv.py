@@ -45,7 +45,7 @@ class _WithoutKV:
 def register_op() -> None:
     """Register our op with torch and as a split op, once per process.
 
-    Its arguments are those of SGLang's op without key and value: query [tokens, heads, dim] and
+    It has the arguments of SGLang's op, except for key and value: query [tokens, heads, dim] and
     output, both padded to the graph's size, save_kv_cache and layer_id.
     """
     if _calls:

@@ -1,8 +1,8 @@
 """Makes sure that a batch has one row of draft state for each live request (seed PR #22).
 
 ``merge_batch`` and ``filter_batch`` of a ScheduleBatch expect ``spec_info`` to be a draft input
-with one row for each unfinished request, and do not check it. If it is something else (a verify
-input or draft-extend input that stayed, nothing, or the wrong number of rows), SGLang dies of an
+with one row for each unfinished request, and do not check it. If ``spec_info`` is a verify input or
+draft-extend input that stayed, is None, or has the wrong number of rows, SGLang dies of an
 AttributeError or of its own count. Or, which is worse, it takes the wrong rows, and a request goes
 on from another request's token.
 
@@ -54,7 +54,7 @@ def around_merge(call_next: Callable[..., Any], batch: Any, other: Any) -> Any:
 def around_filter(call_next: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wraps ``ScheduleBatch.filter_batch``, which keeps the unfinished or the given requests.
 
-    It is right that ``spec_info`` is None on a batch that has not run yet.
+    A batch that has not run yet has no ``spec_info``, which is not a fault.
     """
     filtered = kwargs.get("v1_spec_info_filtered", args[2] if len(args) > 2 else False)
     rows = len(live(batch)) if filtered else len(batch.reqs)

@@ -42,10 +42,10 @@ def ple_stream(
     per_layer_input: torch.Tensor,
     forward_batch: Any,
 ) -> torch.Tensor:
-    """The same from the MLP on, for releases whose layer has a method for that.
+    """The same from the MLP on, for releases in which the layer has a method for this part.
 
-    hidden_states [tokens, hidden], the input of the MLP; residual [tokens, hidden], what was added
-    up before it. Returns the next hidden_states.
+    hidden_states [tokens, hidden], the input of the MLP; residual [tokens, hidden], the sum of the
+    parts before it. Returns the next hidden_states.
     """
     from sglang.srt.layers.layer_boundary.layout import SumGroup
 

@@ -4,9 +4,9 @@ The layers of 26B-A4B norm the output of attention and add it to the residual. T
 sum three times: for the dense MLP, for the router (times a scale) and for the experts. These are
 five kernels in 0.5.12.post1, and one here (:mod:`g4debug.fixes.paths.kernels.triple_rmsnorm`).
 
-Two things are different on purpose. The MLP's norm gets the residual as it is stored, that is,
-rounded, as the other two norms do; SGLang's fused add norms the sum before it is rounded. And the
-layer's input is not changed; SGLang adds into it.
+Two things are different on purpose. The MLP's norm gets the rounded residual, as the other two
+norms do; SGLang's fused add norms the sum before it is rounded. And the layer's input is not
+changed; SGLang adds into it.
 """
 
 from __future__ import annotations

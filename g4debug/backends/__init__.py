@@ -39,7 +39,7 @@ def names(of: Iterable[Adapter] | None = None) -> str:
 
 
 def adapter_of(backend: Any) -> Adapter | None:
-    """The adapter of an object that SGLang has built. None if it is of no class that is known."""
+    """The adapter for a backend object that SGLang has built. None if its class is not known."""
     # On some platforms the class cannot be imported, so the name is compared.
     built = f"{type(backend).__module__}.{type(backend).__qualname__}.__init__"
     return next((found for found in adapters() if targets.path(found.built) == built), None)

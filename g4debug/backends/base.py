@@ -55,7 +55,7 @@ class Guarding(Protocol):
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
-        """A layer's lists go to its kernel. What must not be read is changed in them."""
+        """A layer's lists go to its kernel. Entries that the kernel must not read are replaced."""
         ...
 
     def judged_in_part(self, backends: Iterable[Any]) -> None:
@@ -68,26 +68,26 @@ class Guarding(Protocol):
 
 
 class Adapter(ABC):
-    """One attention backend. The sites are those of :data:`g4debug.hooking.targets.SITES`.
+    """One attention backend. Its sites are names in :data:`g4debug.hooking.targets.SITES`.
 
     name: the backend's name on SGLang's command line.
     built: the site of its constructor, which gets (backend, model_runner, ...).
     sites: the sites at which ``install`` puts hooks.
-    fused_writes: sites of functions that give a kernel of the backend, which writes KV by itself
-        and not through "kv.set", the locations for it: (backend, layer, forward_batch) -> tensor.
+    fused_writes: sites of functions that give locations to a kernel which writes KV itself, past
+        "kv.set": (backend, layer, forward_batch) -> tensor.
     metadata: the site at which the metadata of a forward are made outside of CUDA graphs.
     replay: the site at which the static buffers of a CUDA graph are filled in before a replay.
-    in_graph: the site of what a CUDA graph itself fills in, '' if nothing on this release.
+    in_graph: the site at which a CUDA graph fills in buffers itself, '' if none on this release.
     phases: the phases of serving in which its hand-overs are judged.
     run: SGLang's release -> where page-table was run with this backend, as in ``targets.RUN``.
-    views: the attributes of the backend of which the metadata outside of CUDA graphs are views;
-        None if that was never looked at.
+    views: the attributes of the backend that hold the buffers behind the metadata outside of CUDA
+        graphs, because the metadata are views of them; None if nobody has looked.
     lengths_on_device: its kernels take the length of each request from the device, so the host can
         plan a forward with a bound.
     decode_is_spread: its decode kernel spreads one request's KV over the GPU, and its prefill
         kernel does not.
-    without_swa: the values of its fields if it believes that its KV pool is no SWA pool; {} if it
-        has no such fields.
+    without_swa: the values of the backend's fields if it takes its KV pool for one without SWA; {}
+        if it has no such fields.
     """
 
     name: str

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PageTable:
-    """A page table that is handed over.
+    """A page table as it is handed to the kernel.
 
-    table: int32/int64 [rows, columns], page numbers. seq_lens: integer [rows], the number of tokens
-    whose KV the kernel may read. cu_q: integer [rows + 1], the running sum of the query lengths, or
-    None for one query token in each row. window: how many tokens before a query token a sliding
-    layer sees.
+    table: int32/int64 [rows, columns], page numbers. seq_lens: integer [rows], for how many tokens
+    of each row the kernel may read KV. cu_q: integer [rows + 1], the running sum of the query
+    lengths, or None for one query token in each row. window: how many tokens before a query token a
+    sliding layer sees.
     """
 
     table: torch.Tensor

@@ -34,7 +34,7 @@ def of(
     """The phases of this server. [] if its backends cannot be found.
 
     adapters: the adapter of each backend that is guarded, by id() of the backend. in_part: id() of
-    those of which some forwards are not judged.
+        each backend with some forwards that are not judged.
     """
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -99,7 +99,7 @@ def selected(backend: Any, mode: Any) -> Any:
 
 
 def _drafting(worker: Any) -> Any:
-    """The backend of a draft's steps. Of a multi-step draft, that of the first step."""
+    """The backend of a draft's steps; of the first step, if each step has its own."""
     for holder in (worker, getattr(worker, "_draft_worker", None)):
         backend = getattr(holder, "draft_attn_backend", None)
         if backend is not None:

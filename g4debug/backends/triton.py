@@ -140,7 +140,7 @@ class Triton(ListAdapter):
         return built(backend.forward_metadata).indices
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
-        """A verify's lists are those of the sequence, without the draft's tokens."""
+        """A verify's lists hold the tokens of the sequence, without the draft's tokens."""
         metadata = backend.forward_metadata
         return int(backend.get_cuda_graph_seq_len_fill_value()) + built(metadata).extra
 
@@ -211,7 +211,7 @@ class Triton(ListAdapter):
         if not why and not (indptr.is_contiguous() and indices.is_contiguous()):
             why = "they are not contiguous"
         if why:
-            guard.not_guarded("not some of triton's lists of tokens", why)
+            guard.not_guarded("some of triton's lists of tokens are not judged", why)
             return None
         mask, starts = metadata.custom_mask, metadata.mask_indptr
         masked = of.verify and mask is not None and starts is not None

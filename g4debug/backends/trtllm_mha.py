@@ -70,8 +70,7 @@ class TrtllmMha(TableAdapter):
 
     def padding(self, backend: Any, batch: Any, frozen: bool) -> int:
         """Before each replay SGLang resets the lengths of the padding rows, but not their requests,
-        which are those of an earlier batch (cuda_graph_runner.py,
-        ``populate_from_forward_batch``).
+        which an earlier batch has left (cuda_graph_runner.py, ``populate_from_forward_batch``).
         """
         fill = int(backend.get_cuda_graph_seq_len_fill_value())
         mode = batch.forward_mode

@@ -4,8 +4,8 @@ Each subcommand is a module of this folder; there is no list to edit.
 The module's name does not start with ``_``, and it has ``NAME``, ``HELP``,
 ``add_arguments(parser)`` and ``run(args) -> int``. If it sets ``PASS_THROUGH = True``, the
 arguments that its parser does not know arrive as ``args.rest``. ``NEEDS_SGLANG = True`` says that
-it can do nothing in a Python without SGLang. What is slow to import (torch, numpy, rich) is
-imported inside ``run``, and only the module of the command that was called is loaded.
+it can do nothing in a Python without SGLang. Slow imports (torch, numpy, rich) stand inside
+``run``, and only the module of the command that was called is loaded.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def _plugin(d: Diagnosis, environ: Mapping[str, str]) -> None:
 def not_loaded(environ: Mapping[str, str]) -> str:
     """Why SGLang does not load g4debug in such an environment, '' if it does.
 
-    ``environ`` may be that of another process. A server whose ``SGLANG_PLUGINS`` leaves g4debug out
+    ``environ`` may come from another process. A server whose ``SGLANG_PLUGINS`` leaves g4debug out
     runs no code of ours, so nothing but this can say that its debug switches do nothing.
     """
     problem = plugins.left_out(environ)

@@ -16,9 +16,9 @@ READ = 32  # dumps of an incident that are read whole; of the others only the he
 
 
 def load(paths: list[Path], folders: list[Path], list_command: Callable[[Path], str]) -> View:
-    """The newest incident of folders, or the dumps that are named, as one incident.
+    """The newest incident in the folders, or the named dumps as one incident.
 
-    folders: those of ``paths`` that are folders. list_command: the command that lists the dumps
+    folders: the folders among ``paths``. list_command: the command that lists the dumps
     beside a path. Raises DumpError if no dump can be read.
     """
     if folders and len(folders) < len(paths):

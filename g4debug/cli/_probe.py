@@ -1,8 +1,8 @@
 """The process in which ``g4debug doctor`` loads the plugins as SGLang does, to see what happens.
 
 ``python -m g4debug.cli._probe OUT.json CANARY LINE``, where CANARY is auto, 1 or 0, and LINE is a
-pipe whose other end doctor holds. Where there is no CUDA, this process gets the CPU engine's
-environment, so that SGLang can be imported at all.
+pipe to doctor. Where there is no CUDA, this process gets the CPU engine's environment, so that
+SGLang can be imported at all.
 """
 
 from __future__ import annotations

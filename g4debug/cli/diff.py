@@ -1,9 +1,9 @@
 """Show what differs between two dumps.
 
-They may be those of a good server and a bad one, for instance. Differences
-come first; what is equal is named in one line. When, where and by which
-process a dump was written does not count. The exit code is 0 if nothing
-differs, 1 if something does, and 2 if a dump cannot be read.
+A good server may have written one of them and a bad server the other, for
+instance. Differences come first; equal parts are named in one line. When, where
+and by which process a dump was written does not count. The exit code is 0 if
+nothing differs, 1 if something does, and 2 if a dump cannot be read.
 """
 
 from __future__ import annotations

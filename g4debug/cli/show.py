@@ -119,7 +119,7 @@ def read_dump(path: Path) -> TrapRecord:
 
 
 def list_command(path: Path) -> str:
-    """The command that lists the dumps beside a file, or those of the default folder."""
+    """The command that lists the dumps beside a file, or in the default folder."""
     return f"{program()} list" + (f" {quoted(path.parent)}" if path.parent.is_dir() else "")
 
 

@@ -1,8 +1,8 @@
 """`FlashInferAttnBackend.__init__` without FlashInfer, and the two functions used of `flashinfer`.
 
-`TRTLLMHAAttnBackend` inherits from SGLang's FlashInfer backend, whose constructor builds CUDA
-wrappers and workspaces that trtllm_mha never uses. The stand-in only sets the attributes that the
-subclass (of 0.5.12 to 0.5.23) reads from its parent. It computes nothing.
+`TRTLLMHAAttnBackend` inherits from SGLang's FlashInfer backend. The constructor of that backend
+builds CUDA wrappers and workspaces that trtllm_mha never uses. The stand-in only sets the
+attributes that the subclass (of 0.5.12 to 0.5.23) reads from its parent. It computes nothing.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Geometry:
         return range(self.layers - self.assistant_layers, self.layers)
 
     def kv_owner(self, layer: int) -> int:
-        """The layer whose K and V `layer` reads: itself, or its type's last layer with KV."""
+        """The layer with the K and V of `layer`: itself, or the last of its type with KV."""
         owners = self.layers - self.kv_shared
         return layer if layer < owners else self.pattern.rindex(self.pattern[layer], 0, owners)
 

@@ -1,7 +1,7 @@
 """Runs a function as soon as this process has imported a module, if it ever does.
 
-Some modules of SGLang are imported by few of its processes and take long to import. What is to be
-done to such a module waits for the process that needs it.
+Some modules of SGLang are imported by few of its processes and take long to import. So changes to
+such a module wait until a process needs it.
 """
 
 from __future__ import annotations

@@ -125,8 +125,9 @@ def free_port() -> int:
     """A port that is free now and that Linux will not give away: it gives 32768 and up.
 
     SGLang would let the kernel choose one, but listens only seconds later. By then a connection of
-    another process may have got that port. Until SGLang listens, the port is kept from other
-    processes of ours by an address that this process holds; it holds those of its last 64 ports.
+    another process may have got that port. Until SGLang listens, an address that this process holds
+    keeps the port from other processes of ours. The process holds such addresses for its last 64
+    ports.
     """
     for port in random.SystemRandom().sample(PORTS, 100):
         mine = socket.socket(socket.AF_UNIX)
@@ -170,7 +171,7 @@ def _tail(log: Path, lines: int = 15) -> str:
 
 
 def _stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """Send SIGTERM to the server's process group, then SIGKILL to what is left of it."""
+    """Send SIGTERM to the server's process group, then SIGKILL to the processes that are left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -1,9 +1,9 @@
 """Accepts greedily the drafts that the target agrees with (`sgl_kernel.verify_tree_greedy`).
 
-It starts at node 0 of each request's tree. At most `accept_index.shape[1] - 1` times it goes to the
-first child of the current node whose candidate token is the target's prediction *at* the current
-node; if there is no such child, it stops. These are written in place, with the flat index
-i = retrieve_index[b, t]:
+It starts at node 0 of each request's tree. At most `accept_index.shape[1] - 1` times it goes on to
+a child: the first one with a candidate token that equals the target's prediction *at* the current
+node. If there is no such child, it stops. These are written in place, with the flat index i =
+retrieve_index[b, t]:
 
     accept_index[b, j] = flat index of the j-th accepted node (the caller filled -1)
     accept_token_num[b] = accepted drafts, not counting node 0

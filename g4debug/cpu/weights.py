@@ -148,7 +148,7 @@ class Weights:
         return torch.cat([upper, lower]).float()
 
     def embedding_core(self) -> torch.Tensor:
-        """`[vocab, r]`: rows of length 1; those of special tokens are random."""
+        """`[vocab, r]`: rows of length 1; the rows of special tokens are random."""
         g = self.geometry
         special = self._normal("special", len(SPECIAL_TOKENS), g.assistant_hidden)
         core = torch.empty(g.vocab, g.assistant_hidden, device=self.device)

@@ -5,9 +5,9 @@ believes what the file says: a tensor may claim more bytes than the file has, on
 repeated a million times, nested tuples may take forever to hash, and 32 MB of opcodes may become
 4 GB of objects. So this module has a small reader of its own, in the manner of a pickle virtual
 machine (Python's ``pickletools`` describes it): it knows only the opcodes that ``torch.save`` uses
-for plain values and int64 tensors. It calls nothing that the file names. What a value weighs is
-counted when it is pushed, so that a file is refused before it takes long or needs much memory.
-This module does not import torch.
+for plain values and int64 tensors. It calls nothing that the file names. The size of a value is
+counted when it is pushed, so that a file is refused before it takes long or needs much memory. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def build(data: bytes | bytearray, storages: Storages, schema: int) -> dict[str,
     Raises
 
     * CodeError for a global, an object or a call that no dump has;
-    * NewerError if what is refused has a schema above ``schema``;
+    * NewerError for a refused file with a schema above ``schema``;
     * NotADumpError for another kind of torch file;
     * DamagedError for everything else that g4debug does not write: tensors that reach beyond
       their storage, storages that reach beyond their record, keys that are no text, something
@@ -123,7 +123,7 @@ def refuse_size(size: int) -> None:
 
 
 def beginning(data: bytes, last: str) -> dict[str, Any]:
-    """The first entries of the mapping, up to the key ``last``, whose value has to be a text.
+    """The first entries of the mapping, up to the key ``last``. Its value has to be a text.
 
     ``data`` is the beginning of ``data.pkl``. No tensor may be among the entries. Raises
     DamagedError or NotADumpError if ``data`` ends before.
@@ -138,7 +138,7 @@ class _Machine:
     """The stack, its marks, and the memo, as in unpickling.
 
     Marks are kept apart, as positions in the stack. A list or mapping is filled while it is on the
-    stack and is never fetched from the memo, so what is built is a tree.
+    stack and is never fetched from the memo, so the result is a tree.
     """
 
     def __init__(self, data: bytes | bytearray, storages: Storages, last: str = "") -> None:

@@ -16,7 +16,7 @@ class RefusedError(Exception):
 
 
 class DamagedError(RefusedError):
-    """A file is not an intact dump. The text says what is wrong."""
+    """A file is not an intact dump. The text names the damage."""
 
 
 class NotADumpError(RefusedError):

@@ -201,8 +201,9 @@ def utc(text: str) -> str:
 def read(path: Path) -> Head:
     """The head of a dump, from the beginning of the file alone.
 
-    A dump of an older g4debug has no head; then it is what its first values say. Raises DumpError
-    with one line that says what is wrong: the file cannot be read, is no dump, or is cut off.
+    A dump of an older g4debug has no head; the head is then made from the dump's first values.
+    Raises DumpError with one line that gives the reason: the file cannot be read, is no dump, or is
+    cut off.
     """
     with opened(path) as (file, size):
         start = file.read(_BEGINNING)

@@ -1,4 +1,4 @@
-"""Which dumps belong together: those of one launch of a server, written within seconds.
+"""Which dumps belong together: dumps of one launch of a server, written within seconds.
 
 When a server of several ranks goes down, several of them leave dumps, on several hosts. Only heads
 are read here (:mod:`g4debug.dumps.heads`), so that ten thousand dumps are looked at in seconds.
@@ -70,7 +70,7 @@ def look(path: Path) -> Dump:
 
 
 def look_into(folder: Path) -> list[Dump]:
-    """All files of a folder whose names end as a dump's does, in no order.
+    """All files of a folder with the ending of a dump, in no order.
 
     Raises OSError, or ValueError for a NUL in the name, if the folder cannot be read.
     """
@@ -84,8 +84,8 @@ def group(dumps: Iterable[Dump]) -> list[Incident]:
 
     The dumps of one launch belong together if each comes at most TOGETHER_SECONDS after the one
     before it. Hosts' clocks may differ by more than the ranks do, so who was first on another host
-    is as true as their clocks. A dump that does not name its launch, as those of older versions do
-    not, belongs to the others of the same process. A broken one stands alone.
+    is as true as their clocks. A dump of an older version does not name its launch; it belongs to
+    the other dumps of the same process. A broken one stands alone.
     """
     launches: dict[Hashable, list[Dump]] = {}
     for number, dump in enumerate(dumps):

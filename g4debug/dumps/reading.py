@@ -31,7 +31,7 @@ CHUNK = 1 << 20
 def read(path: Path) -> TrapRecord:
     """Open a dump. Runs no code from the file.
 
-    Raises DumpError with one line that says what is wrong. The file may be missing, a directory,
+    Raises DumpError with one line that gives the reason. The file may be missing, a directory,
     empty, truncated, damaged, not a dump, or of a newer schema, or it may contain pickled code.
     """
     try:
@@ -160,7 +160,7 @@ class _Bounded:
 
 
 class _Tensors:
-    """The tensors of a dump. What is asked for has been checked."""
+    """The tensors of a dump. The caller has checked the offsets, shapes and strides."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive

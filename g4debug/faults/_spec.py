@@ -66,11 +66,11 @@ def asks_for(injection: Injection, task: str) -> bool:
 
 
 def survivors(batch: Any) -> list[int]:
-    """The rows of a ScheduleBatch whose requests go on.
+    """The rows of a ScheduleBatch with requests that go on.
 
-    With overlap scheduling up to two verifies are under way whose results SGLang has not seen yet,
-    and a request that ends in them is in the next batch all the same. Whatever strikes it there,
-    nobody minds. So a request must have more tokens left than those verifies can give it.
+    With overlap scheduling SGLang has not seen the results of up to two verifies yet. A request
+    that ends in one of them is in the next batch all the same, and a fault that strikes it there
+    has no effect. So a request must have more tokens left than these verifies can give it.
     """
     live = [i for i, r in enumerate(batch.reqs) if not (r.finished() or r.is_retracted)]
     # A batch that a worker is given need not say.

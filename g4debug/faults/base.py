@@ -73,7 +73,7 @@ class Fault:
         return older_module(f"{__package__}.{self.id.replace('-', '_')}")
 
     def put(self, hooks: Hooks, injection: Injection) -> None:
-        """Install it in the way of the installed SGLang. The arguments are those of ``install``."""
+        """Install it in the way of the installed SGLang. Takes the arguments of ``install``."""
         (self._older or self).install(hooks, injection)
 
 
@@ -82,7 +82,7 @@ EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fa
 
 @dataclass
 class Clock:
-    """Counts the worker steps of this process. The numbers are those of findings and dumps.
+    """Counts the worker steps of this process. Findings and dumps use the same numbers.
 
     It also knows the scheduler, and so the tensor-parallel rank.
 

@@ -1,8 +1,8 @@
 """What the faults in lists of tokens share: where they act, on which rows, and what they log.
 
 The faults act on the device tensors that the kernel will read, once SGLang has made them
-(``_metadata.py``). Row and list (full or window) are drawn at random. Of a row it is the newest
-token that is changed. Padding rows stay as they are.
+(``_metadata.py``). Row and list (full or window) are drawn at random. In a row the newest token is
+changed. Padding rows stay as they are.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward writes. ``slots``: token slots of the full pool, with those of page 0."""
+    """What one forward writes. ``slots``: KV slots of the full pool, with page 0."""
 
     tokens: list[Token]
     loc: torch.Tensor

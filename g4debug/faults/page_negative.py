@@ -1,6 +1,7 @@
 """Puts -1, which stands for "not allocated", into a live cell of a page table.
 
-The kernel then reads in front of the pool's buffer. Whether that crashes depends on what is there.
+The kernel then reads in front of the pool's buffer. Whether that crashes depends on the memory in
+front of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Writes another live request's page into a row of ``req_to_token``.
 
-Page tables are built from these rows, so they agree with them: nothing looks wrong but whose page
-it is. The row then reads, and at its end frees, what belongs to somebody else. Only pages that the
-prefix cache did not lend are touched: those that a request shares with others are left alone.
+Page tables are built from these rows, so they agree with them: nothing looks wrong except the owner
+of the page. The request then reads a page that belongs to somebody else, and frees it at its end.
+Only pages that the prefix cache did not lend are touched: pages that a request shares with
+others are left alone.
 """
 
 from __future__ import annotations

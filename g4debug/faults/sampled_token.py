@@ -1,6 +1,6 @@
-"""Changes a token behind the sampler, or exchanges those of two requests in SGLang's FutureMap.
+"""Changes a sampled token, or exchanges the tokens of two requests in SGLang's FutureMap.
 
-With speculative decoding the first strikes a prefill, because a verify samples in another way.
+With speculative decoding the task ``on`` strikes a prefill: a verify samples in another way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets ``batch.spec_info`` to None at the end of a decode step whose requests go on."""
+"""Sets ``batch.spec_info`` to None at the end of a decode step with requests that go on."""
 
 from __future__ import annotations
 

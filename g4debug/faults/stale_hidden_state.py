@@ -1,7 +1,8 @@
 """Gives the assistant the hidden states of the step before.
 
-With ``on`` those are stashed for the next step, in place of those of this step's verify. With
-``draft`` the next draft finds them in its input. Before 0.5.14 the seed step gets them with ``on``.
+With ``on`` they are stashed for the next step, in place of the hidden states of this step's verify.
+With ``draft`` the next draft finds them in its input. Before 0.5.14 the seed step gets them with
+``on``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes what a verify hands on: how many tokens it accepts, which ones, or whose they are.
+"""Changes the result of a verify: how many tokens it accepts, which ones, or of which request.
 
 The numbers stay possible ones. The next step goes on from them, so the answer is wrong.
 """

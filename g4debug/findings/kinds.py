@@ -1,9 +1,9 @@
-"""What a kind of finding is: one record for each kind of each tracer, and everything else from it.
+"""The kinds of findings: one record for each kind of each tracer, from which all else is made.
 
-A record is the only place that says what a kind means, where TRIAGE.md explains it, what makes it
-certain, what ``contain`` mode does about it, and what to type next. The reports of the tracers, the
-advice of ``g4debug show``, and the tables in TRIAGE.md and docs/tracers.md are made from the
-records. ``UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py`` writes these tables anew.
+A record is the only place with the meaning of a kind, its entry in TRIAGE.md, the evidence that
+makes it certain, the effect of ``contain`` mode, and the command to type next. The reports of the
+tracers, the advice of ``g4debug show``, and the tables in TRIAGE.md and docs/tracers.md are made
+from the records. ``UPDATE_SNAPSHOTS=1 pytest tests/house/test_kinds.py`` writes these tables anew.
 
 A kind that a kernel finds has a number, too, which the kernel writes into the trap buffer. These
 kinds are the members of :class:`PageTableKind` and :class:`KvWritesKind`. The other kinds of these
@@ -28,7 +28,7 @@ ARMED = f"SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
 class Contain(Enum):
     """What ``contain`` mode does about a kind; the values are its words in docs/tracers.md."""
 
-    MENDS = "mended"  # what is bad is replaced by what is right
+    MENDS = "mended"  # the bad value is replaced by the right one
     SHIELDS = "kept from harm"  # nothing crashes and nobody else suffers; this answer may be wrong
     REPORTS = "only reported"
 
@@ -43,7 +43,7 @@ class FindingKind:
 
     check: str  # the tracer's name
     name: str  # the kind's, as dumps have it
-    means: str  # what is wrong
+    means: str  # the error, in words
     says: str = ""  # the headline, with … for numbers and names; '': made of `what`
     look: str = ""  # what to look at
     entry: str = ""  # heading of the entry of TRIAGE.md that explains the kind
@@ -55,7 +55,7 @@ class FindingKind:
     sure: bool = False  # it holds whatever our hooks have missed before
     ended: bool = False  # it is reported even if its request had ended by the time it was looked at
     outside: bool = False  # the pool has no such page or slot
-    right_place: bool = False  # req_to_token says the same; what is wrong is the page it names
+    right_place: bool = False  # req_to_token says the same; the page that it names is wrong
     beside: str = ""  # of a list of tokens: the tensor that is wrong beside the list's entries
     code: int = 0  # the number that a kernel writes for it; 0 if no kernel finds it
     contain: Contain = Contain.REPORTS
@@ -92,7 +92,7 @@ _HELPER = "freed by `_insert_helper`: [[Wrong answers under load with a shared p
 _OVERWRITTEN = "not known: its record in host memory was overwritten"
 _PINNED = "what else in this process writes into pinned memory"
 
-# Texts stand below each other, and what is short beside each other.
+# Texts stand below each other, and short arguments beside each other.
 # fmt: off
 
 # --- page-table ---------------------------------------------------------------------------------
@@ -124,8 +124,8 @@ OTHER_REQUEST = _by_mapping(
 )
 MISPLACED = _cell(
     "misplaced-page",
-    "it agrees with `req_to_token`, whose row names a page of the request itself for other tokens "
-    "than those that it was handed out for: twice, or in a wrong order",
+    "it agrees with `req_to_token`, but the row there names a page of the request itself for other "
+    "tokens than it was handed out for: twice, or in a wrong order",
     "`reads full-pool page … for tokens …, which was handed out to the request itself`",
     look="what writes `req_to_token`; `CAUSE` says which page belongs there",
     confirmed_by=f"{_ROWS} or the prefix cache", suspicion=True, right_place=True,
@@ -137,7 +137,7 @@ STALE = _by_mapping(
 
 
 class PageTableKind(DeviceKind):
-    """What is wrong with a cell, with a row (SHORT), or with a word beside a list of tokens."""
+    """The ways in which a cell, a row (SHORT), or a word beside a list of tokens is wrong."""
 
     RANGE = _no_page("out-of-range", says="`gets page …, but its … pool has … pages`", code=2)
     NEGATIVE = _no_page("negative", says="`gets page -…, but its … pool has … pages`", code=1)
@@ -189,7 +189,7 @@ class PageTableKind(DeviceKind):
     )
     SPLITS = _beside(
         "kv-splits",
-        "in lists of tokens: `num_kv_splits` does not lie in what is allowed",
+        "in lists of tokens: `num_kv_splits` is outside of its range",
         "`cuts a row into … parts (num_kv_splits)`",
         beside="num_kv_splits", contain=Contain.MENDS, command=_CONTAIN, code=11,
     )
@@ -239,7 +239,7 @@ WRITTEN_TO_FREE = _elsewhere(
 
 
 class KvWritesKind(DeviceKind):
-    """What is wrong with a location."""
+    """The ways in which a location is wrong."""
 
     RANGE = _no_slot("out-of-range", says="`to slot …, but its … pool has … slots`", code=2)
     NEGATIVE = _no_slot("negative", says="`to slot -…, but its … pool has … slots`", code=1)
@@ -274,7 +274,7 @@ class KvWritesKind(DeviceKind):
     )
     FOREIGN = _write(
         "foreign-page",
-        "it agrees with `req_to_token`, whose row names a page that does not belong there: "
+        "it agrees with `req_to_token`, but the row there names a page that does not belong there: "
         "another request's, or its own of other tokens",
         "`writes … to full page … of request …`",
         look="what writes `req_to_token`: [[The page table names a wrong page]], `foreign-page`",
@@ -303,7 +303,7 @@ _page = partial(
     entry="A KV page is freed twice, handed out twice, or used after it was freed",
 )
 _kept = partial(_page, confirmed_by="", contain=Contain.SHIELDS)
-# What contain mode mends is what is found at a free; elsewhere ALLOCATOR is what to type.
+# Contain mode mends only findings at a free; for the others, ALLOCATOR is the next command.
 _stopped = partial(_page, contain=Contain.MENDS, command=_CONTAIN)
 _ALLOCATOR = (
     _kept(
@@ -436,7 +436,7 @@ _POOL_LEAK = (
     ),
     _census(
         "miscounted",
-        "What the prefix cache says that it may evict and has locked is not what its nodes hold. "
+        "The prefix cache's own figures, for evictable and for locked tokens, contradict its nodes. "
         "SGLang admits requests by these numbers, and its own leak check dies of them.",
         "`the prefix cache says that it has … tokens of the … pool, and its nodes have …`",
     ),
@@ -541,7 +541,7 @@ _KV_INTEGRITY = (
     ),
     _data(
         "kv-changed",
-        "The KV of complete, committed tokens is not what it was: a memory error, or a write into "
+        "The KV of complete, committed tokens has changed: a memory error, or a write into "
         "somebody else's page.",
         "`KV that was committed has changed`",
     ),
@@ -635,8 +635,8 @@ _SPEC_LIFECYCLE = (
     ),
     _step(
         "verify-input",
-        "the verify gets other tokens, positions or another tree than the draft made of what it "
-        "began with",
+        "the verify gets other tokens, positions or another tree than the draft made from its "
+        "input",
         "`draft_token[…] is …`, `input_ids[…] is …`, `positions[…] = …` or `retrieve_…[…] = …`, "
         "then `expected …`",
         look="what runs between the two ends that the finding names", command=EAGER,
@@ -644,8 +644,8 @@ _SPEC_LIFECYCLE = (
     ),
     _step(
         "verify-result",
-        "what a verify hands on (tokens, accept lengths, accepted indices, bonus tokens) is not "
-        "what its kernel computed, or does not follow from the target's choice",
+        "the result that a verify hands on (tokens, accept lengths, accepted indices, bonus "
+        "tokens) differs from its kernel's, or does not follow from the target's choice",
         "`accept_lens = …`, `accept_index[…] = …`, `predict… is …` or `bonus_tokens is …`, then "
         "`expected …`",
         look="what runs between the two ends that the finding names", command=EAGER,
@@ -653,8 +653,8 @@ _SPEC_LIFECYCLE = (
     ),
     _step(
         "sampled-token",
-        "a token is not what was sampled, in the request's output or where the next step begins "
-        "with it; with and without speculative decoding",
+        "a token differs from the sampled one, in the request's output or where the next step "
+        "begins with it; with and without speculative decoding",
         "`output_ids is …`, `input_ids is …` or `next_token_ids is …`, then `expected …`",
         look="the two ends that the finding names: the result's way to the host, or the "
         "`FutureMap`",

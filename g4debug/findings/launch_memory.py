@@ -5,8 +5,8 @@ The server's first process makes it (``memfd_create``), and shows it as it shows
 last process that uses it, however that ends. The processes that the server starts find it as an
 open file of one of their ancestors. Linux only.
 
-It has a *seat* for each scheduler. A process writes to its own seat only and reads those of the
-others, so nobody waits for anybody, except for the moment in which a seat is taken.
+It has a *seat* for each scheduler. A process writes only to its own seat and reads the other seats.
+So nobody waits for anybody, except for the moment in which a seat is taken.
 """
 
 from __future__ import annotations

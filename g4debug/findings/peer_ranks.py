@@ -2,9 +2,9 @@
 
 A rank that stops with a finding says so in the memory that the ranks share
 (:mod:`g4debug.findings.launch_memory`), wakes the others, and waits a moment for them to save what
-they have: soon afterwards SGLang kills them. A rank whose main thread is inside a collective is
-reached, too, because a thread of its own waits for the word, on a pipe, at no cost. Ranks on other
-hosts are not reached.
+they have: soon afterwards SGLang kills them. A rank with its main thread inside a collective is
+reached, too: a second thread waits for the word on a pipe, at no cost. Ranks on other hosts are not
+reached.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Table:
     """A page table as the kernel would have got it, or a part of that table.
 
     values: int64 [rows, columns], page indices.
-    seq_lens: int64 [rows], the number of tokens whose KV the kernel may read.
+    seq_lens: int64 [rows], for how many tokens of each row the kernel may read KV.
     first_live: int64 [rows], the first column, counted in the whole table, that a kernel may read
         (0 for a full layer, the window's first page for a sliding layer).
     bad: int64 [n, 3], (row, column, value) of each bad cell, counted in the whole table.

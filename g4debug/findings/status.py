@@ -137,7 +137,7 @@ class Part:
     ) -> None:
         """Something is not judged any more, or was never judged here.
 
-        what: what the part is limited to, or what is missing ("ranges only"). why: the reason.
+        what: the checks that are left, or those that are missing ("ranges only"). why: the reason.
         error: the failure of ours that it comes from; it is logged with its traceback. quiet: do
         not log it, because the caller says it for several parts at once.
         """

@@ -1,9 +1,9 @@
-"""Shows this process's status to ``g4debug doctor --pid``, and reads the status of another one.
+"""Shows this process's status to ``g4debug doctor --pid``, and reads another process's status.
 
 A process writes its status into a piece of memory that has a name but lies in no folder
 (``memfd_create``). Others find it as an open file of the process, in ``/proc/PID/fd``. So it needs
-no directory, nobody else may read it, it can belong to no other process, and it is gone with the
-process, however that ends. Linux only.
+no directory, nobody else may read it, it cannot be taken for another process's, and it is gone with
+the process, however that ends. Linux only.
 """
 
 from __future__ import annotations

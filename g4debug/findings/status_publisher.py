@@ -1,8 +1,8 @@
 """Tells the status of a running scheduler to ``g4debug doctor --pid`` and to ``/metrics``.
 
 It is called in each round of SGLang's event loop, which mostly costs one look at the clock. A
-scheduler that is stuck tells nothing any more, and ``doctor --pid`` sees that from the age of what
-was told last.
+scheduler that is stuck tells nothing any more, and ``doctor --pid`` sees that from the age of the
+last status.
 """
 
 from __future__ import annotations

@@ -162,8 +162,8 @@ class Recorder:
 def ranks(scheduler: Any) -> Ranks:
     """The ranks of a scheduler that may be half built, or None.
 
-    Until 0.5.14 they are its attributes, then those of its ``ps``. In 0.5.23 its module asks
-    ``get_parallel()`` for them. With DP attention the dp rank is the attention group's.
+    Until 0.5.14 they are attributes of the scheduler, later of its ``ps``. In 0.5.23 its module
+    asks ``get_parallel()`` for them. With DP attention the dp rank is the attention group's.
     Without data parallelism SGLang gives no dp rank: it is 0 then.
     """
     if scheduler is None:

@@ -38,7 +38,7 @@ def is_host(function: Any) -> bool:
 
 
 def is_registry(function: Any) -> bool:
-    """True if it is a wrapper that SGLang's hook registry made."""
+    """True if SGLang's hook registry made this wrapper."""
     return module_of(function) == REGISTRY
 
 
@@ -74,9 +74,9 @@ def way(function: Any, arrived: Callable[[Any], bool]) -> list[Any] | None:
 
 
 def describe(function: Any) -> str:
-    """What a person needs to find it: name, file and line. ``meddle (meddler.py:48)``.
+    """How a person finds the function: name, file and line. ``meddle (meddler.py:48)``.
 
-    Of what SGLang decorates (run_batch, for a profiler), it is the function inside that counts.
+    If SGLang decorates the function (run_batch, for a profiler), the function inside is described.
     """
     function = getattr(function, "__func__", function)
     while is_host(function) and not is_registry(function) and hasattr(function, "__wrapped__"):

@@ -17,11 +17,11 @@ def wait_for_tables(scheduler: Any) -> None:
     SGLang's own place would then wait for the whole forward. So it is put back. 0.5.12 has no
     barrier; there the scheduling stream waits for the whole forward.
 
-    With SGLang's own barrier this waits only where the result of a prefill is processed next. That
-    is where SGLang gives the rows of running requests other pages, those that the prefix cache had
-    already. The result of a decode frees pages of requests that have ended only, whose rows are
-    void in this forward. A wait there would make the host wait for the whole forward wherever it
-    asks the device for something while it frees them.
+    With SGLang's own barrier this waits only where the result of a prefill is processed next. There
+    SGLang gives the rows of running requests other pages, which the prefix cache had already. The
+    result of a decode frees only pages of requests that have ended, and the rows of these requests
+    are void in this forward. A wait there would make the host wait for the whole forward wherever
+    it asks the device for something while it frees them.
     """
     if not hasattr(scheduler, "_apply_war_barrier"):
         scheduler.schedule_stream.wait_stream(scheduler.forward_stream)

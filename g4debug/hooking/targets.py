@@ -444,7 +444,7 @@ def matches(specifier: str, installed: Version | None = None) -> bool:
 
 
 def not_run(tracers: Iterable[str], cpu_engine: bool, gpu: str = "") -> tuple[str, ...]:
-    """Those of ``tracers`` that were not run on the installed SGLang, in the order given.
+    """The tracers among ``tracers`` that were not run on the installed SGLang, in the order given.
 
     cpu_engine: SGLang runs on the CPU engine. Elsewhere a tracer must have been run on a GPU. A
     build that is not exactly a release of ``RUN`` (a development version, or one with a local label
@@ -480,7 +480,7 @@ def file(site: str) -> str:
 
 
 def absent(*sites: str) -> tuple[str, ...]:
-    """Those of the sites that the installed SGLang does not have, by the table."""
+    """The sites that the installed SGLang does not have, by the table ``SITES``."""
     return tuple(site for site in sites if path(site) is None)
 
 
@@ -498,7 +498,7 @@ def frees_in_one_place() -> bool:
 
 
 def captures_apart() -> bool:
-    """True if what is captured in a CUDA graph is made by functions of its own."""
+    """True if a function of its own makes triton's metadata when a CUDA graph is captured."""
     return path("attn.triton.metadata_capture") is not None
 
 

@@ -1,9 +1,8 @@
 """Reads a Gemma-4 config.json as SGLang does to size its KV pools.
 
 Source: SGLang 0.5.12.post1, ``utils/hf_transformers/config.py:136`` (which attributes of a
-checkpoint are those of the sliding layers) and ``configs/model_config.py``
-(``_derive_model_shapes``, ``get_num_kv_heads``, ``get_swa_num_kv_heads``,
-``get_hybrid_layer_ids``).
+checkpoint describe the sliding layers) and ``configs/model_config.py`` (``_derive_model_shapes``,
+``get_num_kv_heads``, ``get_swa_num_kv_heads``, ``get_hybrid_layer_ids``).
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ DTYPE_BYTES: Final = {
 
 
 class ConfigError(ValueError):
-    """A config.json cannot be used. The text says what was found and what is expected."""
+    """A config.json cannot be used. The text names the value found and the value expected."""
 
 
 @dataclass(frozen=True)
 class KVGeometry:
-    """What decides how much KV memory a token takes.
+    """The numbers that decide how much KV memory a token takes.
 
-    ``full_*`` and ``swa_*`` describe one full layer and one sliding layer. Heads are those of the
+    ``full_*`` and ``swa_*`` describe one full layer and one sliding layer. Heads are counted in the
     whole model, dimensions are in elements, and the window is in tokens. KV-shared layers are
     counted, too: SGLang gives them a buffer like any other layer.
     """

@@ -5,15 +5,16 @@ in another prefix cache, the unified one, which was not measured), where P is th
 the window - 1 (as SGLang counts it) and T is how many tokens one decode step can add:
 
 * In the full pool it keeps all of its tokens, ``page_ceil(input + output + draft)``.
-* In the SWA pool it keeps some of its own tokens. Every ``page_floor(max(P, W))`` decode steps
-  those behind the window are freed, up to one page before it (``maybe_evict_swa`` in
-  ``schedule_batch.py``). So it keeps at most ``W + 2P + interval * T``, or all if that is less.
-* In the SWA pool it also keeps its prompt. Without the radix cache that is part of the above. With
-  it the prompt belongs to the tree, and a running request locks *whole nodes* from the prompt's end
-  until they cover the window (``inc_lock_ref`` in ``mem_cache/swa_radix_cache.py``). A node is as
-  long as the prefill chunk that made it, so a whole chunk may be locked although the window is
-  shorter. With ``SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1`` (off by default) only the window is
-  locked, in whole pages.
+* In the SWA pool it keeps some of its own tokens. Every ``page_floor(max(P, W))`` decode steps the
+  tokens behind the window are freed, up to one page before it (``maybe_evict_swa`` in
+  ``schedule_batch.py``). So it keeps at most ``W + 2P + interval * T`` tokens, or all if it has
+  fewer.
+* In the SWA pool it also keeps its prompt. Without the radix cache the prompt is one part of its
+  own tokens. With it the prompt belongs to the tree, and a running request locks *whole nodes* from
+  the prompt's end until they cover the window (``inc_lock_ref`` in
+  ``mem_cache/swa_radix_cache.py``). A node is as long as the prefill chunk that made it, so a whole
+  chunk may be locked although the window is shorter. With ``SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1``
+  (off by default) only the window is locked, in whole pages.
 * To be admitted, it needs ``max(min(input, chunk), W) + P`` free SWA tokens
   (``_swa_budget_for_req`` in ``schedule_policy.py``).
 
@@ -151,7 +152,7 @@ def locked_tokens(prompt: int, chunk: int, window: int, page: int) -> int:
     """How many SWA tokens of a prompt the tree keeps locked, on average over many such prompts.
 
     The prompts are cut into chunks of ``chunk`` tokens one after the other, so the cuts are at
-    other places in each prompt. All numbers are those of whole pages.
+    other places in each prompt. All numbers are multiples of the page size.
     """
     chunk = max(page, chunk // page * page)
     if prompt <= 0:

@@ -1,15 +1,15 @@
 """Computes the sizes of the full pool and the SWA pool from KV memory and a ratio, as SGLang does.
 
-The rules are those of ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.23,
-``model_executor/pool_configurator.py``), in our own code, without the draft's layers, for which
-0.5.15 and later put memory aside, too::
+It follows ``HybridSWAPoolConfigurator`` (SGLang 0.5.12.post1 to 0.5.23,
+``model_executor/pool_configurator.py``), in our own code, and leaves out the draft's layers, for
+which 0.5.15 and later put memory aside, too::
 
     cell = F * n_full + ratio * S * n_swa          bytes per token of the full pool
     full = page_floor(memory // cell)              tokens
     swa  = page_floor(int(full * ratio))           tokens
 
-F and S are the bytes of one token in one full layer and in one sliding layer. It is computed in
-floats and in SGLang's order; the tests check that every page is the same.
+F and S are the bytes of one token in one full layer and in one sliding layer. The code uses floats
+and SGLang's order; the tests check that every page is the same.
 """
 
 from __future__ import annotations

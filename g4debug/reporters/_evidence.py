@@ -202,11 +202,11 @@ def table_view(
     rows: int | None = ROWS,
     number: Callable[[int], str] = rounded,
 ) -> TableView:
-    """Decide what is shown of a table.
+    """Decide which part of a table is shown, and how.
 
-    row, column: the finding's cell in the whole table; -1: not known. pools: those of the process,
-    to say in which of them an out-of-range page number would have been in range. rows: how many
-    rows to show (None: all). number: how a page number is written.
+    row, column: the finding's cell in the whole table; -1: not known. pools: the pools of the
+    process, to name one in which an out-of-range page number would be in range. rows: how many rows
+    to show (None: all). number: how a page number is written.
     """
     cells = Cells(table, row, column)
     at = cells.focus
@@ -422,7 +422,7 @@ def step_grid(
 
 
 def _lasted(step: Step, following: Step) -> str:
-    """Milliseconds from the beginning of a step to that of the next one; '' if not known."""
+    """Milliseconds from the beginning of a step to the beginning of the next; '' if not known."""
     if min(step.time_ns, following.time_ns) <= 0:
         return ""
     tenths = (following.time_ns - step.time_ns) // 100_000  # no float: the numbers may be absurd
@@ -543,7 +543,7 @@ def asserts(record: TrapRecord, most: int | None) -> Grid:
 
 
 def lookups(record: TrapRecord, most: int | None) -> Grid:
-    """The lookups whose index may have been out of range. One that does not fit is marked."""
+    """The lookups that may have had an index out of range. One that could is marked."""
     columns: Columns[Lookup] = [
         (Column("verdict"), lambda x: VERDICTS.get(x.verdict, x.verdict)),
         (Column("lookup", gives=2, least=16), lambda x: x.name),
@@ -631,9 +631,9 @@ def length_range(lengths: Sequence[int]) -> str:
 
 
 def percent(used: int, size: int) -> str:
-    """The used share, rounded; but what is not empty is never 0 %, and what is not full never 100.
+    """The used share, rounded. Only an empty pool has 0 %, and only a full pool 100 %.
 
-    In whole numbers throughout: those of a damaged file may be too large for a float.
+    In whole numbers throughout, because the numbers of a damaged file may be too large for a float.
     """
     if used * 200 < size and used > 0:
         return "<1%"

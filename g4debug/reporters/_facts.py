@@ -1,6 +1,6 @@
 """The report as data: what it says, in which words and in which order.
 
-The order is that of KFENCE, the kernel's memory checker: headline, location, expected and got,
+The order is taken from KFENCE, the kernel's memory checker: headline, location, expected and got,
 evidence, owner and history, environment, cause and fix, next command. A reporter only decides how
 that looks. Every text of the finished report is clean: no character of it can steer a terminal.
 """
@@ -150,7 +150,7 @@ def report(
 
 
 def where(at: Location, step_mode: str = "") -> list[Line]:
-    """What is known about the location. A number of -1 or an empty text means "not known".
+    """The lines of the location. A number of -1 or an empty text means "not known".
 
     step_mode: the forward mode of the step, '' if not known. A forward of another mode may run in
     it: the draft decodes inside the step of a prefill.

@@ -71,7 +71,7 @@ def compare(a: TrapRecord, b: TrapRecord) -> list[Part]:
 
 
 def _mappings(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Part:
-    """The keys whose values differ, and the keys that only one of the two has."""
+    """The keys with different values, and the keys that only one of the two has."""
     changes = []
     for key in dict.fromkeys((*a, *b)):
         left = str(a[key]) if key in a else None
@@ -129,7 +129,7 @@ def _states(record: TrapRecord) -> dict[str, str]:
 
 
 def _others(record: TrapRecord) -> dict[str, str]:
-    """Whose function is at a hook site, and on which side of ours."""
+    """The functions of others at our hook sites, and on which side of ours they are."""
     return {f"{o.site}, {o.who}, {o.function}": o.side for o in record.others}
 
 
@@ -164,7 +164,7 @@ def _holding(h: Holding, by_rid: bool) -> str:
 
 
 def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
-    """Steps are matched by number: first those of both that differ, then those of only one."""
+    """Steps are matched by number: first the steps that differ, then the steps of only one dump."""
     left, right = {s.step: s for s in a.steps}, {s.step: s for s in b.steps}
     changes, same = [], 0
     for number in sorted(left.keys() & right.keys()):

@@ -1,4 +1,4 @@
-"""The comparison of two dumps on a terminal: first what differs, then what is equal, in a line."""
+"""The comparison of two dumps on a terminal: the differences, then the equal parts in one line."""
 
 from __future__ import annotations
 

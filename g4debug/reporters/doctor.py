@@ -42,7 +42,7 @@ class Row:
 
 @dataclass
 class Diagnosis:
-    """problems: what is asked for and cannot be done. notes: what is worth knowing.
+    """problems: requests that cannot be met. notes: facts that are worth knowing.
 
     The sections hold rows. If a section could not be checked, ``unchecked`` has the reason.
     """

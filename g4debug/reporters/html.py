@@ -83,7 +83,7 @@ def _environment() -> Environment:
 
 
 def _page_map(view: TableView) -> dict[str, Any]:
-    """The columns that the page has room for, and what is left out."""
+    """The columns that the page has room for, and the number of those left out."""
     near = len(view.bad_columns)
     columns = window(near, view.focus[1] - view.column0, COLUMNS)
     before, after = view.before + columns.start, near - columns.stop + view.after

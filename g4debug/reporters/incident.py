@@ -1,7 +1,7 @@
-"""An incident: the dumps that several ranks wrote together, and what differs between them.
+"""An incident: the dumps that several ranks wrote together, and the differences between them.
 
-The first finding is shown in full, by the same reporters as that of a single dump. This module
-makes what is added to it: who was first, the other findings in a line each, and the differences.
+The first finding is shown in full, by the same reporters as a single dump. This module adds the
+rest: who was first, the other findings in a line each, and the differences.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _some(lines: Sequence[Line], what: str) -> tuple[Line, ...]:
 
 
 def differences(view: View) -> list[Difference]:
-    """What is not the same in all dumps that could be read. Most telling first."""
+    """The differences between all dumps that could be read, the most telling first."""
     known = [
         (label, member.record)
         for label, member in zip(labels(view), view.members, strict=True)
@@ -174,7 +174,7 @@ def render_json(view: View, stream: IO[str]) -> None:
 
 
 def _facts_of(record: TrapRecord) -> dict[str, str]:
-    """What is compared: name -> value."""
+    """The facts of a dump that are compared: name -> value."""
     finding, at = record.finding, record.finding.location
     own = finding.kind != OTHER_RANK
     facts: dict[str, Any] = {

@@ -38,7 +38,7 @@ def render_json(incidents: Sequence[Incident], stream: IO[str]) -> None:
     """Write a JSON list with one object for each dump, the newest incident first.
 
     ``incident`` counts the incidents from 1; the first finding of each has ``first`` true. The
-    other fields are those of :class:`~g4debug.dumps.incidents.Dump` and of its head.
+    other fields are the fields of :class:`~g4debug.dumps.incidents.Dump` and of its head.
     """
     dumps = [
         _plain(dump) | {"incident": number, "first": dump is incident.first}

@@ -71,7 +71,7 @@ def clean(text: str) -> str:
 def cleaned(value: T, one: Callable[[str], str] = clean) -> T:
     """``value`` with every text in it as ``one`` makes it: in lists, mappings and dataclasses, too.
 
-    Whoever renders cleans what it is given once, as a whole, so that nothing can be left out.
+    A reporter cleans its whole input once, so that nothing can be left out.
     """
     new: object = value
     if isinstance(value, str):

@@ -1,1 +1,1 @@
-"""What runs on the device, and what it is compared with. The tracers with a kernel stand on it."""
+"""Checks on the device and the truth that they compare with. Tracers with a kernel use them."""

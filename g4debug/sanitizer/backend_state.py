@@ -1,4 +1,4 @@
-"""What is known of the attention backends of this process: which may be judged, and by what."""
+"""The attention backends of this process: which of them may be judged, and against which truth."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class BackendState:
-    """Knows what the forwards of each backend must agree with.
+    """Knows the truth that the forwards of each backend must agree with.
 
-    limits: why of some backends only ranges can be checked. partial: what is limited for a part of
-    a forward only, and why.
+    limits: why only ranges can be checked for some backends. partial: a limit for only a part of a
+    forward, and its reason.
     """
 
     def __init__(self, ledger: Ledger | None, snapshots: ForwardSnapshots) -> None:

@@ -1,4 +1,4 @@
-"""What the canaries of the tracers share whose check is a kernel."""
+"""Shared by the canaries of the tracers with a kernel."""
 
 from __future__ import annotations
 

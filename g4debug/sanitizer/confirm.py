@@ -1,9 +1,9 @@
 """Asks SGLang's own structures whether what a kernel saw is real.
 
-What rests on ``req_to_token``, or on the numbers themselves, needs nobody else: both are SGLang's.
-What rests on the page ledger, which is ours and may be wrong, is confirmed here by the free lists,
-the full-to-SWA mapping and the rows of the requests. If a device is lost, they cannot be asked any
-more. Then the kernel is believed, because the server is dead anyway.
+A finding that rests on ``req_to_token``, or on the numbers themselves, needs no confirmation: both
+are SGLang's. A finding that rests on the page ledger, which is ours and may be wrong, is confirmed
+here by the free lists, the full-to-SWA mapping and the rows of the requests. If a device is lost,
+they cannot be asked any more. Then the kernel is believed, because the server is dead anyway.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GIVEN_UP = "the page ledger was given up"
 class Unconfirmed(Exception):
     """Why something is not reported.
 
-    page: of the full pool, that it is about; -1 if it is not known. harmless: this does not say
-    that the ledger is wrong.
+    page: the page of the full pool in question; -1 if it is not known. harmless: the ledger need
+    not be wrong.
     """
 
     def __init__(self, why: str, page: int = -1, harmless: bool = False) -> None:
@@ -71,11 +71,11 @@ class Question:
         return int((cells == self.page).sum()) + int((maybe == self.page).sum()) > 1
 
     def is_mapped_elsewhere(self, seen: int, mapped: int, given: int, slot: int = -1) -> None:
-        """Is what was seen not what SGLang's mapping says, or is the mapping wrong?
+        """Does the mapping say something else than the kernel saw, or is the mapping wrong?
 
-        seen, mapped: what the kernel saw, and what the mapping says, pages or locations. given: the
-        SWA page that was handed out together with the page. slot: of the full pool, in the page,
-        if it is about that slot alone; else about all of the page.
+        seen, mapped: the page or location that the kernel saw, and the one in the mapping. given:
+        the SWA page that was handed out together with the page. slot: a slot of the full pool in
+        the page, to ask about it alone; -1 to ask about the whole page.
         """
         # Since the launch, the page may have left the window, and then it has no SWA page any more.
         if mapped != seen and (mapped > 0 or self.step < 0):

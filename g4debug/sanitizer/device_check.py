@@ -1,10 +1,10 @@
-"""What the tracers share whose check is a kernel: when it runs, and what becomes of what it saw.
+"""Shared by the tracers with a kernel: when a check runs, and how its records become findings.
 
 A check is made at most once for each forward and key (a backend and a pool). In a CUDA graph each
 captured check has a mailbox of the trap buffer for itself; outside of one, the checks of a key
-follow each other in the same mailbox. After each step, and before its tokens leave, the host looks
-at what the kernel has left in pinned memory. SGLang's own structures are asked whether it is so,
-and what they confirm is reported.
+follow each other in the same mailbox. After each step, and before its tokens leave, the host reads
+the records that the kernel has left in pinned memory. A record that SGLang's own structures confirm
+is reported.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger("g4debug")
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """One check, with what is needed to describe what it found.
+    """One check, with all that a description of its records needs.
 
-    layer: the first one of the forward that has what is checked. batch: the ForwardBatch; in a
-    captured CUDA graph, with static buffers. pool_name: "full" or "swa", the inner KV pool.
+    layer: the first layer of the forward that uses the object checked. batch: the ForwardBatch; in
+    a captured CUDA graph, with static buffers. pool_name: "full" or "swa", the inner KV pool.
     """
 
     backend: Any
@@ -70,8 +70,8 @@ S = TypeVar("S", bound=Seen)
 class DeviceCheck(ABC, Generic[C, S]):
     """A tracer whose checks are ``C``, in which it sees ``S``.
 
-    bad: what its kernel counts, in the plural. lost: after an error of the device nothing more can
-    be read or checked.
+    bad: the name of the things that its kernel counts, in the plural. lost: after an error of the
+    device nothing more can be read or checked.
     """
 
     def __init__(self, context: Context, bad: str) -> None:
@@ -147,9 +147,9 @@ class DeviceCheck(ABC, Generic[C, S]):
         return mailbox, False
 
     def has_truth(self, backend: Any, captured: bool) -> bool:
-        """True if it is known what the next forward of a backend must agree with.
+        """True if there is a truth for the next forward of a backend.
 
-        It is not for a forward that the scheduler did not launch: nothing is copied for that.
+        There is none for a forward that the scheduler did not launch: nothing is copied for it.
         """
         by_copy = self.snapshots.copy is not None and not captured
         strange = by_copy and self.snapshots.step != self.context.recorder.step
@@ -183,7 +183,7 @@ class DeviceCheck(ABC, Generic[C, S]):
             self.poll()
 
     def remembered(self, checked: C) -> C:
-        """What is kept of a check for as long as its forward may be in flight."""
+        """The part of a check that is kept for as long as its forward may be in flight."""
         return checked
 
     def count(self, n: int, what: str) -> None:
@@ -202,7 +202,7 @@ class DeviceCheck(ABC, Generic[C, S]):
             self.report(self.trap)
 
     def report(self, trap: TrapBuffer) -> None:
-        """Take what is in the trap buffer, and report what is confirmed."""
+        """Take the records from the trap buffer, and report those that are confirmed."""
         found = []
         for left in trap.take():
             eager = self._eager.get((left.mailbox, left.record.step))
@@ -223,7 +223,7 @@ class DeviceCheck(ABC, Generic[C, S]):
             self.context.trap.report(finding, evidence)
 
     def _confirmed(self, checked: C | None, seen: S) -> S | None:
-        """What is reported of this. None if that is nothing; then it is said why."""
+        """What to report of a sighting. None for nothing; the log then says why."""
         name, ledger, record = self.context.tracer_id, self.context.ledger, seen.kind.record
         early = seen.step >= 0 and self.snapshots.is_void(seen.step, seen.request)
         what = self.words(checked, seen)
@@ -256,11 +256,11 @@ class DeviceCheck(ABC, Generic[C, S]):
         return None
 
     def _give_account(self, trap: TrapBuffer) -> None:
-        """Say what was counted and is in no finding, and what of the trap buffer is unusable."""
+        """Log how many bad things are in no finding, and which mailboxes are unusable."""
         for mailbox in trap.spoilt - self._spoilt:
             self._spoilt.add(mailbox)
             self.context.limit(
-                f"not what is seen for mailbox {mailbox} of its trap buffer",
+                f"the records in mailbox {mailbox} of its trap buffer are not read",
                 "somebody else wrote into that host memory",
             )
         try:
@@ -281,26 +281,26 @@ class DeviceCheck(ABC, Generic[C, S]):
 
     @abstractmethod
     def seen(self, checked: C | None, record: Record) -> S:
-        """What a record says, whatever is in there."""
+        """The sighting that a record describes. Must not fail, whatever the record holds."""
 
     @abstractmethod
     def words(self, checked: C | None, seen: S) -> str:
-        """What was seen, for a line of the log."""
+        """The sighting in words, for a line of the log."""
 
     @abstractmethod
     def confirm(self, checked: C, seen: S) -> S:
-        """What was seen, and what SGLang's own structures say of it. May wait for the device.
+        """``seen``, with the answers of SGLang's own structures. May wait for the device.
 
-        It is asked of what only the ledger says. Raises Unconfirmed if it is not so.
+        Called if the truth rests on the ledger. Raises Unconfirmed if those structures disagree.
         """
 
     @abstractmethod
     def describe(self, checked: C | None, seen: S, left: Left) -> tuple[Finding, Evidence]:
-        """The finding. With no check at all, of the record alone."""
+        """The finding. checked: None if no check belongs to the record."""
 
     @abstractmethod
     def bare(self, checked: C | None, seen: S, left: Left) -> Finding:
-        """The finding of the record alone. checked: for its place, if that can be told."""
+        """The finding, made from the record alone. checked: gives the place, None if not known."""
 
 
 def _rests_on_ledger(kind: FindingKind, truth: Truth | None) -> bool:

@@ -1,9 +1,8 @@
-"""What a Triton program does when it has seen something: it leaves a record for the host.
+"""The Triton functions with which a program leaves a record of a bad thing for the host.
 
-The rules of the hand-over are in :mod:`g4debug.sanitizer.trap_buffer`. A program picks the one bad
-thing of its block that it tells, claims the mailbox, keeps the cells around it if the check has
-such, and leaves the record. What a program compares with is read by
-:mod:`g4debug.sanitizer.resolve`.
+The rules are in :mod:`g4debug.sanitizer.trap_buffer`. A program picks one bad thing of its block,
+claims the mailbox, keeps the cells around it if the check has cells, and leaves the record.
+:mod:`g4debug.sanitizer.resolve` reads the truth that a program compares with.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from g4debug.sanitizer.trap_buffer import CELLS, SEQ, SUMMARY, WORDS
 
 @triton.jit
 def fence_system(anything):
-    """What was written before is visible to the host before what is written after."""
+    """Make earlier writes visible to the host before later writes."""
     tl.inline_asm_elementwise(
         "fence.sc.sys; mov.u32 $0, $1;",
         "=r,r",
@@ -35,10 +34,10 @@ def pick(here, block):
 
 @triton.jit
 def claim(claims, acks, mailbox, mailboxes, suspicion, LANES: tl.constexpr):
-    """Take the next record upon oneself. Returns (place, it may be written, its number).
+    """Claim the right to write the next record. Returns (place, may it be written, its number).
 
-    suspicion: it needs to be confirmed, so it has another place than what is certain. LANES: of
-    the calling program's blocks.
+    suspicion: the record needs a confirmation; such records have mailboxes of their own. LANES: the
+    length of the calling program's blocks.
     """
     place = mailbox.to(tl.int64) + tl.where(suspicion, mailboxes, 0)
     # The host may write this word now. Each thread loads it for itself, and all must go on with
@@ -51,8 +50,8 @@ def claim(claims, acks, mailbox, mailboxes, suspicion, LANES: tl.constexpr):
 def keep(kept, place, at, where, inside, value, expected, N_CELLS: tl.constexpr = CELLS):
     """Keep the cells around ``where`` with the record: the host may look when they are changed.
 
-    at, inside, value, expected: blocks; where each cell is in the row, if it is one of the row's,
-    what it has, and what belongs there.
+    at, inside, value, expected: blocks; the place of each cell in the row, whether it is one of
+    the row's, its content, and the right content.
     """
     origin = where // N_CELLS * N_CELLS
     near = inside & (at >= origin) & (at < origin + N_CELLS)

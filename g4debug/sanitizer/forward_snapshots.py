@@ -1,10 +1,10 @@
-"""What the tables of a forward must agree with, as it was when the forward was launched.
+"""The truth for the tables of a forward, as it was when the forward was launched.
 
 With overlap scheduling the host is ahead of the device. While a forward runs, the scheduler frees
 the pages of requests that have ended, gives their rows to others, and allocates for the next batch.
-So SGLang's live tables say what will be true next, and not what is true for this forward. Here a
-copy is made of all that the guard compares with. It is made on the stream of the forward, before
-the forward's first kernel, and SGLang's scheduling stream is made to wait for it:
+So SGLang's live tables say what will be true next, and not what is true for this forward. This
+module copies everything that the guard compares with, on the stream of the forward and before its
+first kernel, and makes SGLang's scheduling stream wait for the copy:
 
     scheduling stream:  ... allocate N, write its rows | (wait for copy N) | free, allocate N+1 ...
     forward stream:     (wait for the scheduling stream) | copy N | tables N, attention N ...
@@ -17,7 +17,7 @@ be built before these change. From 0.5.18 on SGLang waits for that right after t
 before wait for it later, after they have processed the last result. There this calls SGLang's own
 barrier right after the launch, where it is needed (:mod:`g4debug.hooking.table_barrier`). So while
 a tracer that compares with the copy is armed, that bug of SGLang's cannot happen; without one, the
-fix ``result-fence`` prevents it. The idea of a snapshot, instead of a lock, is that of
+fix ``result-fence`` prevents it. The idea of a snapshot, instead of a lock, comes from
 read-copy-update.
 """
 
@@ -44,8 +44,9 @@ IN_FLIGHT = 8  # forwards that are remembered; SGLang has two in flight at most
 class Snapshot:
     """Who was in one forward that may still be in flight.
 
-    number: SGLang's own of it. requests: the request of each row of ``req_to_token``. void: the
-    rows whose request had left before the result was processed; None as long as it is not.
+    number: SGLang's own number of the forward, -1 if it has none yet. requests: row of
+    ``req_to_token`` -> its request. void: the rows of requests that had left before the result was
+    processed; None until it is processed.
     """
 
     number: int
@@ -140,7 +141,7 @@ _shared: WeakKeyDictionary[Recorder, ForwardSnapshots] = WeakKeyDictionary()
 
 
 def shared(recorder: Recorder) -> ForwardSnapshots:
-    """The one of a process, so that a forward is copied once for all tracers that compare with it.
+    """The process's only instance, so that a forward is copied once for all tracers.
 
     recorder: the step recorder of the process.
     """

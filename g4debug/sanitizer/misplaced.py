@@ -29,7 +29,7 @@ from g4debug.sanitizer.confirm import GIVEN_UP, Unconfirmed
 
 @dataclass(frozen=True)
 class Misplaced:
-    """What SGLang's structures say of a cell that names a page which does not belong there.
+    """The evidence in SGLang's structures for a cell with a page that does not belong there.
 
     row: the row of ``req_to_token``, and rid its request. column, page: the cell, and what it has,
     of the full pool. owner: rid of the request that the page was handed out to, '' if that is not
@@ -56,10 +56,10 @@ class Misplaced:
 def misplaced(
     ledger: Ledger | None, row: int, token: int, page: int, rid: str, rows: torch.Tensor
 ) -> Misplaced:
-    """What is proven of the page that a row names for a token. May wait for the device.
+    """Prove what is wrong with the page that a row names for a token. May wait for the device.
 
     row: of ``req_to_token``, which is ``rows``. rid: its request. page: of the full pool. Raises
-    Unconfirmed if nothing is.
+    Unconfirmed if nothing is proven.
     """
     pool = ledger.pools.get("full") if ledger is not None else None
     if ledger is None or pool is None or ledger.owners is None or ledger.broken:

@@ -1,7 +1,7 @@
-"""What is known of something that a kernel saw, and its finding. Runs only if there is one.
+"""Makes a finding from a record of a kernel and the host's evidence. Runs only for findings.
 
-It is read from the page ledger and the recorder of the steps, which are host memory. Where these do
-not know, less is said.
+The evidence comes from the page ledger and the step recorder, which are in host memory. Where they
+do not know, the finding says less.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def rid_of(recorder: Recorder, step: int, row: int) -> str:
 
 @dataclass(frozen=True)
 class RowOfBatch:
-    """What the scheduler knew of one row of a batch when its forward began.
+    """The scheduler's knowledge of one row of a batch when its forward began.
 
-    Whatever a forward reads or writes is found by ``req_pool_indices`` and by the lengths. If
-    these are not the batch's own, what is wrong with a table or a location follows from it.
+    Whatever a forward reads or writes is found by ``req_pool_indices`` and by the lengths. If these
+    are not the batch's own, they are the cause of a wrong table or location.
 
-    rid: its request. index: that request's row of ``req_to_token``.
+    rid: the row's request. index: the row of ``req_to_token`` that this request has.
 
     committed, allocated: the request's tokens with KV, and with room; -1 if not known. seen: the
     row of ``req_to_token`` that the forward used for it, -1 if not known. other: the request that
@@ -61,7 +61,7 @@ class RowOfBatch:
         return self.seen >= 0 and self.seen != self.index
 
     def wrong_index(self, row: int) -> str:
-        """What is wrong with ``req_pool_indices``, '' for nothing. row: of the batch."""
+        """The sentence about a wrong ``req_pool_indices``, '' if it is right. row: of the batch."""
         if not self.is_another:
             return ""
         whose = f", which is that of request {self.other}" if self.other else ""
@@ -72,7 +72,7 @@ class RowOfBatch:
         )
 
     def wrong_length(self, length: int) -> str:
-        """What is wrong with the length that the forward used, '' for nothing."""
+        """The sentence about a wrong length in the forward, '' if it is not seen to be wrong."""
         if length < 0 or not self.rid:
             return ""
         if 0 < self.allocated < length:
@@ -118,7 +118,7 @@ def _step(recorder: Recorder, step: int) -> Step | None:
 class PageReport(ABC):
     """The lines of one finding. Each method gives one of them.
 
-    rid: the request, '' if it is not known. record: the kind, which depends on what is known.
+    rid: the request, '' if it is not known. record: the kind, which depends on the evidence.
     """
 
     record: FindingKind
@@ -172,7 +172,7 @@ class PageReport(ABC):
 
     @abstractmethod
     def headline(self) -> str:
-        """Its end: what happens in the layer."""
+        """The end of the headline: the event in the layer."""
 
     @abstractmethod
     def expected(self) -> str: ...
@@ -185,7 +185,7 @@ class PageReport(ABC):
 
     @abstractmethod
     def subject(self) -> tuple[str, int]:
-        """(pool, page) whose owner and events explain the finding. Page -1 if there is none."""
+        """(pool, page): its owner and events explain the finding. Page -1 if there is none."""
 
     def owner(self) -> str:
         """Who has that page, in words."""

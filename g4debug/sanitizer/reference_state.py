@@ -1,4 +1,4 @@
-"""What the forwards of a server must agree with: SGLang's own rows, and the books of the ledger."""
+"""The truth for the forwards of a server: SGLang's own rows, and the books of the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # dataclass takes five times as long.
 @dataclass(slots=True)
 class Truth:
-    """What a page table, or a write, must agree with. All tensors are on the device of the forward.
+    """The truth for a page table or a write. All tensors are on the device of the forward.
 
     req_to_token: int32 [requests, tokens], token indices of the full pool.
     req_pool_indices: integer [>= rows], the request of each row, as its row of req_to_token. 0 is
@@ -66,7 +66,7 @@ def of_forward(
 ) -> Truth | None:
     """The truth of one forward and pool. None if only ranges can be checked.
 
-    indices: ``req_pool_indices``. copy: what was made when the forward was launched, if the server
+    indices: ``req_pool_indices``. copy: the copy made when the forward was launched, if the server
     overlaps. with_shadow: whether the ledger says which pages this forward may have.
     """
     if copy is not None:
@@ -122,9 +122,9 @@ class Arguments(NamedTuple):
 
 
 def arguments(truth: Truth | None, none: torch.Tensor, apart: int) -> Arguments:
-    """What a kernel that compares with ``truth`` is launched with.
+    """The arguments for the launch of a kernel that compares with ``truth``.
 
-    none: any tensor, for what there is not. apart: what a truth means by 0.
+    none: any tensor; it stands for a missing one. apart: the number that 0 stands for in a truth.
     """
     if truth is None:
         return Arguments((none,) * 6, (0, 0, apart, 0, 0), 0, (False,) * 4)

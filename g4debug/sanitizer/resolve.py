@@ -3,13 +3,13 @@
 :func:`resolve` is for Triton kernels, and :func:`resolve_tokens` is the same in torch. For a token
 of the request in row ``request`` of ``req_to_token``::
 
-    place = req_to_token[request, cell] + within     in the full pool; none if that is negative
+    place = req_to_token[request, index] + within    in the full pool; none if that is negative
     page  = place // page_size                       it exists if 0 < page < pages
 
     freed   = the shadow says that the page is free (ledger/shadow.py)
     foreign = the page was handed out for another column, or it was to another request and the
               token's page begins behind what the prefix cache lent to this one (ledger/owners.py)
-    cached  = the token itself lies before the end of what the prefix cache has of the request
+    cached  = the token itself lies in the part of the request that the prefix cache has
 
     own_page = of the SWA pool: the shadow's word of the page, or where there is no shadow, the
                mapping's of the place; of the full pool it is the page itself
@@ -40,7 +40,7 @@ def resolve(
     protected,
     request,
     theirs,
-    cell,
+    index,
     within,
     position,
     begins,
@@ -57,11 +57,11 @@ def resolve(
 ):
     """(judged, place, page, own_place, own_page, freed, foreign, cached), see :class:`Resolved`.
 
-    request, theirs: a row of ``req_to_token``, and whether it is some request's. cell .. inside:
+    request, theirs: a row of ``req_to_token``, and whether it is some request's. index .. inside:
     blocks, as for ``resolve_tokens``.
     """
-    judged = inside & (cell < tl.where(theirs, words, 0))
-    token = tl.load(req_to_token + request * stride + cell, mask=judged, other=-1).to(tl.int64)
+    judged = inside & (index < tl.where(theirs, words, 0))
+    token = tl.load(req_to_token + request * stride + index, mask=judged, other=-1).to(tl.int64)
     place = tl.where(token >= 0, token + within, -1)
     page = tl.where(token >= 0, place // page_size, -1)
     own_place, own_page = place, page
@@ -96,12 +96,12 @@ def resolve(
 
 @dataclass(frozen=True)
 class Resolved:
-    """What :func:`resolve_tokens` found of each token. All are of one shape.
+    """The result of :func:`resolve_tokens` for each token. All tensors have one shape.
 
-    judged: it is known what belongs there. place, page: int64, of the full pool, UNKNOWN if
-    ``req_to_token`` names none. own_place, own_page: of the layer's own pool; those of the full
-    pool, or in the SWA pool what belongs to them: if the page is freed, FREE and 0, and where
-    ``judged`` is false they say nothing. freed, foreign, cached: see the module.
+    judged: bool, the right place of the token is known. place, page: int64, of the full pool,
+    UNKNOWN if ``req_to_token`` names none. own_place, own_page: int64, the same in the layer's own
+    pool; FREE and 0 in the SWA pool if the page is freed. They say nothing where ``judged`` is
+    false. freed, foreign, cached: bool, see the module.
     """
 
     judged: torch.Tensor
@@ -117,7 +117,7 @@ class Resolved:
 def resolve_tokens(
     truth: Truth,
     row: torch.Tensor,
-    cell: torch.Tensor,
+    index: torch.Tensor,
     within: torch.Tensor | int,
     position: torch.Tensor,
     inside: torch.Tensor,
@@ -125,15 +125,15 @@ def resolve_tokens(
 ) -> Resolved:
     """Resolve tokens of the rows ``row`` of a batch.
 
-    cell: of the request's row of ``req_to_token``, >= 0. within: what is added to that. position:
-    of the token in its request. inside: bool, which of them are resolved at all. They are
-    int64 and of shapes that broadcast.
+    index: in the request's row of ``req_to_token``, >= 0. within: the number that is added to its
+    content. position: of the token in its request. inside: bool, the tokens that are resolved at
+    all; the others are int64. Their shapes broadcast.
     """
     requests, words = truth.req_to_token.shape
     request = truth.req_pool_indices.to(torch.int64)[row]
     theirs = (request > 0) & (request < requests)
-    judged = inside & theirs & (cell < words)
-    token = truth.req_to_token[request.clamp(0, requests - 1), cell.clamp(0, words - 1)]
+    judged = inside & theirs & (index < words)
+    token = truth.req_to_token[request.clamp(0, requests - 1), index.clamp(0, words - 1)]
     token = torch.where(judged, token.to(torch.int64), UNKNOWN)
     place = torch.where(token >= 0, token + within, UNKNOWN)
     page = torch.where(token >= 0, place // page_size, UNKNOWN)

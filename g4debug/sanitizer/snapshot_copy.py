@@ -1,4 +1,4 @@
-"""The copy of what a forward's page tables must agree with: one launch on the forward's stream."""
+"""Copies the truth for a forward's page tables: one launch on the forward's stream."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Copy:
                 self.protected = torch.zeros_like(ledger.owners.protected)
 
     def make(self, rows: torch.Tensor, step: int) -> None:
-        """Copy what is true now for these rows of ``req_to_token``. Never waits for the device.
+        """Copy the truth of this moment for these rows of ``req_to_token``. Waits for nothing.
 
         rows: integer [n], on the device of ``req_to_token``.
         """
@@ -97,7 +97,7 @@ class Copy:
         copy(self, rows, step, self._pairs())
 
     def _pairs(self) -> Pairs:
-        """What is copied as a whole. What the ledger does not have any more becomes void."""
+        """The books to copy as a whole. The copy of a book that the ledger lost becomes void."""
         ledger = self.ledger
         if ledger is None or self.shadow is None:
             return []

@@ -1,4 +1,4 @@
-"""The host memory in which the kernels leave what they saw, and how it is handed over.
+"""The host memory in which the kernels leave their records, and the rules of writing and reading.
 
 It has *mailboxes*, one for each check: a place for one record, many writers and one reader. A
 kernel writes at any time, also while the host reads. So nothing here is ever cleared, and each word
@@ -39,21 +39,21 @@ NO_CELLS: Cells = np.empty((2, 0), dtype=np.int32)
 
 
 class Record(NamedTuple):
-    """One thing that is wrong: an int64 word each, in this order. -1: not known, or there is none.
+    """One bad thing: an int64 word for each field, in this order. -1: not known, or there is none.
 
     row: of the batch. at: where in the row: the column of a page table, the entry of a list of
-        tokens, or the position in its request of a token that is written. Where a row is too short
-        it is how many there are; of a word beside a list, the index of that word.
-    value: what is there: a page, a token or a location. Where a row is too short, how many there
-        have to be.
-    length: the length of the row that was given to the check: of a write, what the positions of
-        the row's tokens begin from, else how many tokens may be read.
-    bad: how many bad ones the writer saw. A program of a kernel looks at a part of one row.
-    kind: the number of the check's Kind. expected: what belongs there, as ``value``.
-    step: in which the forward was launched, request: the row of ``req_to_token``. -1 where the
-        kernel compared with SGLang's live tables (a write has the request then, too).
-    full: what ``req_to_token`` named: the page of the full pool, or of a write the location there.
-    twin: of a location that is written twice, another token of the forward that has it.
+        tokens, or the position of a written token in its request. For a row that is too short, how
+        many it has; for a word beside a list, the index of that word.
+    value: the page, token or location found there. For a row that is too short, how many it needs.
+    length: the length of the row as the check got it: for a write, the position from which the
+        row's tokens are counted, else how many tokens may be read.
+    bad: how many bad things the writer saw. A program of a kernel looks at a part of one row.
+    kind: the number of the check's Kind. expected: the right content, in the same unit as
+        ``value``.
+    step: the step that launched the forward. request: the row of ``req_to_token``. Both are -1
+        where the kernel compared with SGLang's live tables (a write has the request then, too).
+    full: the page of the full pool that ``req_to_token`` names; for a write, the location there.
+    twin: for a location that is written twice, another token of the forward that has it.
     """
 
     row: int
@@ -76,11 +76,11 @@ WORDS = 1 + len(Record._fields)  # in each mailbox
 class Left:
     """One record that a kernel left.
 
-    suspicion: it is about something that must be confirmed first. number: of this record in its
-    mailbox, counted from 1.
-    cells: int32 [2, CELLS], a part of the bad row and what belongs there, -1 if that is not known.
-        The first one is ``at // CELLS * CELLS`` (0 if the row is too short). What lies behind the
-        row's length says nothing. [2, 0] with the live tables, which can be read instead.
+    suspicion: the record must be confirmed first. number: of this record in its mailbox, counted
+        from 1.
+    cells: int32 [2, CELLS], a part of the bad row and its right contents, -1 if not known. It
+        begins at ``at // CELLS * CELLS`` (0 if the row is too short). Cells behind the row's
+        length say nothing. [2, 0] with the live tables, which can be read instead.
     """
 
     mailbox: int
@@ -94,8 +94,8 @@ class TrapBuffer:
     """The mailboxes of one tracer. Mailbox 0 belongs to no check.
 
     On a GPU they are pinned memory: a kernel writes to them directly, and the host reads them
-    without waiting. Elsewhere they are plain memory. Suspicions use separate mailboxes, which lie
-    behind the others, so that they cannot hide what is certain.
+    without waiting. Elsewhere they are plain memory. Suspected violations use separate mailboxes,
+    behind the others, so that they cannot mask confirmed ones.
     """
 
     def __init__(self, device: torch.device, mailboxes: int = 4096) -> None:
@@ -136,8 +136,8 @@ class TrapBuffer:
     def take(self) -> list[Left]:
         """The records that were not read yet, by mailbox. Each is given once. Never waits.
 
-        A mailbox whose number is not the next one was written by somebody else. It is put into
-        ``spoilt``, and not read again.
+        If the number in a mailbox is not the next one, somebody else has written there. The mailbox
+        is put into ``spoilt`` and not read again.
         """
         # First, so that what is written from here on trips again.
         summary = int(self._words[0, SUMMARY])
@@ -176,9 +176,9 @@ class TrapBuffer:
         suspected: Callable[[T], bool],
         record: Callable[[T, int], tuple[Record, Cells]],
     ) -> None:
-        """What the kernels' references do: leave the first one, and the first suspicion.
+        """Leave the first certain record and the first suspicion, as the kernels' references do.
 
-        record: makes the record, and its cells, of one of ``found`` that stands for so many.
+        record: makes the record, and its cells, from one of ``found`` and how many it counts.
         """
         for suspicion in (False, True):
             part = [one for one in found if suspected(one) is suspicion]
@@ -189,7 +189,7 @@ class TrapBuffer:
     def leave(
         self, mailbox: int, record: Record, suspicion: bool = False, cells: Cells = NO_CELLS
     ) -> None:
-        """What a kernel does with a record."""
+        """Write a record as a kernel does."""
         for _ in self.leaving(mailbox + self.mailboxes * suspicion, record, cells):
             pass
 

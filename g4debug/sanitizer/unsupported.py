@@ -1,4 +1,4 @@
-"""The limits that several tracers share: what keeps them from judging on some servers."""
+"""The limits that several tracers share: the reasons why they do not judge on some servers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from g4debug.hooking import targets
 from g4debug.hooking.older import older_module
 from g4debug.hooking.resolved import dp_attention, server_argument
 
-# What the status of page-table says of a backend, or of a phase of serving, at which it does not
-# look at all. The innocence of the others does not suffer from that.
-BACKEND = "not what the attention backend {} hands to its kernels"
-PHASE = "not what attention reads in {}"
+# The limits in the status of page-table for a backend, or a phase of serving, that it does not look
+# at. The other backends and phases can still be called innocent.
+BACKEND = "nothing that the attention backend {} hands to its kernels is judged"
+PHASE = "nothing that attention reads in {} is judged"
 
 
 def overlaps(server_args: Any) -> bool:

@@ -11,16 +11,16 @@ from typing import Any
 class Adapter:
     """One speculative worker.
 
-    name: what SGLang calls the algorithm. runs: tells whether an algorithm object of SGLang is this
-    one. prefix: with what the names of its own classes of ``spec_info`` begin; they end in
+    name: SGLang's name of the algorithm. runs: tells whether an algorithm object of SGLang is this
+    one. prefix: the beginning of the names of its own classes of ``spec_info``, which end in
     DraftInput, VerifyInput or DraftExtendInput. draft_writes_kv: the draft has KV of its own, and
     writes it. overlap: SGLang runs it under overlap scheduling.
 
-    sites: what happens in its worker -> the hook sites at which it happens: "init" (the draft's
+    sites: an event in its worker -> the hook sites of the event: "init" (the draft's
     worker is built), "forward", "draft", "draft_forward", "verify", "draft_extend". A worker that
     never does one of them leaves it out. ends: where a decode step has ended, and the next one
-    begins with what is in ``batch.spec_info``: a site whose second argument is the batch -> whether
-    it is the end, from its first argument.
+    begins with ``batch.spec_info`` as it is: a site that gets the batch as its second argument -> a
+    function that tells from the first argument whether this is the end.
 
     run: SGLang's release -> where spec-lifecycle was run with it, as in ``targets.RUN``.
     """

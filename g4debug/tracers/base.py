@@ -30,10 +30,11 @@ class Tracer:
 
     title: what must hold, in one line. ledger: it needs the page ledger (``context.ledger``).
     without_ledger: the rest of its checks when the ledger was given up, '' for nothing. opt_in: it
-    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``. young: so
-    it is where it was not run yet (:data:`g4debug.hooking.targets.RUN`); else it would keep the
-    others from being armed there. judges: there is something for it to judge in a thousand steps of
-    a busy server, and it counts that. each_forward: and in each forward, whatever its mode.
+    is armed only by its name in ``G4DEBUG_TRACE``, not by ``SGLANG_TRTLLM_MHA_DEBUG=1``. young:
+    where it was not run yet (:data:`g4debug.hooking.targets.RUN`), it is opt-in, too; else it would
+    keep the others from being armed there. judges: in a thousand steps of a busy server it has
+    something to judge, and counts it. each_forward: it has something to judge in each forward,
+    whatever the mode.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Looks at our hooks while the server runs, and says what has become of them.
+"""Looks at our hooks while the server runs, and reports hooks that are gone.
 
 At start every hook is checked to be in place (:meth:`g4debug.hooking.hooks.Hooks.audit`). Later
 somebody may put SGLang's own function back, load a module anew, or wrap ours. A tracer whose hook
@@ -9,12 +9,13 @@ wrong things from then on. So this looks again:
 * after every ``BUSY_STEPS`` steps;
 * before a finding is reported, and when a dump is written.
 
-A hook that is gone is told in one line, and is in the status of those that it belongs to. It stops
-no server. If the ledger has lost a hook, it is given up. A finding that was made although a hook of
-its tracer, or of the ledger, has been gone at any time since the start is logged, and not reported:
-it may only say what we missed.
+A hook that is gone is logged in one line, and the status of its owner (a tracer, the ledger or a
+fix) says so. It stops no server. If the ledger has lost a hook, it is given up. A finding may only
+come from an event that we missed if a hook of its tracer, of the step recorder or of the ledger has
+been gone at any time since the start. Then it is logged and not reported, unless its kind is
+certain by itself.
 
-What this cannot see is a hook that was taken away and put back between two looks.
+A hook that was taken away and put back between two looks is not noticed.
 """
 
 from __future__ import annotations

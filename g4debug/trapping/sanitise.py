@@ -99,10 +99,10 @@ ITEMS = 64  # values of a list
 
 
 def arguments(args: Any) -> tuple[dict[str, Plain], dict[str, Plain]]:
-    """``ServerArgs`` as two mappings: what differs from the class's defaults, and all the rest.
+    """``ServerArgs`` as two mappings: the values that differ from the defaults, and all others.
 
-    A value that may be shown is there as it is, except that of a path only the last part is left.
-    For all others stands SET or DEFAULT. Whether the user or SGLang itself has set an argument
+    A value that may be shown is unchanged, but a path is cut down to its last part. Every other
+    value is replaced by SET or DEFAULT. Whether the user or SGLang itself has set an argument
     cannot be seen.
     """
     different: dict[str, Plain] = {}

@@ -59,8 +59,8 @@ def lines(finding: Finding, path: Path | None, problem: str) -> list[str]:
 class Trap:
     """Reports the findings of all tracers of a process, which share one budget of dumps.
 
-    ``describe`` makes the TrapRecord of a finding and its evidence. It is called only for findings
-    that are dumped. If it fails, the finding is reported without a dump.
+    ``describe`` makes the TrapRecord of a finding and its evidence. Only findings that are dumped
+    need it. If it fails, the finding is reported without a dump.
     """
 
     def __init__(

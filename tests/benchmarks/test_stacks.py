@@ -1,4 +1,4 @@
-"""Whose time a sampled stack is."""
+"""To whom the time of a sampled stack belongs."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_unknown_command_suggests() -> None:
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose modules are subcommands too."""
+    """A folder with modules that are subcommands, too."""
     monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
     cli.command_names.cache_clear()
     yield tmp_path

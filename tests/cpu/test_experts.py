@@ -1,4 +1,4 @@
-"""The toy mixture of experts: what is written, and that SGLang's own loader and layers run it."""
+"""The toy mixture of experts: its checkpoint, and that SGLang's own loader and layers run it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Two tensor-parallel ranks on the CPU engine: real schedulers, SGLang's collectives, on gloo.
 
-The weights are those of one checkpoint, of which SGLang's loader gives each rank its shards.
+The weights come from one checkpoint, of which SGLang's loader gives each rank its shards.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def records_of(data: bytes) -> dict[str, bytes]:
 
 
 def in_pickle(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """With right checksums, so that the walk through the pickle is what must notice."""
+    """With right checksums, so that only the walk through the pickle can notice."""
     return repack(data, lambda r: r.update({PICKLE: change(r[PICKLE])}))
 
 

@@ -110,7 +110,7 @@ def rig_with(arm):
 
 
 def run(rig, backend, *modes, worker=None):
-    """Bad cells after each metadata of these modes; those of a draft are in its worker's view."""
+    """Bad cells after each metadata of these modes; a draft's are made in its worker's view."""
     cells = []
     for mode in modes:
         batch = rig.batch(mode, rig.requests[1:], backend)

@@ -71,7 +71,7 @@ def test_the_tracer_that_it_names_catches_it(arm, plan, caplog):
 
 
 def broken(rig):
-    """What is wrong with the allocator's own state, in words."""
+    """The errors in the allocator's own state, in words."""
     lists = free_lists(rig)
     found = []
     for name, pages in lists.items():

@@ -88,7 +88,7 @@ def test_where_there_is_no_such_page_the_fault_waits(spoilt, fault, requests, ca
 
 
 def test_padding_rows_are_left_alone(arm):
-    """A CUDA graph's padding rows: SGLang resets their length, not their slot."""
+    """A CUDA graph's padding rows: SGLang resets their length, not their request."""
     arm(G4DEBUG_FAULTS="page-zero=on@mode=replay")
     rig = Rig()
     requests = [rig.admit(f"r{n}", n) for n in TOKENS]

@@ -1,4 +1,4 @@
-"""to_plain and from_plain are inverses, and what is wrong is named."""
+"""to_plain and from_plain are inverses, and errors are named."""
 
 from __future__ import annotations
 

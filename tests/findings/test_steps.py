@@ -78,7 +78,7 @@ def test_a_request_that_ends_in_the_step_is_still_known_by_its_row():
 
 
 def test_a_step_keeps_what_its_requests_had_when_it_began():
-    """A step is made of what was kept only when somebody reads it: nothing may have moved on."""
+    """A step is made only when somebody reads it, but from values that were kept when it began."""
     recorder = Recorder(2)
     a, waiting = request("a", 7), request("w", None)
     for r, row in ((a, 10), (waiting, 0)):

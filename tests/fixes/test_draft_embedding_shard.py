@@ -53,7 +53,7 @@ def blank(cls):
 
 
 def bind(target, draft, fixed):
-    """What SGLang's worker does when it is built; the table that the draft then has."""
+    """Do the same as SGLang's worker when it is built; the table that the draft then has."""
     embed, head = target.get_embed_and_head()
     if fixed:
         embed, head = after_get((embed, head), target)

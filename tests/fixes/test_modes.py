@@ -92,7 +92,7 @@ def look(**environ: str) -> tuple[dict, str]:
 
 
 def test_none_is_sglang_itself_byte_for_byte():
-    """And the same look sees what ``needed`` does, so that it is no look that sees nothing."""
+    """With ``needed`` the same look does see hooks, so it is not blind."""
     none, said = look(G4DEBUG_FIXES="none")
     assert none["looked at"] > 10_000
     assert none["stand-ins"] > 0

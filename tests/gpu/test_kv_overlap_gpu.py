@@ -55,7 +55,7 @@ class Server:
                 torch.cuda._sleep(held_back)
             for buffer in (*self.pool.k_buffer, *self.pool.v_buffer):
                 buffer[page * SIZE + slot].normal_()
-        self.lane.launched = number
+        self.lane.last_forward = number
 
     def stamp(self, page: int) -> None:
         self.lane.queue(lambda: self.kv.stamp(self.pages(page)))

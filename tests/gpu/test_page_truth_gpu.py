@@ -165,7 +165,7 @@ def test_a_launch_with_a_truth_waits_for_nothing():
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("with_swa", [False, True])
 def test_marking_is_the_references(with_swa: bool, begins: bool) -> None:
-    """One word for each page, whichever of its tokens comes last; with what is to be skipped."""
+    """One word for each page, whichever of its tokens comes last; with pages to skip."""
     generator = torch.Generator().manual_seed(3)
     indices = torch.randint(-640, 640, (5000,), generator=generator)
     swa = indices // 16 * 7 % 40 * 16 if with_swa else None

@@ -1,9 +1,9 @@
-"""The hand-over of what the guard saw, under stress: real kernels, streams and CUDA graphs.
+"""The hand-over of the guard's records, under stress: real kernels, streams and CUDA graphs.
 
 While two streams launch guards as fast as they can, some of them as replays of a CUDA graph, the
-host polls without a pause. Each launch looks at a table of its own, whose bad cells name it. So it
-shows if a record is torn (its words are of two launches), given twice, or lost: all bad cells are
-either in a record that was read, or counted as merged.
+host polls without a pause. Each launch looks at a table of its own, and the bad cells in it name
+the launch. So it shows if a record is torn (its words are of two launches), given twice, or lost:
+all bad cells are either in a record that was read, or counted as merged.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Stress:
 
 
 def check(record: Record) -> tuple[int, int, int]:
-    """(launch, row, half) of a record whose words belong together."""
+    """(launch, row, half) of a record, after a check that its words belong together."""
     number, cell = divmod(record.value - FIRST, ROWS * 2)
     row, half = divmod(cell, 2)
     assert record.row == row, record

@@ -288,7 +288,7 @@ def wrapped_by(kind, inner):
 
 @pytest.mark.parametrize("kind", ["closure", "default", "partial", "global", "object"])
 def test_a_wrapper_without_wraps_does_not_hide_ours(running, kind):
-    """At start as little as later: it would stop a server whose hooks all run."""
+    """Neither at start nor later: it would stop a server although all hooks run."""
     Thing.method = wrapped_by(kind, Thing.method)
     assert call("t.method") == ("ours", ("method", 1, 2))
     assert looked(running) == []
@@ -392,7 +392,7 @@ def test_without_sglang_nothing_matches(monkeypatch):
 
 
 def test_the_shorter_search_of_the_tests_finds_all_that_sglangs_own_does(sglang, monkeypatch):
-    """See hook_search.py: other names of what is hooked, in whichever module."""
+    """See hook_search.py: other names of hooked functions, in whichever module."""
     from sglang.srt.plugins import hook_registry
     from sglang.srt.utils import common
 

@@ -53,7 +53,7 @@ MAY = ("trapping/sanitise.py", "hooking/resolved.py", "cpu/", "pools/", "fixes/"
 
 
 def test_nobody_reads_an_argument_from_the_record_itself():
-    """Of what ``server_args`` has. A variable of another name is found by who reviews it."""
+    """This covers reads from ``server_args``. Variables of other names are left to the review."""
     wrong = []
     for path in ROOT.rglob("*.py"):
         name = str(path.relative_to(ROOT))

@@ -30,7 +30,7 @@ MEMBERS = {"PageTableKind": PageTableKind, "KvWritesKind": KvWritesKind}
 
 
 def entries() -> dict[str, str]:
-    """Heading of each entry of TRIAGE.md -> a link to it, as it is within that page."""
+    """Heading of each entry of TRIAGE.md -> a link to it from within that page."""
     found = re.findall(r"^## (\d+)\. (.*)$", TRIAGE.read_text(), re.M)
     slugs = (re.sub(r"[^a-z0-9_ -]", "", f"{n}. {h}".lower()).replace(" ", "-") for n, h in found)
     return {h: f"[{n}](#{slug})" for (n, h), slug in zip(found, slugs, strict=True)}

@@ -55,7 +55,7 @@ def test_there_are_such_folders_and_each_is_found() -> None:
 
 
 def test_nothing_outside_of_such_a_folder_imports_it() -> None:
-    """A folder for the same releases, or for older ones, may: it is not there without that one."""
+    """A folder for the same releases, or for older ones, may: it never exists without this one."""
     wrong = [
         f"{i.importer}:{i.line} imports {i.module}"
         for i in all_imports()
@@ -161,7 +161,7 @@ def test_what_stands_in_is_what_the_folder_is_for(monkeypatch: pytest.MonkeyPatc
 
 
 def test_spec_lifecycle_was_run_with_a_worker_where_it_was_run() -> None:
-    """On a release with a folder of its own, what is in it says so."""
+    """On a release with a folder of its own, the code in the folder says so."""
     everywhere = {r: places["spec-lifecycle"] for r, places in targets.RUN.items()}
     run = {r: places for a in speculation.adapters() for r, places in a.run.items()}
     assert run

@@ -74,7 +74,7 @@ def sources() -> dict[str, ast.Module]:
 
 
 def strings(module: str) -> Iterator[str]:
-    """Every text of a module but its docstrings, f-strings with HOLE for what is put in."""
+    """Every text of a module but its docstrings; in f-strings HOLE stands for each value."""
     tree = sources()[module]
     parts: list[ast.expr] = []
     for node in ast.walk(tree):
@@ -177,7 +177,7 @@ def argument(call: ast.Call, name: str) -> ast.expr:
 
 
 def check_of(module: str, call: ast.Call) -> str:
-    """The tracer's name, as the finding says it. '' if it is that of the finding's own record."""
+    """The tracer's name, as the finding says it. '' if the finding's own record names it."""
     value = argument(call, "check")
     if isinstance(value, ast.Constant):
         return value.value

@@ -38,7 +38,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a wheel is built from, so that the build leaves nothing in the checkout."""
+    """A copy of the sources of a wheel, so that the build leaves nothing in the checkout."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "TRIAGE.md"):
         shutil.copy(ROOT / name, folder)

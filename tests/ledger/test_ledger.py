@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture
 def armed(arm):
-    """A rig whose allocators a ledger watches: (rig, ledger)."""
+    """A rig, and the ledger that watches its allocators: (rig, ledger)."""
     arm(G4DEBUG_TRACE="page-table")
     rig = Rig()
     return rig, plugin.in_force.ledger
@@ -245,7 +245,7 @@ def far(ledger, monkeypatch):
 
 @pytest.fixture
 def delayed(armed, monkeypatch):
-    """What is handed out reaches the host later, as on CUDA: (rig, ledger, arrivals)."""
+    """Pages that are handed out reach the host later, as on CUDA: (rig, ledger, arrivals)."""
     rig, ledger = armed
     arrivals = []
 

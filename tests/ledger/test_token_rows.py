@@ -1,4 +1,4 @@
-"""Whose tokens an allocation hands out, where a page is one token; real allocators, real hooks."""
+"""The owners of allocated tokens, where a page is one token; real allocators, real hooks."""
 
 from __future__ import annotations
 

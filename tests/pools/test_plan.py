@@ -1,4 +1,4 @@
-"""What requests keep in each pool, against SGLang's own caches; and what is made of it."""
+"""The tokens that requests keep in each pool, against SGLang's own caches; and the plan."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class Browser:
         return done["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """The whole page, not only what is in view."""
+        """The whole page, not only the part in view."""
         done = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(done["data"]))
 

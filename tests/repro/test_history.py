@@ -399,7 +399,7 @@ def cells(suite, known):
 
 @pytest.fixture
 def proven(suite, known, cells):
-    """``proven(cell, ...)``: the row of the first case with these, whose ground truth holds."""
+    """``proven(cell, ...)``: the row of the first case with these cells; its ground truth holds."""
     bare = cells("buggy", "nothing", triggered=1), cells("fixed", "nothing")
     return lambda *more: row_of(suite, known, *bare, *more)
 
@@ -634,7 +634,7 @@ def test_the_tools_that_need_a_gpu_run_there_beside_one_without_a_tool(runner, k
 
 
 def test_each_case_is_compared_with_its_own_right_answers(runner, known, tmp_path, monkeypatch):
-    """Also where several cases run at a time: the answers of one are not those of another."""
+    """Also where several cases run at a time: no case is compared with another's answers."""
     asked = []
 
     def run(cell, folder, right):
@@ -676,7 +676,7 @@ def test_results_of_the_other_device_are_in_the_same_table(runner, suite, tmp_pa
 
 
 def test_what_ran_before_its_right_answers_is_compared_with_them_later(runner, suite, known):
-    """Where the cell's own answers are kept; each with those of its seed and device."""
+    """Where the cell's own answers are kept; each with the answers of its seed and device."""
     cell, name = suite("cell").Cell, "lost-key"
     right = cell(name, "fixed", "nothing", 0, outputs={"a": [1], "b": [2]})
     waits = cell(name, "buggy", "sglang", 0, grade="alarm", outputs={"a": [1], "b": [3]})
@@ -730,7 +730,7 @@ def test_nothing_is_compared_with_answers_that_the_machine_cut_off(
 
 
 def test_published_cells_are_not_run_again(runner, suite, known, tmp_path, monkeypatch):
-    """Nor lost: what is written and read is the same, and the right answers are among it."""
+    """Nor lost: a cell reads back as it was written, with its right answers."""
     cell, ran = suite("cell"), []
 
     def run(blank, folder, right):

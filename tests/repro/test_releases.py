@@ -1,4 +1,4 @@
-"""A repro script on a release of SGLang that has nothing of what it shows: it says where to go."""
+"""A repro script on a release of SGLang without the bug that it shows: it says where to go."""
 
 from __future__ import annotations
 

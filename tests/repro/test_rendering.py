@@ -1,6 +1,6 @@
-"""What the repro scripts print, from logs as real runs left them, in terminals of several widths.
+"""The output of the repro scripts, from logs of real runs, in terminals of several widths.
 
-A change of what is printed is a change of its snapshot, seen in review. To accept it:
+A change of the output is a change of its snapshot, seen in review. To accept it:
 
     UPDATE_SNAPSHOTS=1 pytest tests/repro/test_rendering.py; git diff tests
 """

@@ -1,4 +1,4 @@
-"""repro/soak.py --v2: a run whose server stayed on v1 tells nothing of v2, and must not pass."""
+"""repro/soak.py --v2: if the server stayed on v1, the run tells nothing of v2 and must not pass."""
 
 from __future__ import annotations
 

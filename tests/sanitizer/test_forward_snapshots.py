@@ -300,7 +300,7 @@ def test_sglangs_barrier_is_called_early_and_keeps_its_event():
 
 @pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "EAGLE"])
 def test_the_tables_of_a_draft(ahead, algorithm):
-    """FROZEN_KV_MTP's is judged like the target's. Of another one it is said what is not."""
+    """FROZEN_KV_MTP's is judged like the target's. For another draft a limit is reported."""
     it = ahead()
     runner = it.rig.runner
     draft = runner(True)

@@ -65,7 +65,7 @@ def _resolve_kernel(
 
 
 def agrees(truth: Truth, page_size: int, rng: random.Random) -> set[str]:
-    """The names of what was found at all."""
+    """The names of all that was found."""
     rows, words = len(truth.req_pool_indices), truth.req_to_token.shape[1]
     last = words * (page_size if truth.apart == 1 else 1) + 5
     position = torch.tensor([rng.randrange(last) for _ in range(TOKENS)])

@@ -1,7 +1,7 @@
-"""The hand-over of what the guard saw: nothing lost, nothing torn, whatever comes in between.
+"""The hand-over of the guard's records: none lost, none torn, whatever comes in between.
 
-The writers' steps are those of the guard's kernel; hypothesis decides who takes the next one. The
-same with real kernels, streams and CUDA graphs: tests/gpu/test_trap_buffer_gpu.py.
+The writers take the same steps as the guard's kernel; hypothesis decides who takes the next one.
+The same with real kernels, streams and CUDA graphs: tests/gpu/test_trap_buffer_gpu.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SGLang's allocators driven by random bytes, beside a plain model of what must come out.
+"""SGLang's allocators driven by random bytes, beside a plain model of the right results.
 
 The model is dicts and sets, written from what SGLang's callers do, and knows nothing of the page
 ledger. Real are the allocators, their KV pool, the hooks, the ledger and the tracer; the two

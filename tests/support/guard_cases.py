@@ -1,4 +1,4 @@
-"""Page tables for the guard's tests, and what is right, counted token by token.
+"""Page tables for the guard's tests, and the right verdicts, counted token by token.
 
 ``expected`` is written from the meaning of a page table, in plain Python: which tokens a
 query may read, and which page each of them lies in. No formula is shared with the code.
@@ -95,11 +95,11 @@ def judge(case: Case, row: int, column: int, value: int, tokens: int) -> tuple[i
     truth = case.truth
     if truth is None or tokens <= truth.padding:
         return 0, -1, 0
-    slot, at = int(truth.req_pool_indices[row]), column * case.page_size
+    request, at = int(truth.req_pool_indices[row]), column * case.page_size
     word = column if truth.step is not None else at
-    if not 0 < slot < len(truth.req_to_token) or word >= truth.req_to_token.shape[1]:
+    if not 0 < request < len(truth.req_to_token) or word >= truth.req_to_token.shape[1]:
         return 0, -1, 0
-    token = int(truth.req_to_token[slot, word])
+    token = int(truth.req_to_token[request, word])
     full = token // case.page_size if token >= 0 else -1
     state = "no shadow"
     if truth.shadow is not None:
@@ -133,20 +133,20 @@ def judge(case: Case, row: int, column: int, value: int, tokens: int) -> tuple[i
         kind = Kind.ZERO
     elif value != right:
         kind = Kind.MISMATCH
-    elif state == "held" and someone_elses(truth, slot, full, at, case.page_size):
+    elif state == "held" and someone_elses(truth, request, full, at, case.page_size):
         return Kind.FOREIGN, -1, value  # it stays where it is
     return kind, right, right if right in range(1, case.pages) else 0
 
 
-def someone_elses(truth: Truth, slot: int, page: int, at: int, size: int) -> bool:
+def someone_elses(truth: Truth, request: int, page: int, at: int, size: int) -> bool:
     """The page was handed out for another column; or to another row, and was not lent."""
     if truth.owners is None:
         return False
-    lent, word = int(truth.protected[slot]) >> 32, int(truth.owners[page])
+    lent, word = int(truth.protected[request]) >> 32, int(truth.owners[page])
     if word == 0 or lent == EVERYTHING:
         return False
     row, column = word >> 32, word % 2**32 - 1
-    return column != at // size or (row != slot and at >= lent)
+    return column != at // size or (row != request and at >= lent)
 
 
 def launched(case: Case, step: int = 7) -> Case:
@@ -220,8 +220,8 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
     def spoil(right: int, *wrong: int) -> int:
         return rng.choice(wrong) if dirty and rng.random() < bad else right
 
-    slots = 2 * rows + 2
-    of = [rng.randrange(1, full_pages) for _ in range(slots * (columns + 1))]
+    requests = 2 * rows + 2
+    of = [rng.randrange(1, full_pages) for _ in range(requests * (columns + 1))]
     words = [spoil(rng.randrange(1, pages), 0, -1) for _ in range(full_pages)]
     words[0] = -1
     to_token = [
@@ -229,20 +229,21 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
             spoil(of[s * (columns + 1) + t // page_size] * page_size + t % page_size, 0, -1, 10**8)
             for t in range(tokens)
         ]
-        for s in range(slots)
+        for s in range(requests)
     ]
     mapping = [
         max(words[p], 0) * page_size + i for p in range(full_pages) for i in range(page_size)
     ]
     mapping = [spoil(m, 0, -1) for m in mapping]
-    indices = [spoil(rng.randrange(1, slots), 0, -3, slots) for _ in range(rows)]
+    indices = [spoil(rng.randrange(1, requests), 0, -3, requests) for _ in range(rows)]
     shadow = rng.random() < 0.7
     cells = []
     for row in range(rows):
         line = []
         for column in range(columns):
-            slot, at = min(max(indices[row], 0), slots - 1), min(column * page_size, tokens - 1)
-            page = to_token[slot][at] // page_size
+            request = min(max(indices[row], 0), requests - 1)
+            at = min(column * page_size, tokens - 1)
+            page = to_token[request][at] // page_size
             if swa:
                 page = max(words[page], 0) if 0 <= page < full_pages else 0
             line.append(spoil(page, page + 1, 0, -1, pages, 10**6, rng.randrange(pages)))
@@ -251,16 +252,16 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
     void = dirty and rng.random() < 0.1
     # Pages may be drawn for several rows: each is its last one's, or nobody's.
     owner_of = [0] * (full_pages + 1)
-    for slot in range(1, slots):
+    for request in range(1, requests):
         for at in range(0, tokens, page_size):
-            page = to_token[slot][at] // page_size
+            page = to_token[request][at] // page_size
             if 0 < page < full_pages:
                 column = spoil(at // page_size, at // page_size + 1, 0)
-                whose = spoil(slot, rng.randrange(1, slots))
+                whose = spoil(request, rng.randrange(1, requests))
                 owner_of[page] = spoil(place(whose, column), 0)
     owned = shadow and rng.random() < 0.6
     truth = Truth(
-        req_to_token=torch.tensor(to_token, dtype=torch.int32).reshape(slots, tokens),
+        req_to_token=torch.tensor(to_token, dtype=torch.int32).reshape(requests, tokens),
         req_pool_indices=torch.tensor(indices, dtype=rng.choice((torch.int32, torch.int64))),
         swa=swa,
         shadow=torch.tensor([*words, 0 if void else 1], dtype=torch.int32) if shadow else None,
@@ -269,7 +270,7 @@ def truthful(rng: random.Random, rows: int, columns: int, bad: float = 0.1) -> C
         protected=torch.tensor(
             [
                 rng.choice((both(0, 0), both(0, page_size), both(page_size, page_size), UNKNOWN))
-                for _ in range(slots)
+                for _ in range(requests)
             ]
         )
         if owned

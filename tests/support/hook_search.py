@@ -1,4 +1,4 @@
-"""A shorter search of SGLang for other names of what it hooks.
+"""A shorter search of SGLang for other names of the functions that it hooks.
 
 SGLang looks for them in every module of the process, for one hook after the other: some two seconds
 of a core for each process that arms g4debug, and most of the time of a test that arms.

@@ -78,7 +78,7 @@ def of_opcodes(opcodes: bytes, size: int) -> bytes:
 
 
 def many_records(size: int) -> bytes:
-    """A zip whose directory lists the same empty record again and again."""
+    """A zip with a directory that lists the same empty record again and again."""
     entry = struct.pack("<4s6H3I5H2I", b"PK\1\2", 20, 20, *(0,) * 7, 1, *(0,) * 6) + b"a"
     count = size // len(entry)
     first = struct.pack("<4s5H3I2H", b"PK\3\4", 20, *(0,) * 7, 1, 0) + b"a"

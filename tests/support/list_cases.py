@@ -1,7 +1,7 @@
-"""Lists of tokens for the guard's tests, and what is right, counted token by token.
+"""Lists of tokens for the guard's tests, and the right verdicts, counted token by token.
 
-``expected`` is written from the meaning of the lists, in plain Python. What is known of a page is
-that of ``guard_cases.judge``.
+``expected`` is written from the meaning of the lists, in plain Python. ``guard_cases.judge`` tells
+the verdict on a page.
 """
 
 from __future__ import annotations

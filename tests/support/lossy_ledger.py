@@ -35,7 +35,7 @@ def one_in(every: int, seed: int) -> Iterator[bool]:
 
 
 def register() -> None:
-    """The entry point. It must run before g4debug's, whose hooks it makes forgetful."""
+    """The entry point. It makes g4debug's hooks forgetful, so it must run before g4debug's own."""
     from g4debug import plugin
     from g4debug.ledger.pool_registry import PoolRegistry
 

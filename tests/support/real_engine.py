@@ -1,4 +1,4 @@
-"""Real SGLang in processes of their own, on the CPU engine: start, wait, read what is left.
+"""Real SGLang in processes of their own, on the CPU engine: start, wait, read dumps and logs.
 
 ``ENGINE`` are the marks of a test that does so.
 """

@@ -106,7 +106,7 @@ def layer_stack() -> AbstractContextManager[Any]:
 
 
 def config(geometry: Any, **other: Any) -> Any:
-    """SGLang's config object of a toy geometry, some of whose fields are replaced."""
+    """SGLang's config object of a toy geometry, with some fields replaced."""
     from transformers import Gemma4TextConfig
 
     return Gemma4TextConfig(**(replace(geometry).target_config() | other))

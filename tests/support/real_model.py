@@ -52,7 +52,7 @@ class Model:
         return self.runner.attn_backend
 
     def request(self, tokens: list[int], **given: Any) -> Any:
-        """A request whose whole prompt is to be computed; see ``take`` for less."""
+        """A request with a whole prompt to compute; see ``take`` for less."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 

@@ -147,7 +147,7 @@ class TritonRig(Rig):
         return [(o > 0).nonzero().flatten().tolist() for o in out.view(new, HEADS, WIDE)[:, 0]]
 
     def attend(self, backend: Any, batch: Any, layer: Any, values: torch.Tensor) -> list[Any]:
-        """One layer of a forward whose queries and keys are zeros."""
+        """One layer of a forward in which all queries and keys are zeros."""
         new = len(values)
         decode = batch.forward_mode.is_decode_or_idle()
         call = backend.forward_decode if decode else backend.forward_extend
@@ -157,7 +157,7 @@ class TritonRig(Rig):
 
 
 def listed(rig: Rig, backend: Any, request: Any, row: int = 0) -> list[int]:
-    """The positions of a request whose SWA slots the backend's window list names for a row."""
+    """The positions of a request that the window list of a row names, by their SWA slots."""
     metadata = backend.forward_metadata
     begin, end = (int(n) for n in metadata.window_kv_indptr[row : row + 2])
     table = rig.req_to_token.req_to_token[request.req_pool_idx, : min(request.tokens, CONTEXT)]

@@ -34,7 +34,7 @@ def has_v1_worker() -> bool:
 
 
 def accepted(function: Callable[..., Any], **given: Any) -> dict[str, Any]:
-    """Those of the keywords that a function of this release takes."""
+    """The keywords that a function of this release takes."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in given.items() if name in names}
 
@@ -60,7 +60,7 @@ def free_list(allocator: Any) -> list[int]:
 
 
 def story(events: Iterable[Any]) -> list[str]:
-    """The kinds of what happened to pages.
+    """The kinds of the events of pages.
 
     From 0.5.21 on a SWA page is taken out of the mapping by a call of its own before it is free.
     That event is left out here.
@@ -112,7 +112,7 @@ def evicted(request: Any) -> int:
 
 
 def kept_behind(query: int, window: int, page: int) -> int:
-    """The first token whose SWA page a request with a radix tree keeps at position ``query``.
+    """The first token with a SWA page that a request in a radix tree keeps at position ``query``.
 
     It keeps one page more than the window up to 0.5.14, then only the window, and in 0.5.23 the
     window in whole pages.

@@ -1,4 +1,4 @@
-"""``run_code.py OUT CODE``: run Python code whose standard output goes to the file OUT.
+"""``run_code.py OUT CODE``: run Python code with its standard output in the file OUT.
 
 Started by warm.py, which has one log for both streams. It ends at once after the code, because
 Triton's bindings have much to say about an interpreter that ends with them imported.

@@ -35,7 +35,7 @@ class Serving:
         self.protect()
 
     def name_rows(self):
-        """The recorder knows whose row is whose."""
+        """The recorder knows the request of each row."""
         plugin.in_force.recorder._rids = {row_of(r): r.rid for r in self.requests.values()}
 
     def new_rig(self):

@@ -23,7 +23,7 @@ def server_args() -> Any:
 
 
 def request(rid: str, last: int, done: bool = False) -> Any:
-    """A request whose last token is ``last``; finished, or not."""
+    """A request with the last token ``last``; finished, or not."""
     from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -62,7 +62,7 @@ def batch(args: Any, requests: list[Any], rows: Any = "one each", mode: str = "D
 
 
 def draft_input(requests: list[Any], hidden: int = 64) -> Any:
-    """One row per request, whose numbers name the request's last token."""
+    """One row per request; the numbers in it name the request's last token."""
     from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
 
     last = torch.tensor([r.output_ids[-1] for r in requests], dtype=torch.int64)

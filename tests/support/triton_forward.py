@@ -27,7 +27,7 @@ def batch_of(rig, mode, requests, backend):
 
 
 def prepared(rig, mode="decode"):
-    """A backend with the metadata of a batch whose rows are not in the order of admission."""
+    """A backend with the metadata of a batch with rows that are not in the order of admission."""
     backend = rig.backend()
     a, b, c = (rig.admit(f"r{n}", n) for n in TOKENS)
     batch = batch_of(rig, mode, [c, a, b], backend)

@@ -1,4 +1,4 @@
-"""Forwards for the tests of kv-writes, and what is wrong with them, said token by token.
+"""Forwards for the tests of kv-writes, and their errors, token by token.
 
 ``expected`` is written from the meaning of a location, in plain Python. No formula is shared with
 the code.
@@ -140,7 +140,7 @@ def random_case(rng: random.Random) -> Case:
 
 
 def expected(case: Case) -> dict[int, int]:
-    """Token -> Kind, for each token whose location is bad."""
+    """Token -> Kind, for each token with a bad location."""
     found = {}
     values = case.loc.tolist()
     for i, value in enumerate(values):

@@ -1,11 +1,10 @@
 """Each kind of finding names its cause: two things that go wrong must be told from each other.
 
-The table is ``CAUSES``. A row says of which kind the finding is, which words its CAUSE has, and
-what is broken. These are words of that cause alone: no other row of the kind may get them. Where
-the evidence does not single out a cause, CAUSE must say "not known". Each kind has two rows at
-least.
+The table is ``CAUSES``. A row has the kind of the finding, words of its CAUSE, and the thing that
+is broken. These are words of that cause alone: no other row of the kind may get them. Where the
+evidence does not single out a cause, CAUSE must say "not known". Each kind has two rows at least.
 
-What is broken is a function of the fixture ``arm`` that returns the finding. The functions above
+That thing is a function of the fixture ``arm`` that returns the finding. The functions above
 each tracer's rows make it. Most of them take *steps*, which break one thing each of the requests
 that are served (``it``).
 """
@@ -151,7 +150,7 @@ def raised(call: Callable[[], Any]) -> Any:
 def table(arm: Any, *steps: Any, full: bool = False) -> Any:
     """The finding of a decode. full: only the full layers run.
 
-    steps: those that give a function give what is to happen to the metadata when they are made.
+    steps: one that returns a function returns a change for the metadata when they are made.
     """
     arm(G4DEBUG_TRACE="page-table")
     it = Serving()
@@ -284,7 +283,7 @@ def record(arm: Any, kind: int, row: int) -> Any:
 def beside(arm: Any, mode: str, field: str, value: int) -> Any:
     """A word beside the entries of triton's lists.
 
-    What is made for another batch and what is overwritten look the same there.
+    Words of another batch and overwritten words look the same there.
     """
     arm(G4DEBUG_TRACE="page-table")
     rig = TritonRig()
@@ -665,7 +664,7 @@ def handed(
     cached: tuple[tuple[int, str], ...] = (),
     moved: int = -1,
 ) -> tuple[Ledger, Contents, Any]:
-    """Request a hands its pages to the prefix cache, and what is wrong with that.
+    """Request a hands its pages to the prefix cache; the finding about it.
 
     Page 5 was handed out to it. held: other pages, and who has them. cached: pages with the KV of
     other tokens, and who handed them over. moved: the token that page 5 was handed out for.
@@ -698,7 +697,7 @@ def gets(arm: Any, *args: Any, **kwargs: Any) -> Any:
 
 @later
 def gets_slots(arm: Any, *given: int) -> Any:
-    """The same for slots that are not those of whole pages, of a pool of 40 pages."""
+    """The same for slots that do not make whole pages, of a pool of 40 pages."""
     found = whole_pages(np.array(given), PAGE, 40)
     return told_of(happened(), Contents(40), found)
 
@@ -1026,7 +1025,7 @@ def the_mapping_is_wrong(arm: Any) -> Any:
 
 @later
 def location(arm: Any, kind: WriteKind, value: int) -> Any:
-    """What is said of a location of the first row; for kinds that only a GPU can have."""
+    """The words about a location of the first row; for kinds that only a GPU can have."""
     arm(**ARMED)
     it = Writing()
     write = Write(0, 49, value, 50, 1, kind, -1, -1, it.row_of("a"), value)

@@ -23,7 +23,7 @@ OF_A_FORWARD = {**ARGUMENTS, "enable_dp_attention": True}
 
 
 def with_argument(rig, name):
-    """The class of a rig whose server was started with this argument."""
+    """The class of a rig on a server with this argument."""
 
     class Started(rig):
         def runner(self, draft=False):
@@ -60,7 +60,7 @@ def test_page_table_does_not_judge_what_is_handed_over(arm, rig, argument):
             assert table.dtype == torch.int32
     assert not list(folder.glob("*.pt"))
     (limit,) = status("page-table").limits
-    assert limit.what.startswith("not what the attention backend tr")
+    assert limit.what.startswith("nothing that the attention backend tr")
     assert "this tracer was never run so" in limit.why
     assert not [c for c in status("page-table").checked if c.count]
 

@@ -3,7 +3,7 @@
 No model and no engine: a forward is the few numbers that come back from it. What hands out and
 takes back pages is SGLang's: ``Req``, ``PrefillAdder``, ``ScheduleBatch`` with its eviction and
 retraction, ``release_kv_cache``, the allocators and the prefix cache. Where releases call such a
-thing by another name, this asks for what is there.
+thing by another name, this asks for each of the names.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def assign(rows: Any, table: Any, begins: Any, ends: Any, out: Any, width: int) 
 
 
 def accepted(function: Any, **given: Any) -> dict[str, Any]:
-    """Those of the keywords that a function of this release takes."""
+    """The keywords that a function of this release takes."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in given.items() if name in names}
 

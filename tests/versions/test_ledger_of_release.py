@@ -1,9 +1,9 @@
 """On each SGLang release, its own allocators, prefix cache and requests beside our ledger.
 
-Other tests here tell whether a hook site exists. This one tells whether it is still *the* way: a
-release that hands out or takes back pages past our hooks fails here, before it meets a server.
-Each release runs in a process of its own, from its unpacked wheel, with the packages of this
-environment (drive_ledger.py). Nothing is installed, and there is no model.
+Other tests here tell whether a hook site exists. This one tells whether the sites still see
+everything: a release that hands out or takes back pages past our hooks fails here, before it meets
+a server. Each release runs in a process of its own, from its unpacked wheel, with the packages of
+this environment (drive_ledger.py). Nothing is installed, and there is no model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every fix and every hook site on every SGLang release that this project stands on.
 
-``make versions``. The wheels are unpacked and read, never installed or imported. What a
-state should be was established by reading and running the releases; a fix whose row is
-missing here fails, so that nobody adds one without looking.
+``make versions``. The wheels are unpacked and read, never installed or imported. The right states
+were established by reading and running the releases; a fix without a row here fails, so that nobody
+adds one without looking.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_every_fix_is_in_its_state(release):
 
 
 def test_a_fix_that_is_written_for_a_release_can_be_put_there(release):
-    """Forced on, so that what is off by default or not needed is tried, too."""
+    """Forced on, so that fixes that are off by default or not needed are tried, too."""
     for name in discovery.names("fix"):
         fix = discovery.load("fix", name)
         if targets.matches(fix.needs):

@@ -1,9 +1,9 @@
 """How a kernel that works row by row is divided into programs, and its op for compiled graphs.
 
-A program holds a row in a block whose size is a power of two. No model's width is one: a row of
-2560 leaves 1536 of 4096 lanes idle. They cost nothing: on a H200 it was slower to hold the row in
-two parts of 2048 and 512. It was also slower to mark what is read and written as the first to leave
-the L2 cache.
+A program holds a row in a block, and the size of a block is a power of two. No model has such a
+width: a row of 2560 leaves 1536 of 4096 lanes idle. They cost nothing: on a H200 it was slower to
+hold the row in two parts of 2048 and 512. It was also slower to mark the inputs and outputs as the
+first to leave the L2 cache.
 """
 
 from __future__ import annotations

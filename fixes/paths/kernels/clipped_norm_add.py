@@ -5,8 +5,8 @@ For each row, in float32::
     out  = round((norm(clamp(x)) * weight + residual) * scalar)
     next = round(clamp(norm(out) * next_weight))        norm(t) = t * rsqrt(mean(t^2) + eps)
 
-``next`` is made only if it is asked for. It is made of ``out`` as it is stored, which is the tensor
-that the layer goes on with. The bounds are read on the device, so that a weight update takes
+``next`` is made only if it is asked for. It is computed from the rounded ``out``, which is the
+tensor that the layer goes on with. The bounds are read on the device, so that a weight update takes
 effect. This is one launch, where SGLang 0.5.12 has up to six in the vision tower, each of which
 rounds.
 """

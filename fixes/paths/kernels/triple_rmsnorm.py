@@ -6,7 +6,7 @@ For each row, in float32::
     n            = residual' * rsqrt(mean(residual'^2) + eps)
     dense, router, experts = n * w_dense, n * w_router, n * w_experts
 
-x is the output of attention. ``residual'`` is rounded to its dtype before it is normed, so all
+x is the output of attention. ``residual'`` is rounded to its dtype before it is normed. So all
 three inputs are norms of the tensor that the layer goes on with. x and residual are read once, and
 each of the four outputs is written once. According to seed PR #18, vLLM's Inductor found that the
 three norms of this layer can share one sum of squares

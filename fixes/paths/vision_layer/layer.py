@@ -113,12 +113,12 @@ def output_bounds(linear: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def position_embeddings(
     table: torch.Tensor, patch_positions: torch.Tensor, padding: torch.Tensor
 ) -> torch.Tensor:
-    """The table's entry for a patch's x plus that for its y; 0 for padding.
+    """The table's entry for a patch's x plus the entry for its y; 0 for padding.
 
     Returns [batch, patches, hidden]. table [2, positions, hidden]; patch_positions int64 [batch,
-    patches, 2], where a negative number counts as 0; padding bool [batch, patches]. The result is
-    bit for bit that of SGLang's one-hot matrix times the table. A position beyond the table raises
-    IndexError on a CPU, and is a device assertion on CUDA.
+    patches, 2], where a negative number counts as 0; padding bool [batch, patches]. The result
+    equals SGLang's product of a one-hot matrix and the table bit for bit. A position beyond the
+    table raises IndexError on a CPU, and is a device assertion on CUDA.
     """
     x, y = patch_positions.clamp(min=0).unbind(-1)
     embedding = torch.nn.functional.embedding

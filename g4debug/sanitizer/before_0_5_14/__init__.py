@@ -1,1 +1,1 @@
-"""What is judged in another way before 0.5.14. Nothing else imports it."""
+"""The checks that differ before 0.5.14. Nothing else imports them."""

@@ -1,6 +1,4 @@
-"""What does for SGLang's missing barrier: with the path frozen-kv-mtp-v2 its streams wait for
-each other.
-"""
+"""SGLang's missing barrier is replaced: in frozen-kv-mtp-v2 the streams wait for each other."""
 
 from __future__ import annotations
 

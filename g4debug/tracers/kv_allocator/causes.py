@@ -1,7 +1,7 @@
-"""The likely cause of what an allocator did wrong, from the history of the page.
+"""The likely cause of an allocator's mistake, from the history of the page.
 
-Where the history fits more than one cause, or has none of what would have to be in it, the text
-says what is not known.
+Where the history fits more than one cause, or lacks the events that a cause would leave, the text
+names the part that is not known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SWA_ALLOCATOR = "SWATokenToKVPoolAllocator"
 
 
 class Case:
-    """What is known of one violation: its first page, and what happened to that before."""
+    """The evidence of one violation: its first page, and the earlier events of that page."""
 
     def __init__(
         self, ledger: Ledger, pool: PoolLedger, event: PageEvent, violation: Violation, row: str

@@ -1,4 +1,4 @@
-"""What must hold for an allocator: a page has one holder, and a full page has one SWA page.
+"""The rules for an allocator: a page has one holder, and a full page has one SWA page.
 
 These are pure functions on arrays of page indices. They cost O(pages given). The pages of a pool
 are 1..held.size-1. Page 0 is reserved and never handed out (sglang mem_cache/allocator.py,
@@ -18,7 +18,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass(frozen=True)
 class Violation:
-    """kind: the name of what is wrong. pages: int64 [n], the bad pages, in the order given."""
+    """kind: the kind of finding. pages: int64 [n], the bad pages, in the order given."""
 
     kind: str
     pages: Pages
@@ -73,7 +73,7 @@ def check_freed(pages: Pages, held: Flags, ever: Flags) -> tuple[Violation, ...]
 
 
 def check_partners(freed: Pages, expected: Pages) -> tuple[Pages, Pages]:
-    """Compare the SWA pages that are freed with those of the full pages that are freed.
+    """Compare the SWA pages that are freed with the partners of the full pages that are freed.
 
     expected: int64, sorted, the SWA pages of the full pages. If it has a -1, one of them is not
     known, and nothing is concluded. Returns (freed but not expected, expected but not freed).
@@ -90,8 +90,8 @@ def in_window(positions: Pages, page_size: int, query: int, window: int) -> Flag
     """True for the pages that the next query token still attends to.
 
     positions: int64 [n], the position of each page's first token. query: the position of the next
-    query token, which is the number of tokens whose KV is committed. window: how many tokens before
-    itself a query token sees, so a query at q sees q-window..q.
+    query token, which is also how many tokens have KV. window: how many tokens before itself a
+    query token sees, so a query at q sees q-window..q.
     """
     return (positions >= 0) & (positions + page_size > query - window) & (positions < query)
 

@@ -25,7 +25,7 @@ def describe(
 ) -> tuple[Finding, tuple[PageEvent, ...]]:
     """The finding, and the history of the first bad page up to this event.
 
-    rid: the request to blame, '' for that of the event. row: see ``causes.cause``.
+    rid: the request to blame, '' for the event's own request. row: see ``causes.cause``.
     """
     page, count = int(violation.pages[0]), len(violation.pages)
     events = (*ledger.history(pool.name, page), about(event, page))

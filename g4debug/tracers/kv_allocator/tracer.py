@@ -11,13 +11,14 @@ checks that
 * the full-to-SWA mapping says what the allocators handed out, and never points to a freed page;
 * SWA pages that are evicted lie outside the window of the request that they belong to.
 
-What the ledger says is confirmed by SGLang's own structures before it becomes a finding
-(:mod:`g4debug.tracers.kv_allocator.confirm`). If they do not confirm it, the ledger is given up.
+SGLang's own structures must confirm the ledger before a violation becomes a finding
+(:mod:`g4debug.tracers.kv_allocator.confirm`). If they do not, the ledger is given up.
 
 A check costs O(pages of the event). On a GPU, the indices of pages that are handed out reach the
-host a little later. So do those of pages that are freed where SGLang itself does not wait for them
-(from 0.5.18 on). Every other free, and in contain mode each, is judged before it happens. Whose
-pages a release frees is judged when SGLang asks for it, even if it frees them later.
+host a little later. So do the indices of freed pages where SGLang itself does not wait for them
+(from 0.5.18 on). Every other free is judged before it happens; in contain mode, every free. The
+owners of pages that a release frees are judged when SGLang asks for the free, even if it frees them
+later.
 
 In contain mode an allocator does not get back a page that it already has, or that is not its own.
 Where the mapping is wrong, the SWA pages are freed that were handed out with the full pages.
@@ -153,9 +154,9 @@ class KvAllocatorTracer:
             self.ledger.settle()
 
     def asked(self, deferred: bool) -> Judge | None:
-        """SGLang asks to free full pages: who judges whether they may be freed.
+        """SGLang asks to free full pages: the judge of whether they may be freed.
 
-        Whose release it is, and who asks, is not known any more at the end of a free group.
+        At the end of a free group nobody knows any more which release asked for it.
         """
         release = self._releasing
         if self._unjudged or (release is None and not deferred):

@@ -80,7 +80,7 @@ class KvPages:
         self.stamped.index_fill_(0, pages, True)
 
     def stamp_again(self, pages: torch.Tensor) -> None:
-        """Write the stamp anew into those of these pages that have it, or had it."""
+        """Write the stamp anew into the pages among these that have it, or had it."""
         self._write_stamp(torch.where(self.stamped[pages], pages, 0))  # nobody reads page 0
 
     def _write_stamp(self, pages: torch.Tensor) -> None:

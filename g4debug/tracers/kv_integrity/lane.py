@@ -1,9 +1,9 @@
 """Where the tracer's work on the device is queued: among SGLang's forwards, in launch order.
 
-Without overlap scheduling scheduler and forward share one stream, and what is queued now lies
-between what was queued before and what comes after. With it they do not: when the scheduler frees
-the pages of a request that has ended, the next forward is already under way, still has that request
-in its batch, and still writes a token for it. So there all work goes to the stream of the forwards:
+Without overlap scheduling scheduler and forward share one stream, and work that is queued now runs
+between earlier and later work. With it they have two streams: when the scheduler frees the pages of
+a request that has ended, the next forward is already under way, still has that request in its
+batch, and still writes a token for it. So there all work goes to the stream of the forwards:
 
     scheduling stream:  allocate N+1 |            free what ended in N  | allocate N+2
     forward stream:     forward N | compare | forward N+1 | stamp what was freed | compare |
@@ -13,9 +13,9 @@ Each forward is launched behind all work that was queued before its launch, and 
 behind all forwards that were launched before. So a stamp lies behind the last forward that may
 write into a page, and in front of the first one that may write into it for somebody else.
 
-The results go to the host without waiting, and are fetched when the result of the batch is
-processed that they lie behind: before its tokens are sent, and without waiting for the forward that
-is under way.
+The results go to the host without waiting. They are fetched when SGLang processes the result of the
+batch before them: before its tokens are sent, and without waiting for the forward that is under
+way.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Send = Callable[[Work, Sequence[torch.Tensor]], Sent]
 
 @dataclass
 class _Result:
-    launch: int  # the last forward that it lies behind, by SGLang's number
+    forward: int  # the last forward that it lies behind, by SGLang's number
     sent: Sent
     enter: Enter | None
 
@@ -69,14 +69,14 @@ class Lane:
     """A queue of work on the device.
 
     overlaps: the scheduler works on the next batch while a forward runs.
-    launched: SGLang's number of the forward that was launched last, 0 before the first.
+    last_forward: SGLang's number of the forward that was launched last, 0 before the first.
     send: queues work behind the forwards. None where the current stream is the right place.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.overlaps = False
-        self.launched = 0
+        self.last_forward = 0
         self.send: Send | None = None
         self._results: deque[_Result] = deque()
 
@@ -96,27 +96,27 @@ class Lane:
         reads: tensors of the current stream that the work reads.
         """
         if self.send is not None:
-            self._results.append(_Result(self.launched, self.send(work, reads), enter))
+            self._results.append(_Result(self.last_forward, self.send(work, reads), enter))
             return
         words = work()
         if words is not None and enter is not None:
             shape, found = tuple(words.shape), enter
             self.ledger.post(words.reshape(-1), lambda flat: found(flat.reshape(shape)))
 
-    def settle(self, launch: int | None = None, wait: bool = False) -> None:
-        """Enter what has arrived.
+    def settle(self, forward: int | None = None, wait: bool = False) -> None:
+        """Enter the results that have arrived.
 
-        launch: wait for what lies behind this forward, or behind one before it. wait: wait for
-        everything. Nothing is entered if the ledger was given up.
+        forward: wait for the results behind this forward, or behind one before it. wait: wait for
+        all results. Nothing is entered if the ledger was given up.
         """
         while self._results:
             first = self._results[0]
-            due = wait or (launch is not None and first.launch <= launch)
+            due = wait or (forward is not None and first.forward <= forward)
             if not due and not first.sent.arrived():
                 return
             self._results.popleft()
             words = first.sent.fetch()
-            # What the ledger was told of before this work was queued is there by now, too.
+            # All that the ledger was told before this work was queued is there by now, too.
             self.ledger.settle()
             if first.enter is not None and words.size and not self.ledger.broken:
                 first.enter(words)

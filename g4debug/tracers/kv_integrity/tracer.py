@@ -234,7 +234,7 @@ class KvIntegrityTracer:
         fresh = [(watched, watched.launched()) for watched in self.pools.values()]
         if not self.lane.overlaps:
             return requests
-        self.lane.launched = getattr(batch, "forward_iter", None) or self.lane.launched
+        self.lane.last_forward = getattr(batch, "forward_iter", None) or self.lane.last_forward
         rows = req_kv.column(requests, req_kv.ROW)
         if min(rows, default=0) >= 0:
             return requests
@@ -248,7 +248,7 @@ class KvIntegrityTracer:
 
     def before_result(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         """Whatever lies behind this batch's forward is found before its tokens are sent."""
-        self.lane.settle(launch=getattr(batch, "forward_iter", None))
+        self.lane.settle(forward=getattr(batch, "forward_iter", None))
 
     def after_result(
         self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any

@@ -104,7 +104,7 @@ class Watched:
                 self.filling.pop(page, None)
 
     def gone(self) -> tuple[Pages, Pages]:
-        """(pages that the last free took, those of them that were sealed). Stamp them now."""
+        """(pages that the last free took, the sealed ones among them). Stamp them now."""
         leaving, self.leaving = self.leaving, np.empty(0, dtype=np.int64)
         gone = leaving[~self.pool.held[leaving]]  # a tracer may have kept some from being freed
         sealed = gone[self.sealed[gone]]

@@ -53,7 +53,7 @@ def fire(folder: Path, device: torch.device) -> str:
 
 
 class _Server:
-    """A verify of three requests, whose tokens lie where their rows say."""
+    """A verify of three requests, with all tokens where their rows say."""
 
     def __init__(self, tracer: KvWritesTracer, device: torch.device) -> None:
         self.tracer = tracer
@@ -80,7 +80,7 @@ class _Server:
         tracer.after_backend_init(None, self.backend, _RUNNER)
 
     def forward(self) -> locations.Forward:
-        """What the faults need to know."""
+        """The forward, as the faults take it."""
         tokens = [
             locations.Token(i, i // DRAFTS, LENGTHS[i // DRAFTS] + i % DRAFTS, i // DRAFTS + 1, 0)
             for i in range(len(LENGTHS) * DRAFTS)

@@ -1,4 +1,4 @@
-"""What must hold for the locations that a forward writes KV to: each token has its own place.
+"""The rules for the locations that a forward writes KV to: each token has its own place.
 
 These are pure functions on tensors, and :func:`reference`, which is the check for CPU tensors. The
 Triton kernels in :mod:`g4debug.tracers.kv_writes.kernels` compute the same. A forward writes
@@ -12,11 +12,12 @@ request q = req_pool_indices[r]::
     bad(i) = loc[i] is no slot of the pool, or is not ``right``, or another token of the forward
              has it too, or its page is free, another request's, or the prefix cache's
 
-Each token once: if two tokens of a forward have one location, at most one of them is at its right
-place, unless ``req_to_token`` names the place twice. So equality with ``req_to_token`` finds most
-of it. The rest, and all of it where there is no truth, is found by comparing the locations with
-each other. Slots of page 0, which is never handed out, may be written any number of times: there
-go the tokens of padding rows, and those whose SWA page is gone.
+A location may be used once: if two tokens of a forward have one location, at most one of them is at
+its right place, unless ``req_to_token`` names the place twice. So equality with ``req_to_token``
+finds most of these errors. The rest, and all of them where there is no truth, are found by
+comparing the locations with each other. Slots of page 0, which is never handed out, may be written
+any number of times: they take the tokens of padding rows, and tokens that have no SWA page any
+more.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Rows:
 
 @dataclass
 class Stamps:
-    """What the kernel that stamps writes, for one pool. ``number`` is that of the next check.
+    """The stamps of the stamping kernel, for one pool. ``number`` is the number of the next check.
 
     slots: int64 [slots of the pool, 2]. number: int64 [1], from 1.
     """
@@ -114,7 +115,7 @@ def check_writes(
 ) -> WriteCheck:
     """Check the locations that one forward writes in one pool.
 
-    loc: int32/int64 [tokens], on the CPU. slots: of the pool, those of page 0 included.
+    loc: int32/int64 [tokens], on the CPU. slots: how many the pool has, page 0 included.
     """
     values, n = loc.to(torch.int64), loc.numel()
     row, number = rows.of_tokens(n)
@@ -145,7 +146,7 @@ def check_writes(
 def _twins(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     """For each token another one with the same location, UNKNOWN if there is none.
 
-    It is the first one with that location, or for that one itself the last.
+    The first token with that location; for the first one itself, the last.
     """
     n = len(values)
     at = torch.arange(n)
@@ -200,7 +201,7 @@ def reference(
 ) -> None:
     """The same as ``kernels.launch``, for CPU tensors. Records the first bad token, by its index.
 
-    It counts all bad tokens in that record, where the kernel counts those of one row.
+    Its record counts all bad tokens, while the kernel's counts the bad tokens of one row.
     """
     found = check_writes(loc, stamps.slots.shape[0], page_size, rows, truth, repair)
     out.copy_(found.safe)

@@ -15,10 +15,11 @@ from g4debug.tracers.kv_writes.check import Kind, Rows
 
 @dataclass(slots=True, kw_only=True)
 class CheckedWrites(Checked):
-    """One check, with what is needed to describe what it found.
+    """One check, with all that a description of its records needs.
 
-    The other layers that write into this pool in the forward get the same locations. loc: what
-    SGLang wanted to write to. out: where it may write. slots: of the pool, with those of page 0.
+    The other layers that write into this pool in the forward get the same locations. loc: the
+    locations that SGLang wanted to write to. out: the locations that it may write to. slots: how
+    many the pool has, page 0 included.
     """
 
     loc: torch.Tensor
@@ -31,7 +32,7 @@ class CheckedWrites(Checked):
         return self.layer is not layer and self.batch is batch and self.has(loc)
 
     def has(self, loc: torch.Tensor) -> bool:
-        """True if ``loc`` is what was checked: the same memory, in whatever tensor."""
+        """True if ``loc`` is the tensor that was checked, or another view of the same memory."""
         return (
             self.loc.data_ptr() == loc.data_ptr()
             and self.loc.shape == loc.shape
@@ -43,9 +44,9 @@ class CheckedWrites(Checked):
 class Write:
     """One bad location: the words of a ``trap_buffer.Record`` as they are called here.
 
-    row: in the batch. position: of the token in its request. value: the location. first: what the
-    row's positions begin from. expected: where it belongs. foreign: of a write whose kind is
-    FOREIGN.
+    row: in the batch. position: of the token in its request. value: the location. first: the
+    position from which the row's tokens are counted. expected: the right location. foreign: only
+    of a write of the kind FOREIGN.
     """
 
     row: int
@@ -63,6 +64,6 @@ class Write:
 
 
 def write_of(record: Record) -> Write:
-    """What is in a record, whatever that is."""
+    """The write that a record describes; its kind is UNREADABLE if no such Kind exists."""
     kind = Kind(record.kind) if record.kind in set(Kind) else Kind.UNREADABLE
     return Write(*record[:5], kind, *record[6:])

@@ -1,12 +1,12 @@
 """The kernels of kv-writes: two small launches for each forward and pool, which can be captured.
 
-The first one copies each location, or 0 for one that the pool does not have. So whatever the rows
-of a batch say, every token gets a location. And it stamps the slot of each location:
+The first one copies each location, or 0 for one that the pool does not have. So every token gets a
+location, whatever the rows of a batch say. The kernel also stamps the slot of each location:
 ``stamps[loc, 0]`` becomes the largest, and ``stamps[loc, 1]`` the smallest token that the forward
 writes there, both behind the number of this check. So a stamp of an earlier forward never counts,
 and nothing has to be cleared. The second one compares token by token, as
-:func:`g4debug.tracers.kv_writes.check.check_writes` says, replaces what must be replaced, and
-leaves what it saw in the trap buffer. There is no sort, and no wait.
+:func:`g4debug.tracers.kv_writes.check.check_writes` says, replaces bad locations where it must, and
+leaves a record in the trap buffer. There is no sort, and no wait.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def launch(
     """Run both kernels on the current stream, without waiting for them.
 
     loc: int32/int64 [tokens], contiguous. out: the same shape and dtype, contiguous.
-    page_size, rows, truth, repair: as in ``check_writes``; ``stamps`` are those of the pool.
+    page_size, rows, truth, repair: as in ``check_writes``. stamps: the stamps of the pool.
     """
     count, slots = loc.numel(), stamps.slots.shape[0]
     if count == 0:

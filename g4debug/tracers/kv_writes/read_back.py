@@ -1,4 +1,4 @@
-"""The same locations are read, too: by layers that have no KV of their own.
+"""Gives the checked locations to layers without KV of their own, which read by them.
 
 E2B's and E4B's last layers share the KV of earlier ones, so SGLang gives them no K and V. In a
 prefill or a verify, ``TritonAttnBackend.forward_extend`` then reads the KV of the new tokens back

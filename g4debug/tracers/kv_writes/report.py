@@ -36,7 +36,7 @@ def describe(
 
 
 class Words(PageReport):
-    """How the report says what is known about one bad location."""
+    """The words of the report about one bad location."""
 
     def __init__(
         self, checked: CheckedWrites, write: Write, recorder: Recorder, ledger: Ledger | None

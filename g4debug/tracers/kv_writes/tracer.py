@@ -1,6 +1,6 @@
 """kv-writes: the KV of every token is written to its own place, and nowhere else.
 
-A forward writes the K and V of each new token into a slot of a KV pool. Whatever goes wrong there,
+A forward writes the K and V of each new token into a slot of a KV pool. If a slot is wrong,
 somebody else's answer breaks, and nothing is noticed: the page table is right, the allocator is
 right, and the KV behind them is another token's.
 
@@ -11,25 +11,24 @@ as it is. The sliding layers of a SWA pool get the same tokens' locations in tha
 backend's metadata has (``swa_out_cache_loc``). All layers of one pool get the same ones. With FP8
 KV on trtllm_mha a fused kernel writes, which gets them from ``_get_layer_cache_loc``.
 
-**Where it looks.** At ``MHATokenToKVPool.set_kv_buffer``, which is the pool of one kind of layer
-and gets what is really written, whichever attention backend calls it, and at
-``_get_layer_cache_loc``. Which forward it is, is known since ``AttentionBackend.forward``, where
-every backend begins with a layer. It looks once for each forward and pool: at the first layer that
-writes there. When that layer writes again, a new forward has begun.
+**Where it looks.** At ``MHATokenToKVPool.set_kv_buffer``, which belongs to the pool of one kind of
+layer and gets the real locations, whichever attention backend calls it; and at
+``_get_layer_cache_loc``. ``AttentionBackend.forward``, where every backend begins with a layer,
+tells which forward it is. It looks once for each forward and pool: at the first layer that writes
+there. When that layer writes again, a new forward has begun.
 
 **What must hold.** :mod:`g4debug.tracers.kv_writes.check` says it: token i of row r at position p
 goes to ``req_to_token[r, p]``, in sliding layers to that token's place in the SWA pool; its page is
 held, was handed out to this request, and is not one of the prefix cache; no two tokens go to one
-place. The truth is that of page-table: SGLang's rows, and the shadow and the owners of the page
-ledger; under overlap scheduling as they were when the forward was launched
+place. The truth is the same as for page-table: SGLang's rows, and the shadow and the owners of the
+page ledger; under overlap scheduling as they were when the forward was launched
 (:mod:`g4debug.sanitizer.forward_snapshots`).
 
-**What proves it.** A location that equals ``req_to_token`` is in range. It is this request's and no
-other's, because the owners say to whom its page was handed out; who rests on the row alone would
-not see a row that names another request's page. It is held, because the shadow says so. And no
-other token of the forward has it, because each location is stamped
-(:mod:`g4debug.tracers.kv_writes.kernels`): that also sees a row that names a page twice, and it
-needs no books at all.
+**What proves it.** A location that equals ``req_to_token`` is in range. It belongs to this request
+alone, because the owners say to whom its page was handed out; the row alone would not show that it
+names another request's page. Its page is held, because the shadow says so. And no other token of
+the forward has it, because each location is stamped (:mod:`g4debug.tracers.kv_writes.kernels`): the
+stamps also show a row that names a page twice, and need no books at all.
 
 **Who writes nothing.** The draft of FROZEN_KV_MTP, which reads the target's KV, and the KV-shared
 layers of E2B and E4B, which have none. So there is nothing to look at. Other drafts write into
@@ -37,13 +36,12 @@ pools of their own, and into pages that they have given back already; they are n
 
 **What it does not see.** KV that is copied inside a pool (a verify with several draft paths,
 ``move_kv_cache``), or brought from elsewhere (HiCache, disaggregation); the values that are written
-(:mod:`g4debug.tracers.kv_integrity`); a prefill inside of a CUDA graph, of which only ranges are
-checked.
+(:mod:`g4debug.tracers.kv_integrity`); more than ranges in a prefill inside of a CUDA graph.
 
 **What it does.** On a GPU the check is two small kernels, which are captured into SGLang's CUDA
-graphs with the write. They hand the write a copy of the locations, in which one that the pool does
-not have is its right place, or slot 0; in contain mode, every location that is certainly wrong.
-A layer that reads by these locations gets the copy, too
+graphs with the write. They hand the write a copy of the locations. In the copy, a location that the
+pool does not have is replaced by its right place, or by slot 0; in contain mode, every location
+that is certainly wrong is. A layer that reads by these locations gets the copy, too
 (:mod:`g4debug.tracers.kv_writes.read_back`).
 """
 
@@ -133,7 +131,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             )
         if self.draft_writes:
             self.context.limit(
-                "not what the draft writes",
+                "writes of the draft are not judged",
                 "this kind of draft has KV of its own, and writes into pages that it has given "
                 "back already",
             )
@@ -221,7 +219,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
             return True
         self._strange = True
         self.context.limit(
-            f"not what is written into a {name}",
+            f"writes into a {name} are not judged",
             "that KV pool writes by a function of its own, and it is not known how it numbers its "
             "slots",
         )

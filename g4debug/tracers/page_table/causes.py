@@ -3,7 +3,8 @@
 A cell of a page table is found by ``req_pool_indices`` and the length of its row. It is made from a
 row of ``req_to_token``, and for the SWA pool from ``full_to_swa_index_mapping``. So each of them is
 looked at, in this order, and the first that is wrong is named. Who wrote it is said only if the
-ledger saw it. Where the evidence fits more than one cause, the text says what is not known.
+ledger saw it. Where the evidence fits more than one cause, the text names the part that is not
+known.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What must hold for a page table: each live cell holds the page that belongs there.
+"""The rules for a page table: each live cell holds the page that belongs there.
 
 These are pure functions on tensors, and :func:`reference`, which is the guard for CPU tensors. The
 Triton kernel in :mod:`g4debug.tracers.page_table.guard` computes the same. A cell (row, column) is
 *dereferenced* if ``column < ceil(seq_len / page_size)``. It is *live* if, in a sliding layer, it
 also overlaps the window of the row's first query token. Cells behind the row's length are legal
-garbage: zeros, or what an earlier owner of the row left. Page 0 is never handed out (sglang
+garbage: zeros, or pages of an earlier owner of the row. Page 0 is never handed out (sglang
 mem_cache/allocator.py).
 
 Without a :class:`Truth` only ranges are checked. With one, the live cells of a row that belongs to
-a request are also compared with ``req_to_token`` and with what the allocators did.
+a request are also compared with ``req_to_token`` and with the events of the allocators.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def check_page_table(
     """Check a page table against one pool.
 
     table: int32 or int64 [rows, columns], any strides.
-    seq_lens: integer [rows], the number of tokens whose KV may be read.
+    seq_lens: integer [rows], for how many tokens of each row KV may be read.
     pages: valid page indices are 0..pages-1.
     window: how many tokens before itself a query token sees (FlashInfer's ``window_left``), -1
         for all.
     q_lens: integer [rows], the number of query tokens of each row, 1 if None.
-    truth: what the cells must agree with, None to check ranges alone.
+    truth: the cells must agree with it; None to check ranges alone.
     repair: whether ``safe`` has another page for a bad cell that names a page of the pool. If not,
         it differs from the table only in what would crash the kernel, so that a wrong suspicion
         changes no answer.

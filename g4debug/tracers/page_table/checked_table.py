@@ -61,11 +61,12 @@ class CheckedTable(Checked):
 class Cell:
     """One bad cell. If the row is too short: column = its columns, value = the pages it needs.
 
-    Of an entry of a list of tokens, column, value and expected are the pages in which ``position``,
-    ``token`` and ``right`` lie. Of a word beside the lists they are as the guard left them.
+    For an entry of a list of tokens, column, value and expected are the pages of ``position``,
+    ``token`` and ``right``. For a word beside the lists they are as the guard left them.
     expected: the page that belongs there, -1 if not known. step, request, full: see
-    ``trap_buffer.Record``. position, token, right: of an entry, its position in the request, what
-    it is and what belongs there, -1 if not known. foreign: of a cell whose kind is FOREIGN.
+    ``trap_buffer.Record``. position, token, right: for an entry, its position in the request, the
+    token in it and the token that belongs there, -1 if not known. foreign: only of a cell of the
+    kind FOREIGN.
     """
 
     row: int
@@ -83,7 +84,7 @@ class Cell:
 
     @property
     def place(self) -> tuple[int, int, int, Kind, int]:
-        """What can be found again in the table."""
+        """The numbers by which the cell is found again in the table."""
         return self.row, self.column, self.value, self.kind, self.expected
 
 
@@ -131,7 +132,7 @@ def read_table(
 
 
 def _passes(kind: Kind) -> bool:
-    """True if it depends on what is held. Until the report is made, a request may have ended."""
+    """True if the kind depends on held pages: a request may have ended before the report."""
     return kind.record.right_place and not kind.record.suspicion
 
 
@@ -144,7 +145,7 @@ def _cells(again: TableCheck) -> list[Cell]:
 
 
 def cell_of(record: Record, checked: CheckedTable | None = None) -> Cell:
-    """The cell that the guard left a record of, whatever is in there."""
+    """The cell that a record of the guard describes. Does not fail, whatever the record holds."""
     kind = Kind(record.kind) if record.kind in set(Kind) else Kind.UNREADABLE
     cell = Cell(*record[:3], kind, *record[6:10])
     if checked is None or checked.lists is None or kind is Kind.UNREADABLE or kind.record.beside:
@@ -206,7 +207,7 @@ def kept(checked: CheckedTable, pool: Pool, seen: Cell, left: Left, rid: str) ->
 
 
 def _on_host(checked: CheckedTable) -> Truth | None:
-    """What it was compared with, on the host, with the requests of its rows only."""
+    """The truth of the check on the host, with only the requests of its rows."""
     truth = checked.truth
     if truth is None:
         return None

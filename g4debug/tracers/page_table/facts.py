@@ -1,4 +1,4 @@
-"""What is known about a bad cell of a page table: whose it is, what belongs there, what happened.
+"""The facts about a bad cell of a page table: its owner, its right content, its history.
 
 Everything is read as far as possible. After an error of the device, less is known.
 """

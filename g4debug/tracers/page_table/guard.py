@@ -16,11 +16,11 @@ torch reference of this kernel.
 ``out`` is not written from column u on, because FlashInfer never reads those cells. The first
 program that finds a bad cell writes what it saw *straight into pinned host memory*. So the host can
 read it without a copy and without waiting, and still has it if the CUDA context dies a moment
-later. Until the host has read it, what others see is only counted
-(:mod:`g4debug.sanitizer.trap_buffer`). Which program is the first may vary from run to
-run, but not that there is a bad cell. The host checks the whole table again before it reports.
+later. Until the host has read it, the bad cells of other programs are only counted
+(:mod:`g4debug.sanitizer.trap_buffer`). Each run finds a bad cell, but another program may be the
+first. The host checks the whole table again before it reports.
 
-The idea of checking where the table is handed to the kernel is that of seed PR #3 (which
+The idea of checking where the table is handed to the kernel comes from seed PR #3 (which
 synchronises twice for each layer and cannot see into CUDA graphs).
 """
 

@@ -1,4 +1,4 @@
-"""Turns what the page-table guard saw into a Finding, in words. Runs only if it saw something.
+"""Turns a record of the page-table guard into a Finding, in words. Runs only if there is one.
 
 Everything is read as far as possible: after an error of the device the report says less, but
 nothing that is not known.
@@ -77,7 +77,7 @@ def describe(
 
 
 class Words(Facts):
-    """How the report says what is known about one bad cell."""
+    """The words of the report about one bad cell."""
 
     place = "column"
     bad = 0  # cells, as far as they were counted
@@ -150,7 +150,7 @@ class Words(Facts):
         return f"one of the pages 0..{self.checked.pages - 1} of the {self.pool_name} pool{belongs}"
 
     def got(self) -> str:
-        """What is in the cell, and how many cells of the table are bad."""
+        """The content of the cell, and how many cells of the table are bad."""
         if self.kind == "row-too-short":
             return f"{self.cell.column} columns"
         return f"page {self.value} ({self.bad} bad cell{'' if self.bad == 1 else 's'} in the table)"
@@ -191,7 +191,7 @@ class Words(Facts):
 
 
 class ListWords(Words):
-    """The same of a bad entry of a list of tokens, or of a word beside the entries."""
+    """The same for a bad entry of a list of tokens, or for a word beside the entries."""
 
     @property
     def place(self) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""What must hold for lists of tokens: each entry is the token that belongs there.
+"""The rules for lists of tokens: each entry is the token that belongs there.
 
 Some attention backends (triton, flashinfer) hand no page table to their kernels, but one list of
 token indices for each row, all in one tensor. Row r has n tokens. In a full layer all of them are
@@ -35,7 +35,7 @@ from g4debug.tracers.page_table.check import Kind, Truth, at_pages, verdict
 
 
 class Repair(IntEnum):
-    """What the guard changes. What cannot be mended at all (MASK) is made harmless."""
+    """How much the guard changes. A word that has no right value (MASK) is made harmless."""
 
     NOTHING = 0
     UNSAFE = 1  # entries and words that would make a kernel read outside of what it may read
@@ -44,16 +44,16 @@ class Repair(IntEnum):
 
 @dataclass(frozen=True)
 class ListCheck:
-    """What :func:`check_token_lists` found. Nothing is changed by it.
+    """The result of :func:`check_token_lists`, which changes nothing.
 
-    bad: int64 [n, 5], (row, entry of the row's list, value, Kind, what belongs there or UNKNOWN) of
-        each bad entry, by row and entry. full: int64 [n], the page of the full pool that
+    bad: int64 [n, 5], (row, entry of the row's list, value, Kind, right value or UNKNOWN) of each
+        bad entry, by row and entry. full: int64 [n], the page of the full pool that
         ``req_to_token`` names for each of them, UNKNOWN if it is not known.
     at: int64 [n], where each of them is in ``indices``. safe: int64 [n], what the kernel may get
         instead: the token that belongs there if it is in range and held, else token 0.
-    wrong: int64 [m, 5], (row, index, value, Kind, what belongs there) of each word that is wrong
-        beside the entries. Of INDPTR, the index is that of ``indptr``. Of SHORT it is the size of
-        the list, and the value how many entries would be needed. Else it is the row.
+    wrong: int64 [m, 5], (row, index, value, Kind, right value) of each word that is wrong beside
+        the entries. The index points into ``indptr`` for INDPTR. For SHORT it is the size of the
+        list, and the value is how many entries are needed. Else it is the row.
     begins, starts, listed: int64 [rows], see the module.
     """
 
@@ -209,7 +209,7 @@ def reference(
 
 
 def mend(lists: TokenLists, found: ListCheck, tokens: int, repair: Repair) -> None:
-    """Change what ``repair`` says."""
+    """Change the lists as far as ``repair`` allows."""
     if repair is Repair.NOTHING:
         return
     kinds, values = found.bad[:, 3], found.bad[:, 2]

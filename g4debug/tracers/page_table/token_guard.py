@@ -1,8 +1,8 @@
 """The guard of lists of tokens: one kernel, which can be captured into a CUDA graph.
 
-What it checks, and all formulas, are in :mod:`g4debug.tracers.page_table.token_check`, its torch
-reference. What it leaves, and how, is as for page tables
-(:mod:`g4debug.sanitizer.trap_buffer`). Two things differ:
+The rules and all formulas are in :mod:`g4debug.tracers.page_table.token_check`, its torch
+reference. Its records are left as for page tables (:mod:`g4debug.sanitizer.trap_buffer`). Two
+things differ:
 
 * It changes SGLang's own tensors, where :class:`Repair` says so. In a decode they are as long as
   the context of all requests together, so that a second list would cost as much memory again. All

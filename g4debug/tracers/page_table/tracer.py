@@ -153,7 +153,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
             self.context.limit(what, why)
 
     def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
-        """What the kernel gets, if this table was checked for another layer of the forward."""
+        """The table for the kernel, if it was checked for another layer of the forward, or None."""
         latest = self._known(table, backend, layer)
         if latest is None:
             return None
@@ -210,7 +210,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         return key
 
     def _renewed(self, checked: CheckedTable, table: torch.Tensor, layer: Any, batch: Any) -> bool:
-        """True if the last check of this key was made to be that of a new forward.
+        """True if the last check of this key could be reused for a new forward.
 
         That saves a decode step outside of CUDA graphs most of the host's work, because only the
         table, the lengths and the rows differ from the step before. A check that is in a graph, or
@@ -242,7 +242,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         layer: Any,
         batch: Any,
     ) -> CheckedTable:
-        """What both shapes of a hand-over have in common."""
+        """The fields of a check that page tables and lists of tokens have in common."""
         mailbox, captured = self.mailbox(key, table)
         pool, name = pool_of_layer(backend, layer, batch)
         page_size = self.page_sizes.get(id(backend), 0)

@@ -1,4 +1,4 @@
-"""What must hold for the pages of a pool: none is lost, and none is free and in use at once.
+"""The rules for the pages of a pool: none is lost, and none is free and in use at once.
 
 This is a pure function on numpy arrays. SGLang's own check (``_check_pool_invariant``) compares
 *counts* when the server is idle. This one tells which pages are wrong.

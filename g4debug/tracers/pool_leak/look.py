@@ -38,11 +38,11 @@ class View:
     pages: the number of pages, including the reserved page 0.
     free: the free list. A page that is in it twice is here twice.
     owned: pages that somebody has to give back.
-    used: pages that somebody reads; those that are owned need not be among them.
-    maybe: pages that are named in rows whose length is not known. They may be owned.
+    used: pages that somebody reads; owned pages need not be among them.
+    maybe: pages that are named in rows of unknown length. They may be owned.
     shared: pages that two nodes of the prefix cache hold.
-    cached: how many tokens the nodes of the prefix cache hold, and sizes: what it says of that;
-        None if there is no tree.
+    cached: how many tokens the nodes of the prefix cache hold. sizes: the prefix cache's own
+        figures; None if there is no tree.
     """
 
     name: str
@@ -60,7 +60,7 @@ class View:
 class Rows:
     """The rows of ``req_to_token``.
 
-    unknown: those in use whose request nobody has seen. again: those that are in the free list
+    unknown: rows in use by a request that nobody has seen. again: rows that are in the free list
     more than once.
     """
 
@@ -128,8 +128,10 @@ def _view(
 def _of_rows(
     holders: Holders, rows: dict[int, int], requests: Iterable[Any]
 ) -> tuple[Pages, Pages, Pages]:
-    """Of the rows whose length is known: the full pages that they own, those of them whose SWA
-    pages they own, too, and the full pages that the prefix cache lends them."""
+    """The rows of known length: (full pages they own, those with an SWA page, full pages lent).
+
+    An SWA page counts if the row owns it, too. The prefix cache lends pages.
+    """
     size = holders.page_size
     by_row = {req_kv.row(request): request for request in requests}
     own, own_swa, read = [_NONE], [_NONE], [_NONE]

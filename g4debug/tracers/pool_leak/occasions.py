@@ -1,7 +1,7 @@
-"""What makes pages worth counting at once: a sign that some were lost, and a server that stands.
+"""Two reasons to count the pages at once: a sign that some were lost, and a server that stands.
 
 Neither is a finding. A request may rightly be given pages for tokens that it had pages for, and a
-server may wait for many things. It is the count that tells.
+server may wait for many things. Only the count tells.
 """
 
 from __future__ import annotations

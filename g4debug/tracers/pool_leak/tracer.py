@@ -4,17 +4,17 @@ The tracer counts all pages after the server became idle, and after every ``G4DE
 busy steps. Two signs make it count at once (:mod:`g4debug.tracers.pool_leak.occasions`): a request
 is given pages for tokens that it holds pages for, and no step is run although requests wait. It
 counts in SGLang's own structures (:mod:`g4debug.tracers.pool_leak.look`). The page ledger
-adds what SGLang's check does not know: whose page it was, and what should have given it back. A
-count costs O(pages of the pools + nodes of the prefix cache). Between two counts there is next to
-no cost.
+adds what SGLang's check does not know: the last owner of the page, and the event that should have
+given it back. A count costs O(pages of the pools + nodes of the prefix cache). Between two counts
+there is next to no cost.
 
 A count must not keep requests waiting:
 
 * On an idle server it goes on in slices (:mod:`g4debug.hooking.idle_work`). If SGLang's own leak
   check fails before, the count is brought to its end at once, so that the finding names the pages.
 * On a busy server it cannot pause. There the next count waits until this one has cost at most one
-  ``SHARE``-th of the time, unless ``G4DEBUG_LEAK_STEPS`` is below ``OFTEN``: who asks for that is
-  looking for a leak.
+  ``SHARE``-th of the time, unless ``G4DEBUG_LEAK_STEPS`` is below ``OFTEN``: a user who asks for
+  that is looking for a leak.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class PoolLeakTracer:
             self.judge(*finish(look(self._of(scheduler), self.live_requests())), idle)
 
     def judge(self, views: list[View], rows: Rows, idle: bool) -> None:
-        """Report what is wrong in what a look has found."""
+        """Report the violations in the views of one look."""
         self.censuses += 1
         self.context.checked(1, "censuses")
         live = self.live_requests()
@@ -191,7 +191,7 @@ class PoolLeakTracer:
                 self.context.trap.report(found[0], Evidence(holdings=found[1]))
 
     def _state_of(self, scheduler: Any) -> State:
-        """What must not change while a look goes on."""
+        """The state that must not change while a look goes on."""
         return (self.context.recorder.step, self.ledger.serial, *self._of(scheduler).signature())
 
     def _of(self, scheduler: Any) -> Holders:

@@ -4,8 +4,8 @@ Each rank's scheduler decides by itself what to run, and all of them must come t
 the collectives inside the model have no other way to fit together. If one of them decides
 otherwise, the ranks hang, or add up what does not belong together, which nobody sees.
 
-Right before a step each rank writes what it is about to do into the memory that the ranks of a host
-share, and compares what others have written: the first rank of a batch with all others, and these
+Right before a step each rank writes a digest of it into the memory that the ranks of a host share,
+and compares it with the digests of others: the first rank of a batch with all others, and these
 with the first. No collective is used and nobody waits, so a step may be compared by the one that
 comes last, or a step later.
 """

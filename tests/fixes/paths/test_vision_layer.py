@@ -309,7 +309,7 @@ def test_a_position_beyond_the_table_is_an_error(process, arm):
 
 @contextlib.contextmanager
 def frozen_heap():
-    """What is there already is not looked through again when garbage is collected."""
+    """Garbage collection does not look through the existing objects again."""
     gc.collect()
     gc.freeze()
     try:

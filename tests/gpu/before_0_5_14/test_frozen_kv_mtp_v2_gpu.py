@@ -1,8 +1,8 @@
 """frozen-kv-mtp-v2 on a GPU, CUDA graphs on: v1's answers and accept length, tracers silent.
 
 Which bits a GPU computes may depend on the batch, and with overlap scheduling other requests are in
-it. So what must be equal are the answers of requests that run alone. How many of those that run
-together may differ, v1 itself tells: from its own answers when they come in the opposite order.
+it. So only requests that run alone must have equal answers. v1 itself tells how many of the others
+may differ: from its own answers when the requests come in the opposite order.
 """
 
 from __future__ import annotations

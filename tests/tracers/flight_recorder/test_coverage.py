@@ -1,4 +1,4 @@
-"""What is said to be innocent: never more than was checked, in no combination of tracers."""
+"""The parts said to be innocent: never more than was checked, in any combination of tracers."""
 
 from __future__ import annotations
 
@@ -150,9 +150,11 @@ def test_both_halves_of_a_split_backend_are_guarded():
 
 
 REFUSED = (
-    Limit("not what the attention backend triton hands to its kernels", "never run", 0),
-    Limit("not what attention reads in prefill", "it runs on TritonAttnBackend", 0),
-    Limit("not what attention reads in verify", "it runs on TritonAttnBackend", 0),
+    Limit(
+        "nothing that the attention backend triton hands to its kernels is judged", "never run", 0
+    ),
+    Limit("nothing that attention reads in prefill is judged", "it runs on TritonAttnBackend", 0),
+    Limit("nothing that attention reads in verify is judged", "it runs on TritonAttnBackend", 0),
 )
 
 
@@ -164,7 +166,7 @@ def test_a_backend_with_an_adapter_that_is_not_judged_here_is_not_innocent():
         "Page tables of trtllm_mha and the hand-outs and frees of KV pages are innocent up to step "
         "41"
     )
-    assert "page-table is limited: not what the attention backend triton hands" in lines[-1]
+    assert "page-table is limited: nothing that the attention backend triton hands" in lines[-1]
     (told,) = said(but(page_table={"limits": REFUSED}))[:1]  # it is not known what runs where
     assert told.startswith("No page table that was checked named a page outside of its pool")
     ranges = (*REFUSED, Limit("ranges only", "pages change hands", 0))

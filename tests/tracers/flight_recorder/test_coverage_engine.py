@@ -1,4 +1,4 @@
-"""What the dump of a dead engine says was innocent, on real schedulers whose device dies."""
+"""The parts that a dead engine's dump calls innocent, on real schedulers with a dying device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Device-side asserts: what CUDA printed, which lookup it was, and what is never said of it."""
+"""Device-side asserts: CUDA's lines, the lookup that failed, and claims that are never made."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def request(ids, output=(), image=None, **sampling) -> SimpleNamespace:
 
 
 class Rig:
-    """A scheduler whose tables are known: two models, three steps, and its requests."""
+    """A scheduler with known tables: two models, three steps, and its requests."""
 
     def __init__(self, draft_rows: int = 512, tp: int = 1, *modes: str) -> None:
         self.runners = Runner(Gemma4Target(), False), Runner(Gemma4Assistant(draft_rows), True)

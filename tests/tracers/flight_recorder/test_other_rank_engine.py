@@ -23,7 +23,7 @@ SECONDS = 5.0  # from the finding to the last process gone
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """``(folder, log, seconds, what is left)`` of a server whose rank 1 found a bad page."""
+    """``(folder, log, seconds, what is left)`` of a server after its rank 1 found a bad page."""
     folder = tmp_path_factory.mktemp("stopped")
     fault = "seed=1;page-oob=1*on@mode=target_verify@rank=1"
     environ = {"SGLANG_TRTLLM_MHA_DEBUG": "1", "G4DEBUG_FAULTS": fault}

@@ -166,7 +166,7 @@ def test_log_mode_tells_it_once(serving):
 
 
 def test_copies_that_reach_the_host_later(serving, monkeypatch):
-    """As on CUDA: what is read and what is freed are entered in their order."""
+    """As on CUDA: reads and frees are entered in their order."""
     it, _ = serving()
     late(it, monkeypatch)
     prefilled(it)

@@ -224,7 +224,7 @@ def test_a_page_that_is_freed_twice_is_not_stamped_twice(serving):
 
 
 def test_pages_that_another_tracer_kept_are_not_stamped(serving):
-    """contain: kv-allocator leaves out what must not be freed; the stamp must, too."""
+    """contain: kv-allocator leaves out pages that may not be freed; the stamp must, too."""
     it = serving("contain", "kv-integrity,kv-allocator")
     it.admit("a")
     it.admit("b", PAGE)

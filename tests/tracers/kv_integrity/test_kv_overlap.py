@@ -1,7 +1,7 @@
 """kv-integrity where the scheduler is ahead of its forwards, on SGLang's real pools and allocator.
 
-A CPU has no streams. So here the forward stream is a list: what is queued on it, forwards and the
-tracer's own work alike, is done later and in order, while the scheduler has gone on. With real
+A CPU has no streams. So here the forward stream is a list: forwards and the tracer's own work are
+queued on it, and done later and in order, while the scheduler has gone on. With real
 streams: tests/gpu/test_kv_overlap_gpu.py.
 """
 
@@ -32,7 +32,7 @@ class Request(SimpleNamespace):
 
 
 class Stream:
-    """A stream of the device: what is queued is done when the device gets there."""
+    """A stream of the device: queued work is done when the device gets there."""
 
     def __init__(self):
         self.queued = []

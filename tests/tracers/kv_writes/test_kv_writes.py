@@ -1,4 +1,4 @@
-"""kv-writes on SGLang's real pools, allocator and backend: what is seen, said and changed."""
+"""kv-writes on SGLang's real pools, allocator and backend: findings, words and repairs."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_row_that_names_another_requests_page(it):
 
 
 def test_a_place_in_the_prefix_cache(arm):
-    """The prefill begins before the end of what is cached."""
+    """The prefill begins before the end of the cached tokens."""
     arm(**ARMED)
     it = Writing(cached=48)
     scheduled(it, cached=it.row("a")[:48].tolist())
@@ -195,7 +195,7 @@ def test_it_is_no_finding_where_the_prefix_cache_does_not_hold_it(arm, caplog):
 
 @pytest.mark.parametrize(("value", "why"), [(lambda it: 10**6, "far"), (lambda it: -5, "before")])
 def test_raise_mode_never_writes_outside_of_the_pool(it, value, why):
-    """Nothing else of what SGLang wanted is changed."""
+    """No other location of SGLang's is changed."""
     seen = []
     pool = it.rig.pool.full_kv_pool
     batch = it.made("decode")
@@ -322,7 +322,7 @@ def test_it_is_told_that_a_draft_with_kv_of_its_own_is_not_judged(it):
         assert tracer_of().draft_writes == (draft is runner)
     tracer_of().after_scheduler_init(None)
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
-    assert [x.what for x in status.limits] == ["not what the draft writes"]
+    assert [x.what for x in status.limits] == ["writes of the draft are not judged"]
 
 
 def test_a_forward_that_does_not_say_which_token_is_which_is_told_of(it):
@@ -345,7 +345,7 @@ def test_a_pool_that_writes_by_a_function_of_its_own_is_told_of_when_it_is_built
     it.rig.pool.full_kv_pool.__class__ = kind
     it.rig.backend()
     (status,) = [t for t in plugin.in_force.recorder.status.records() if t.name == "kv-writes"]
-    assert "not what is written into a MHATokenToKVPoolMXFP8" in str(status)
+    assert "writes into a MHATokenToKVPoolMXFP8 are not judged" in str(status)
 
 
 def test_another_kind_of_pool_is_told_of(it):

@@ -1,7 +1,7 @@
 """KV-shared layers on triton read the KV of new tokens back from where it was written.
 
-So a location that a pool does not have is not only written to, it is read as well: on a GPU, that
-is a device-side assert of torch's index kernel, after which nothing works any more.
+So a location that a pool does not have is not only written to, but also read. On a GPU, that is a
+device-side assert of torch's index kernel, after which nothing works any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 class Sharing(Writing):
-    """The layers write their KV; then a layer without K and V reads that of ``like``."""
+    """The layers write their KV; then a layer without K and V reads the KV of ``like``."""
 
     rig_class = TritonRig
 

@@ -129,7 +129,7 @@ def test_ranges_only():
 
 
 def test_every_token_gets_a_location_whatever_the_rows_say():
-    """What is not covered by them, or is beyond the tokens, is copied, and nothing else written."""
+    """Locations that no row covers, or beyond the tokens, are copied; nothing else is written."""
     loc = torch.tensor([20, 21, -5, 23, 24])
     for counts, firsts in (([2, 1], [0, 0]), ([3, 900], [0, 0]), ([0, 0], [0, 0])):
         starts = torch.tensor([0, counts[0]])

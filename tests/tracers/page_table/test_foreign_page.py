@@ -92,7 +92,7 @@ def an_unknown_hand_out(it):
 
 
 def another_sglang(it):
-    """One whose requests do not say how much of them is the prefix cache's."""
+    """An SGLang in which requests do not say how much of them is the prefix cache's."""
     it.requests["b"].put(cache_protected_len=None)
     it.write("b", 5, it.rig.page("a", 1))
 

@@ -24,7 +24,7 @@ MODES = ("decode", "target_verify", "extend")
 
 
 def prepared(rig, mode="decode", tokens=(50, 100, 61)):
-    """A backend with the metadata of a batch whose rows are not in the order of admission."""
+    """A backend with the metadata of a batch with rows that are not in the order of admission."""
     backend = rig.backend()
     a, b, c = (rig.admit(f"r{n}", n) for n in tokens)
     batch = rig.batch(mode, [c, a, b], backend)

@@ -26,7 +26,7 @@ def rig(arm):
 
 
 def a_rig(arm):
-    """Three requests whose pages the ledger knows by name."""
+    """Three requests; the ledger knows by name who has their pages."""
     arm(**DEBUG)
     rig = Rig()
     ledger = plugin.in_force.ledger

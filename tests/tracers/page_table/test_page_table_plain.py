@@ -18,7 +18,7 @@ TOKENS = {"a": 50, "b": 100, "c": 61}
 
 @pytest.fixture
 def rig(arm):
-    """Three requests whose pages the ledger knows by name."""
+    """Three requests; the ledger knows by name who has their pages."""
     arm(G4DEBUG_TRACE="page-table")
     rig = PlainRig()
     recorder = plugin.in_force.recorder
@@ -59,7 +59,7 @@ def found(rig, mode="decode"):
 
 
 def grow(rig, rids):
-    """One more token for each; those whose page is full get a new one."""
+    """One more token for each; a request with a full page gets a new one."""
     lengths = torch.tensor([len(tokens_of(rig, rid)) + 1 for rid in rids])
     last = torch.stack([tokens_of(rig, rid)[-1] for rid in rids])
     rig.allocator.alloc_decode(lengths, lengths, last)

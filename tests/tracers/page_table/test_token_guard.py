@@ -89,7 +89,7 @@ def is_safe(case: ListCase, lists: TokenLists) -> None:
 
 
 def harmless(case: ListCase, lists: TokenLists, foreign: set[tuple[int, int]]) -> None:
-    """What is still wrong cannot be mended: there is no page for it, or it is too short."""
+    """Entries that are still wrong cannot be mended: no page is right, or the list is too short."""
     again = ListCase(lists, case.tokens, case.page_size, case.truth)
     bad, words = expected(again)
     for row, entry, value, kind, _ in bad:

@@ -293,7 +293,7 @@ def test_a_draft_that_cuts_its_own_lists_is_not_judged(arm, window, sink):
 
 @pytest.mark.parametrize("aligned", [False, True])
 def test_deterministic_inference_prefills_sliding_layers_with_other_lists(aligned):
-    """From 0.5.23 on; what is judged elsewhere is not what such a layer's kernel reads there."""
+    """From 0.5.23 on; the kernels of such layers read other lists than the judged ones."""
     words = torch.zeros(2, dtype=torch.int32)
     metadata = SimpleNamespace(
         aligned_window_kv_indices=words if aligned else None,

@@ -367,7 +367,7 @@ def test_a_request_that_nobody_has_shown_us_and_the_scheduler_runs(server):
 
 
 def test_two_requests_that_claim_one_row(server):
-    """It is not known whose length counts, so nothing is called lost."""
+    """Nobody knows which request's length counts, so nothing is called lost."""
     server.admit("one", 3 * PAGE)
     other = Request("other", PAGE, None)
     other.put(req_pool_idx=kv_of(server.ledger.requests["one"]).req_pool_idx)

@@ -116,7 +116,7 @@ def test_a_long_field_is_cut_and_still_compared_to_its_end():
     one = dataclasses.replace(PLAIN, rids=rids)
     two = dataclasses.replace(PLAIN, rids=(*rids[:-1], "other"))
     a, b = (digest.of(s, batch(), TABLE) for s in (one, two))
-    assert len(a) < ring.SLOT_BYTES
+    assert len(a) < ring.STEP_BYTES
     (found,) = compare(a, b)
     assert found.name == "requests"
     assert found.mine != found.other
@@ -133,9 +133,9 @@ def test_what_is_half_written_or_gone_is_not_read():
     assert ring.read(memory, 7 + ring.STEPS) == (7, b"seven")  # not what was asked for
     assert ring.write(memory, 7 + ring.STEPS, b"later")
     assert ring.read(memory, 7) == (7 + ring.STEPS, b"later")
-    memory[(7 % ring.STEPS) * ring.SLOT_BYTES + 16] ^= 1
+    memory[(7 % ring.STEPS) * ring.STEP_BYTES + 16] ^= 1
     assert ring.read(memory, 7) == (-1, b"")
-    assert not ring.write(memory, 8, bytes(ring.SLOT_BYTES))
+    assert not ring.write(memory, 8, bytes(ring.STEP_BYTES))
 
 
 @pytest.fixture

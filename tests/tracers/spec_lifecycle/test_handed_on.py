@@ -1,4 +1,4 @@
-"""What is handed on, and whether it arrives: the table, and the checks on plain numbers.
+"""The values that are handed on, and whether they arrive: the table, and checks on plain numbers.
 
 The table of docs/tracers.md is made of the rows. To write it anew::
 

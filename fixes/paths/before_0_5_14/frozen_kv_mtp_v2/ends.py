@@ -6,8 +6,8 @@ before the last one that ``max_new_tokens`` allows is not the reason any more, w
 stop string is sent, and a stop string may lie so far back that it is not seen at all.
 
 So here the accepted tokens are cut at the first one that ends the request, when the result is
-resolved. What is cut was not committed either: its pages are among those that were allocated ahead,
-which SGLang frees when the request ends.
+resolved. The tokens behind it are not committed either: their pages were allocated ahead, and
+SGLang frees such pages when the request ends.
 """
 
 from __future__ import annotations

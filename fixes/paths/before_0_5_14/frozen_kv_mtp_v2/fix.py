@@ -12,8 +12,8 @@ inside a verify gets v1's tokens (:mod:`.ends`).
 still reads: rows of ``req_to_token``, and the mapping to SWA pages. 0.5.12.post1 has no fence for
 that. Here the scheduling stream waits for the forward stream before the next batch is formed. It
 waits right after the launch, too, if the result of a prefill is to be processed next: then the
-prefix cache may give a request that runs already other pages for the same tokens. It is the device
-that waits, and not the host. Where SGLang itself lets the host wait before each verify on triton,
+prefix cache may give a request that runs already other pages for the same tokens. Only the device
+waits; the host does not. Where SGLang itself lets the host wait before each verify on triton,
 :mod:`.window_lists` does not.
 """
 

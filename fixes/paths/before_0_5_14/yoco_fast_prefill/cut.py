@@ -1,18 +1,18 @@
 """Cuts a prefill down to the rows that are read: the batch, its attention metadata, the way back.
 
 For an attention backend the rows that are kept are a prefill of their own. A request that keeps its
-last k rows has k new tokens, and all others are its prefix, whose KV the layers before have
-written. So the backend's own ``init_forward_metadata`` makes what is needed. This is done once,
-before the first layer, so that the waits of the host do not leave the GPU idle between the layers.
-A request that keeps no row is not in the cut batch.
+last k rows has k new tokens, and all others are its prefix: the layers before have written their
+KV. So the backend's own ``init_forward_metadata`` can make the metadata. This is done once, before
+the first layer, so that the waits of the host do not leave the GPU idle between the layers. A
+request that keeps no row is not in the cut batch.
 
 If every request keeps one row, a decode batch is made instead on some backends
 (``Adapter.decode_is_spread``: triton), because a decode step is just that: one new token behind all
 others. Such a decode kernel spreads a request's KV over the GPU, while the prefill kernel goes
 through it in one program. (With E2B on a H200 and 4 prompts of 7000 tokens that took 30 of 278 ms.)
 
-It works with the backends whose adapter says what their metadata are views of, alone or as the
-prefill side of a hybrid.
+It works with every backend for which the adapter names the buffers behind the metadata
+(``Adapter.views``), alone or as the prefill side of a hybrid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from g4debug.fixes.triton_decode_window import whole_window
 
 
 class Cut:
-    """The cut of one forward. rows: int64 [kept], those of the batch's rows that go on.
+    """The cut of one forward. rows: int64 [kept], the rows of the batch that go on.
 
     batch is None if no row goes on. ``enter`` is called at the first KV-shared layer, and ``leave``
     at the end of the forward, also after an exception.

@@ -3,7 +3,7 @@
 The last layers of Gemma-4 E2B (20 of 35) and E4B (18 of 42) have no KV of their own: they read the
 KV of an earlier layer. So in a prefill a row of these layers is of use only for its own output, and
 nobody reads most of these outputs. A token is sampled from the last row of a prompt; the other rows
-are read only if prompt logprobs are asked for. The idea is that of YOCO (Sun et al., 2024, "You
+are read only if prompt logprobs are asked for. The idea comes from YOCO (Sun et al., 2024, "You
 Only Cache Once"). vLLM's --kv-sharing-fast-prefill (#22628, #38879) and seed PR #14 do it for a
 whole batch or not at all. Here it is decided for each request; see ``plan.py``.
 

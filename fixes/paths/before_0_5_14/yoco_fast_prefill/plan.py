@@ -42,10 +42,10 @@ def after_init_new(
 
 
 def _goes_on(request: Any, end: int) -> bool:
-    """True if SGLang will not use what is sampled after token ``end`` of the request.
+    """True if SGLang will not use the token that is sampled after token ``end`` of the request.
 
-    Two things must say so, because under overlap scheduling ``is_chunked`` may be that of the chunk
-    before.
+    Both the length and ``is_chunked`` must say so, because under overlap scheduling ``is_chunked``
+    may still describe the chunk before.
     """
     whole = len(request.origin_input_ids) + len(request.output_ids)
     return end < whole and request.is_chunked > 0

@@ -1,9 +1,9 @@
-"""The CPU engine's `sgl_kernel`. What it lacks is an error, so that nothing fails silently.
+"""The CPU engine's `sgl_kernel`. A missing name is an error, so that nothing fails silently.
 
 The real wheel is for CUDA only. SGLang always imports `kvcacheio` of it, and from 0.5.18 on some
 kernels for CPUs, by name. It gets those that the table in `g4debug.cpu.attach` has for this
 release. Any other name raises an error. So each `try: from sgl_kernel import X` in SGLang takes its
-own fallback, and any other use of X is an error that says what is missing.
+own fallback, and any other use of X is an error that names X.
 """
 
 __version__ = "0.0.0+g4debug.cpu"

@@ -65,7 +65,7 @@ def test_a_request_with_a_grammar_is_refused(sglang, name):
 
 
 class Letters:
-    """A tokenizer whose token n is the n-th letter."""
+    """A tokenizer in which token n is the n-th letter."""
 
     eos_token_id = 26
     additional_stop_token_ids = None

@@ -127,7 +127,7 @@ def test_infinite_numbers_meet_their_bounds():
 
 
 def test_a_bound_of_more_digits_is_rounded_to_the_input_as_torch_does():
-    """float16, whose rounding the interpreter gets right."""
+    """With float16, which the interpreter rounds rightly."""
     x = torch.full((1, 8), 5.0, dtype=torch.float16)
     given = bounds(-1.0, 0.3)
     got = clipped_gelu_mul.clipped_gelu_mul(x, FREE, FREE, given)
