@@ -9,14 +9,14 @@ page 0") corrupts the free list of a pool, right before a page is taken from it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from g4debug.faults.base import Injection
+from g4debug.faults.base import Hook, Injection, Put
 from g4debug.hooking import targets
 from g4debug.hooking.arguments import argument
-from g4debug.hooking.hooks import Hooks, Order
 
 ALLOC = ("alloc", "alloc_extend", "alloc_decode")
 # How callers free tokens. From 0.5.18 on, consecutive tokens of a row have a way of their own.
@@ -26,8 +26,8 @@ FREE = ("free", "free_segment")
 class Allocators:
     """The allocators of this process, and the forward mode that the scheduler prepares or runs."""
 
-    def __init__(self, hooks: Hooks, injection: Injection) -> None:
-        self.hooks, self.injection = hooks, injection
+    def __init__(self, injection: Injection) -> None:
+        self.injection = injection
         self.mode = ""  # the batch's ForwardMode in lower case
         self._inner: dict[int, str] = {}  # id() of an inner allocator -> its pool
         self._put("after", "swa.init", self._after_swa_init)
@@ -38,8 +38,7 @@ class Allocators:
     def _put(self, how: str, site: str, hook: Callable[..., Any]) -> None:
         for part in (site, f"{site}.token"):  # page size 1 has another allocator class
             if part in targets.SITES:
-                put = getattr(self.hooks, how)
-                put(part, Order.FAULT, self.injection.fault.id, hook, optional=True)
+                getattr(self.injection, how)(part, optional=True)(hook)
 
     def _after_swa_init(self, result: Any, allocator: Any, *args: Any, **kwargs: Any) -> Any:
         self._inner[id(allocator.full_attn_allocator)] = "full"
@@ -54,23 +53,29 @@ class Allocators:
 
     # --- where a fault acts -------------------------------------------------------------------
 
-    def around_callers(self, method: str, wrapper: Callable[..., Any]) -> None:
-        """Put ``wrapper(call_next, allocator, *args)`` around a method that callers use."""
+    def around_callers(self, *methods: str) -> Put:
+        """Put ``wrapper(call_next, allocator, *args)`` around methods that callers use."""
 
-        def of_plain(call_next: Callable[..., Any], allocator: Any, *a: Any, **k: Any) -> Any:
-            if id(allocator) in self._inner:
-                return call_next(allocator, *a, **k)
-            return wrapper(call_next, allocator, *a, **k)
+        def put(wrapper: Hook) -> Hook:
+            def of_plain(call_next: Callable[..., Any], allocator: Any, *a: Any, **k: Any) -> Any:
+                if id(allocator) in self._inner:
+                    return call_next(allocator, *a, **k)
+                return wrapper(call_next, allocator, *a, **k)
 
-        self._put("around", f"swa.{method}", wrapper)
-        self._put("around", f"pool.{method}", of_plain)
+            for method in methods:
+                self._put("around", f"swa.{method}", wrapper)
+                self._put("around", f"pool.{method}", of_plain)
+            return wrapper
 
-    def around_frees(self, wrapper: Callable[..., Any]) -> None:
+        return put
+
+    def around_frees(self, wrapper: Hook) -> Hook:
         """Put ``wrapper(call_next, allocator, free_index, **kwargs)`` around all that callers free.
 
         A call that SGLang repeats at the end of a free group passes the wrapper by.
         """
 
+        @self.around_callers(*FREE)
         def real(call_next: Callable[..., Any], allocator: Any, free_index: Any, **k: Any) -> Any:
             # From 0.5.21 on a free group defers what comes of a call, and not the call.
             final = getattr(allocator, "is_not_in_free_group", True)
@@ -78,22 +83,22 @@ class Allocators:
                 return call_next(allocator, free_index, **k)
             return wrapper(call_next, allocator, free_index, **k)
 
-        for method in FREE:
-            self.around_callers(method, real)
+        return wrapper
 
-    def before_page(self, pool: str, act: Callable[[Any], None]) -> None:
+    def before_page(self, pool: str) -> Put:
         """Call ``act(allocator)`` right before the first free page of a pool is taken."""
 
-        def before(method: str) -> Callable[..., None]:
-            def hook(allocator: Any, *args: Any, **kwargs: Any) -> None:
+        def put(act: Hook) -> Hook:
+            def before(method: str, allocator: Any, *args: Any, **kwargs: Any) -> None:
                 mine = self.pool_of(allocator) == pool and len(allocator.free_pages)
                 if mine and takes_a_page(method, allocator.page_size, args, kwargs):
                     act(allocator)
 
-            return hook
+            for method in ALLOC:
+                self._put("before", f"pool.{method}", partial(before, method))
+            return act
 
-        for method in ALLOC:
-            self._put("before", f"pool.{method}", before(method))
+        return put
 
     def pool_of(self, allocator: Any) -> str:
         return self._inner.get(id(allocator), "full")

@@ -14,7 +14,6 @@ from g4debug.faults._allocator import part
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 POOLS = ("full", "swa")
 TASKS = {
@@ -73,14 +72,13 @@ def used_buffers(kv_pool: Any, page: int, size: int) -> list[tuple[str, int]]:
     return found
 
 
-def spoil(
-    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, Injection, Action], str]
-) -> None:
+def spoil(injection: Injection, change: Callable[[torch.Tensor, Injection, Action], str]) -> None:
     """Let ``change(row, injection, action)`` spoil one token's K or V in a live, complete page.
 
     row: [heads, dim] of the KV dtype, a view of the pool. ``change`` returns what it did, in words.
     """
 
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch.forward_mode is None or not batch.forward_mode.is_decode():
             return
@@ -112,5 +110,3 @@ def spoil(
         injection.log(
             f"{what} in {name} of layer {layer}, {pool} page {page} slot {slot}, of {rid}"
         )
-
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import carrying
-from g4debug.hooking.hooks import Hooks, Order
+from g4debug.faults.base import Hook, Injection, Put
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
@@ -38,30 +38,38 @@ class Made:
     batch: Any
 
 
-def watch(hooks: Hooks, owner: str, shape: type, act: Callable[[Made], None]) -> None:
-    """Call ``act`` for each forward on a backend of a TableAdapter or ListAdapter, the shape."""
-    for adapter in carrying(shape):
-        _watch(hooks, owner, adapter, act)
+def watch(injection: Injection, shape: type) -> Put:
+    """Call ``act(Made)`` for each forward on a backend of this shape: TableAdapter, ListAdapter."""
+
+    def put(act: Hook) -> Hook:
+        for adapter in carrying(shape):
+            _watch(injection, adapter, act)
+        return act
+
+    return put
 
 
-def _watch(hooks: Hooks, owner: str, adapter: Adapter, act: Callable[[Made], None]) -> None:
+def _watch(injection: Injection, adapter: Adapter, act: Callable[[Made], None]) -> None:
     drafts: set[int] = set()
 
     def made(backend: Any, mode: str, decode: bool, live: list[int], *rest: Any) -> None:
         runner = "draft" if id(backend) in drafts else "target"
         act(Made(adapter, backend, runner, mode, decode, live, *rest))
 
+    @injection.after(adapter.built)
     def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any) -> Any:
         if getattr(model_runner, "is_draft_worker", False):
             drafts.add(id(backend))
         return result
 
+    @injection.after(adapter.metadata)
     def after_metadata(result: Any, backend: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         live = [i for i, slot in enumerate(batch.req_pool_indices.tolist()) if slot]
         mode = batch.forward_mode
         made(backend, mode.name.lower(), mode.is_decode(), live, None, batch)
         return result
 
+    @injection.after(adapter.replay)
     def after_replay(result: Any, backend: Any, *args: Any, **kwargs: Any) -> Any:
         """Up to 0.5.12 it gets ``bs, req_pool_indices, seq_lens, ...``, later a ForwardBatch."""
         given = (*args, *kwargs.values())
@@ -79,7 +87,3 @@ def _watch(hooks: Hooks, owner: str, adapter: Adapter, act: Callable[[Made], Non
         name = "capture" if captures else "replay"
         made(backend, name, mode.is_decode(), live, len(lengths), batch)
         return result
-
-    hooks.after(adapter.built, Order.FAULT, owner, after_init)
-    hooks.after(adapter.metadata, Order.FAULT, owner, after_metadata)
-    hooks.after(adapter.replay, Order.FAULT, owner, after_replay)

@@ -7,23 +7,18 @@ the request is admitted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from g4debug.faults.base import Injection
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
-
+Change = Callable[[torch.Tensor, int], torch.Tensor]
 FAMILIES = ("radix", "swa", "unified")
 
 
-def change_handed_out(
-    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
-) -> None:
+def change_handed_out(injection: Injection, change: Change) -> None:
     """Let ``change(slots, page size)`` give what a request gets instead of these slots."""
-    from g4debug.hooking.hooks import Order
 
     def after_match(result: Any, tree: Any, params: Any) -> Any:
         if getattr(params, "req", None) is None:
@@ -34,22 +29,17 @@ def change_handed_out(
         return change(result, tree.page_size)
 
     for family in FAMILIES:
-        site = f"tree.{family}.match"
-        hooks.after(site, Order.FAULT, injection.fault.id, after_match, optional=True)
+        injection.after(f"tree.{family}.match", optional=True)(after_match)
     for site in ("tree.prefix", "tree.unified.prefix"):
-        hooks.after(site, Order.FAULT, injection.fault.id, after_prefix, optional=True)
+        injection.after(site, optional=True)(after_prefix)
 
 
-def change_handed_over(
-    hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
-) -> None:
+def change_handed_over(injection: Injection, change: Change) -> None:
     """Let ``change(slots, page size)`` give what a request hands over instead of these slots."""
-    from g4debug.hooking.hooks import Order
 
     def before_insert(tree: Any, params: Any) -> None:
         if params.value is not None and tree.token_to_kv_pool_allocator is not None:
             params.value = change(params.value, tree.page_size)
 
     for family in FAMILIES:
-        site = f"tree.{family}.insert"
-        hooks.before(site, Order.FAULT, injection.fault.id, before_insert, optional=True)
+        injection.before(f"tree.{family}.insert", optional=True)(before_insert)

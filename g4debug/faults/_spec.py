@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from g4debug import speculation
-from g4debug.faults.base import Injection
+from g4debug.faults.base import Hook, Injection, Put
 from g4debug.faults.grammar import Action
-from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +22,21 @@ UNSEEN = 8  # tokens of two verifies, with the 4 draft tokens that Gemma-4's ser
 AtEnd = Callable[[Any, list[int], Action], None]  # batch, rows of requests that go on, action
 
 
-def put(how: Callable[..., None], what: str, injection: Injection, hook: Any) -> None:
+def put(how: Callable[..., Put], what: str) -> Put:
     """Put a fault's hook where something happens in a speculative worker.
 
-    how: ``before``, ``after`` or ``around`` of Hooks. what: a key of ``Adapter.sites``.
+    how: ``before``, ``after`` or ``around`` of the Injection. what: a key of ``Adapter.sites``.
     """
-    for site in speculation.sites(what):
-        how(site, Order.FAULT, injection.fault.id, hook)
+
+    def everywhere(hook: Hook) -> Hook:
+        for site in speculation.sites(what):
+            how(site)(hook)
+        return hook
+
+    return everywhere
 
 
-def after_step(hooks: Hooks, injection: Injection, act: Callable[[Any], None]) -> None:
+def after_step(injection: Injection, act: Callable[[Any], None]) -> None:
     """Call ``act(batch)`` where a step of a speculative worker ends."""
 
     def after(site: str, result: Any, owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,10 +45,10 @@ def after_step(hooks: Hooks, injection: Injection, act: Callable[[Any], None]) -
         return result
 
     for site in speculation.ends():
-        hooks.after(site, Order.FAULT, injection.fault.id, functools.partial(after, site))
+        injection.after(site)(functools.partial(after, site))
 
 
-def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
+def at_end_of_decode(injection: Injection, act: AtEnd) -> None:
     """Call ``act`` at the end of a decode step if the chain fires."""
 
     def at_end(batch: Any) -> None:
@@ -53,7 +57,7 @@ def at_end_of_decode(hooks: Hooks, injection: Injection, act: AtEnd) -> None:
         if action is not None:
             act(batch, rows, action)
 
-    after_step(hooks, injection, at_end)
+    after_step(injection, at_end)
 
 
 def asks_for(injection: Injection, task: str) -> bool:

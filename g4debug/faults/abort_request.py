@@ -10,10 +10,10 @@ from typing import Any
 
 from g4debug.faults._spec import put
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.before, "verify")
     def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -24,14 +24,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
         request.to_finish = FINISH_ABORT()
         injection.log(f"request {request.rid}")
 
-    put(hooks.before, "verify", injection, before_verify)
-
 
 FAULT = Fault(
     id="abort-request",
     title="a running request is aborted in the middle of its verify",
     tasks={"on": "abort one running request"},
     caught_by=(),
-    install=install,
     drills=("3*on",),
 )

@@ -11,7 +11,6 @@ from g4debug import speculation
 from g4debug.faults._spec import CAUGHT_BY, changed, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
-from g4debug.hooking.hooks import Hooks
 
 
 def impossible(action: Action, worker: Any) -> int:
@@ -19,7 +18,8 @@ def impossible(action: Action, worker: Any) -> int:
     return 0 if action.task == "zero" else int(worker.speculative_num_draft_tokens) + 1
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.after, "forward")
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         known = speculation.of(batch) is not None and result.accept_lens is not None
         live = survivors(batch) if known else []
@@ -31,8 +31,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"{who}: accept length {length}")
         return result
 
-    put(hooks.after, "forward", injection, after_forward)
-
 
 FAULT = Fault(
     id="accept-length",
@@ -42,6 +40,5 @@ FAULT = Fault(
         "too-long": "report one more than there are draft tokens",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*zero", "1*too-long"),
 )

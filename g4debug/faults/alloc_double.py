@@ -8,12 +8,12 @@ import torch
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
+    @allocators.before_page("full")
     def act(allocator: Any) -> None:
         held = _held(allocator)
         if held and injection.fire(mode=allocators.mode):
@@ -21,8 +21,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             first = torch.full_like(allocator.free_pages[:1], page)
             allocator.free_pages = torch.cat((first, allocator.free_pages))
             injection.log(f"full pool hands out page {page}, which somebody holds")
-
-    allocators.before_page("full", act)
 
 
 def _held(allocator: Any) -> list[int]:
@@ -36,6 +34,5 @@ FAULT = Fault(
     title="an allocator hands out a page that somebody holds",
     tasks={"on": "do it in the full pool"},
     caught_by=("kv-allocator",),
-    install=install,
     selectors=("mode",),
 )

@@ -10,20 +10,17 @@ from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
+    @allocators.around_callers(*_allocator.ALLOC)
     def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
         if injection.fire(mode=allocators.mode):
             injection.log(f"an allocation finds no room, in mode {allocators.mode or 'unknown'}")
             return None
         return call_next(allocator, *args, **kwargs)
-
-    for method in _allocator.ALLOC:
-        allocators.around_callers(method, around)
 
 
 FAULT = Fault(
@@ -31,7 +28,6 @@ FAULT = Fault(
     title="an allocation finds no room",
     tasks={"on": "let one allocation fail"},
     caught_by=("flight-recorder",),  # it saves the steps before SGLang's own error
-    install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode",),
 )

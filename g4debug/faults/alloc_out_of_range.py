@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 FAR = 10_000_000  # on a GPU the address must not fall into a neighbouring allocation
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
-    def act_on(pool: str) -> None:
-        def act(allocator: Any) -> None:
-            if _next(injection) == pool and injection.fire(mode=allocators.mode):
-                page = FAR + injection.random.randrange(1000)
-                lost = _allocator.corrupt_free_list(allocator, page)
-                injection.log(f"{pool} pool hands out page {page} instead of {lost}")
+    def act(pool: str, allocator: Any) -> None:
+        if _next(injection) == pool and injection.fire(mode=allocators.mode):
+            page = FAR + injection.random.randrange(1000)
+            lost = _allocator.corrupt_free_list(allocator, page)
+            injection.log(f"{pool} pool hands out page {page} instead of {lost}")
 
-        allocators.before_page(pool, act)
-
-    act_on("full")
-    act_on("swa")
+    for pool in ("full", "swa"):
+        allocators.before_page(pool)(partial(act, pool))
 
 
 def _next(injection: Injection) -> str:
@@ -38,7 +35,6 @@ FAULT = Fault(
     title="an allocator hands out a page beyond its pool",
     tasks={"on": "do it in the full pool", "swa": "do it in the SWA pool"},
     caught_by=("kv-allocator",),
-    install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode", "1*swa@mode=decode"),
 )

@@ -6,18 +6,16 @@ from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
+    @allocators.before_page("full")
     def act(allocator: Any) -> None:
         if injection.fire(mode=allocators.mode):
             lost = _allocator.corrupt_free_list(allocator, 0)
             injection.log(f"full pool hands out page 0 instead of {lost}")
-
-    allocators.before_page("full", act)
 
 
 FAULT = Fault(
@@ -25,6 +23,5 @@ FAULT = Fault(
     title="an allocator hands out the reserved page 0",
     tasks={"on": "do it in the full pool"},
     caught_by=("kv-allocator",),
-    install=install,
     selectors=("mode",),
 )

@@ -11,10 +11,10 @@ from typing import Any
 from g4debug.faults._spec import CAUGHT_BY, decodes, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.after("batch.prepare_for_decode")
     def after_prepare(result: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch) if decodes(batch) else []
         if rows and injection.fire() is not None:
@@ -25,14 +25,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"request {request.rid} (row {row}): kv_allocated_len {was} -> {now}")
         return result
 
-    hooks.after("batch.prepare_for_decode", Order.FAULT, injection.fault.id, after_prepare)
-
 
 FAULT = Fault(
     id="allocated-len",
     title="a request forgets what it was allocated ahead",
     tasks={"on": "kv_allocated_len falls to kv_committed_len"},
     caught_by=CAUGHT_BY,
-    install=install,
     needs=("future.publish",),
 )

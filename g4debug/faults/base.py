@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import random
 from collections.abc import Callable, Iterable
@@ -15,11 +16,13 @@ from g4debug.hooking.hooks import Hooks, Order
 from g4debug.hooking.older import older_module
 
 logger = logging.getLogger("g4debug")
+Hook = Callable[..., Any]
+Put = Callable[[Hook], Hook]  # a decorator
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault, declared as ``FAULT`` in its file.
+    """One fault, declared as ``FAULT`` in its file, which also has ``install(injection)``.
 
     tasks: each task that it has -> one line of help. caught_by: the tracers that must catch it.
     recreates: the id of the fix against the bug that it puts back, or ''. arguments: the tasks that
@@ -36,7 +39,6 @@ class Fault:
     title: str
     tasks: dict[str, str]
     caught_by: tuple[str, ...]
-    install: Callable[[Hooks, Injection], None]
     recreates: str = ""
     arguments: tuple[str, ...] = ()
     counts: str = ""
@@ -70,13 +72,15 @@ class Fault:
 
         It has an ``install``. It may have an ``absent``, which is given what its ``needs`` say.
         """
-        return older_module(f"{__package__}.{self.id.replace('-', '_')}")
+        return older_module(discovery.module_name("fault", self.id))
 
-    def put(self, hooks: Hooks, injection: Injection) -> None:
-        """Install it in the way of the installed SGLang. Takes the arguments of ``install``."""
-        (self._older or self).install(hooks, injection)
+    def put(self, injection: Injection) -> None:
+        """Install it in the way of the installed SGLang."""
+        own = importlib.import_module(discovery.module_name("fault", self.id))
+        (self._older or own).install(injection)
 
 
+Install = Callable[["Injection"], None]
 EVERY_FAULT = ("at", "rank", "step")  # selectors that need no value from the fault
 
 
@@ -117,13 +121,18 @@ class Clock:
 
 @dataclass
 class Injection:
-    """One firing plan of a fault in this process: it asks its chain and logs what fired."""
+    """One firing plan of a fault in this process: it asks its chain and logs what fired.
+
+    ``before``, ``after`` and ``around`` are decorators. They put the fault's function at a site of
+    SGLang's, as those of :class:`Hooks` do.
+    """
 
     fault: Fault
     chain: Chain
     seed: int
     schedule: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    hooks: Hooks = field(default_factory=Hooks)
     opportunities: int = 0
     random: random.Random = field(default_factory=random.Random)
     _fired: str = ""  # the action that fires again what fired last
@@ -143,6 +152,22 @@ class Injection:
             rank = "".join(f"@rank={value}" for key, value in action.select if key == "rank")
             self._fired = f"1*{action.task}{argument}@at={self.opportunities}{rank}"
         return action
+
+    def before(self, site: str, optional: bool = False) -> Put:
+        return self._put(self.hooks.before, site, optional)
+
+    def after(self, site: str, optional: bool = False) -> Put:
+        return self._put(self.hooks.after, site, optional)
+
+    def around(self, site: str, optional: bool = False) -> Put:
+        return self._put(self.hooks.around, site, optional)
+
+    def _put(self, how: Callable[..., None], site: str, optional: bool) -> Put:
+        def put(hook: Hook) -> Hook:
+            how(site, Order.FAULT, self.fault.id, hook, optional=optional)
+            return hook
+
+        return put
 
     def log(self, what: str) -> None:
         """Log a firing. Every firing is logged, so a fault never acts in secret.
@@ -190,8 +215,9 @@ def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
     clock = Clock()
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("fault", name)
-        injection = Injection(fault, Chain(actions, plan.seed, name), plan.seed, clock=clock)
-        fault.put(hooks, injection)
+        chain = Chain(actions, plan.seed, name)
+        injection = Injection(fault, chain, plan.seed, clock=clock, hooks=hooks)
+        fault.put(injection)
         injections.append(injection)
     if injections:
         # Registered last, so it runs first: a fault that acts before a step counts for that step.

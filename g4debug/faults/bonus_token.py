@@ -9,7 +9,6 @@ from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, changed, decodes, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
 def change(injection: Injection, batch: Any) -> None:
@@ -23,11 +22,10 @@ def change(injection: Injection, batch: Any) -> None:
     injection.log(f"{who}: another bonus token")
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.before, "forward")
     def before_forward(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         change(injection, batch)
-
-    put(hooks.before, "forward", injection, before_forward)
 
 
 FAULT = Fault(
@@ -35,6 +33,5 @@ FAULT = Fault(
     title="a draft goes on from another token than the last one of its request",
     tasks={"on": "give one request another token"},
     caught_by=CAUGHT_BY,
-    install=install,
     needs=("future.gather",),
 )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from g4debug.faults import _prefix
 from g4debug.faults.base import Fault, Injection
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
-
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def change(slots: torch.Tensor, size: int) -> torch.Tensor:
         if len(slots) < 2 * size or (action := injection.fire()) is None:
             return slots
@@ -22,7 +17,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"handed out {len(pages)} pages in another order")
         return torch.cat((changed.flatten(), slots[changed.numel() :]))
 
-    _prefix.change_handed_out(hooks, injection, change)
+    _prefix.change_handed_out(injection, change)
 
 
 FAULT = Fault(
@@ -30,5 +25,4 @@ FAULT = Fault(
     title="the prefix cache hands out its pages in another order",
     tasks={"on": "each page is the one before it", "reverse": "the last page comes first"},
     caught_by=("prefix-cache",),
-    install=install,
 )

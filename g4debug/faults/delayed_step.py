@@ -12,7 +12,6 @@ import time
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
 class _Timespec(ctypes.Structure):
@@ -28,7 +27,8 @@ def stall(milliseconds: int) -> None:
     libc.pthread_mutex_timedlock(mutex, ctypes.byref(_Timespec(*divmod(until, 1_000_000_000))))
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
         action = injection.fire(mode=mode)
@@ -37,15 +37,12 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"{mode}: {wait} ms")
             stall(wait)
 
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
-
 
 FAULT = Fault(
     id="delayed-step",
     title="a worker step waits before it runs",
     tasks={"on": "wait as many milliseconds as the argument says"},
     caught_by=(),
-    install=install,
     arguments=("on",),
     counts="milliseconds",
     default=100,

@@ -11,7 +11,6 @@ from typing import Any
 from g4debug.faults._spec import CAUGHT_BY, one_of, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 
 def count_again(request: Any, accepted: int, task: str) -> str:
@@ -29,7 +28,8 @@ def count_again(request: Any, accepted: int, task: str) -> str:
     return ", ".join(done)
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.after("result.resolve")
     def after_resolve(kept: Any, processor: Any, result: Any, batch: Any) -> Any:
         rows = survivors(batch)
         action = injection.fire() if rows else None
@@ -38,8 +38,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             done = count_again(request, len(kept[row]), action.task)
             injection.log(f"{who}: {done} a second time")
         return kept
-
-    hooks.after("result.resolve", Order.FAULT, injection.fault.id, after_resolve)
 
 
 FAULT = Fault(
@@ -52,6 +50,5 @@ FAULT = Fault(
         "verify-ct": "only in spec_verify_ct",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*on", "1*kv", "1*output", "1*verify-ct"),
 )

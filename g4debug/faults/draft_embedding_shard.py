@@ -11,10 +11,10 @@ from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.around("draft.bind_embedding")
     def around_bind(call_next: Callable[..., Any], draft: Any, embed: Any, head: Any) -> Any:
         if injection.fire() is None:
             return call_next(draft, embed, head)
@@ -22,13 +22,10 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"the draft gets rows 0 to {rows - 1} of {len(embed)}")
         return call_next(draft, embed[:rows], head)
 
-    hooks.around("draft.bind_embedding", Order.FAULT, injection.fault.id, around_bind)
-
 
 FAULT = Fault(
     id="draft-embedding-shard",
     title="the draft looks tokens up in half of the target's embedding table",
     tasks={"on": "give it the lower half of the rows"},
     caught_by=CAUGHT_BY,
-    install=install,
 )

@@ -18,10 +18,10 @@ from g4debug.backends import carrying, names
 from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @watch(injection, ListAdapter)
     def act(made: Made) -> None:
         if made.runner != "draft" or not made.decode or made.mode == "capture":
             return
@@ -33,8 +33,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 f"draft {made.mode}: the list of the sliding layers is left as it was made"
             )
 
-    watch(hooks, injection.fault.id, ListAdapter, act)
-
 
 FAULT = Fault(
     id="draft-window-unfilled",
@@ -42,7 +40,6 @@ FAULT = Fault(
     "that nobody has filled in",
     tasks={"on": "leave the list of the draft's sliding layers as it was made"},
     caught_by=("page-table",),
-    install=install,
     selectors=("mode",),
     drills=("on",),
     backend=carrying(ListAdapter)[0].name,

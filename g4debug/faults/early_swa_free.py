@@ -12,12 +12,11 @@ from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 UNDER_WAY = 32  # tokens that two steps may add to a request before the host knows of them
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     evicted: list[Any] = []  # requests for which SGLang itself evicts in this step
 
     def evict(batch: Any, request: Any, pre_len: int, longest: int) -> None:
@@ -33,6 +32,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
             )
             batch.token_to_kv_pool_allocator.free_swa(tokens[begin : begin + size])
 
+    @injection.around("batch.evict_swa")
     def around(
         call_next: Callable[..., Any], batch: Any, request: Any, pre_len: int, **kwargs: Any
     ) -> Any:
@@ -41,6 +41,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         evict(batch, request, pre_len, pre_len)
         return result
 
+    @injection.after("batch.maybe_evict_swa", optional=True)
     def after(result: Any, batch: Any) -> Any:
         others = [r for r in batch.reqs if not any(r is e for e in evicted)]
         evicted.clear()
@@ -53,15 +54,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
                     evict(batch, request, length, min(room, length + UNDER_WAY))
         return result
 
-    hooks.around("batch.evict_swa", Order.FAULT, injection.fault.id, around)
-    hooks.after("batch.maybe_evict_swa", Order.FAULT, injection.fault.id, after, optional=True)
-
 
 FAULT = Fault(
     id="early-swa-free",
     title="a SWA page is evicted inside its request's window",
     tasks={"on": "evict the oldest page of one request's window"},
     caught_by=("page-table", "kv-allocator"),
-    install=install,
     selectors=("request",),
 )

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.around("batch.check_decode_mem")
     def around(
         call_next: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
     ) -> bool:
@@ -29,14 +29,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"{len(batch.reqs)} requests were running")
         return False
 
-    hooks.around("batch.check_decode_mem", Order.FAULT, injection.fault.id, around)
-
 
 FAULT = Fault(
     id="forced-retract",
     title="the scheduler is told that the KV pools are full",
     tasks={"on": "say so once"},
     caught_by=(),
-    install=install,
     drills=("3*on",),
 )

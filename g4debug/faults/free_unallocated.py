@@ -9,13 +9,13 @@ import torch
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
     own = False
 
+    @allocators.around_frees
     def around(
         call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
     ) -> Any:
@@ -36,14 +36,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 own = False
         return result
 
-    allocators.around_frees(around)
-
 
 FAULT = Fault(
     id="free-unallocated",
     title="a page that was never handed out is freed",
     tasks={"on": "free the highest free page"},
     caught_by=("kv-allocator",),
-    install=install,
     selectors=("mode",),
 )

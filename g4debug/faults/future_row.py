@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
@@ -32,9 +31,10 @@ def exchanged(injection: Injection, indices: torch.Tensor, batch: Any, task: str
     return indices[order]
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     verifying: list[Any] = [None]  # the batch that is being verified
 
+    @put(injection.around, "forward")
     def around_forward(
         call_next: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -48,6 +48,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 kwargs["on_publish"] = publish
         return call_next(worker, batch, *args, **kwargs)
 
+    @injection.around("scheduler.relay")
     def around_relay(call_next: Callable[..., Any], scheduler: Any, *args: Any) -> Any:
         batch, verifying[0] = verifying[0], None
         if batch is None:
@@ -60,14 +61,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
             *(exchanged(injection, a, batch, "stash") if hasattr(a, "clone") else a for a in args),
         )
 
+    @injection.before("future.resolve_lens")
     def before_resolve(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if decodes(batch):
             spec = batch.spec_info
             spec.future_indices = exchanged(injection, spec.future_indices, batch, "read")
-
-    put(hooks.around, "forward", injection, around_forward)
-    hooks.around("scheduler.relay", Order.FAULT, injection.fault.id, around_relay)
-    hooks.before("future.resolve_lens", Order.FAULT, injection.fault.id, before_resolve)
 
 
 FAULT = Fault(
@@ -80,7 +78,6 @@ FAULT = Fault(
         "lost": "bonus tokens and hidden states are not stashed",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*publish", "1*stash", "1*read", "1*lost"),
     needs=("future.resolve_lens", "scheduler.relay"),
 )

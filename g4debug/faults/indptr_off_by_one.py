@@ -19,4 +19,6 @@ def off_by_one(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lis
     return do
 
 
-FAULT = lists.declare("indptr-off-by-one", "kv_indptr ends one row's list one too late", off_by_one)
+FAULT, install = lists.declare(
+    "indptr-off-by-one", "kv_indptr ends one row's list one too late", off_by_one
+)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from g4debug.faults import _prefix
 from g4debug.faults.base import Fault, Injection
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
-
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def change(slots: torch.Tensor, size: int) -> torch.Tensor:
         if len(slots) < 2 * size or (action := injection.fire()) is None:
             return slots
@@ -28,7 +23,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         )
         return changed
 
-    _prefix.change_handed_over(hooks, injection, change)
+    _prefix.change_handed_over(injection, change)
 
 
 def _page(slots: torch.Tensor, size: int) -> str:
@@ -40,5 +35,4 @@ FAULT = Fault(
     title="a request hands a wrong page to the prefix cache",
     tasks={"on": "its first page twice", "shift": "the slots of its last page, shifted by one"},
     caught_by=("prefix-cache",),
-    install=install,
 )

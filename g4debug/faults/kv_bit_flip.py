@@ -12,7 +12,6 @@ import torch
 from g4debug.faults._kv import TASKS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action, GrammarError
-from g4debug.hooking.hooks import Hooks
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an element
 
@@ -43,10 +42,10 @@ def flip(row: torch.Tensor, injection: Injection, action: Action) -> str:
     return f"bit {bit} of element {element} ({before:.4g} is {after:.4g} now)"
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     for action in injection.chain.actions:
         bit_of(action)  # an unusable argument is an error at start
-    spoil(hooks, injection, flip)
+    spoil(injection, flip)
 
 
 FAULT = Fault(
@@ -54,7 +53,6 @@ FAULT = Fault(
     title="one bit of a live KV page flips",
     tasks=TASKS,
     caught_by=("kv-integrity",),
-    install=install,
     arguments=("on", "full", "swa"),
     drills=("1*full(30)", "1*swa(30)", "1*on(0)"),
 )

@@ -10,7 +10,6 @@ import torch
 from g4debug.faults._kv import TASKS, spoil
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
-from g4debug.hooking.hooks import Hooks
 
 
 def poison(row: torch.Tensor, injection: Injection, action: Action) -> str:
@@ -20,8 +19,8 @@ def poison(row: torch.Tensor, injection: Injection, action: Action) -> str:
     return f"NaN at element {element}"
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    spoil(hooks, injection, poison)
+def install(injection: Injection) -> None:
+    spoil(injection, poison)
 
 
 FAULT = Fault(
@@ -29,6 +28,5 @@ FAULT = Fault(
     title="an element of a live KV page becomes NaN",
     tasks=TASKS,
     caught_by=("kv-integrity",),
-    install=install,
     drills=("1*full", "1*swa"),
 )

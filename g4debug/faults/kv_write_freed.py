@@ -14,12 +14,11 @@ import torch
 from g4debug.faults._allocator import Allocators, free_list, pages, part
 from g4debug.faults._kv import TASKS, pools_of
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     freed: dict[str, set[int]] = {"full": set(), "swa": set()}
-    allocators = Allocators(hooks, injection)
+    allocators = Allocators(injection)
 
     def before_free(allocator: Any, free_index: torch.Tensor) -> None:
         freed[allocators.pool_of(allocator)].update(pages(free_index, allocator.page_size))
@@ -27,6 +26,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
     def before_release(allocator: Any, *page_ids: torch.Tensor) -> None:
         freed[allocators.pool_of(allocator)].update(torch.cat(page_ids).tolist())
 
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         allocator = scheduler.token_to_kv_pool_allocator
         pools = pools_of(allocator)
@@ -50,8 +50,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
         ("pool.free.token", before_free),  # page size 1 has an allocator of its own
         ("pool.release", before_release),
     ):
-        hooks.before(site, Order.FAULT, injection.fault.id, before, optional=True)
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
+        injection.before(site, optional=True)(before)
 
 
 def write(kv_pool: Any, token: int, injection: Injection) -> None:
@@ -68,6 +67,5 @@ FAULT = Fault(
     title="a token's KV is written into a page that is free",
     tasks=TASKS,
     caught_by=("kv-integrity",),
-    install=install,
     drills=("1*full", "1*swa"),
 )

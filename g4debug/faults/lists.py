@@ -10,13 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import carrying
 from g4debug.backends.base import ListAdapter
 from g4debug.faults._metadata import Made, watch
-from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
+from g4debug.faults.base import Fault, Injection, Install
 
 if TYPE_CHECKING:
     import torch
@@ -104,27 +104,26 @@ def corrupt(of: Lists, injection: Injection, mode: str, runner: str, fault: Corr
         injection.log(f"{runner} {mode}: {it.name} list row {it.row} {change()}")
 
 
-def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
+def _install(fault: Corruption, injection: Injection) -> None:
     """Put a fault in place, on every backend that hands over lists of tokens."""
 
+    @watch(injection, ListAdapter)
     def act(made: Made) -> None:
         if made.mode != "capture":
             pairs = made.adapter.all_lists(made.backend, made.static)
             of = lists_of(made.backend, pairs, made.live)
             corrupt(of, injection, made.mode, made.runner, fault)
 
-    watch(hooks, injection.fault.id, ListAdapter, act)
 
-
-def declare(name: str, title: str, fault: Corruption) -> Fault:
-    """Declare a fault in lists of tokens."""
-    return Fault(
+def declare(name: str, title: str, fault: Corruption) -> tuple[Fault, Install]:
+    """Declare a fault in lists of tokens: its FAULT, and its install."""
+    declared = Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(hooks, injection, fault),
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
         backend=carrying(ListAdapter)[0].name,
     )
+    return declared, partial(_install, fault)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from g4debug.faults.base import Fault, Injection
+from g4debug.faults.base import Fault, Injection, Install
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 TASKS = {"on": "spoil one location", "full": "only the full layers get the wrong location"}
 
@@ -55,11 +55,10 @@ class Forward:
 Spoil = Callable[[Forward, Injection], tuple[int, int, str] | None]
 
 
-def install(
-    hooks: Hooks, injection: Injection, able: Callable[[Forward], bool], spoil: Spoil
-) -> None:
+def _install(able: Callable[[Forward], bool], spoil: Spoil, injection: Injection) -> None:
     """Let ``spoil`` choose a location, where ``able`` says that it can."""
 
+    @injection.after("forward_batch.init_new")
     def after_new(result: Any, *args: Any, **kwargs: Any) -> Any:
         """``ForwardBatch.init_new(batch, model_runner)``, which may be given the class, too."""
         given = [a for a in args if not isinstance(a, type)]
@@ -86,8 +85,6 @@ def install(
         who = f"token {token.position} of row {token.row}"
         injection.log(f"target {mode}: {who} is written to slot {wrong}, {what}")
         return result
-
-    hooks.after("forward_batch.init_new", Order.FAULT, injection.fault.id, after_new)
 
 
 def _forward(made: Any, batch: Any, runner: Any) -> Forward:
@@ -120,14 +117,14 @@ def _forward(made: Any, batch: Any, runner: Any) -> Forward:
 
 def declare(
     name: str, title: str, able: Callable[[Forward], bool], spoil: Spoil, drills: tuple[str, ...]
-) -> Fault:
-    """Declare a fault of write locations."""
-    return Fault(
+) -> tuple[Fault, Install]:
+    """Declare a fault of write locations: its FAULT, and its install."""
+    declared = Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("kv-writes",),
-        install=lambda hooks, injection: install(hooks, injection, able, spoil),
         selectors=("mode",),
         drills=drills,
     )
+    return declared, partial(_install, able, spoil)

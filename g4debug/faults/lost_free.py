@@ -9,12 +9,12 @@ import torch
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
+    @allocators.around_frees
     def around(
         call_next: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **kwargs: Any
     ) -> Any:
@@ -23,14 +23,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
             return None
         return call_next(allocator, free_index, **kwargs)
 
-    allocators.around_frees(around)
-
 
 FAULT = Fault(
     id="lost-free",
     title="a free never reaches the allocator",
     tasks={"on": "lose one free"},
     caught_by=("pool-leak",),
-    install=install,
     selectors=("mode",),
 )

@@ -14,6 +14,6 @@ def alias(cell: tables.Cell, draw: random.Random) -> int | None:
     return draw.choice(others) if others else None
 
 
-FAULT = tables.declare(
+FAULT, install = tables.declare(
     "page-alias", "a live cell of a page table gets another request's page", alias
 )

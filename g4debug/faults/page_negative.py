@@ -15,4 +15,6 @@ def negative(cell: tables.Cell, draw: random.Random) -> int | None:
     return -1
 
 
-FAULT = tables.declare("page-negative", "a live cell of a page table gets page -1", negative)
+FAULT, install = tables.declare(
+    "page-negative", "a live cell of a page table gets page -1", negative
+)

@@ -14,6 +14,6 @@ def off_by_one(cell: tables.Cell, draw: random.Random) -> int | None:
     return cell.value - 1 if cell.value > 1 else cell.value + 1
 
 
-FAULT = tables.declare(
+FAULT, install = tables.declare(
     "page-off-by-one", "a live cell of a page table gets the page beside its own", off_by_one
 )

@@ -14,6 +14,6 @@ def out_of_range(cell: tables.Cell, draw: random.Random) -> int | None:
     return FAR + draw.randrange(1000)
 
 
-FAULT = tables.declare(
+FAULT, install = tables.declare(
     "page-oob", "a live cell of a page table gets an out-of-range page", out_of_range
 )

@@ -19,6 +19,6 @@ def pool_swap(cell: tables.Cell, draw: random.Random) -> int | None:
     return page if page != cell.value else None
 
 
-FAULT = tables.declare(
+FAULT, install = tables.declare(
     "page-pool-swap", "a live cell of one pool's page table gets the other pool's page", pool_swap
 )

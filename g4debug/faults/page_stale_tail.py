@@ -36,6 +36,6 @@ class StaleTail:
         return before if before not in (0, cell.value) else None
 
 
-FAULT = tables.declare(
+FAULT, install = tables.declare(
     "page-stale-tail", "a row's last live cell keeps what an earlier owner had there", StaleTail
 )

@@ -11,4 +11,6 @@ def zero(cell: tables.Cell, draw: random.Random) -> int | None:
     return 0 if cell.value else None
 
 
-FAULT = tables.declare("page-zero", "a live cell of a page table gets the reserved page 0", zero)
+FAULT, install = tables.declare(
+    "page-zero", "a live cell of a page table gets the reserved page 0", zero
+)

@@ -10,10 +10,10 @@ from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if batch.forward_mode is None or not batch.forward_mode.is_decode():
             return
@@ -31,14 +31,11 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 # From 0.5.21 on, free also frees the SWA page, which may be gone since long.
                 getattr(allocator, "free_full", allocator.free)(page)
 
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
-
 
 FAULT = Fault(
     id="prefix-freed",
     title="a page of the prefix cache is freed while a running request reads it",
     tasks={"on": "free the first full page of one request that decodes"},
     caught_by=("page-table", "pool-leak", "kv-allocator"),
-    install=install,
     selectors=("request",),
 )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
-
-def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         size = int(scheduler.token_to_kv_pool_allocator.page_size)
         for request in batch.reqs or ():
@@ -30,13 +26,10 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 f"cache_protected_len of request {request.rid}: {protected + size}, not {protected}"
             )
 
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run)
-
 
 FAULT = Fault(
     id="protected-page",
     title="cache_protected_len counts one page too much",
     tasks={"on": "count one page of a request too much"},
     caught_by=("pool-leak",),
-    install=install,
 )

@@ -11,10 +11,10 @@ from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.around, "forward")
     def around_forward(
         call_next: Callable[..., Any], worker: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
@@ -33,8 +33,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             publish(result.new_seq_lens)
         return result
 
-    put(hooks.around, "forward", injection, around_forward)
-
 
 FAULT = Fault(
     id="publish-order",
@@ -45,7 +43,6 @@ FAULT = Fault(
         "never": "they are not published",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*early", "1*twice", "1*never"),
     needs=("future.publish",),
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
 def shares(tree_cache: Any) -> bool:
@@ -18,7 +17,8 @@ def shares(tree_cache: Any) -> bool:
     return not tree_cache.is_chunk_cache()
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -33,15 +33,12 @@ def install(hooks: Hooks, injection: Injection) -> None:
         gained = scheduler.token_to_kv_pool_allocator.available_size() - before
         injection.log(f"asked for {tokens} tokens of each pool, {gained} became free in both")
 
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run_batch)
-
 
 FAULT = Fault(
     id="radix-evict",
     title="the prefix cache evicts before a step, as it does under load",
     tasks={"on": "evict as many tokens as the argument says"},
     caught_by=(),
-    install=install,
     arguments=("on",),
     counts="a number of tokens",
     default=256,

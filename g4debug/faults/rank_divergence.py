@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     tasks = {action.task for action in injection.chain.actions}
 
+    @injection.after("scheduler.recv_requests")
     def after_recv(result: Any, *args: Any, **kwargs: Any) -> Any:
         if "on" not in tasks or injection.clock.rank < 1 or not isinstance(result, list):
             return result
@@ -32,6 +32,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 break
         return result
 
+    @injection.before("scheduler.run_batch")
     def before_step(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if "abort" not in tasks or injection.clock.rank < 1 or not batch.forward_mode.is_decode():
             return
@@ -44,9 +45,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
         request.to_finish = FINISH_ABORT()
         injection.log(f"request {request.rid} is aborted on this rank")
 
-    hooks.after("scheduler.recv_requests", Order.FAULT, injection.fault.id, after_recv)
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_step)
-
 
 FAULT = Fault(
     id="rank-divergence",
@@ -56,7 +54,6 @@ FAULT = Fault(
         "abort": "it aborts a running request that the others go on with",
     },
     caught_by=("rank-divergence",),
-    install=install,
     drills=("1*on", "1*abort"),
     ranks=2,
 )

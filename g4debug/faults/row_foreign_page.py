@@ -12,10 +12,10 @@ from typing import Any
 
 from g4debug.faults.base import Fault, Injection
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.before("scheduler.run_batch")
     def before_run(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         mode = batch.forward_mode.name.lower() if batch.forward_mode else ""
         if mode != "decode":  # a prefill has only just got its pages
@@ -35,8 +35,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             f"row {req_kv.row(victim)} of {victim.rid} names page {page} of {owner.rid} for "
             f"tokens {here}..{here + size - 1}"
         )
-
-    hooks.before("scheduler.run_batch", Order.FAULT, injection.fault.id, before_run)
 
 
 def _running(batch: Any) -> list[tuple[Any, int]]:
@@ -61,6 +59,5 @@ FAULT = Fault(
     title="a row of req_to_token names another live request's page",
     tasks={"on": "write one page of another request into one row"},
     caught_by=("page-table",),
-    install=install,
     selectors=("mode",),
 )

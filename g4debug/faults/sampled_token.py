@@ -5,24 +5,21 @@ With speculative decoding the task ``on`` strikes a prefill: a verify samples in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.verify_input import another
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
-
-def install(hooks: Hooks, injection: Injection) -> None:
-    from g4debug.hooking.hooks import Order
-
+def install(injection: Injection) -> None:
     running: list[Any] = [None]  # the batch that the scheduler runs
 
+    @injection.before("scheduler.run_batch")
     def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         running[0] = batch
 
+    @injection.after("worker.target_forward")
     def after_forward(result: Any, *args: Any, **kwargs: Any) -> Any:
         tokens, batch = result.next_token_ids, running[0]
         if batch is None or not hasattr(tokens, "clone") or len(tokens) != len(batch.reqs):
@@ -36,6 +33,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"on: request {batch.reqs[row].rid} (row {row}): another token")
         return result
 
+    @injection.after("future.stash")
     def after_stash(result: Any, future_map: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         batch = running[0]
         rows = survivors(batch) if batch is not None and len(indices) == len(batch.reqs) else []
@@ -46,11 +44,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"rows: the tokens of rows {a} and {b} exchanged")
         return result
 
-    fault = injection.fault.id
-    hooks.before("scheduler.run_batch", Order.FAULT, fault, before_run_batch)
-    hooks.after("worker.target_forward", Order.FAULT, fault, after_forward)
-    hooks.after("future.stash", Order.FAULT, fault, after_stash)
-
 
 FAULT = Fault(
     id="sampled-token",
@@ -60,7 +53,6 @@ FAULT = Fault(
         "rows": "the tokens of two requests are exchanged on the way to the next step",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*on", "1*rows"),
     needs=("result.resolve",),
 )

@@ -18,7 +18,6 @@ from g4debug.faults._spec import (
     survivors,
 )
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 OFF = {"plus": 1, "minus": -1, "device": 1}
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def shifted(lengths: torch.Tensor, batch: Any, where: str) -> torch.Tensor:
         rows = survivors(batch)
         action = injection.fire() if rows else None
@@ -36,18 +35,17 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"{who}: {where} {off:+d}")
         return changed(lengths, row, int(lengths[row]) + off)
 
+    @put(injection.after, "verify")
     def after_verify(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if batch.reqs and not asks_for(injection, "device"):
             result.new_seq_lens = shifted(result.new_seq_lens, batch, "the new seq_len")
         return result
 
+    @injection.after("future.resolve_lens")
     def after_resolve(result: Any, future_map: Any, batch: Any, *args: Any, **kw: Any) -> Any:
         if decodes(batch) and asks_for(injection, "device"):
             batch.seq_lens = shifted(batch.seq_lens, batch, "seq_len on the device")
         return result
-
-    put(hooks.after, "verify", injection, after_verify)
-    hooks.after("future.resolve_lens", Order.FAULT, injection.fault.id, after_resolve)
 
 
 FAULT = Fault(
@@ -59,6 +57,5 @@ FAULT = Fault(
         "device": "it is one too long, only on the device",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*plus", "1*minus"),
 )

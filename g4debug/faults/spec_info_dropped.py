@@ -7,16 +7,15 @@ from typing import Any
 from g4debug.faults._spec import CAUGHT_BY, at_end_of_decode
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import Action
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def drop(batch: Any, rows: list[int], action: Action) -> None:
         kind = type(batch.spec_info).__name__
         batch.spec_info = None
         injection.log(f"{kind} of {len(rows)} requests dropped")
 
-    at_end_of_decode(hooks, injection, drop)
+    at_end_of_decode(injection, drop)
 
 
 FAULT = Fault(
@@ -24,5 +23,4 @@ FAULT = Fault(
     title="batch.spec_info is None after a decode step whose requests go on",
     tasks={"on": "drop it"},
     caught_by=CAUGHT_BY,
-    install=install,
 )

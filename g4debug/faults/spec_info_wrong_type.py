@@ -9,10 +9,10 @@ from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.around, "draft_extend")
     def around_extend(call_next: Any, worker: Any, batch: Any, result: Any) -> None:
         was = result.next_draft_input
         call_next(worker, batch, result)
@@ -22,13 +22,10 @@ def install(hooks: Hooks, injection: Injection) -> None:
             kinds = f"{type(was).__name__} in place of {type(new).__name__}"
             injection.log(f"{kinds}, {len(rows)} requests")
 
-    put(hooks.around, "draft_extend", injection, around_extend)
-
 
 FAULT = Fault(
     id="spec-info-wrong-type",
     title="a draft-extend input is on the batch where a draft input belongs",
     tasks={"on": "put the draft-extend input there"},
     caught_by=CAUGHT_BY,
-    install=install,
 )

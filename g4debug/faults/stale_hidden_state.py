@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 if TYPE_CHECKING:
     import torch
@@ -46,15 +45,15 @@ class Old:
             self.swap(batch.spec_info)
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     seed, draft = Old(injection, "on"), Old(injection, "draft")
 
+    @put(injection.before, "draft_extend")
     def before_draft_extend(worker: Any, batch: Any, result: Any) -> None:
         if survivors(batch):
             seed.swap(result.logits_output)
 
-    put(hooks.before, "draft_extend", injection, before_draft_extend)
-    put(hooks.before, "forward", injection, draft.see)
+    put(injection.before, "forward")(draft.see)
 
 
 FAULT = Fault(
@@ -65,6 +64,5 @@ FAULT = Fault(
         "draft": "the next draft gets them",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*on", "1*draft"),
 )

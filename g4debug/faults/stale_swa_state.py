@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import adapters
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
 
 if TYPE_CHECKING:
     from g4debug.backends.base import Adapter
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def after_init(
         adapter: Adapter, result: Any, backend: Any, model_runner: Any, *args: Any, **kw: Any
     ) -> Any:
@@ -34,9 +33,7 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
     for adapter in adapters():
         if adapter.without_swa:
-            hooks.after(
-                adapter.built, Order.FAULT, injection.fault.id, partial(after_init, adapter)
-            )
+            injection.after(adapter.built)(partial(after_init, adapter))
 
 
 FAULT = Fault(
@@ -44,7 +41,6 @@ FAULT = Fault(
     title="the draft's attention backend does not know that its pool is a SWA pool",
     tasks={"on": "set the stale state on the draft's backend"},
     caught_by=("page-table",),
-    install=install,
     selectors=("runner",),
     recreates="swa-state-swap",
 )

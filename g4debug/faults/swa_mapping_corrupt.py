@@ -11,12 +11,12 @@ from typing import Any
 
 from g4debug.faults import _allocator
 from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
-    allocators = _allocator.Allocators(hooks, injection)
+def install(injection: Injection) -> None:
+    allocators = _allocator.Allocators(injection)
 
+    @allocators.around_callers(*_allocator.ALLOC)
     def around(call_next: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
         out = call_next(allocator, *args, **kwargs)
         if out is None or not hasattr(allocator, "swa_attn_allocator") or not out.numel():
@@ -32,16 +32,12 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"full page {page} maps to SWA page {wrong} instead of {right}")
         return out
 
-    for method in _allocator.ALLOC:
-        allocators.around_callers(method, around)
-
 
 FAULT = Fault(
     id="swa-mapping-corrupt",
     title="a live page's full-to-SWA mapping names another SWA page",
     tasks={"on": "corrupt the newest page of one request"},
     caught_by=("page-table", "kv-allocator"),
-    install=install,
     selectors=("mode",),
     drills=("1*on@mode=decode",),
 )

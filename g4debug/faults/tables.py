@@ -12,14 +12,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from g4debug.backends import carrying
 from g4debug.backends.base import TableAdapter
 from g4debug.faults._in_graph import Overwritten
 from g4debug.faults._metadata import Made, watch
-from g4debug.faults.base import Fault, Injection
-from g4debug.hooking.hooks import Hooks, Order
+from g4debug.faults.base import Fault, Injection, Install
 
 if TYPE_CHECKING:
     import torch
@@ -104,12 +104,13 @@ def corrupt(of: Tables, injection: Injection, mode: str, runner: str, fault: Cor
         injection.log(f"{runner} {mode}: {at} = {value}")
 
 
-def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
+def _install(fault: Corruption | type[Corruption], injection: Injection) -> None:
     """Put a fault in place, on every backend that hands over page tables."""
-    owner = injection.fault.id
+    corruption = fault() if isinstance(fault, type) else fault
     filling = [a for a in carrying(TableAdapter) if a.in_graph]
     overwritten = {adapter: Overwritten(adapter) for adapter in filling}
 
+    @watch(injection, TableAdapter)
     def act(made: Made) -> None:
         again = None if made.static is None else overwritten.get(made.adapter)
         if made.mode == "capture":
@@ -119,25 +120,22 @@ def install(hooks: Hooks, injection: Injection, fault: Corruption) -> None:
         if again is not None:
             again.before_replay(made.backend, made.batch)
         of = tables_of(made.adapter, made.backend, made.live, again)
-        corrupt(of, injection, made.mode, made.runner, fault)
+        corrupt(of, injection, made.mode, made.runner, corruption)
 
-    watch(hooks, owner, TableAdapter, act)
     for adapter, again in overwritten.items():
-        hooks.after(adapter.in_graph, Order.FAULT, owner, again.fill_in)
+        injection.after(adapter.in_graph)(again.fill_in)
 
 
-def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> Fault:
-    """Declare a page-table fault. A class is called once for each process."""
-    return Fault(
+def declare(name: str, title: str, fault: Corruption | type[Corruption]) -> tuple[Fault, Install]:
+    """Declare a page-table fault: its FAULT and its install, which calls a class once."""
+    declared = Fault(
         id=name,
         title=title,
         tasks=TASKS,
         caught_by=("page-table",),
-        install=lambda hooks, injection: install(
-            hooks, injection, fault() if isinstance(fault, type) else fault
-        ),
         arguments=("corrupt",),
         counts="a number of cells",
         selectors=("mode", "runner"),
         drills=("1*on@runner=target@mode=target_verify", "1*on@runner=draft@mode=decode"),
     )
+    return declared, partial(_install, fault)

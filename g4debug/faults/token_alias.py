@@ -13,6 +13,6 @@ def alias(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> lists.Ch
     return lists.put(it, it.end - 1, draw.choice(others)) if others else None
 
 
-FAULT = lists.declare(
+FAULT, install = lists.declare(
     "token-alias", "the last entry of a list of tokens gets another request's token", alias
 )

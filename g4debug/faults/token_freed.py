@@ -21,6 +21,6 @@ def free_pages(allocator: Any, name: str) -> tuple[list[int], int]:
     return [page for page in pages if page > 0], int(one.page_size)
 
 
-FAULT = lists.declare(
+FAULT, install = lists.declare(
     "token-freed", "the last entry of a list of tokens gets a token of a free page", freed
 )

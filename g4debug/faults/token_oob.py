@@ -14,6 +14,6 @@ def out_of_range(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> l
     return lists.put(it, it.end - 1, FAR + draw.randrange(1000))
 
 
-FAULT = lists.declare(
+FAULT, install = lists.declare(
     "token-oob", "the last entry of a list of tokens gets an out-of-range index", out_of_range
 )

@@ -25,6 +25,6 @@ def pool_swap(of: lists.Lists, it: lists.TokenList, draw: random.Random) -> list
     return do
 
 
-FAULT = lists.declare(
+FAULT, install = lists.declare(
     "token-pool-swap", "a list of tokens gets the tokens of the other pool's list", pool_swap
 )

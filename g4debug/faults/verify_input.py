@@ -14,8 +14,6 @@ from g4debug.faults.base import Fault, Injection
 if TYPE_CHECKING:
     import torch
 
-    from g4debug.hooking.hooks import Hooks
-
 
 def exchanged(tensor: torch.Tensor, a: int, b: int, width: int) -> torch.Tensor:
     """A copy in which two rows of ``width`` numbers have changed places."""
@@ -30,7 +28,8 @@ def another(tensor: torch.Tensor, at: int) -> torch.Tensor:
     return changed(tensor, at, token - 1 if token else 1)
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.after, "draft")
     def after_draft(made: Any, worker: Any, batch: Any) -> Any:
         rows = survivors(batch) if decodes(batch) else []
         if not rows or (asks_for(injection, "rows") and len(rows) < 2):
@@ -55,8 +54,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"{action.task}: {who}: another token")
         return made
 
-    put(hooks.after, "draft", injection, after_draft)
-
 
 FAULT = Fault(
     id="verify-input",
@@ -68,7 +65,6 @@ FAULT = Fault(
         "rows": "the tokens of two requests are exchanged",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*bonus", "1*draft", "1*positions", "1*rows"),
     needs=("result.resolve",),
 )

@@ -13,7 +13,6 @@ from typing import Any
 from g4debug.faults._spec import CAUGHT_BY, after_step, asks_for, decodes, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.grammar import GrammarError
-from g4debug.hooking.hooks import Hooks
 
 
 def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
@@ -24,16 +23,17 @@ def leave(batch: Any, verify_input: Any, injection: Injection) -> None:
         injection.log(f"{kind} stays on the batch, {live} of {len(batch.reqs)} requests go on")
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     if any(action.task == "finished" for action in injection.chain.actions):
         raise GrammarError("verify-input-left: this SGLang has no worker that task finished is for")
-    at_end(hooks, injection)
+    at_end(injection)
 
 
-def at_end(hooks: Hooks, injection: Injection) -> None:
+def at_end(injection: Injection) -> None:
     """Leave it at the end of a step that suits the task."""
     verified: list[Any] = [None]
 
+    @put(injection.before, "verify")
     def before_verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         verified[0] = batch.spec_info
 
@@ -44,8 +44,7 @@ def at_end(hooks: Hooks, injection: Injection) -> None:
         if not asks_for(injection, "finished" if survivors(batch) else "on"):
             leave(batch, verify_input, injection)
 
-    put(hooks.before, "verify", injection, before_verify)
-    after_step(hooks, injection, act)
+    after_step(injection, act)
 
 
 FAULT = Fault(
@@ -56,7 +55,6 @@ FAULT = Fault(
         "finished": "leave it where every request finished",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     # "finished" does harm only if a merge follows; repro/zero_accept_merge.py shows it.
     drills=("1*on",),
 )

@@ -5,17 +5,15 @@ The numbers stay possible ones. The next step goes on from them, so the answer i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from g4debug.faults._spec import CAUGHT_BY, asks_for, changed, one_of, put, survivors
 from g4debug.faults.base import Fault, Injection
 from g4debug.faults.verify_input import another, exchanged
 
-if TYPE_CHECKING:
-    from g4debug.hooking.hooks import Hooks
 
-
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @put(injection.after, "verify")
     def after_verify(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch) if result.accept_lens is not None else []
         if not rows or (asks_for(injection, "rows") and len(rows) < 2):
@@ -42,8 +40,6 @@ def install(hooks: Hooks, injection: Injection) -> None:
             injection.log(f"token: {who}: another bonus token is put out")
         return result
 
-    put(hooks.after, "verify", injection, after_verify)
-
 
 FAULT = Fault(
     id="verify-result",
@@ -54,7 +50,6 @@ FAULT = Fault(
         "rows": "the tokens of two requests are exchanged",
     },
     caught_by=CAUGHT_BY,
-    install=install,
     drills=("1*length", "1*token", "1*rows"),
     needs=("result.resolve",),
 )

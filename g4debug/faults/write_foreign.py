@@ -35,7 +35,7 @@ def spoil(forward: locations.Forward, injection: Injection) -> tuple[int, int, s
     return writer.index, _before(forward, victim), where
 
 
-FAULT = locations.declare(
+FAULT, install = locations.declare(
     "write-foreign",
     "a token's KV is written over that of another request",
     lambda forward: bool(_newest(forward)) and len({t.row for t in forward.tokens}) > 1,

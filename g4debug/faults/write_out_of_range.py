@@ -13,7 +13,7 @@ def spoil(forward: locations.Forward, injection: Injection) -> tuple[int, int, s
     return token.index, forward.slots, f"but the full pool has {forward.slots} slots"
 
 
-FAULT = locations.declare(
+FAULT, install = locations.declare(
     "write-out-of-range",
     "a token's KV is written behind the end of the pool",
     lambda forward: bool(forward.tokens),

@@ -12,7 +12,7 @@ def spoil(forward: locations.Forward, injection: Injection) -> tuple[int, int, s
     return token.index, int(forward.loc[other.index]), at
 
 
-FAULT = locations.declare(
+FAULT, install = locations.declare(
     "write-twice",
     "the KV of two tokens of a forward is written to one place",
     lambda forward: len(forward.tokens) > 1,

@@ -55,7 +55,7 @@ def test_a_broken_fault_hides_no_other(
     (tmp_path / "zz_broken.py").write_text("import not_there\n")
     (tmp_path / "zz_stress.py").write_text(
         "from g4debug.faults.base import Fault\n"
-        "FAULT = Fault('zz-stress', 'a slow step', {'on': 'sleep'}, (), lambda h, a: None)\n"
+        "FAULT = Fault('zz-stress', 'a slow step', {'on': 'sleep'}, ())\n"
     )
     monkeypatch.setattr(g4debug.faults, "__path__", [*g4debug.faults.__path__, str(tmp_path)])
     discovery._modules.cache_clear()

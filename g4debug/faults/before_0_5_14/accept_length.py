@@ -12,10 +12,10 @@ from g4debug.faults import accept_length
 from g4debug.faults._spec import survivors
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.after("worker.verify")
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         live = survivors(batch)
         action = injection.fire() if live else None
@@ -37,5 +37,4 @@ def install(hooks: Hooks, injection: Injection) -> None:
         injection.log(f"request {batch.reqs[row].rid} (row {row}): accept length {was} -> {length}")
         return result
 
-    accept_length.install(hooks, injection)  # for 0.5.12's v2
-    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
+    accept_length.install(injection)  # for 0.5.12's v2

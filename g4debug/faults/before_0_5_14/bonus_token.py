@@ -7,14 +7,12 @@ from typing import Any
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import with_path_only as absent
 from g4debug.faults.bonus_token import change
-from g4debug.hooking.hooks import Hooks, Order
 
 __all__ = ["absent", "install"]
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.after("overlap.resolve")
     def after_read(result: Any, future_map: Any, batch: Any) -> Any:
         change(injection, batch)
         return result
-
-    hooks.after("overlap.resolve", Order.FAULT, injection.fault.id, after_read)

@@ -19,7 +19,6 @@ from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
 from g4debug.faults.double_bookkeeping import count_again
 from g4debug.hooking import req_kv
-from g4debug.hooking.hooks import Hooks, Order
 
 
 def loses_a_page(request: Any, accepted: int, page: int) -> bool:
@@ -28,7 +27,8 @@ def loses_a_page(request: Any, accepted: int, page: int) -> bool:
     return -(-left // page) < -(-req_kv.allocated(request) // page)
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
+    @injection.after("result.resolve_overlap", optional=True)
     def after_overlap(kept: Any, scheduler: Any, result: Any, batch: Any) -> Any:
         rows = survivors(batch) if speculation.of(batch) is not None else []
         page = scheduler.token_to_kv_pool_allocator.page_size
@@ -47,10 +47,12 @@ def install(hooks: Hooks, injection: Injection) -> None:
 
     accepted: list[list[int]] = [[]]
 
+    @injection.after("worker.verify")
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         accepted[0] = [n + 1 for n in verify_output(result).num_correct_drafts_per_req_cpu]
         return result
 
+    @injection.after("worker.forward")
     def after_forward(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         rows = survivors(batch) if decodes(batch) else []
         action = injection.fire() if rows and accepted[0] else None
@@ -59,8 +61,3 @@ def install(hooks: Hooks, injection: Injection) -> None:
             done = count_again(request, accepted[0][row], action.task)
             injection.log(f"{who}: {done} a second time")
         return result
-
-    owner = injection.fault.id
-    hooks.after("result.resolve_overlap", Order.FAULT, owner, after_overlap, optional=True)
-    hooks.after("worker.verify", Order.FAULT, owner, after_verify)
-    hooks.after("worker.forward", Order.FAULT, owner, after_forward)

@@ -12,18 +12,18 @@ from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import with_path_only as absent
 from g4debug.faults.future_row import exchanged
 from g4debug.faults.grammar import GrammarError
-from g4debug.hooking.hooks import Hooks, Order
 
 __all__ = ["absent", "install"]
 BUFFERS = ("bonus_tokens_buf", "topk_index_buf", "topk_p_buf", "hidden_states_buf")
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     if any(action.task == "publish" for action in injection.chain.actions):
         raise GrammarError("future-row: with this SGLang's FutureMap nothing is published")
     launched: list[Any] = [None]  # the batch whose step is stored next
     silenced: list[Any] = []  # the FutureMap into which nothing is stored
 
+    @injection.before("overlap.resolve")
     def before_read(future_map: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         launched[0] = batch if decodes(batch) else None
         if launched[0] is None:
@@ -37,11 +37,13 @@ def install(hooks: Hooks, injection: Injection) -> None:
             future_map.store_to_map = lambda *args: None  # until this step was launched
             silenced.append(future_map)
 
+    @injection.after("scheduler.run_batch")
     def after_run(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         while silenced:
             del silenced.pop().store_to_map
         return result
 
+    @injection.after("overlap.store")
     def after_store(result: Any, future_map: Any, future_indices: Any, *args: Any) -> Any:
         batch, launched[0] = launched[0], None
         if batch is None:
@@ -52,7 +54,3 @@ def install(hooks: Hooks, injection: Injection) -> None:
                 buffer = getattr(future_map, name)
                 buffer[future_indices.interval] = buffer[given]
         return result
-
-    hooks.before("overlap.resolve", Order.FAULT, injection.fault.id, before_read)
-    hooks.after("overlap.store", Order.FAULT, injection.fault.id, after_store)
-    hooks.after("scheduler.run_batch", Order.FAULT, injection.fault.id, after_run)

@@ -8,10 +8,9 @@ from g4debug.faults._spec import at_end_of_decode, one_of
 from g4debug.faults.base import Injection
 from g4debug.faults.grammar import Action
 from g4debug.faults.seq_len_off_by_one import OFF
-from g4debug.hooking.hooks import Hooks
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     def shift(batch: Any, rows: list[int], action: Action) -> None:
         (row, _, who), off = one_of(injection, batch, rows), OFF[action.task]
         was = int(batch.seq_lens_cpu[row])
@@ -22,4 +21,4 @@ def install(hooks: Hooks, injection: Injection) -> None:
             where = "host and device"
         injection.log(f"{who}: seq_len {was} {off:+d} on {where}")
 
-    at_end_of_decode(hooks, injection, shift)
+    at_end_of_decode(injection, shift)

@@ -8,12 +8,12 @@ from g4debug.faults._spec import at_end_of_decode
 from g4debug.faults.base import Injection
 from g4debug.faults.before_0_5_14._spec import verify_output
 from g4debug.faults.grammar import Action
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     extend: list[Any] = [None]
 
+    @injection.after("worker.verify")
     def after_verify(result: Any, worker: Any, batch: Any) -> Any:
         extend[0] = verify_output(result).draft_extend_input
         return result
@@ -23,5 +23,4 @@ def install(hooks: Hooks, injection: Injection) -> None:
         batch.spec_info, extend[0] = extend[0], None
         injection.log(f"{type(batch.spec_info).__name__} in place of {was}, {len(rows)} requests")
 
-    hooks.after("worker.verify", Order.FAULT, injection.fault.id, after_verify)
-    at_end_of_decode(hooks, injection, swap)
+    at_end_of_decode(injection, swap)

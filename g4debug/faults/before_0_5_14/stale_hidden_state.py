@@ -11,16 +11,15 @@ from typing import Any
 from g4debug.faults._spec import put
 from g4debug.faults.base import Injection
 from g4debug.faults.stale_hidden_state import Old
-from g4debug.hooking.hooks import Hooks, Order
 
 
-def install(hooks: Hooks, injection: Injection) -> None:
+def install(injection: Injection) -> None:
     seed, draft = Old(injection, "on"), Old(injection, "draft")
 
+    @injection.after("worker.forward")
     def after_forward(result: Any, *args: Any, **kwargs: Any) -> Any:
         draft.see(*args, **kwargs)
         return result
 
-    put(hooks.before, "forward", injection, draft.see)
-    hooks.before("worker.extend_after_decode", Order.FAULT, injection.fault.id, seed.see)
-    hooks.after("worker.forward", Order.FAULT, injection.fault.id, after_forward)
+    put(injection.before, "forward")(draft.see)
+    injection.before("worker.extend_after_decode")(seed.see)

@@ -164,11 +164,11 @@ def test_what_another_worker_binds_is_not_judged(bound):
 @pytest.mark.parametrize("task", ["1*on", "off"])
 def test_the_fault_is_caught_at_start_with_one_rank(bound, task):
     fault = discovery.load("fault", "draft-embedding-shard")
-    injection = Injection(
-        fault, Chain(parse(f"{fault.id}={task}").chains[fault.id], 0, fault.id), 0
-    )
     put: list = []
-    fault.install(SimpleNamespace(around=lambda *given: put.append(given)), injection)
+    chain = Chain(parse(f"{fault.id}={task}").chains[fault.id], 0, fault.id)
+    hooks = SimpleNamespace(around=lambda *given, optional: put.append(given))
+    injection = Injection(fault, chain, 0, hooks=hooks)
+    fault.put(injection)
     [(site, _, _, around)] = put
     assert site == "draft.bind_embedding"
     layer = torch.nn.Embedding(VOCABULARY, HIDDEN)
