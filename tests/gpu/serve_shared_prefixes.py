@@ -42,7 +42,7 @@ def engine(device: str) -> dict[str, Any]:
     arguments = dict(cuda(RUNNING, models).engine)
     for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
         arguments.pop(name)
-    return arguments | {"max_total_tokens": 6144, "cuda_graph_bs": [1, 4, RUNNING]}
+    return arguments | {"max_total_tokens": 8192, "cuda_graph_bs": [1, 4, RUNNING]}
 
 
 def main(device: str, result: str, alone: int, many: int) -> None:

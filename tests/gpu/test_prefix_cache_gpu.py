@@ -33,11 +33,11 @@ DRIVER = Path(__file__).with_name("serve_shared_prefixes.py")
 TRACERS = ("prefix-cache", "spec-lifecycle")
 ALONE, MANY = 12, 240
 # Nothing is wrong with these. The first requests, which run alone, are left alone.
-STRESS = "seed=11;abort-request=100*off->4%on;forced-retract=4%on;radix-evict=100*off->5%on(1024)"
+STRESS = "seed=11;abort-request=130*off->9%on;forced-retract=4%on;radix-evict=130*off->8%on(1024)"
 HAPPENED = {
     "a prefix came from the cache": r"#cached-token: [1-9]",
     "a request was aborted": r"abort-request #",
-    "a request was retracted": r"forced-retract #|#retracted_reqs: [1-9]",
+    "a request was retracted": r"Retract requests",
     "a prefix was evicted": r"radix-evict #",
 }
 # In log mode first: it reports, and stops nothing. In the other one it must be said that the
@@ -90,7 +90,7 @@ def test_a_healthy_server(tmp_path: Path, plain: dict[str, Any], mode: str) -> N
     assert not trouble(log, tmp_path)
     missing = [what for what, sign in HAPPENED.items() if not re.search(sign, log)]
     assert not missing, f"it did not happen that {'; '.join(missing)}"
-    assert re.search("(?i)capture.*cuda graph", log) or DEVICE == "cpu"
+    assert "graph: True" in log or DEVICE == "cpu", "no decode step was a replay"
     told = {t["name"]: t for t in found["tracers"]}
     for name in TRACERS:
         said = told[name]
@@ -111,7 +111,7 @@ def test_a_healthy_server(tmp_path: Path, plain: dict[str, Any], mode: str) -> N
     print(f"{mode}: of {MANY} requests that ran together {same} got the same tokens")
 
 
-@pytest.mark.parametrize(("fault", "drill"), DRILLS, ids="=".join)
+@pytest.mark.parametrize(("fault", "drill"), DRILLS, ids=map("=".join, DRILLS))
 def test_a_fault_is_told_by_the_tracer_that_it_names(
     tmp_path: Path, fault: str, drill: str
 ) -> None:
