@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -112,3 +114,18 @@ def test_a_turn_is_a_part_of_the_load_that_fills_no_cache():
     assert turn.fill == (0, 0)
     assert [batch for batch, _ in turn.phases] == [batch for batch, _ in whole.phases]
     assert all(t <= w and t >= b for (b, t), (_, w) in zip(turn.phases, whole.phases, strict=True))
+
+
+@pytest.mark.parametrize(("model", "vocab"), [("E4B", {}), ("E4B-32k", {"vocab": 32_768})])
+def test_a_model_is_asked_in_its_own_vocabulary(model, vocab):
+    asked = []
+
+    def put(question):
+        asked.append(question)
+        return {"rows": [{"number": 0}]}
+
+    load = tracers.loaded(Namespace(device="cuda", model=model, contexts=()), quick=True)
+    rows = tracers.ask(SimpleNamespace(put=put), load.turn(), seed=1)
+    assert [question["serve"] for question in asked] == [row["batch"] for row in rows] == [1, 8, 64]
+    assert all(question.items() >= vocab.items() for question in asked)
+    assert ("vocab" in asked[0]) == bool(vocab)

@@ -1,4 +1,4 @@
-"""Driven by test_prefix_cache_gpu.py: ``serve_shared_prefixes.py DEVICE RESULT.json ALONE MANY``.
+"""Driven by test_prefix_cache_gpu.py: ``... DEVICE RESULT.json ALONE MANY LONGEST_ANSWER``.
 
 An engine with E4B's layers, but few of them and a small vocabulary, on split backends and with
 CUDA graphs of a few batch sizes; or the toy model on the CPU engine, to try the test itself. First
@@ -19,10 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "repro"))
 
 RUNNING = 12
 # Prompts that are longer than a chunk and than the window, and that share up to two thirds.
-LENGTHS: dict[str, dict[str, Any]] = {
-    "cpu": {"longest": 330, "output": (2, 20)},
-    "cuda": {"longest": 1300, "output": (2, 40)},
-}
+LONGEST = {"cpu": 330, "cuda": 1300}
 
 
 def engine(device: str) -> dict[str, Any]:
@@ -42,10 +39,10 @@ def engine(device: str) -> dict[str, Any]:
     arguments = dict(cuda(RUNNING, models).engine)
     for name in ("disable_radix_cache", "swa_full_tokens_ratio"):
         arguments.pop(name)
-    return arguments | {"max_total_tokens": 6144, "cuda_graph_bs": [1, 4, RUNNING]}
+    return arguments | {"max_total_tokens": 8192, "cuda_graph_bs": [1, 4, RUNNING]}
 
 
-def main(device: str, result: str, alone: int, many: int) -> None:
+def main(device: str, result: str, alone: int, many: int, answer: int) -> None:
     if device == "cpu":
         from g4debug import cpu
 
@@ -54,7 +51,7 @@ def main(device: str, result: str, alone: int, many: int) -> None:
     from harness.engine import greedy, running
     from harness.tracers import shown
 
-    requests = mixed.requests(alone + many, 5, **LENGTHS[device])
+    requests = mixed.requests(alone + many, 5, LONGEST[device], (2, answer))
     prompts = [list(r.prompt) for r in requests]
     sampling = [greedy(r.output) for r in requests]
     rids = [r.rid for r in requests]
@@ -80,4 +77,4 @@ def main(device: str, result: str, alone: int, many: int) -> None:
 
 
 if __name__ == "__main__":  # spawned grandchildren import this module, too
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))

@@ -31,13 +31,16 @@ pytestmark = [
 DEVICE = "cuda"
 DRIVER = Path(__file__).with_name("serve_shared_prefixes.py")
 TRACERS = ("prefix-cache", "spec-lifecycle")
-ALONE, MANY = 12, 240
+HEALTHY = (12, 240, 40)  # requests that run alone, and together; tokens of the longest answer
+ALONE, MANY, _ = HEALTHY
+# protected-page strikes a request that has made two pages of its own.
+STRUCK = (0, 30, 160)
 # Nothing is wrong with these. The first requests, which run alone, are left alone.
-STRESS = "seed=11;abort-request=100*off->4%on;forced-retract=4%on;radix-evict=100*off->5%on(1024)"
+STRESS = "seed=11;abort-request=130*off->9%on;forced-retract=4%on;radix-evict=130*off->8%on(1024)"
 HAPPENED = {
     "a prefix came from the cache": r"#cached-token: [1-9]",
     "a request was aborted": r"abort-request #",
-    "a request was retracted": r"forced-retract #|#retracted_reqs: [1-9]",
+    "a request was retracted": r"Retract requests",
     "a prefix was evicted": r"radix-evict #",
 }
 # In log mode first: it reports, and stops nothing. In the other one it must be said that the
@@ -54,13 +57,13 @@ DRILLS = [(name, drill) for name in FAULTS for drill in discovery.load("fault", 
 Served = tuple[int, dict[str, Any], str, list[Path]]
 
 
-def serve(folder: Path, name: str, alone: int, many: int, **environ: str) -> Served:
+def serve(folder: Path, name: str, traffic: tuple[int, int, int], **environ: str) -> Served:
     """Exit status, what a server of its own answered, its log, and the dumps that it left."""
     dumps, result = folder / "dumps", folder / f"{name}.json"
     base = cpu.environment(os.environ) if DEVICE == "cpu" else dict(os.environ)
     with (folder / f"{name}.log").open("w+") as log:
         run = subprocess.run(
-            [sys.executable, str(DRIVER), DEVICE, str(result), str(alone), str(many)],
+            [sys.executable, str(DRIVER), DEVICE, str(result), *map(str, traffic)],
             env={**base, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(dumps), **environ},
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -76,7 +79,7 @@ def serve(folder: Path, name: str, alone: int, many: int, **environ: str) -> Ser
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("plain")
-    status, found, log, _ = serve(folder, "plain", ALONE, MANY, G4DEBUG_FAULTS=STRESS)
+    status, found, log, _ = serve(folder, "plain", HEALTHY, G4DEBUG_FAULTS=STRESS)
     assert status == 0, log[-3000:]
     return found
 
@@ -84,13 +87,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_healthy_server(tmp_path: Path, plain: dict[str, Any], mode: str) -> None:
     armed = {"G4DEBUG_TRACE": ",".join(TRACERS), "G4DEBUG_FAULTS": STRESS, **MODES[mode]}
-    status, found, log, dumps = serve(tmp_path, "armed", ALONE, MANY, **armed)
+    status, found, log, dumps = serve(tmp_path, "armed", HEALTHY, **armed)
     assert status == 0, log[-3000:]
     assert not dumps, [reading.read(path).finding.headline for path in dumps]
     assert not trouble(log, tmp_path)
     missing = [what for what, sign in HAPPENED.items() if not re.search(sign, log)]
     assert not missing, f"it did not happen that {'; '.join(missing)}"
-    assert re.search("(?i)capture.*cuda graph", log) or DEVICE == "cpu"
+    assert "graph: True" in log or DEVICE == "cpu", "no decode step was a replay"
     told = {t["name"]: t for t in found["tracers"]}
     for name in TRACERS:
         said = told[name]
@@ -111,7 +114,7 @@ def test_a_healthy_server(tmp_path: Path, plain: dict[str, Any], mode: str) -> N
     print(f"{mode}: of {MANY} requests that ran together {same} got the same tokens")
 
 
-@pytest.mark.parametrize(("fault", "drill"), DRILLS, ids="=".join)
+@pytest.mark.parametrize(("fault", "drill"), DRILLS, ids=map("=".join, DRILLS))
 def test_a_fault_is_told_by_the_tracer_that_it_names(
     tmp_path: Path, fault: str, drill: str
 ) -> None:
@@ -122,8 +125,7 @@ def test_a_fault_is_told_by_the_tracer_that_it_names(
     status, _, log, dumps = serve(
         tmp_path,
         "struck",
-        0,
-        60,
+        STRUCK,
         G4DEBUG_TRACE=",".join(armed),
         G4DEBUG_FAULTS=f"seed=3;{fault}={drill}",
         G4DEBUG_LEAK_STEPS="1",
