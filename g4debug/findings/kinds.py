@@ -436,8 +436,8 @@ _POOL_LEAK = (
     ),
     _census(
         "miscounted",
-        "The prefix cache's own figures, for evictable and for locked tokens, contradict its nodes. "
-        "SGLang admits requests by these numbers, and its own leak check dies of them.",
+        "The prefix cache's own figures for evictable and for locked tokens contradict its nodes. "
+        "SGLang admits requests by these figures, and its own leak check dies of them.",
         "`the prefix cache says that it has … tokens of the … pool, and its nodes have …`",
     ),
     _census(

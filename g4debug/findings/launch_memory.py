@@ -24,7 +24,7 @@ SEATS = 64
 SEAT_BYTES = 4096
 RING_BYTES = 2 << 20  # behind the seats, one for each: for whoever compares the ranks
 HEAD_BYTES = 4096
-TOTAL_BYTES = HEAD_BYTES + SEATS * (SEAT_BYTES + RING_BYTES)  # only what is written takes memory
+TOTAL_BYTES = HEAD_BYTES + SEATS * (SEAT_BYTES + RING_BYTES)  # only written pages take memory
 MAX_ANCESTORS = 16
 # The head: magic, and the name of the launch. Another format gets another magic.
 _MAGIC = b"g4debug-launch 1\n"

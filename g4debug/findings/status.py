@@ -115,7 +115,8 @@ class Part:
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
         self._silent: dict[str, int] = {}  # mode of a batch -> the first step without a check
-        # '' or why it is right that nothing is judged now. Whoever may rest puts a function here.
+        # Gives the reason if it is right that nothing is judged now, else ''. Set by a tracer that
+        # may rest.
         self.rests: Callable[[], str] = str
 
     @property
@@ -201,7 +202,7 @@ class Part:
             checked=tuple(
                 Checked(what, t.count, t.step)
                 for what, t in self.tallies.items()
-                if t.count or not self.mode  # a tracer may hold tallies of what it never meets
+                if t.count or not self.mode  # some tallies of a tracer may never be counted
             ),
             findings=self._status.findings_of(self.name),
             silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),

@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, size: int) -> None:
         # The fields of each step. They become a Step only if somebody reads them: to make one takes
-        # as long as the rest of what is done here.
+        # as long as all other work here.
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=size)
         self.step = 0
         self.scheduler: Any = None
@@ -91,7 +91,7 @@ class Recorder:
         """
         self.step += 1
         self.preparing = False
-        self._rids = {}  # those of the step before would be wrong if this one is not recorded
+        self._rids = {}  # the last step's would be wrong if this step is not recorded
 
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""

@@ -16,8 +16,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 REGISTRY = "sglang.srt.plugins.hook_registry"
-# Modules whose functions are nobody's monkeypatch: SGLang, what it decorates its functions with,
-# and we.
+# Modules with functions that are nobody's monkeypatch: SGLang, the modules of its decorators, and
+# ours.
 _HOST = ("sglang", "torch", "functools", "contextlib", "g4debug")
 MOST = 400  # functions that are looked at, at most
 DEEP = 40  # functions on one way, at most

@@ -21,7 +21,7 @@ CALLED = {
     "run_detokenizer_process": "detokenizer",
     "run_data_parallel_controller_process": "data_parallel_controller",
 }
-# And those of a process that starts the others. Its class decides for a method.
+# The functions of a process that starts the others; for a method, the class decides.
 LAUNCHES = ("launch_server", "run_server", "serve", "_launch_subprocesses")
 
 

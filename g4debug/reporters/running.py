@@ -27,8 +27,8 @@ class Process:
 
     pid: int
     title: str = ""
-    asked: bool = False  # it is the one that was named
-    python: bool = True  # what it runs is a Python, or cannot be seen
+    asked: bool = False  # the user named this process
+    python: bool = True  # it runs a Python, or that cannot be seen
     has_status: bool = False
     problem: str = ""
     expected: bool = False

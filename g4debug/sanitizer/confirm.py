@@ -49,7 +49,7 @@ class Question:
 
     def is_served(self) -> None:
         """Is the request still there? If not, its pages are free by right by now."""
-        # Of a snapshot it is known who had left, see forward_snapshots.py.
+        # With a snapshot, the requests that had left are known, see forward_snapshots.py.
         live = self.step < 0 and self.holders.scheduler is not None
         if live and not self.holders.is_served(self.request, self.ledger.requests.values()):
             raise Unconfirmed("its request has ended since then", self.page, harmless=True)

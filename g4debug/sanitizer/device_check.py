@@ -77,7 +77,7 @@ class DeviceCheck(ABC, Generic[C, S]):
     def __init__(self, context: Context, bad: str) -> None:
         self.context, self.bad = context, bad
         self.contain = context.settings.mode != "log"
-        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
+        # In raise mode a finding ends the step. An unconfirmed one must not change an answer.
         self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.lost = False
@@ -101,8 +101,8 @@ class DeviceCheck(ABC, Generic[C, S]):
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.process_result", self.before_process_result)
         self.context.before("scheduler.stream_output", self.before_stream_output)
-        # In log mode the kernel gets what is bad, and the CUDA context may be dead by now. What was
-        # seen is still in host memory.
+        # In log mode the kernel gets the bad values, and the CUDA context may be dead by now. The
+        # records are still in host memory.
         self.context.on_exception("scheduler.run_event_loop", self.poll)
 
     def before_run_batch(self, *args: Any, **kwargs: Any) -> None:

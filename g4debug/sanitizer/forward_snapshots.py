@@ -132,7 +132,7 @@ class ForwardSnapshots:
         """
         request = self.request(step, row)
         if request is None:
-            return True  # so long ago, or never there: whose row it was is not known
+            return True  # so long ago, or never there: the row's request is not known
         void = self._taken[step].void
         return row in void if void is not None else _gone(request, row)
 

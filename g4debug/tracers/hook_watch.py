@@ -39,8 +39,8 @@ from g4debug.tracers.base import Context, Tracer
 IDLE_SECONDS = 10.0
 BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
-# What passes through these sites is what the checks are about: who wraps our hook there can change
-# it behind our back. (Elsewhere a wrapper can only see what we see.)
+# The checked objects pass through these sites: a wrapper around our hook there can change them
+# after our check. (Elsewhere a wrapper only sees the same values as we do.)
 CARRIES = (
     *(site for adapter in adapters() for site in (*adapter.sites, *adapter.fused_writes)),
     "kv.set",

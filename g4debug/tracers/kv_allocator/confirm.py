@@ -105,7 +105,7 @@ def _is_held_by_another(
         # Several rows may share a full page. Its SWA page has one holder all the same.
         cells = holders.mapped(np.unique(np.concatenate([cells, holders.cached()])))
         own = None if own is None else holders.mapped(own)
-    # What is entered late may be in the new holder's row already.
+    # A page of an event that is entered late may be in the new holder's row already.
     late = ledger.late
     for page in np.unique(pages):
         named = int((cells == page).sum())

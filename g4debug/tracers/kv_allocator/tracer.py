@@ -55,7 +55,7 @@ from g4debug.tracers.kv_allocator.check import (
 from g4debug.tracers.kv_allocator.confirm import in_question, is_real
 from g4debug.tracers.kv_allocator.readers import Readers, columns_of
 
-# What an event of the page ledger is counted as.
+# Kind of an event of the page ledger -> the tally that counts it.
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
     **dict.fromkeys(("free", "evict"), "frees"),
@@ -82,7 +82,7 @@ class KvAllocatorTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.contain = context.settings.mode == "contain"
-        if self.contain:  # it corrects what is about to be freed
+        if self.contain:  # it corrects a free before it happens
             self.ledger.judges_first.add(context.tracer_id)
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
@@ -331,7 +331,7 @@ class KvAllocatorTracer:
         mode = self.context.settings.mode
         if event.kind not in ("free", "evict", "unmap") or self.ledger.late or mode == "log":
             return False
-        # Of a page that is held and given twice in one call, contain mode frees one.
+        # If a held page is given twice in one call, contain mode frees it once.
         once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])
         corrected = KINDS["kv-allocator"][violation.kind].contain is not Contain.REPORTS
         return mode == "raise" or (corrected and not once)

@@ -35,8 +35,8 @@ class Facts(PageReport):
         self.value = cell.value
         self.request_row = self.full_page = self.swa_page = -1
         self.token: int | None = None  # what req_to_token has for the cell
-        # What it has for the very token, and what the mapping says of that. For the first token of
-        # a page it is the same; of an entry of a list it may be another one.
+        # The slot in req_to_token for the token itself, and the mapping's entry for that slot. A
+        # cell's token is the first of its page; the token of a list's entry may be another one.
         self.slot = self.mapped = UNKNOWN
         self.of_full_list = False  # the entry is the one of the full layers' list
         try:
