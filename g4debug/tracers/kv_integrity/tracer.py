@@ -192,7 +192,7 @@ class KvIntegrityTracer:
     def _handed_out(self, watched: Watched, first: torch.Tensor) -> None:
         """Compare the stamps of pages that are handed out. ``first``: their first tokens."""
         pages = first.to(torch.int64) // watched.pool.page_size
-        # A broken allocator may hand out a number that is no page: then use page 0, without a stamp.
+        # A broken allocator may hand out a number that is no page. Page 0 then has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
         # Where pages are now is known when the ledger knows it, not when the forward has run.
         watched.hand_outs += 1
