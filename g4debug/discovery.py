@@ -48,7 +48,7 @@ def module_name(noun: Noun, name: str) -> str:
 
 
 def load(noun: Noun, name: str) -> Any:
-    """What an item declares: the module's ``TRACER``, ``FAULT`` or ``FIX``.
+    """The declaration of an item: the module's ``TRACER``, ``FAULT`` or ``FIX``.
 
     Raises AttributeError if the module does not declare it, and ValueError if the id that it
     declares differs from its file name. Both are mistakes of the item's author.

@@ -255,7 +255,7 @@ def program() -> str:
 
 
 def add_console_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``make_console`` is told by the user."""
+    """The user's options for ``make_console``."""
     parser.add_argument(
         "--width",
         type=at_least(MIN_WIDTH),
@@ -295,7 +295,7 @@ def no_traceback(what: str, hint: str = "g4debug show --json") -> Iterator[None]
 
 
 def present(reporter: Any, found: Any, args: argparse.Namespace) -> None:
-    """Print what was found as the user asked for it: by ``render`` or by ``render_json``."""
+    """Print the result as the user asked for it: by ``render`` or by ``render_json``."""
     if args.json:
         reporter.render_json(found, sys.stdout)
     else:

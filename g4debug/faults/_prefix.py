@@ -1,4 +1,4 @@
-"""What the faults of the prefix cache share: where it hands pages out, and where it gets them.
+"""Shared by the faults of the prefix cache: where it hands pages out, and where it gets them.
 
 Up to 0.5.21 a match hands out slots; from 0.5.23 on it hands out a node, and the slots come when
 the request is admitted.
@@ -22,7 +22,7 @@ FAMILIES = ("radix", "swa", "unified")
 def change_handed_out(
     hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
 ) -> None:
-    """Let ``change(slots, page size)`` give what a request gets instead of these slots."""
+    """Let a request get ``change(slots, page size)`` instead of these slots."""
     from g4debug.hooking.hooks import Order
 
     def after_match(result: Any, tree: Any, params: Any) -> Any:
@@ -43,7 +43,7 @@ def change_handed_out(
 def change_handed_over(
     hooks: Hooks, injection: Injection, change: Callable[[torch.Tensor, int], torch.Tensor]
 ) -> None:
-    """Let ``change(slots, page size)`` give what a request hands over instead of these slots."""
+    """Let a request hand over ``change(slots, page size)`` instead of these slots."""
     from g4debug.hooking.hooks import Order
 
     def before_insert(tree: Any, params: Any) -> None:

@@ -26,7 +26,7 @@ ARMED = f"SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
 
 
 class Contain(Enum):
-    """What ``contain`` mode does about a kind; the values are its words in docs/tracers.md."""
+    """The effect of ``contain`` mode on a kind; the values are its words in docs/tracers.md."""
 
     MENDS = "mended"  # the bad value is replaced by the right one
     SHIELDS = "kept from harm"  # nothing crashes and nobody else suffers; this answer may be wrong

@@ -184,7 +184,7 @@ def ranks(scheduler: Any) -> Ranks:
 
 
 def _context(scheduler: Any) -> Any:
-    """What 0.5.23 keeps the ranks in; None in other releases, and before SGLang has set it up."""
+    """The object with the ranks in 0.5.23; None in other releases, and before it is made."""
     ask = getattr(sys.modules.get(type(scheduler).__module__), "get_parallel", None)
     try:
         context = ask() if callable(ask) else None
@@ -200,7 +200,7 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
 
 
 def _evicted(reqs: Sequence[Any]) -> list[int | None]:
-    """What each request has given back of its SWA pages, None if one does not say it."""
+    """How many tokens' SWA pages each request has given back, None if one does not say it."""
     try:
         return [*req_kv.evicted_column(reqs)]
     except AttributeError:
@@ -208,7 +208,7 @@ def _evicted(reqs: Sequence[Any]) -> list[int | None]:
 
 
 def _step(kept: tuple[Any, ...]) -> Step:
-    """What was kept of one step, see :meth:`Recorder.record`."""
+    """A Step from the kept fields of one step, see :meth:`Recorder.record`."""
     step, mode, rids, lengths, spec, used, at, waiting, rows, committed, allocated, evicted = kept
     full, swa = (*used, -1, -1)[:2]
     return Step(

@@ -33,7 +33,7 @@ def module_of(function: Any) -> str:
 
 
 def is_host(function: Any) -> bool:
-    """True if it belongs to SGLang, to what SGLang is made of, or to us."""
+    """True if the function belongs to SGLang, to a library that SGLang decorates with, or to us."""
     return module_of(function).partition(".")[0] in _HOST
 
 

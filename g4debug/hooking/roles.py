@@ -1,4 +1,4 @@
-"""What a process is in SGLang: told by what it calls, and not by who started it.
+"""The role of a process in SGLang: told by the functions that it calls, not by its parent.
 
 SGLang loads its plugins at the beginning of the functions that make a process what it is, so these
 are on the stack when g4debug is registered. A process that somebody else started may be a server,

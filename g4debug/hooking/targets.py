@@ -61,7 +61,7 @@ def _until(release: str, path: str) -> Places:
 
 
 def _backend(name: str, path: str) -> dict[str, str | Places]:
-    """What every attention backend has. 0.5.13 merged capture and replay into one method."""
+    """The sites of every attention backend. 0.5.13 merged capture and replay into one method."""
     made = f"{path}.init_forward_metadata"
     return {
         f"attn.{name}.init": f"{path}.__init__",
@@ -85,7 +85,7 @@ _CACHE, _PREFIX = "mem_cache", "prefix_device_indices"
 def _tree(
     family: str, path: str, until: str = "", checkpoint: str = "checkpoint"
 ) -> dict[str, str | Places]:
-    """What a prefix cache has that is a tree. checkpoint: what 0.5.23 calls to hand pages over."""
+    """The sites of a prefix cache that is a tree. checkpoint: hands pages over in 0.5.23."""
     path = f"{_CACHE}.{path}"
     sites: dict[str, Places] = {
         f"tree.{family}.insert": ((_ANY, f"{path}.insert"),),

@@ -1,4 +1,4 @@
-"""What ``g4debug doctor --pid`` found in a running server: one block for each process."""
+"""The result of ``g4debug doctor --pid`` for a running server: one block for each process."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Process:
 
     @property
     def foreign(self) -> bool:
-        """It is a shell or another program, which cannot have a status."""
+        """True for a shell or another program, which cannot have a status."""
         return not (self.python or self.asked or self.has_status or self.expected)
 
     @property
     def worries(self) -> list[str]:
-        """What somebody should know first; empty if all is well."""
+        """The facts to know first; empty if all is well."""
         if not self.has_status:
             return [self.problem] if self.expected else []
         found = []

@@ -1,4 +1,4 @@
-"""Asks SGLang's own structures whether what a kernel saw is real.
+"""Asks SGLang's own structures whether a kernel's record is true.
 
 A finding that rests on ``req_to_token``, or on the numbers themselves, needs no confirmation: both
 are SGLang's. A finding that rests on the page ledger, which is ours and may be wrong, is confirmed

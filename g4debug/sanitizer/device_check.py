@@ -172,7 +172,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         return view
 
     def launched(self, key: Key, checked: C, on_gpu: bool, n: int, what: str) -> None:
-        """The kernel of a check was launched. n, what: what it looks at, in the plural."""
+        """The kernel of a check was launched. n, what: how many things it checks; their name."""
         self.latest[key] = self.checks[checked.mailbox] = checked
         if not checked.captured and self.snapshots.copy is not None:
             self._eager[checked.mailbox, self.snapshots.step] = self.remembered(checked)
@@ -187,7 +187,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         return checked
 
     def count(self, n: int, what: str) -> None:
-        """Count what was checked in this step. This runs in every layer, so it calls nobody."""
+        """Count the checks of this step. This runs in every layer, so it calls nobody."""
         tally = self._tallies.get(what)
         if tally is None:
             tally = self._tallies[what] = self.context.status.tally(what)
@@ -197,7 +197,7 @@ class DeviceCheck(ABC, Generic[C, S]):
     # --- what was seen is reported -----------------------------------------------------------
 
     def poll(self) -> None:
-        """Report what was seen. If that is nothing, this is one read of host memory."""
+        """Report new records. If there are none, this is one read of host memory."""
         if self.trap is not None and not self.lost and self.trap.tripped:
             self.report(self.trap)
 

@@ -52,7 +52,7 @@ logger = logging.getLogger("g4debug")
 
 
 class HookWatch:
-    """Keeps what it has seen.
+    """Looks at the hooks, and remembers which of them were gone and who else is at our sites.
 
     lost: site -> its owners, for each hook that was ever gone. fixes: the states of the fixes, in
     which a fix without its hook is entered. plugins: those that are installed for SGLang.

@@ -1,4 +1,4 @@
-"""What of the server's arguments and of the environment may stand in a dump.
+"""Decides which arguments of the server and which variables may stand in a dump.
 
 People pass dumps around. So a value is copied only if its name is on a list of names that carry
 nothing about persons, secrets or prompts, or if it is a number or a switch. Any other argument is

@@ -60,7 +60,7 @@ def in_question(ledger: Ledger, pool: PoolLedger, violation: Violation) -> tuple
 
 
 def _is_certain(ledger: Ledger, pool: PoolLedger) -> bool:
-    """True if nothing that the allocator did was missed, so the ledger knows what it holds.
+    """True if no event of the allocator was missed, so the ledger knows which pages are held.
 
     Then a page that SGLang's structures do not have where it must be was taken out of them, or put
     there, without an event.

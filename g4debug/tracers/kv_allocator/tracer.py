@@ -66,7 +66,7 @@ KNOWN = 4096  # about so many requests that have run are remembered
 
 @dataclass
 class Release:
-    """What ``release_kv_cache`` was called for.
+    """The request for which ``release_kv_cache`` was called.
 
     row: the request's row of req_to_token, None if it has none. told: the full pages of other
     requests that were reported already. SGLang asks to free a page before it is really freed.
@@ -199,7 +199,7 @@ class KvAllocatorTracer:
         return None
 
     def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
-        """Judge what the mapping says of full pages that lose their SWA pages ``pages``."""
+        """Judge the mapping of the full pages that lose their SWA pages ``pages``."""
         pairs = self.ledger.pairs
         if pairs is None or pool.name != "swa":
             return None
@@ -318,7 +318,7 @@ class KvAllocatorTracer:
                 self._report(pool, event, Violation("evicted-in-window", mine), note, rid)
 
     def _running(self, rids: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Those requests that have run in the row that they have now, and are not finished."""
+        """The requests that have run in the row that they have now, and are not finished."""
         for rid in rids:
             request = self.ledger.requests.get(rid)
             if request is None or (row := req_kv.row(request)) < 0 or request.finished():

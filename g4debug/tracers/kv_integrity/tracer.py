@@ -149,7 +149,7 @@ class KvIntegrityTracer:
         return result
 
     def _gone(self, watched: Watched | None) -> None:
-        """Pages were put into the free list: compare what was sealed, and stamp them."""
+        """Pages were put into the free list: compare the sealed ones, and stamp all."""
         if watched is None:
             return
         gone, sealed = watched.gone()
@@ -253,7 +253,7 @@ class KvIntegrityTracer:
     def after_result(
         self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """With overlap scheduling the host learns only now what a verify has accepted.
+        """With overlap scheduling the host learns only now which tokens a verify has accepted.
 
         Without speculation a token counts as soon as its batch is prepared, which may not be
         launched yet.

@@ -188,7 +188,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         return self._safe(loc, backend, layer, batch, pool, name)
 
     def checked(self, loc_info: Any, pool: Any) -> Any:
-        """Check where a layer writes. Returns where it may: what SGLang wanted, or a safe copy."""
+        """Check a layer's locations. Returns those it may write to: SGLang's, or a safe copy."""
         assert self._now is not None
         backend, layer, batch = self._now
         if id(backend) not in self.backends.known:

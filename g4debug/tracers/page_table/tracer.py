@@ -190,7 +190,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
-        """Check the lists, and change what a kernel must not read; nothing in log mode."""
+        """Check the lists, and replace bad entries; change nothing in log mode."""
         if id(backend) in self._unjudged:
             return
         key = self._key(backend, layer, batch, ", window" if lists.window >= 0 else "")

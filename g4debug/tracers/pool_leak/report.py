@@ -204,7 +204,7 @@ def _by_owner(
 
 
 def _due(owner: str, live: set[str], released: Released) -> str:
-    """What should have given the pages back, as far as that is known."""
+    """The event that should have given the pages back, as far as it is known."""
     if not owner:
         return ""
     if owner in live:

@@ -173,7 +173,7 @@ class PoolLeakTracer:
             self.context.trap.report(found[0], Evidence(holdings=found[1]))
 
     def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
-        """What the prefix cache says of its own size, which SGLang admits requests by."""
+        """Judge the prefix cache's own figures of its size, by which SGLang admits requests."""
         sizes = view.sizes
         if sizes is None:
             return

@@ -156,7 +156,7 @@ def _select(batch: Any, name: str, at: torch.Tensor) -> None:
 
 
 def cut_metadata(backend: Any, batch: Any) -> Any:
-    """What ``backend.init_forward_metadata`` makes for ``batch``. The backend is not changed."""
+    """The metadata from ``backend.init_forward_metadata(batch)``. The backend is not changed."""
     before, adapter = dict(vars(backend)), adapter_of(backend)
     assert adapter is not None
     try:
