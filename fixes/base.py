@@ -1,4 +1,4 @@
-"""What a fix or performance path declares, and how its state is decided.
+"""The declaration of a fix or performance path, and how its state is decided.
 
 The file of a fix imports neither torch nor sglang at module level, because the settings read every
 ``FIX``, also where SGLang is not installed. ``still_broken()`` takes no argument. It reads SGLang's

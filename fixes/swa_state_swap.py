@@ -112,7 +112,7 @@ def around_alloc_swa_page_table(
 def around_init_graph_state(
     call_next: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Allocate what the graphs will use inside the views (in 0.5.13 more than the page table).
+    """Allocate the buffers that the graphs use inside the views (0.5.13: not only the page table).
 
     SGLang calls this outside of the views, when the draft's backend knows only its dummy pool.
     """

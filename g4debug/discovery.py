@@ -48,7 +48,7 @@ def module_name(noun: Noun, name: str) -> str:
 
 
 def load(noun: Noun, name: str) -> Any:
-    """What an item declares: the module's ``TRACER``, ``FAULT`` or ``FIX``.
+    """The declaration of an item: the module's ``TRACER``, ``FAULT`` or ``FIX``.
 
     Raises AttributeError if the module does not declare it, and ValueError if the id that it
     declares differs from its file name. Both are mistakes of the item's author.
@@ -87,7 +87,7 @@ def _modules(noun: Noun) -> dict[str, str]:
                     if not (Path(folder) / module.name / f"{noun}.py").is_file():
                         continue  # a folder that holds something else, such as fixes/paths
                     dotted += f".{noun}"
-                # What has the name of an item of today, in a folder for older releases, is how
-                # that item is on these, see g4debug.hooking.older.
+                # A module in a folder for older releases may have the name of an item of today: it
+                # is that item's form on these releases, see g4debug.hooking.older.
                 found.setdefault(module.name.replace("_", "-"), dotted)
     return found

@@ -37,7 +37,7 @@ NOT_RUN = "it was never run on this release of SGLang"
 
 @dataclass(frozen=True)
 class InForce:
-    """What ``register`` switched on in this process. ``g4debug doctor`` reads it."""
+    """All that ``register`` switched on in this process. ``g4debug doctor`` reads it."""
 
     hooks: Hooks
     fixes: dict[str, str]  # id -> "state: why"
@@ -344,8 +344,9 @@ def _tell(
 
 
 def role() -> str:
-    """What this process is in SGLang: server, scheduler, or from 0.5.23 on also detokenizer and
-    data_parallel_controller.
+    """The role of this process in SGLang: server or scheduler.
+
+    From 0.5.23 on also detokenizer and data_parallel_controller.
     """
     return in_force.role.name if in_force is not None else roles.by_stack()
 

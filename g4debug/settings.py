@@ -115,7 +115,7 @@ def _setting(env: str, parse: Callable[[str, str], Any], help: str, default: Any
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. ``help`` texts are the table of docs/environment.md."""
+    """The settings from the environment. ``help`` texts are the table of docs/environment.md."""
 
     debug: bool = _setting(
         "SGLANG_TRTLLM_MHA_DEBUG", _flag, "1 arms every tracer that is not opt-in", False

@@ -56,7 +56,7 @@ def ple_stream(
 def _ple_tail(
     layer: Any, x: torch.Tensor, residual: torch.Tensor, per_layer_input: torch.Tensor
 ) -> torch.Tensor:
-    """What comes after the MLP's output ``x``, [tokens, hidden]."""
+    """The rest of the layer after the MLP's output ``x``, [tokens, hidden]."""
     compiling = torch.compiler.is_compiling()
     norm_add = rmsnorm_add.rmsnorm_add_op if compiling else rmsnorm_add.rmsnorm_add
     gated = gelu_mul.gelu_mul_op if compiling else gelu_mul.gelu_mul

@@ -1,4 +1,4 @@
-"""What the performance paths share: why one may not run on a server, and how that is logged."""
+"""Shared by the performance paths: why one may not run on a server, and how that is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file for each attention backend: what it hands to a kernel, and all else that is known of it.
+"""One file for each attention backend: its hand-overs to a kernel, and all else known about it.
 
 The files are found by what they declare: ``ADAPTER``.
 """

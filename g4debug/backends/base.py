@@ -1,4 +1,4 @@
-"""What an adapter is: the one file that knows an attention backend of SGLang.
+"""The adapter: the one file that knows an attention backend of SGLang.
 
 An adapter declares everything that the rest of g4debug has to know of its backend, so that nothing
 else names a backend. What a backend hands to a kernel has one of two shapes
@@ -30,10 +30,10 @@ class Sites(Protocol):
 
 
 class Guarding(Protocol):
-    """What an adapter calls at a hand-over: the tracer."""
+    """The tracer, as an adapter calls it at a hand-over."""
 
     def again(self, table: torch.Tensor, backend: Any, layer: Any) -> torch.Tensor | None:
-        """What the kernel gets, if this page table was checked for another layer of the forward.
+        """The table for the kernel, if this one was checked for another layer of the forward.
 
         None if it was not. It is asked at each layer, so it must cost next to nothing.
         """
@@ -59,7 +59,7 @@ class Guarding(Protocol):
         ...
 
     def judged_in_part(self, backends: Iterable[Any]) -> None:
-        """Of these backends some forwards are not judged; which, is said when one comes."""
+        """Some forwards of these backends are not judged. The log names each when it comes."""
         ...
 
     def not_guarded(self, what: str, why: str) -> None:

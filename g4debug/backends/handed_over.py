@@ -1,4 +1,4 @@
-"""What a backend hands to an attention kernel: a page table, or lists of tokens."""
+"""The objects that a backend hands to an attention kernel: a page table, or lists of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SGLang's ``triton`` backend hands to an attention kernel, and where to read that.
+"""The lists that SGLang's ``triton`` backend hands to an attention kernel, and where they are.
 
 ``TritonAttnBackend.forward_decode`` and ``forward_extend`` give a kernel lists of tokens from the
 backend's ``forward_metadata``: a sliding layer ``window_kv_indptr`` and ``window_kv_indices``, any
@@ -34,7 +34,7 @@ _BUILT = "g4debug_built"  # attribute of SGLang's metadata
 
 @dataclass(frozen=True)
 class Built:
-    """What the metadata of a forward were built from.
+    """The inputs from which the metadata of a forward were built.
 
     indices: [rows], the row of ``req_to_token`` of each row. lengths: [rows]; row r has
     ``lengths[r] + extra`` tokens. window: of a sliding layer, -1 if there is none. verify: the rows
@@ -196,7 +196,7 @@ class Triton(ListAdapter):
         setattr(backend.forward_metadata, _BUILT, found)
 
     def lists(self, backend: Any, layer: Any, guard: Guarding) -> TokenLists | None:
-        """What the kernel of this layer gets. None if that cannot be judged, which is said."""
+        """The lists for the kernel of this layer. None, with a limit, if they cannot be judged."""
         metadata = backend.forward_metadata
         of = built(metadata)
         sliding, indices = _slides(layer), _entries(metadata, layer)
@@ -249,7 +249,7 @@ def _entries(metadata: Any, layer: Any) -> Any:
 
 
 def built(metadata: Any) -> Built:
-    """What these metadata were built from."""
+    """The inputs from which these metadata were built."""
     found = getattr(metadata, _BUILT, None)
     return found if found is not None else Built(why="they were built by somebody else")
 

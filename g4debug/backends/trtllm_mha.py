@@ -1,4 +1,4 @@
-"""What SGLang's ``trtllm_mha`` backend hands to an attention kernel, and where to read that.
+"""The table that SGLang's ``trtllm_mha`` backend hands to an attention kernel, and where it is.
 
 ``TRTLLMHAAttnBackend._get_layer_page_table`` returns the table that the kernel of a layer gets.
 The lengths that belong to the table are in the backend's ``forward_metadata``.

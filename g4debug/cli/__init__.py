@@ -35,7 +35,7 @@ PROGRAM = "g4debug"
 EXIT_USAGE = 2
 MIN_WIDTH = 40
 MAX_WIDTH = 1000
-LARGEST = 1 << 40  # what is more than that is a slip of the finger
+LARGEST = 1 << 40  # a larger number is a slip of the finger
 
 
 class CliError(Exception):
@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         try:
             return _dispatch(args)
         finally:
-            # What cannot be written shows here, and not at interpreter exit. It goes on in place of
-            # any other error: nobody would see that one's output either.
+            # A failing write shows here, and not at interpreter exit. It replaces any other error:
+            # nobody would see the output of that one either.
             sys.stdout.flush()
     except (CliError, DumpError) as e:
         return _refuse(str(e))
@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except OSError as e:
         _silence(sys.stdout)
-        # What is read or written by name has one. Only a stream has none.
+        # A file that is opened by name has a filename. Only a stream has none.
         what = "standard output" if e.filename is None else os.fspath(e.filename)
         return _refuse(f"{what}: {e.strerror or e}")
 
@@ -255,7 +255,7 @@ def program() -> str:
 
 
 def add_console_arguments(parser: argparse.ArgumentParser) -> None:
-    """What ``make_console`` is told by the user."""
+    """The user's options for ``make_console``."""
     parser.add_argument(
         "--width",
         type=at_least(MIN_WIDTH),
@@ -295,7 +295,7 @@ def no_traceback(what: str, hint: str = "g4debug show --json") -> Iterator[None]
 
 
 def present(reporter: Any, found: Any, args: argparse.Namespace) -> None:
-    """Print what was found as the user asked for it: by ``render`` or by ``render_json``."""
+    """Print the result as the user asked for it: by ``render`` or by ``render_json``."""
     if args.json:
         reporter.render_json(found, sys.stdout)
     else:

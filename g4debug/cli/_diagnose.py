@@ -245,7 +245,7 @@ def _opt_in(tracer: str) -> bool:
 
 
 def _declared(noun: discovery.Noun, name: str) -> Any:
-    """What an item declares, or None if it cannot be imported here (a laptop has no triton)."""
+    """The declaration of an item, None if it cannot be imported here (a laptop has no triton)."""
     try:
         return discovery.load(noun, name)
     except ImportError:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def mode(environ: Mapping[str, str]) -> str:
-    """Says in a line what G4DEBUG_FIXES is, and what it means."""
+    """A line with the value of G4DEBUG_FIXES, and its meaning."""
     from g4debug.settings import Settings
 
     value = Settings.from_environ(environ).fixes

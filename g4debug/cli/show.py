@@ -102,7 +102,7 @@ def opened(args: argparse.Namespace) -> tuple[TrapRecord, Path, View | None]:
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except (OSError, ValueError):  # whoever opens it says what is wrong
+    except (OSError, ValueError):  # opening it gives the reason
         return False
 
 

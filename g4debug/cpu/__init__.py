@@ -39,7 +39,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """`base`, and what a child process needs to run SGLang on the CPU.
+    """`base`, and the variables that a child process needs to run SGLang on the CPU.
 
     The switches that the engine cannot do without override a value in `base`. The others, such as
     the size of the workspace, keep it.

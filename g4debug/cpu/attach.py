@@ -253,7 +253,7 @@ def install() -> None:
 
 
 def kernel(name: str) -> object:
-    """What SGLang gets for `sgl_kernel.NAME`. AttributeError if the table has no such stand-in."""
+    """The stand-in for `sgl_kernel.NAME`. AttributeError if the table has none."""
     for stand_in in for_this_release():
         if (stand_in.module, stand_in.path) == (SGL_KERNEL, name):
             return stand_in.replacement

@@ -1,4 +1,4 @@
-"""What the CPU engine raises."""
+"""The exception of the CPU engine."""
 
 from __future__ import annotations
 

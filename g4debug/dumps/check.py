@@ -270,7 +270,7 @@ class _Machine:
             raise DamagedError(TOO_MUCH)
 
     def _again(self, number: int) -> Any:
-        """What the memo holds. A text counts each time, because whoever reads on repeats it."""
+        """The value in the memo. A text counts each time, because each use repeats it."""
         value = self.memo[number]
         if type(value) is str:
             self._weigh(len(value))

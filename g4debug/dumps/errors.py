@@ -1,4 +1,4 @@
-"""What can be wrong with a dump, or with a file that should be one."""
+"""The errors of a dump, or of a file that should be one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DamagedError(RefusedError):
 
 
 class NotADumpError(RefusedError):
-    """A file may be intact, but it is not a dump. The text says what it is."""
+    """A file may be intact, but it is not a dump. The text says which sort of file it is."""
 
 
 class NewerError(RefusedError):

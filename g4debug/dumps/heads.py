@@ -1,4 +1,4 @@
-"""What a dump says at a glance: by its file's name, and by its head.
+"""The facts of a dump at a glance: from its file's name, and from its head.
 
 The head is the first record of the zip archive, ``head.json``: a small JSON object with the fields
 of :class:`Head`. So it lies at the beginning of the file, and can be read without the rest of it.
@@ -111,7 +111,7 @@ def _escaped(character: str) -> str:
 
 @dataclass(frozen=True)
 class Head:
-    """What can be said about a dump at once. An unknown number is -1, an unknown text is ''."""
+    """The facts of a dump that are read at once. An unknown number is -1, an unknown text is ''."""
 
     schema: int = -1
     check: str = ""  # the tracer's name
@@ -175,7 +175,7 @@ def from_values(values: Mapping[str, Any]) -> Head:
 
 
 def from_name(name: str) -> Head:
-    """What a file's name says, also a name that an older g4debug gave. It may say nothing."""
+    """The facts in a file's name, also in a name that an older g4debug gave. There may be none."""
     found = _NAME.fullmatch(name)
     if found is None:
         return Head()
@@ -239,7 +239,7 @@ def _without_head(path: Path, start: bytes) -> Head:
 
 
 def no_zip(beginning: bytes) -> str:
-    """Says what a file is that does not begin as a zip file does."""
+    """A description of a file that does not begin like a zip file."""
     what = "a bare pickle" if beginning.startswith(b"\x80") else "not a torch file"
     return f"not a g4debug dump ({what}); nothing in it was executed"
 

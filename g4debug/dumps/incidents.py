@@ -59,7 +59,7 @@ class Incident:
 
 
 def look(path: Path) -> Dump:
-    """What can be said about a file at once. A broken one says why it is; nothing is raised."""
+    """The facts of a file at a glance. A broken file has the reason; nothing is raised."""
     size, written = _stat(path)
     try:
         head = heads.read(path)

@@ -110,7 +110,7 @@ def _build(cls: Any, value: Any, where: str) -> Any:
 
 
 def _convert(field: _Field, value: Any, at: str, one: Callable[[Any, Any, str], Any]) -> Any:
-    """A plain value is only checked. ``one(cls, value, at)`` converts what a dataclass is for."""
+    """A plain value is only checked. ``one(cls, value, at)`` converts a value of a dataclass."""
     if field.cls is None:
         return _checked(field.annotation, value, at)
     if field.annotation.startswith("tuple["):

@@ -33,7 +33,7 @@ from g4debug.findings.record import TrapRecord
 OLD_SECONDS = 600  # a temporary file of this age was left behind; a write takes seconds
 MAX_LOOKED_AT = 4096  # a write looks for old temporary files among so many directory entries
 TRIES = 16  # names with another random part
-# What file systems without hard links answer, and a sandbox that forbids them.
+# The errors of file systems without hard links, and of a sandbox that forbids them.
 NO_LINKS = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 _TEMPORARY = re.compile(re.escape(f".{PREFIX}") + r"(\d+)-\w+" + re.escape(TEMPORARY))
 

@@ -1,4 +1,4 @@
-"""What the faults of the allocator share: which allocator a caller has, and when a page is taken.
+"""Shared by the faults of the allocator: which allocator a caller has, and when a page is taken.
 
 SGLang's callers have one allocator: the SWA allocator, which has an inner allocator for each pool,
 or a plain one. A caller's fault (such as "frees twice") uses the public methods of that allocator,

@@ -1,4 +1,4 @@
-"""What the faults of KV data share: the pools with their buffers, and which pages are live.
+"""Shared by the faults of KV data: the pools with their buffers, and which pages are live.
 
 These faults act before a decode step runs, on the tensors that the attention kernels will read.
 """

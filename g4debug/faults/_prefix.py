@@ -1,4 +1,4 @@
-"""What the faults of the prefix cache share: where it hands pages out, and where it gets them.
+"""Shared by the faults of the prefix cache: where it hands pages out, and where it gets them.
 
 Up to 0.5.21 a match hands out slots; from 0.5.23 on it hands out a node, and the slots come when
 the request is admitted.
@@ -18,7 +18,7 @@ FAMILIES = ("radix", "swa", "unified")
 
 
 def change_handed_out(injection: Injection, change: Change) -> None:
-    """Let ``change(slots, page size)`` give what a request gets instead of these slots."""
+    """Let a request get ``change(slots, page size)`` instead of these slots."""
 
     def after_match(result: Any, tree: Any, params: Any) -> Any:
         if getattr(params, "req", None) is None:
@@ -35,7 +35,7 @@ def change_handed_out(injection: Injection, change: Change) -> None:
 
 
 def change_handed_over(injection: Injection, change: Change) -> None:
-    """Let ``change(slots, page size)`` give what a request hands over instead of these slots."""
+    """Let a request hand over ``change(slots, page size)`` instead of these slots."""
 
     def before_insert(tree: Any, params: Any) -> None:
         if params.value is not None and tree.token_to_kv_pool_allocator is not None:

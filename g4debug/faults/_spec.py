@@ -1,4 +1,4 @@
-"""What the faults of speculative decoding share: where a worker passes by, and who goes on.
+"""Shared by the faults of speculative decoding: the sites of a worker, and which requests go on.
 
 In the order of hooks the faults come after the fixes and before the tracers, so a fix inside the
 worker's forward does not undo them. Only a step in which a request goes on is an opportunity.
@@ -84,7 +84,7 @@ def survivors(batch: Any) -> list[int]:
 
 
 def _left(request: Any) -> int:
-    """How many tokens a request may still get, by what SGLang has seen."""
+    """How many tokens a request may still get, by the results that SGLang has seen."""
     return int(request.sampling_params.max_new_tokens) - len(request.output_ids)
 
 

@@ -1,4 +1,4 @@
-"""Takes back what a request was allocated ahead, in its own books only.
+"""Lets a request forget the tokens that it was allocated ahead, in its own books only.
 
 Speculative decoding v2 allocates for the verify that is under way and for the next one. A request
 that seems to have room only for its committed tokens is allocated it again.

@@ -1,4 +1,4 @@
-"""What a fault declares, and the injection of a fault, which logs its firings for a replay."""
+"""The declaration of a fault, and its injection, which logs its firings for a replay."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def recreated_bugs(plan: Plan) -> dict[str, str]:
 
 
 def check(plan: Plan) -> None:
-    """Raises GrammarError if a fault of the plan cannot do here what the plan says."""
+    """Raises GrammarError if a fault cannot carry out the plan here."""
     for name, actions in plan.chains.items():
         fault: Fault = discovery.load("fault", name)
         if fault.absent:
@@ -209,7 +209,7 @@ def check(plan: Plan) -> None:
 
 
 def install_all(plan: Plan, hooks: Hooks) -> tuple[Injection, ...]:
-    """Install the faults of the plan. Raises GrammarError if a fault cannot do what it says."""
+    """Install the faults of the plan. Raises GrammarError if a fault cannot carry it out."""
     check(plan)
     injections = []
     clock = Clock()

@@ -53,7 +53,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the whole string says."""
+    """The whole string, parsed."""
 
     seed: int = 0
     chains: dict[str, tuple[Action, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the faults in lists of tokens share: where they act, on which rows, and what they log.
+"""Shared by the faults in lists of tokens: where they act, on which rows, and what they log.
 
 The faults act on the device tensors that the kernel will read, once SGLang has made them
 (``_metadata.py``). Row and list (full or window) are drawn at random. In a row the newest token is

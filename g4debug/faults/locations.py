@@ -1,4 +1,4 @@
-"""What the faults of write locations share: where they act, and on which tokens.
+"""Shared by the faults of write locations: where they act, and on which tokens.
 
 They act on the ForwardBatch of a forward of the target, as soon as SGLang has made it. In eager
 mode the KV is written where that batch says. Before the replay of a CUDA graph SGLang copies it
@@ -42,7 +42,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Forward:
-    """What one forward writes. ``slots``: KV slots of the full pool, with page 0."""
+    """The tokens that a forward writes. ``slots``: KV slots of the full pool, with page 0."""
 
     tokens: list[Token]
     loc: torch.Tensor

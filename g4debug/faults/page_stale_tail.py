@@ -12,7 +12,7 @@ from g4debug.faults import tables
 
 
 class StaleTail:
-    """Remembers what each cell of each table held before what it holds now."""
+    """Remembers the former content of each cell of each table."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, str, int, int], tuple[int, int]] = {}  # (now, before)

@@ -1,4 +1,4 @@
-"""What the page-table faults share: where they act, on which cells, and what they log.
+"""Shared by the page-table faults: where they act, on which cells, and what they log.
 
 They act on the device tensors that the kernel will read, once SGLang has made them
 (``_metadata.py``). A CUDA graph that fills in the tables itself overwrites them again

@@ -1,4 +1,4 @@
-"""Changes what the draft hands to the verify: a token, a position, or the rows of two requests.
+"""Changes the draft's hand-over to the verify: a token, a position, or the rows of two requests.
 
 The verify begins with the first token of a row. Whatever follows it is only a guess, which the
 verify decides on; but what it decides on must be what the target computed.

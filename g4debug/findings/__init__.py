@@ -1,1 +1,1 @@
-"""What a finding is, what a dump holds, and the recorder of the last steps."""
+"""The classes of findings and of a dump's content, and the recorder of the last steps."""

@@ -26,7 +26,7 @@ ARMED = f"SGLANG_TRTLLM_MHA_DEBUG=1 {LAUNCH}"
 
 
 class Contain(Enum):
-    """What ``contain`` mode does about a kind; the values are its words in docs/tracers.md."""
+    """The effect of ``contain`` mode on a kind; the values are its words in docs/tracers.md."""
 
     MENDS = "mended"  # the bad value is replaced by the right one
     SHIELDS = "kept from harm"  # nothing crashes and nobody else suffers; this answer may be wrong
@@ -436,8 +436,8 @@ _POOL_LEAK = (
     ),
     _census(
         "miscounted",
-        "The prefix cache's own figures, for evictable and for locked tokens, contradict its nodes. "
-        "SGLang admits requests by these numbers, and its own leak check dies of them.",
+        "The prefix cache's own figures for evictable and for locked tokens contradict its nodes. "
+        "SGLang admits requests by these figures, and its own leak check dies of them.",
         "`the prefix cache says that it has … tokens of the … pool, and its nodes have …`",
     ),
     _census(

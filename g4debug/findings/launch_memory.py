@@ -24,7 +24,7 @@ SEATS = 64
 SEAT_BYTES = 4096
 RING_BYTES = 2 << 20  # behind the seats, one for each: for whoever compares the ranks
 HEAD_BYTES = 4096
-TOTAL_BYTES = HEAD_BYTES + SEATS * (SEAT_BYTES + RING_BYTES)  # only what is written takes memory
+TOTAL_BYTES = HEAD_BYTES + SEATS * (SEAT_BYTES + RING_BYTES)  # only written pages take memory
 MAX_ANCESTORS = 16
 # The head: magic, and the name of the launch. Another format gets another magic.
 _MAGIC = b"g4debug-launch 1\n"
@@ -69,7 +69,7 @@ class Seat:
 
     @property
     def name(self) -> str:
-        """What tells it from the others: ``dp0/tp1/pp0``, or its pid if its ranks are not known."""
+        """The name of the scheduler: ``dp0/tp1/pp0``, or its pid if its ranks are not known."""
         known = (("dp", self.dp), ("tp", self.tp), ("pp", self.pp))
         return "/".join(f"{n}{r}" for n, r in known if r >= 0) or f"pid {self.pid}"
 
@@ -133,7 +133,7 @@ class LaunchMemory:
             self.fd = -1
 
     def seat(self, number: int) -> Seat:
-        """What the seat says now."""
+        """The present content of the seat."""
         at = self._at(number)
         pid, state, dp, tp, pp, wake, time_ns, _ = _NUMBERS.unpack_from(self.map, at)
         stop = Stop(*self._texts(at + _NUMBERS.size)) if state == STOPPED else Stop()

@@ -1,4 +1,4 @@
-"""What a finding is, and what a dump holds.
+"""The classes of a finding and of the content of a dump.
 
 These are frozen dataclasses of plain values and CPU tensors, so that a dump opens with
 ``torch.load(weights_only=True)`` on a machine without SGLang or a GPU.
@@ -217,7 +217,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a tracer adds to a finding for the dump."""
+    """The evidence that a tracer adds to a finding for the dump."""
 
     table: Table | None = None
     events: tuple[PageEvent, ...] = ()  # of the page that the finding is about, oldest first

@@ -1,4 +1,4 @@
-"""The live status of this process: what each tracer can judge now, and what it has checked.
+"""The live status of this process: what each tracer can judge now, and how much it has checked.
 
 There is one :class:`Status` in a process, at ``recorder.status``. A tracer reaches its own part of
 it through its ``Context``: ``limit``, ``off`` and ``checked``. A change is logged once, in one
@@ -26,7 +26,7 @@ logger = logging.getLogger("g4debug")
 
 @dataclass(frozen=True)
 class Limit:
-    """What a tracer is limited to, or what it does not judge, and since which step."""
+    """The checks that are left to a tracer, or those that it lacks, and since which step."""
 
     what: str
     why: str
@@ -44,7 +44,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class TracerStatus:
-    """What a tracer, the page ledger or the step recorder could judge when the dump was written."""
+    """The status of a tracer, the page ledger or the step recorder when the dump was written."""
 
     name: str
     mode: str = ""  # of a tracer that is armed; '' for the ledger and the step recorder
@@ -64,7 +64,7 @@ class TracerStatus:
 
     @property
     def state(self) -> str:
-        """In words, without what was checked: ``armed: raise; limited: ranges only (why)``."""
+        """In words, without the counts of checks: ``armed: raise; limited: ranges only (why)``."""
         if self.off:
             return f"off{_since(self.off_step)}: {self.off}"
         said = [f"armed: {self.mode}" if self.mode else "on"]
@@ -115,7 +115,8 @@ class Part:
         self._dead: dict[str, str] = {}  # site -> why our hook does not run there
         self._dependents: list[tuple[Part, str]] = []
         self._silent: dict[str, int] = {}  # mode of a batch -> the first step without a check
-        # '' or why it is right that nothing is judged now. Whoever may rest puts a function here.
+        # Gives the reason if it is right that nothing is judged now, else ''. Set by a tracer that
+        # may rest.
         self.rests: Callable[[], str] = str
 
     @property
@@ -189,7 +190,7 @@ class Part:
             self._tell(f"judges again{_of(mode)}")
 
     def record(self) -> TracerStatus:
-        """What a dump keeps of this part."""
+        """This part, as a dump keeps it."""
         return TracerStatus(
             name=self.name,
             mode=self.mode,
@@ -201,7 +202,7 @@ class Part:
             checked=tuple(
                 Checked(what, t.count, t.step)
                 for what, t in self.tallies.items()
-                if t.count or not self.mode  # a tracer may hold tallies of what it never meets
+                if t.count or not self.mode  # some tallies of a tracer may never be counted
             ),
             findings=self._status.findings_of(self.name),
             silent=tuple(f"since step {s}{_of(mode)}" for mode, s in self._silent.copy().items()),
@@ -282,7 +283,7 @@ class Status:
         return {kind: n for (name, kind), n in self.findings.copy().items() if name == check}
 
     def records(self) -> tuple[TracerStatus, ...]:
-        """What a dump keeps: the tracers in the order in which they were armed, then the others.
+        """The parts, as a dump keeps them: the tracers in the order of arming, then the others.
 
         The ledger and the step recorder are left out as long as there is nothing to say about them.
         """

@@ -59,7 +59,7 @@ class StatusFile:
 
 
 def read(pid: int) -> dict[str, Any] | None:
-    """What the process ``pid`` shows, None if it shows nothing.
+    """The content that the process ``pid`` shows, None if it shows nothing.
 
     Raises StatusFileError if there is no such process, its files may not be seen, or what it shows
     cannot be understood.

@@ -42,7 +42,7 @@ class Recorder:
 
     def __init__(self, size: int) -> None:
         # The fields of each step. They become a Step only if somebody reads them: to make one takes
-        # as long as the rest of what is done here.
+        # as long as all other work here.
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=size)
         self.step = 0
         self.scheduler: Any = None
@@ -91,7 +91,7 @@ class Recorder:
         """
         self.step += 1
         self.preparing = False
-        self._rids = {}  # those of the step before would be wrong if this one is not recorded
+        self._rids = {}  # the last step's would be wrong if this step is not recorded
 
     def record(self, batch: Any) -> None:
         """Record the step that was counted last. An unknown kind of batch may make this raise."""
@@ -184,7 +184,7 @@ def ranks(scheduler: Any) -> Ranks:
 
 
 def _context(scheduler: Any) -> Any:
-    """What 0.5.23 keeps the ranks in; None in other releases, and before SGLang has set it up."""
+    """The object with the ranks in 0.5.23; None in other releases, and before it is made."""
     ask = getattr(sys.modules.get(type(scheduler).__module__), "get_parallel", None)
     try:
         context = ask() if callable(ask) else None
@@ -200,7 +200,7 @@ def _pool(name: str, tokens: int, available: int, page_size: int) -> Pool:
 
 
 def _evicted(reqs: Sequence[Any]) -> list[int | None]:
-    """What each request has given back of its SWA pages, None if one does not say it."""
+    """How many tokens' SWA pages each request has given back, None if one does not say it."""
     try:
         return [*req_kv.evicted_column(reqs)]
     except AttributeError:
@@ -208,7 +208,7 @@ def _evicted(reqs: Sequence[Any]) -> list[int | None]:
 
 
 def _step(kept: tuple[Any, ...]) -> Step:
-    """What was kept of one step, see :meth:`Recorder.record`."""
+    """A Step from the kept fields of one step, see :meth:`Recorder.record`."""
     step, mode, rids, lengths, spec, used, at, waiting, rows, committed, allocated, evicted = kept
     full, swa = (*used, -1, -1)[:2]
     return Step(

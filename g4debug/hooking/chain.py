@@ -16,8 +16,8 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 REGISTRY = "sglang.srt.plugins.hook_registry"
-# Modules whose functions are nobody's monkeypatch: SGLang, what it decorates its functions with,
-# and we.
+# Modules with functions that are nobody's monkeypatch: SGLang, the modules of its decorators, and
+# ours.
 _HOST = ("sglang", "torch", "functools", "contextlib", "g4debug")
 MOST = 400  # functions that are looked at, at most
 DEEP = 40  # functions on one way, at most
@@ -33,7 +33,7 @@ def module_of(function: Any) -> str:
 
 
 def is_host(function: Any) -> bool:
-    """True if it belongs to SGLang, to what SGLang is made of, or to us."""
+    """True if the function belongs to SGLang, to a library that SGLang decorates with, or to us."""
     return module_of(function).partition(".")[0] in _HOST
 
 

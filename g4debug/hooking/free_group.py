@@ -1,4 +1,4 @@
-"""Free groups: what SGLang frees inside of one reaches the free lists at its end."""
+"""Free groups: pages that SGLang frees inside of one reach the free lists at its end."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Gone:
 
     site: str
     owners: tuple[str, ...]
-    why: str  # what is there instead
+    why: str  # the function that is there instead, in words
 
 
 class Hooks:

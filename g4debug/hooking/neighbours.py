@@ -40,7 +40,7 @@ class Neighbour:
 def neighbours(
     hooks: Hooks, plugins: Iterable[Plugin] = (), sites: Iterable[str] | None = None
 ) -> tuple[Neighbour, ...]:
-    """Who else is at each of our sites now, from outside to inside.
+    """The other hooks at each of our sites now, from outside to inside.
 
     plugins: those that are installed, by which the owner of a monkeypatch is recognised. sites:
     only these, None for all.
@@ -93,7 +93,7 @@ def _down(function: Any) -> list[Any]:
 
 
 def _foreign(functions: list[Any], ours: Any) -> list[Any]:
-    """Those that are neither SGLang's, nor what SGLang is made of, nor ours."""
+    """The functions that are neither ours nor SGLang's, nor a library's that it decorates with."""
     return [f for f in functions if not _ours(chain.registered(f) or f, ours)]
 
 

@@ -96,7 +96,7 @@ def evicted_column(requests: Sequence[Any]) -> list[int]:
 
 
 def evicts_by_component(requests: Sequence[Any]) -> bool:
-    """True if a request notes for each kind of layer what it has evicted: from 0.5.21 on."""
+    """True if a request notes its evictions for each kind of layer: from 0.5.21 on."""
     return bool(requests) and hasattr(getattr(requests[0], "kv", None), "component_evicted_seqlens")
 
 

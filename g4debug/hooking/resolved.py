@@ -43,7 +43,7 @@ def dp_attention(server_args: Any) -> bool:
 
 
 def _changed_later(server_args: Any) -> list[dict[str, Any]]:
-    """What this process has changed since it published these arguments, the oldest first."""
+    """The changes of this process since it published these arguments, the oldest first."""
     ask = getattr(sys.modules.get(_CONTEXT), "get_context", None)
     if ask is None:
         return []

@@ -1,4 +1,4 @@
-"""What a process is in SGLang: told by what it calls, and not by who started it.
+"""The role of a process in SGLang: told by the functions that it calls, not by its parent.
 
 SGLang loads its plugins at the beginning of the functions that make a process what it is, so these
 are on the stack when g4debug is registered. A process that somebody else started may be a server,
@@ -21,7 +21,7 @@ CALLED = {
     "run_detokenizer_process": "detokenizer",
     "run_data_parallel_controller_process": "data_parallel_controller",
 }
-# And those of a process that starts the others. Its class decides for a method.
+# The functions of a process that starts the others; for a method, the class decides.
 LAUNCHES = ("launch_server", "run_server", "serve", "_launch_subprocesses")
 
 

@@ -61,7 +61,7 @@ def _until(release: str, path: str) -> Places:
 
 
 def _backend(name: str, path: str) -> dict[str, str | Places]:
-    """What every attention backend has. 0.5.13 merged capture and replay into one method."""
+    """The sites of every attention backend. 0.5.13 merged capture and replay into one method."""
     made = f"{path}.init_forward_metadata"
     return {
         f"attn.{name}.init": f"{path}.__init__",
@@ -85,7 +85,7 @@ _CACHE, _PREFIX = "mem_cache", "prefix_device_indices"
 def _tree(
     family: str, path: str, until: str = "", checkpoint: str = "checkpoint"
 ) -> dict[str, str | Places]:
-    """What a prefix cache has that is a tree. checkpoint: what 0.5.23 calls to hand pages over."""
+    """The sites of a prefix cache that is a tree. checkpoint: hands pages over in 0.5.23."""
     path = f"{_CACHE}.{path}"
     sites: dict[str, Places] = {
         f"tree.{family}.insert": ((_ANY, f"{path}.insert"),),
@@ -169,15 +169,15 @@ _PLACES: dict[str, str | Places] = {
     ),
     # The target's forward. When this returns, the device still works on it.
     "worker.target_forward": "managers.tp_worker.TpModelWorker.forward_batch_generation",
-    # The hand-overs of batch.spec_info: two that both workers have, those of the v1 worker, and
-    # those of v2, which hands over through the FutureMap from one step to the next.
+    # The hand-overs of batch.spec_info: two in both workers, then the v1 worker's, and then those
+    # of v2, which hands over through the FutureMap from one step to the next.
     "worker.draft": _moved("0.5.14", f"{_WORKER}.draft", f"{_DRAFT_V2}.draft"),
     "worker.draft_forward": _since("0.5.14", f"{_DRAFT_V2}.draft_forward"),
     # The v2 worker inherits it.
     "worker.verify": _moved("0.5.14", f"{_WORKER}.verify", f"{_EAGLE_V2}.verify"),
     # Puts the draft's tokens in order for the verify.
     "draft.tree": _since("0.5.14", f"{_EAGLE_UTILS}.build_tree_kernel_efficient"),
-    # What a verify accepts: the kernel that decides it greedily, and all of the sampling.
+    # The acceptance in a verify: the kernel that decides it greedily, and all of the sampling.
     "verify.kernel": _since("0.5.14", f"{_EAGLE_UTILS}.verify_tree_greedy_func"),
     "verify.sample": _since("0.5.14", f"{_EAGLE_UTILS}.eagle_sample"),
     # Not hooked: where an accept index picks tokens.
@@ -198,7 +198,7 @@ _PLACES: dict[str, str | Places] = {
     "future.stash": _since("0.5.14", f"{_FUTURE}.stash"),
     # 0.5.14 calls FutureMap.stash in run_batch itself.
     "scheduler.relay": _since("0.5.15", f"{_SCHEDULER}._relay_forward_payload"),
-    # 0.5.14 has it, too, but there the next step's allocation counts a part of what it commits.
+    # 0.5.14 has it, too, but there the next step's allocation counts a part of the tokens.
     "result.resolve": _since(
         "0.5.15",
         "managers.scheduler_components.batch_result_processor"
@@ -272,8 +272,8 @@ _PLACES: dict[str, str | Places] = {
     "batch.maybe_evict_swa": _since("0.5.14", f"{_BATCH}.maybe_evict_swa"),
     # Called once by the process that launches a server or an Engine, before it starts the others.
     "server_args.check": "server_args.ServerArgs.check_server_args",
-    # What the server does before it kills its processes because one of them has failed. In 0.5.23
-    # it waits 5 s, asks py-spy for the stacks, and waits 60 s for core dumps of CUDA.
+    # Called before the server kills its processes because one of them has failed. In 0.5.23 it
+    # waits 5 s, asks py-spy for the stacks, and waits 60 s for core dumps of CUDA.
     "server.before_crash": "managers.tokenizer_manager.TokenizerManager.dump_requests_before_crash",
     "cache.release": "mem_cache.common.release_kv_cache",
     "scheduler.on_idle": f"{_SCHEDULER}.on_idle",
@@ -296,7 +296,7 @@ _PLACES: dict[str, str | Places] = {
     "vision.positions": f"{_VISION}.Gemma4VisionPatchEmbedder._position_embeddings",
     "gemma4.text": f"{_GEMMA4}.Gemma4TextModel.forward",
     "gemma4.layer": f"{_GEMMA4}.Gemma4DecoderLayer.forward",
-    # What a layer does after attention.
+    # The part of a layer after attention.
     "gemma4.next_stream": _since("0.5.23", f"{_GEMMA4}.Gemma4DecoderLayer._next_stream"),
     "gemma4.layer_init": f"{_GEMMA4}.Gemma4DecoderLayer.__init__",
     "gemma4.moe_init": f"{_GEMMA4}.Gemma4MoE.__init__",
@@ -351,8 +351,8 @@ ARGUMENTS: dict[str, str] = {
 }  # fmt: skip
 
 # Where each tracer was run on each release: armed in real engines, on healthy servers and against
-# its faults. What is not here is not known to be right there, whatever the code looks like, and a
-# tracer that is wrong stops a healthy server. So nothing is entered here that was only read.
+# its faults. A tracer that is missing here may be wrong there, whatever the code looks like, and
+# would then stop a healthy server. So nothing is entered here that was only read.
 CPU, H200 = "CPU engine", "H200"
 GPUS_RUN = ("sm90",)  # H100 and H200; by compute capability, as NVIDIA's compilers name them
 _EVERY = (
@@ -484,7 +484,7 @@ def absent(*sites: str) -> tuple[str, ...]:
     return tuple(site for site in sites if path(site) is None)
 
 
-# What a release can do, for those whom it concerns. No other module asks for releases.
+# The abilities of a release. No other module asks for releases.
 
 
 def has_war_barrier() -> bool:

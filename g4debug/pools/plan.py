@@ -202,7 +202,7 @@ def _reason(best: Row, served: Row, wanted: int) -> str:
 def _hints(
     geometry: KVGeometry, memory: Memory, workload: Workload, need: Need, best: Row
 ) -> Iterator[str]:
-    """What else would help. Each hint is computed, not guessed."""
+    """Other remedies. Each hint is computed, not guessed."""
     if not best.holds:
         return
     window = page_ceil(geometry.window - 1, memory.page)

@@ -1,4 +1,4 @@
-"""What a report shows of a dump's evidence: the page table around the bad cell, and the histories.
+"""The evidence of a dump in a report: the page table around the bad cell, and the histories.
 
 That is decided here once, for the terminal and for HTML. The record is not trusted: its numbers
 may come from a damaged file, so each is clamped before it is put into an int64. Only the visible
@@ -55,7 +55,7 @@ def rounded(value: int) -> str:
 
 
 def unit(table: Table) -> str:
-    """What a cell names: a page, or in the lists of the triton backend a token."""
+    """The word for a cell's content: a page, or in the lists of the triton backend a token."""
     return "token" if table.pool.page_size == 1 else "page"
 
 
@@ -501,7 +501,7 @@ def transitions(record: TrapRecord, most: int | None) -> Grid:
 
 
 def holdings(record: TrapRecord, most: int | None) -> Grid:
-    """Who holds the pages, worst first, and what should have freed them."""
+    """The holders of the pages, worst first, and the release that should have freed them."""
     columns: Columns[Holding] = [
         (Column("pool", gives=4), lambda h: h.pool),
         (Column("pages", gives=2), lambda h: pages(h.pages, h.count)),
@@ -523,7 +523,7 @@ def holdings(record: TrapRecord, most: int | None) -> Grid:
 
 
 def asserts(record: TrapRecord, most: int | None) -> Grid:
-    """What CUDA printed about assertions that failed in kernels, the first one first."""
+    """The assertions that failed in kernels, as CUDA printed them, the first one first."""
     columns: Columns[DeviceAssert] = [
         (Column("threads", right=True), lambda a: short(a.count)),
         (Column("file", gives=2, tail=True), lambda a: f"{a.file}:{short(a.line)}"),

@@ -1,4 +1,4 @@
-"""The report as data: what it says, in which words and in which order.
+"""The report as data: its content, words and order.
 
 The order is taken from KFENCE, the kernel's memory checker: headline, location, expected and got,
 evidence, owner and history, environment, cause and fix, next command. A reporter only decides how
@@ -271,7 +271,7 @@ def _faults(faults: Sequence[str]) -> tuple[Line, ...]:
 
 
 def _tracers(tracers: Sequence[TracerStatus]) -> tuple[Line, ...]:
-    """What each could judge when the dump was written.
+    """The status of each tracer when the dump was written.
 
     A tracer that is limited or off has a line of its own: it is often the reason why there is no
     finding. ``--json`` also has the step in which each tracer's hooks were last looked at.
@@ -284,7 +284,7 @@ def _tracers(tracers: Sequence[TracerStatus]) -> tuple[Line, ...]:
 
 
 def _checked(tracers: Sequence[TracerStatus]) -> tuple[Line, ...]:
-    """What each has checked: ``page-table 1200 tables, 40 steps (last in step 40)``."""
+    """The counts of each tracer: ``page-table 1200 tables, 40 steps (last in step 40)``."""
     items = []
     for tracer in tracers[:MAX_ITEMS]:
         if tracer.checked:

@@ -1,4 +1,4 @@
-"""What differs between two dumps, for instance of a good server and a bad one.
+"""The differences between two dumps, for instance of a good server and a bad one.
 
 When, where and by which process a dump was made does not count. If the two have no request id in
 common, they are of two servers: ids are then left out, and rows are compared in their order.
@@ -124,7 +124,7 @@ def _where(record: TrapRecord, by_rid: bool) -> dict[str, Any]:
 
 
 def _states(record: TrapRecord) -> dict[str, str]:
-    """What each tracer could judge. What it had checked by then says nothing about a change."""
+    """The status of each tracer. Its counts are left out: they say nothing about a change."""
     return {t.name: t.state for t in record.tracers}
 
 
@@ -192,7 +192,7 @@ def _steps(a: TrapRecord, b: TrapRecord, by_rid: bool) -> Part:
 
 
 def _step(step: Step, by_rid: bool) -> dict[str, str]:
-    """What has to be equal in two runs of a step. When it ran does not count."""
+    """The facts that have to be equal in two runs of a step. The time of the run does not count."""
     lengths = dict(zip(step.rids, step.seq_lens, strict=False)) if by_rid else {}
     values = {
         "mode": step.forward_mode,
@@ -268,7 +268,7 @@ def _rows(table: Table, by_rid: bool) -> dict[Hashable, int]:
 def _cells(
     name: str, tables: tuple[Cells, Cells], rows: tuple[int, int]
 ) -> tuple[list[Change], int]:
-    """What differs in one row, and how many cells are equal. Only columns that both saved count."""
+    """The differences in one row, and the number of equal cells; only columns that both saved."""
     pairs = list(zip(tables, rows, strict=True))
     changes = []
     for what, numbers in (

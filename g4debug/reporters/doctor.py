@@ -1,4 +1,4 @@
-"""What ``g4debug doctor`` found, on a terminal: first the verdict, then the facts."""
+"""The result of ``g4debug doctor`` on a terminal: first the verdict, then the facts."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def labels(view: View) -> list[str]:
 
 
 def before(view: View) -> list[Entry]:
-    """What stands above the first finding: what this is, and who was first."""
+    """The lines above the first finding: the incident, and which rank was first."""
     whole = Incident(view.members)
     hosts = len(whole.hosts)
     seconds = max(seconds_after(view.first, m) for m in view.members)
@@ -206,7 +206,7 @@ def _batch(step: Step) -> str:
 
 
 def _in_first_step(known: Sequence[tuple[str, TrapRecord]]) -> list[Difference]:
-    """What differs in the first step in which ranks differ that serve the same batch.
+    """The differences in the first step in which ranks of the same batch differ.
 
     These are the tensor-parallel ranks of one launch with the same dp and pp rank.
     """

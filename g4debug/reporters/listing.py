@@ -110,7 +110,7 @@ def _where(head: Head) -> str:
 
 
 def _what(head: Head) -> str:
-    """The headline without what the line above already says, or what the first one says."""
+    """The headline without the words that the line above, or the first one, has already."""
     if head.kind == OTHER_RANK:
         return NOTHING_FOUND
     text = head.headline.removeprefix("g4debug: ").removeprefix(head.check).lstrip(": ")

@@ -1,4 +1,4 @@
-"""A plan of the KV pools on a terminal: the verdict, the table over ratios, what was assumed."""
+"""A plan of the KV pools on a terminal: the verdict, the table over ratios, the assumptions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def load_line(plan: Plan) -> str:
 
 
 def assumptions(plan: Plan) -> str:
-    """What the numbers assume, in one line."""
+    """The assumptions behind the numbers, in one line."""
     w, m = plan.workload, plan.memory
     return "; ".join(
         (

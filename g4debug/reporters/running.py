@@ -1,4 +1,4 @@
-"""What ``g4debug doctor --pid`` found in a running server: one block for each process."""
+"""The result of ``g4debug doctor --pid`` for a running server: one block for each process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Process:
 
     pid: int
     title: str = ""
-    asked: bool = False  # it is the one that was named
-    python: bool = True  # what it runs is a Python, or cannot be seen
+    asked: bool = False  # the user named this process
+    python: bool = True  # it runs a Python, or that cannot be seen
     has_status: bool = False
     problem: str = ""
     expected: bool = False
@@ -43,12 +43,12 @@ class Process:
 
     @property
     def foreign(self) -> bool:
-        """It is a shell or another program, which cannot have a status."""
+        """True for a shell or another program, which cannot have a status."""
         return not (self.python or self.asked or self.has_status or self.expected)
 
     @property
     def worries(self) -> list[str]:
-        """What somebody should know first; empty if all is well."""
+        """The facts to know first; empty if all is well."""
         if not self.has_status:
             return [self.problem] if self.expected else []
         found = []

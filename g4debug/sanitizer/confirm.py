@@ -1,4 +1,4 @@
-"""Asks SGLang's own structures whether what a kernel saw is real.
+"""Asks SGLang's own structures whether a kernel's record is true.
 
 A finding that rests on ``req_to_token``, or on the numbers themselves, needs no confirmation: both
 are SGLang's. A finding that rests on the page ledger, which is ours and may be wrong, is confirmed
@@ -49,7 +49,7 @@ class Question:
 
     def is_served(self) -> None:
         """Is the request still there? If not, its pages are free by right by now."""
-        # Of a snapshot it is known who had left, see forward_snapshots.py.
+        # With a snapshot, the requests that had left are known, see forward_snapshots.py.
         live = self.step < 0 and self.holders.scheduler is not None
         if live and not self.holders.is_served(self.request, self.ledger.requests.values()):
             raise Unconfirmed("its request has ended since then", self.page, harmless=True)

@@ -77,7 +77,7 @@ class DeviceCheck(ABC, Generic[C, S]):
     def __init__(self, context: Context, bad: str) -> None:
         self.context, self.bad = context, bad
         self.contain = context.settings.mode != "log"
-        # In raise mode a finding ends the step. What is not confirmed must not change an answer.
+        # In raise mode a finding ends the step. An unconfirmed one must not change an answer.
         self.repair = context.settings.mode == "contain"
         self.trap: TrapBuffer | None = None
         self.lost = False
@@ -101,8 +101,8 @@ class DeviceCheck(ABC, Generic[C, S]):
         self.context.after("scheduler.run_batch", self.after_run_batch)
         self.context.before("scheduler.process_result", self.before_process_result)
         self.context.before("scheduler.stream_output", self.before_stream_output)
-        # In log mode the kernel gets what is bad, and the CUDA context may be dead by now. What was
-        # seen is still in host memory.
+        # In log mode the kernel gets the bad values, and the CUDA context may be dead by now. The
+        # records are still in host memory.
         self.context.on_exception("scheduler.run_event_loop", self.poll)
 
     def before_run_batch(self, *args: Any, **kwargs: Any) -> None:
@@ -172,7 +172,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         return view
 
     def launched(self, key: Key, checked: C, on_gpu: bool, n: int, what: str) -> None:
-        """The kernel of a check was launched. n, what: what it looks at, in the plural."""
+        """The kernel of a check was launched. n, what: how many things it checks; their name."""
         self.latest[key] = self.checks[checked.mailbox] = checked
         if not checked.captured and self.snapshots.copy is not None:
             self._eager[checked.mailbox, self.snapshots.step] = self.remembered(checked)
@@ -187,7 +187,7 @@ class DeviceCheck(ABC, Generic[C, S]):
         return checked
 
     def count(self, n: int, what: str) -> None:
-        """Count what was checked in this step. This runs in every layer, so it calls nobody."""
+        """Count the checks of this step. This runs in every layer, so it calls nobody."""
         tally = self._tallies.get(what)
         if tally is None:
             tally = self._tallies[what] = self.context.status.tally(what)
@@ -197,7 +197,7 @@ class DeviceCheck(ABC, Generic[C, S]):
     # --- what was seen is reported -----------------------------------------------------------
 
     def poll(self) -> None:
-        """Report what was seen. If that is nothing, this is one read of host memory."""
+        """Report new records. If there are none, this is one read of host memory."""
         if self.trap is not None and not self.lost and self.trap.tripped:
             self.report(self.trap)
 

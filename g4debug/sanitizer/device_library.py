@@ -83,7 +83,7 @@ def leave(
     AT_SEQ: tl.constexpr = SEQ,
     AT_SUMMARY: tl.constexpr = SUMMARY,
 ):
-    """Write the record if it was claimed, and count what was seen.
+    """Write the record if it was claimed, and count the bad things.
 
     row .. twin: the words of a ``trap_buffer.Record``, in its order, int64.
     """

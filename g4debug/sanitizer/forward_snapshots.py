@@ -42,7 +42,7 @@ IN_FLIGHT = 8  # forwards that are remembered; SGLang has two in flight at most
 
 @dataclass
 class Snapshot:
-    """Who was in one forward that may still be in flight.
+    """The requests of one forward that may still be in flight.
 
     number: SGLang's own number of the forward, -1 if it has none yet. requests: row of
     ``req_to_token`` -> its request. void: the rows of requests that had left before the result was
@@ -100,7 +100,7 @@ class ForwardSnapshots:
             del self._taken[next(iter(self._taken))]
 
     def returned(self, scheduler: Any) -> None:
-        """``run_batch`` has returned: let the scheduling stream wait for what the forward reads."""
+        """``run_batch`` has returned: let the scheduling stream wait for the forward's reads."""
         self._due = False
         last = self._taken.get(self.step)
         if last is not None and last.number < 0:
@@ -132,7 +132,7 @@ class ForwardSnapshots:
         """
         request = self.request(step, row)
         if request is None:
-            return True  # so long ago, or never there: whose row it was is not known
+            return True  # so long ago, or never there: the row's request is not known
         void = self._taken[step].void
         return row in void if void is not None else _gone(request, row)
 

@@ -188,7 +188,7 @@ class PageReport(ABC):
         """(pool, page): its owner and events explain the finding. Page -1 if there is none."""
 
     def owner(self) -> str:
-        """Who has that page, in words."""
+        """The owner of that page, in words."""
         return self.holder(*self.subject())
 
     def events(self) -> tuple[PageEvent, ...]:
@@ -200,7 +200,7 @@ class PageReport(ABC):
         return ""
 
     def command(self) -> str:
-        """What to type next."""
+        """The next command to type."""
         return self.record.command
 
     # --- what the ledger knows -----------------------------------------------------------------
@@ -231,7 +231,7 @@ class PageReport(ABC):
         return str(pool.owner[page]) not in ("", self.rid)
 
     def holder(self, name: str, page: int) -> str:
-        """Who holds a page, in words. '' if the ledger does not know it."""
+        """The holder of a page, in words. '' if the ledger does not know it."""
         pool = self.pool(name, page)
         if pool is None:
             return ""

@@ -1,4 +1,4 @@
-"""Where the KV of a token lies, by SGLang's rows, and what the books of the ledger say of its page.
+"""The place of a token's KV, by SGLang's rows, and the state of its page, by the ledger's books.
 
 :func:`resolve` is for Triton kernels, and :func:`resolve_tokens` is the same in torch. For a token
 of the request in row ``request`` of ``req_to_token``::

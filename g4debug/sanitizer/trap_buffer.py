@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-CELLS = 64  # cells of the bad row that are kept with a record, and what belongs in each
-SEQ = 0  # the word with a record's number; those of the record follow it
+CELLS = 64  # cells of the bad row that are kept with a record, and as many right contents
+SEQ = 0  # the word with a record's number; the words of the record follow it
 SUMMARY = 0  # first word of the buffer, in mailbox 0: the total
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class TrapBuffer:
         If the number in a mailbox is not the next one, somebody else has written there. The mailbox
         is put into ``spoilt`` and not read again.
         """
-        # First, so that what is written from here on trips again.
+        # First, so that records written from here on trip again.
         summary = int(self._words[0, SUMMARY])
         found = []
         new = self._words[1:, SEQ] != self._acks[1:]

@@ -20,7 +20,7 @@ def overlaps(server_args: Any) -> bool:
 
 
 def takes_snapshots(server_args: Any) -> bool:
-    """True if on this server a forward can be judged by what was true when it was launched.
+    """True if a forward on this server can be judged by the truth at its launch.
 
     The scheduler overlaps, and SGLang has a barrier behind which it changes what a forward still
     has to read. Without it a forward may translate its rows by a mapping that is another's already.
@@ -32,7 +32,7 @@ def takes_snapshots(server_args: Any) -> bool:
 
 
 def other_rows(server_args: Any) -> str:
-    """Why what a forward hands to its kernels is not judged on this server; '' if it is.
+    """Why the hand-overs of a forward to its kernels are not judged on this server; '' if they are.
 
     With these arguments a forward has other rows, or other indices in them, than SGLang's requests
     have, and no tracer was ever run with them. DP attention pads each rank's batch to the longest

@@ -1,4 +1,4 @@
-"""What an adapter is: the file that knows one speculative worker of SGLang."""
+"""The adapter: the file that knows one speculative worker of SGLang."""
 
 from __future__ import annotations
 

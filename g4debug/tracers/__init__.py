@@ -1,1 +1,1 @@
-"""One folder for each tracer. base.py has what a tracer declares and works with."""
+"""One folder for each tracer. base.py has the declaration and the context of a tracer."""

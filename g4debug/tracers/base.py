@@ -1,4 +1,4 @@
-"""What a tracer declares, and the context it works in.
+"""The declaration of a tracer, and the context that it works in.
 
 If a hook of a tracer fails because of a bug of ours, that is logged, the hook is switched off, and
 the tracer's status says so. Serving goes on. The only exception that a hook lets through to SGLang
@@ -49,7 +49,7 @@ class Tracer:
 
 
 class Context:
-    """What a tracer works with: settings, recorder, trap, ledger, and isolated hooks on SGLang."""
+    """The tools of a tracer: settings, recorder, trap, ledger, and isolated hooks on SGLang."""
 
     def __init__(
         self,

@@ -39,8 +39,8 @@ from g4debug.tracers.base import Context, Tracer
 IDLE_SECONDS = 10.0
 BUSY_STEPS = 1024
 AGAIN_SECONDS = 1.0
-# What passes through these sites is what the checks are about: who wraps our hook there can change
-# it behind our back. (Elsewhere a wrapper can only see what we see.)
+# The checked objects pass through these sites: a wrapper around our hook there can change them
+# after our check. (Elsewhere a wrapper only sees the same values as we do.)
 CARRIES = (
     *(site for adapter in adapters() for site in (*adapter.sites, *adapter.fused_writes)),
     "kv.set",
@@ -52,7 +52,7 @@ logger = logging.getLogger("g4debug")
 
 
 class HookWatch:
-    """Keeps what it has seen.
+    """Looks at the hooks, and remembers which of them were gone and who else is at our sites.
 
     lost: site -> its owners, for each hook that was ever gone. fixes: the states of the fixes, in
     which a fix without its hook is entered. plugins: those that are installed for SGLang.

@@ -24,7 +24,7 @@ from g4debug.tracers.base import Context, Tracer
 
 STEPS = 1000  # steps with work, in a row, in which nothing was judged
 CAPTURED = "captured in CUDA graphs"  # ends the name of a tally that grows when a graph is made
-# What a tracer counts as a sign that it was called, and not that there was something to judge.
+# A tally that only shows that a tracer was called, and not that there was something to judge.
 CALLED = "steps"
 
 

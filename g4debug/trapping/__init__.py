@@ -1,1 +1,1 @@
-"""What happens with a finding: it is written to a dump, logged, and in raise mode raised."""
+"""Handles a finding: it is written to a dump, logged, and in raise mode raised."""

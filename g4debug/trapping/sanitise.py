@@ -1,4 +1,4 @@
-"""What of the server's arguments and of the environment may stand in a dump.
+"""Decides which arguments of the server and which variables may stand in a dump.
 
 People pass dumps around. So a value is copied only if its name is on a list of names that carry
 nothing about persons, secrets or prompts, or if it is a number or a switch. Any other argument is
@@ -17,8 +17,8 @@ from g4debug.findings.record import Plain
 
 SET, DEFAULT = "set", "default"  # in place of a value that is not shown
 
-# Arguments of SGLang whose values may be shown: names out of a fixed list, sizes of CUDA graphs,
-# and numbers whose argument is called as if it were a secret. Any other number or switch is shown
+# Arguments of SGLang with values that may be shown: names out of a fixed list, sizes of CUDA
+# graphs, and numbers in arguments with a name like a secret's. Any other number or switch is shown
 # without being here.
 _SHOWN = """
 attention_backend bf16_gemm_backend boundary_reduction cp_strategy cuda_graph_backend_decode
@@ -83,7 +83,7 @@ _SECRET = re.compile(
 )
 # ``name=value`` or ``"name": value`` with a name that tells of a secret, anywhere in a value.
 _NAMED_SECRET = re.compile(rf"[\w-]*(?:{_SECRET.pattern})[\w-]*[\"']?\s*[=:]", re.IGNORECASE)
-# Of a URL: ``user:password@``. And how the tokens of widely used services begin.
+# ``user:password@`` in a URL, and the beginnings of the tokens of widely used services.
 _BARE_SECRET = re.compile(
     r"://[^/\s]*@|\bBearer\s|\b(?:hf_|sk-|gh[opsu]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|eyJ)[\w-]{8,}"
 )

@@ -1,4 +1,4 @@
-"""What a finding does: it raises, contains or logs; and how many dumps may be written.
+"""Handles a finding by mode: raise, contain or log; and limits the number of dumps.
 
 A finding is never lost. If its dump cannot be written, the finding is still logged, and raised in
 ``raise`` mode, and it says why there is no dump.

@@ -27,7 +27,7 @@ from g4debug.fixes.paths.kernels._rows import (
 
 @triton.jit
 def gelu(g):
-    """Of float32."""
+    """GELU (tanh form) of float32."""
     u = 0.7978845608028654 * (g + 0.044715 * g * g * g)
     return g * tl.sigmoid(2.0 * u)
 

@@ -26,7 +26,7 @@ Piece = Entry | torch.Tensor  # a tensor is an embedding already and is passed o
 
 
 def collect(items: list[Any], positions_of: str, hidden: int, video: bool) -> list[Piece] | None:
-    """What ``items`` (MultimodalDataItem) hold, in order; None if something is unexpected.
+    """The contents of ``items`` (MultimodalDataItem), in order; None if something is unexpected.
 
     positions_of: the attribute with the patch positions. hidden: a tensor with this last dimension
     is an embedding already. If something is unexpected, SGLang's own code runs and reports it.

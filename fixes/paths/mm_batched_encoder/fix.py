@@ -39,7 +39,7 @@ MODEL = "sglang.srt.models.gemma4_mm.Gemma4ForConditionalGeneration"
 
 @dataclass(frozen=True)
 class Terms:
-    """What the passes are made by, the same on all ranks that compute the tower together.
+    """The terms of the passes, the same on all ranks that compute the tower together.
 
     runs: this path is used. budget: bytes that one pass may take. fused: vision-layer is used,
     which takes less memory.

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 
 
 def _run_hidden() -> None:
-    # Neither this folder nor that of another checkout, whose file would run this one in turn.
+    # Not this folder, and not another checkout's: the file there would run this one in turn.
     others = [p for p in sys.path if not os.path.exists(os.path.join(p, "g4debug_parent.py"))]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:

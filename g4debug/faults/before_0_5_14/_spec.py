@@ -1,4 +1,4 @@
-"""What these faults share: SGLang's v1 verify, and 0.5.12's v2, which one path runs."""
+"""Shared by these faults: SGLang's v1 verify, and 0.5.12's v2, which one path runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from g4debug.speculation.before_0_5_14.frozen_kv_mtp import OVERLAP, V2_PATH
 
 
 def verify_output(result: Any) -> Any:
-    """The EagleVerifyOutput in what the v1 ``verify`` returns; from 0.5.13 on, that is it."""
+    """The EagleVerifyOutput in the result of the v1 ``verify``; it is the result from 0.5.13 on."""
     return result if hasattr(result, "draft_extend_input") else result[1]
 
 

@@ -60,7 +60,7 @@ def in_question(ledger: Ledger, pool: PoolLedger, violation: Violation) -> tuple
 
 
 def _is_certain(ledger: Ledger, pool: PoolLedger) -> bool:
-    """True if nothing that the allocator did was missed, so the ledger knows what it holds.
+    """True if no event of the allocator was missed, so the ledger knows which pages are held.
 
     Then a page that SGLang's structures do not have where it must be was taken out of them, or put
     there, without an event.
@@ -105,7 +105,7 @@ def _is_held_by_another(
         # Several rows may share a full page. Its SWA page has one holder all the same.
         cells = holders.mapped(np.unique(np.concatenate([cells, holders.cached()])))
         own = None if own is None else holders.mapped(own)
-    # What is entered late may be in the new holder's row already.
+    # A page of an event that is entered late may be in the new holder's row already.
     late = ledger.late
     for page in np.unique(pages):
         named = int((cells == page).sum())

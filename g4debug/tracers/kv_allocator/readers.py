@@ -1,4 +1,4 @@
-"""Who reads pages that are not its own: which pages of the prefix cache running requests go by.
+"""The readers of pages that are not their own: running requests that read the prefix cache.
 
 A page of the prefix cache has no owner that runs, but the requests that it was lent to read it in
 each of their forwards. It may be freed when none of them runs any more; until then SGLang locks it.
@@ -28,7 +28,7 @@ from g4debug.ledger.owners import EVERYTHING, cached_tokens
 
 @dataclass(slots=True)
 class Reading:
-    """What one request reads of the prefix cache.
+    """The pages of the prefix cache that one request reads.
 
     row: of ``req_to_token``. tokens: how many of its first tokens lie there. pages: of the full
     pool, int64, column by column; none until they have reached the host. told: the pages that were
@@ -100,7 +100,7 @@ class Readers:
             np.subtract.at(self._readers, self._inside(reading.pages), 1)
 
     def of(self, pages: Pages) -> list[tuple[Reading, Pages]]:
-        """Who seems to read which of these full pages, which are pages of the pool."""
+        """The requests that seem to read these full pages. All must be pages of the pool."""
         if not len(self._readers) or not len(pages) or not self._readers[pages].any():
             return []
         known = self.reading.values()

@@ -71,7 +71,7 @@ def _explain(event: PageEvent, record: FindingKind) -> tuple[str, str]:
     if mends:
         fix = f"fix {record.fix} (sglang #29352 fixed it in 0.5.15); "
         return fix, f"G4DEBUG_FIX_LOCKED_PREFIX=1 {ARMED}"
-    # Contain mode corrects what is found at a free, before it happens.
+    # Contain mode corrects a bad free, before it happens.
     return "", record.command if event.kind == "free" else ALLOCATOR
 
 

@@ -55,7 +55,7 @@ from g4debug.tracers.kv_allocator.check import (
 from g4debug.tracers.kv_allocator.confirm import in_question, is_real
 from g4debug.tracers.kv_allocator.readers import Readers, columns_of
 
-# What an event of the page ledger is counted as.
+# Kind of an event of the page ledger -> the tally that counts it.
 COUNTED = {
     **dict.fromkeys(("extend", "decode", "alloc"), "hand-outs"),
     **dict.fromkeys(("free", "evict"), "frees"),
@@ -66,7 +66,7 @@ KNOWN = 4096  # about so many requests that have run are remembered
 
 @dataclass
 class Release:
-    """What ``release_kv_cache`` was called for.
+    """The request for which ``release_kv_cache`` was called.
 
     row: the request's row of req_to_token, None if it has none. told: the full pages of other
     requests that were reported already. SGLang asks to free a page before it is really freed.
@@ -82,7 +82,7 @@ class KvAllocatorTracer:
         assert context.ledger is not None, "declared as ledger=True"
         self.context, self.ledger = context, context.ledger
         self.contain = context.settings.mode == "contain"
-        if self.contain:  # it corrects what is about to be freed
+        if self.contain:  # it corrects a free before it happens
             self.ledger.judges_first.add(context.tracer_id)
         # rid -> (row, retractions) when the request ran. Only then is what its row says its own.
         self._ran: dict[str, tuple[int, int]] = {}
@@ -199,7 +199,7 @@ class KvAllocatorTracer:
         return None
 
     def _unmapped(self, pool: PoolLedger, event: PageEvent, pages: Pages) -> Pages | None:
-        """Judge what the mapping says of full pages that lose their SWA pages ``pages``."""
+        """Judge the mapping of the full pages that lose their SWA pages ``pages``."""
         pairs = self.ledger.pairs
         if pairs is None or pool.name != "swa":
             return None
@@ -318,7 +318,7 @@ class KvAllocatorTracer:
                 self._report(pool, event, Violation("evicted-in-window", mine), note, rid)
 
     def _running(self, rids: Iterable[str]) -> Iterator[tuple[str, Any]]:
-        """Those requests that have run in the row that they have now, and are not finished."""
+        """The requests that have run in the row that they have now, and are not finished."""
         for rid in rids:
             request = self.ledger.requests.get(rid)
             if request is None or (row := req_kv.row(request)) < 0 or request.finished():
@@ -331,7 +331,7 @@ class KvAllocatorTracer:
         mode = self.context.settings.mode
         if event.kind not in ("free", "evict", "unmap") or self.ledger.late or mode == "log":
             return False
-        # Of a page that is held and given twice in one call, contain mode frees one.
+        # If a held page is given twice in one call, contain mode frees it once.
         once = violation.kind == "double-free" and bool(pool.held[violation.pages[0]])
         corrected = KINDS["kv-allocator"][violation.kind].contain is not Contain.REPORTS
         return mode == "raise" or (corrected and not once)

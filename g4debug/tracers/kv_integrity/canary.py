@@ -109,12 +109,12 @@ class _Server:
         return found
 
     def come(self, rid: str) -> None:
-        """Allocate two pages, and wait for what the tracer finds."""
+        """Allocate two pages, and wait for the tracer's findings."""
         self.alloc(rid, 2)
         self.ledger.settle(wait=True)
 
     def free(self, tokens: torch.Tensor) -> None:
-        """Free tokens as SGLang does, with the hooks, and wait for what the tracer finds."""
+        """Free tokens as SGLang does, with the hooks, and wait for the tracer's findings."""
 
         def release(pool: Any, pages: torch.Tensor) -> None:
             pool.free_pages = torch.cat((pages, pool.free_pages))
@@ -124,7 +124,7 @@ class _Server:
         self.ledger.settle(wait=True)
 
     def step(self) -> None:
-        """Run a step in which nothing changes, and wait for what the tracer finds."""
+        """Run a step in which nothing changes, and wait for the tracer's findings."""
         self.recorder.step += 1
         self.ledger.settle(wait=True)
         self.tracer.after_run_batch(None, None, SimpleNamespace(reqs=self.requests))

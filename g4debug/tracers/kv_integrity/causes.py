@@ -9,7 +9,7 @@ _MEMORY = "a kernel writes out of bounds, or there is a memory error (see: nvidi
 
 
 def cause_of_write(freed: PageEvent | None, still: str) -> str:
-    """Of a write into a free page. still: which live requests have the page in their rows."""
+    """The cause of a write into a free page. still: live requests with the page in their rows."""
     if still:
         when = f": it was freed {said(freed)}" if freed is not None else ""
         return f"{still}, so the page was freed too early, and a request went on in it{when}"
@@ -20,7 +20,7 @@ def cause_of_write(freed: PageEvent | None, still: str) -> str:
 
 
 def cause_of_change(count: int, still: str) -> str:
-    """Of committed KV that changed. count: buffers that changed. still: as above."""
+    """The cause of a change of committed KV. count: buffers that changed. still: as above."""
     if count <= 1:
         return (
             "only one buffer of one layer changed, while writing a token changes all layers: "
@@ -35,7 +35,7 @@ def cause_of_change(count: int, still: str) -> str:
 
 
 def cause_of_nan(layer: int, pool: str, first: bool, count: int) -> str:
-    """Of NaN or Inf in new KV. first: the layer is the pool's first. count: rows that have it."""
+    """The cause of NaN or Inf in new KV. first: it is the pool's first layer. count: bad rows."""
     if count == 1:
         return (
             "only one row of one buffer has it, while a forward would carry it on into all later "

@@ -123,7 +123,7 @@ class Lane:
 
 
 class OnStream:
-    """Queues work on a CUDA stream, behind what the current stream has been given so far."""
+    """Queues work on a CUDA stream, behind all work that the current stream has so far."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

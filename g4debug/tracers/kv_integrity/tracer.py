@@ -149,7 +149,7 @@ class KvIntegrityTracer:
         return result
 
     def _gone(self, watched: Watched | None) -> None:
-        """Pages were put into the free list: compare what was sealed, and stamp them."""
+        """Pages were put into the free list: compare the sealed ones, and stamp all."""
         if watched is None:
             return
         gone, sealed = watched.gone()
@@ -192,7 +192,7 @@ class KvIntegrityTracer:
     def _handed_out(self, watched: Watched, first: torch.Tensor) -> None:
         """Compare the stamps of pages that are handed out. ``first``: their first tokens."""
         pages = first.to(torch.int64) // watched.pool.page_size
-        # A broken allocator may hand out what is no page. Use page 0 then, which has no stamp.
+        # A broken allocator may hand out a number that is no page. Page 0 then has no stamp.
         pages = torch.where((pages > 0) & (pages < watched.pool.pages), pages, 0)
         # Where pages are now is known when the ledger knows it, not when the forward has run.
         watched.hand_outs += 1
@@ -253,7 +253,7 @@ class KvIntegrityTracer:
     def after_result(
         self, returned: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """With overlap scheduling the host learns only now what a verify has accepted.
+        """With overlap scheduling the host learns only now which tokens a verify has accepted.
 
         Without speculation a token counts as soon as its batch is prepared, which may not be
         launched yet.

@@ -1,4 +1,4 @@
-"""What kv-integrity knows about one KV pool: which pages are stamped, sealed, or being filled."""
+"""The knowledge about one KV pool: which pages are stamped, sealed, or being filled."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from g4debug.tracers.kv_writes.tracer import POOL_CLASS, KvWritesTracer
 FAULTS = (
     (write_out_of_range, "out-of-range"),
     (write_twice, "written-twice"),
-    (write_foreign, "mismatch"),  # whose page it is, only a ledger knows
+    (write_foreign, "mismatch"),  # only a ledger knows the owner of the page
 )
 PAGE_SIZE, COLUMNS, DRAFTS = 64, 8, 4
 LENGTHS = (130, 1, 400)

@@ -84,7 +84,7 @@ class Stamps:
 
 @dataclass(frozen=True)
 class WriteCheck:
-    """What :func:`check_writes` found. All int64 [tokens], on the CPU, but ``safe``.
+    """The result of :func:`check_writes`. All int64 [tokens], on the CPU, but ``safe``.
 
     safe: the locations to write to, of the dtype of ``loc``. In place of a location that the pool
         does not have, and with ``repair`` of any other that is certainly wrong, it has the right

@@ -1,4 +1,4 @@
-"""Asks SGLang's own structures whether what was seen of a write is real.
+"""Asks SGLang's own structures whether a record of a write is true.
 
 What rests on the page ledger is confirmed by what :mod:`g4debug.sanitizer.confirm` asks, by the
 rows of other requests, and by the prefix cache.

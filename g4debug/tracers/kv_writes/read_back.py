@@ -17,7 +17,7 @@ import torch
 
 from g4debug.tracers.kv_writes.checked_writes import CheckedWrites
 
-# Who has the locations, as what, SGLang's, and the checked ones.
+# (the object with the locations, the attribute, SGLang's locations, the checked ones)
 Places = list[tuple[Any, str, torch.Tensor, torch.Tensor]]
 
 

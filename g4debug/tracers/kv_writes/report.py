@@ -211,7 +211,7 @@ class Words(PageReport):
         return f"{lost}{when}. Who wrote that location is not known"
 
     def _mapped(self) -> int:
-        """What SGLang's mapping says of the token's place in the full pool.
+        """SGLang's mapping of the token's place in the full pool.
 
         UNKNOWN if that is not known: -1 is what a broken mapping may say.
         """
@@ -272,7 +272,7 @@ def _rid_in_row(recorder: Recorder, write: Write, row: int) -> str:
 
 
 def _bare(write: Write, recorder: Recorder) -> Finding:
-    """A finding from what the kernel left, and nothing else."""
+    """A finding from the kernel's record, and nothing else."""
     kind = write.kind.record
     what = f"the KV of token {write.position} goes to slot {write.value}, which is wrong "
     what += f"({kind.name})"

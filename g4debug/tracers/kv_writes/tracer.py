@@ -70,15 +70,15 @@ from g4debug.tracers.kv_writes.confirm import confirm
 from g4debug.tracers.kv_writes.forwards import rows_of
 from g4debug.tracers.kv_writes.report import describe
 
-POOL_CLASS = "MHATokenToKVPool"  # the only one whose writes all pass through our hook
+POOL_CLASS = "MHATokenToKVPool"  # only in this class do all writes pass through our hook
 
 
 class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
     def __init__(self, context: Context) -> None:
         super().__init__(context, "bad locations")
         self.draft_writes = False  # a draft has KV of its own, which is not looked at
-        self.unjudged = ""  # why nothing is looked at, '' if that is not so
-        self._strange = False  # a pool was met whose writes cannot be judged
+        self.unjudged = ""  # why nothing is judged, '' if writes are judged
+        self._strange = False  # a pool was met, and its writes cannot be judged
         self._now: tuple[Any, Any, Any] | None = None  # backend, layer and batch that run
         self._stamps: dict[int, tuple[Any, Stamps]] = {}  # by id() of a pool
         self._places = context.isolate(self.checked_places)
@@ -188,7 +188,7 @@ class KvWritesTracer(DeviceCheck[CheckedWrites, Write]):
         return self._safe(loc, backend, layer, batch, pool, name)
 
     def checked(self, loc_info: Any, pool: Any) -> Any:
-        """Check where a layer writes. Returns where it may: what SGLang wanted, or a safe copy."""
+        """Check a layer's locations. Returns those it may write to: SGLang's, or a safe copy."""
         assert self._now is not None
         backend, layer, batch = self._now
         if id(backend) not in self.backends.known:

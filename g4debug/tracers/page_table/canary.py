@@ -1,4 +1,4 @@
-"""Proves that the page-table tracer works: it must catch faults in what a backend hands over.
+"""Proves that the page-table tracer works: it must catch faults in the hand-overs of a backend.
 
 For each adapter the faults depend on the shape of its hand-over: in a page table a page that no
 pool has, and a page of another request; in a list of tokens a token that no pool has. The tracer,

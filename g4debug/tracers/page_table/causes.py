@@ -1,4 +1,4 @@
-"""The likely cause of a wrong cell, from what the tables, the mapping and the ledger say.
+"""The likely cause of a wrong cell, from the tables, the mapping and the ledger.
 
 A cell of a page table is found by ``req_pool_indices`` and the length of its row. It is made from a
 row of ``req_to_token``, and for the SWA pool from ``full_to_swa_index_mapping``. So each of them is
@@ -112,7 +112,7 @@ def _wrong_cell(facts: Facts) -> str:
 
 
 def _said_of(facts: Facts) -> str:
-    """What the mapping says, and what it has to say."""
+    """The mapping's entry, and the right one."""
     size, mapped, right = facts.page_size, facts.mapped, facts.right_place
     if mapped // size != right // size and mapped >= size:
         return (

@@ -27,7 +27,7 @@ Kind = kinds.PageTableKind
 
 @dataclass(frozen=True)
 class TableCheck:
-    """What :func:`check_page_table` found.
+    """The result of :func:`check_page_table`.
 
     safe: the table for the kernel. In place of a bad cell it has the expected page if that is in
         range and held, else the reserved page 0. Cells behind the row's length are 0. A FOREIGN

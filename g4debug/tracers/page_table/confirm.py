@@ -1,4 +1,4 @@
-"""Asks SGLang's own structures whether what the guard saw in a table is real.
+"""Asks SGLang's own structures whether a record of the page-table guard is true.
 
 The guard compares a table with ``req_to_token``, which is SGLang's own, and with the page ledger
 (:mod:`g4debug.sanitizer.confirm`). Where a row of ``req_to_token`` itself names a page that does
@@ -22,7 +22,7 @@ from g4debug.tracers.page_table.checked_table import Cell, CheckedTable
 
 
 def confirm(checked: CheckedTable, cell: Cell, ledger: Ledger | None, recorder: Recorder) -> Cell:
-    """The cell, and what SGLang's structures say of it. May wait. Raises Unconfirmed."""
+    """The cell, with the answers of SGLang's structures. May wait. Raises Unconfirmed."""
     if cell.kind is Kind.FOREIGN:
         return replace(cell, foreign=_foreign(checked, cell, ledger, recorder))
     if ledger is None or ledger.holders is None:

@@ -16,7 +16,7 @@ UNKNOWN = -(1 << 62)  # of a slot: -1 is what a broken mapping may say
 
 
 class Facts(PageReport):
-    """What this process knows about one bad cell."""
+    """The facts that this process knows about one bad cell."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Facts(PageReport):
         self.value = cell.value
         self.request_row = self.full_page = self.swa_page = -1
         self.token: int | None = None  # what req_to_token has for the cell
-        # What it has for the very token, and what the mapping says of that. For the first token of
-        # a page it is the same; of an entry of a list it may be another one.
+        # The slot in req_to_token for the token itself, and the mapping's entry for that slot. A
+        # cell's token is the first of its page; the token of a list's entry may be another one.
         self.slot = self.mapped = UNKNOWN
         self.of_full_list = False  # the entry is the one of the full layers' list
         try:
@@ -67,7 +67,7 @@ class Facts(PageReport):
         self.kind = self.record.name
 
     def _slot(self) -> int:
-        """What ``req_to_token`` has for the token itself, as it is now."""
+        """The present slot in ``req_to_token`` for the token itself."""
         cell, token = self.cell, self.token or 0
         if cell.position < 0:
             return token
@@ -77,7 +77,7 @@ class Facts(PageReport):
         return int(row[cell.position])
 
     def _is_of_full_list(self) -> bool:
-        """True if the entry is what the full layers' list has at its place."""
+        """True if the full layers' list has the same entry at its place."""
         cell, window = self.cell, self.checked.window
         entry = cell.position - first_listed(self.length, window)
         if self.checked.lists is None or cell.position < 0 or not 0 <= entry < cell.position:

@@ -91,7 +91,7 @@ class Words(Facts):
         return f"{self.what()} (request {self.rid or '?'}, {where})"
 
     def what(self) -> str:
-        """What the layer gets."""
+        """The wrong content that the layer gets, in words."""
         name, pages = self.pool_name.upper(), self.checked.pages
         right = f"the right {name} page is {self.right}"
         but = f"but {right if self.right > 0 else 'no page belongs there'}"
@@ -131,7 +131,7 @@ class Words(Facts):
         return f"reads full-pool page {it.page}{swa}{whose} for {self._tokens()}, {because}"
 
     def expected(self) -> str:
-        """What belongs in the cell."""
+        """The right content of the cell, in words."""
         if self.foreign is not None:
             own = f": full-pool page {self.foreign.own}" if self.foreign.own > 0 else ""
             if self.foreign.is_its_own:
@@ -156,7 +156,7 @@ class Words(Facts):
         return f"page {self.value} ({self.bad} bad cell{'' if self.bad == 1 else 's'} in the table)"
 
     def owner(self) -> str:
-        """Who has the page that explains the finding, in words."""
+        """The owner of the page that explains the finding, in words."""
         if self.foreign is not None:
             it, also = self.foreign, ""
             if it.owner_row > 0:

@@ -84,7 +84,7 @@ def check_token_lists(
     """
     n, listed, starts, begins = extents(lists)
     size, device = lists.indices.shape[0], lists.indices.device
-    # What the list is too short for is said once for the row.
+    # Entries that the list is too short for are reported once for the row.
     there = torch.minimum(listed, (size - begins).clamp(min=0))
     row = torch.repeat_interleave(torch.arange(lists.rows, device=device), there)
     at = torch.arange(len(row), device=device)

@@ -55,8 +55,8 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
         self.in_part: set[int] = set()  # id() of backends of which some lists are not judged
         self._unjudged: set[int] = set()  # id() of backends of which nothing is
         self._not_guarded: set[tuple[str, str]] = set()
-        # Of each layer that was seen, by id() of its backend and its number: the pool that it
-        # reads, which is the same one at every forward, and the key of its last check.
+        # (id() of the backend, number of the layer) -> the pool that the layer reads, which is the
+        # same one at every forward; and the key of its last check.
         self._pools: dict[tuple[int, int], str] = {}
         self._keys: dict[tuple[int, int], Key] = {}
 
@@ -190,7 +190,7 @@ class PageTableTracer(DeviceCheck[CheckedTable, Cell]):
     def token_lists(
         self, adapter: Adapter, lists: TokenLists, backend: Any, layer: Any, batch: Any
     ) -> None:
-        """Check the lists, and change what a kernel must not read; nothing in log mode."""
+        """Check the lists, and replace bad entries; change nothing in log mode."""
         if id(backend) in self._unjudged:
             return
         key = self._key(backend, layer, batch, ", window" if lists.window >= 0 else "")

@@ -29,7 +29,7 @@ def describe(
         for state, pages in wrong.items()
         for holding in _by_owner(pool, pages, state, rids, released, ledger)
     ]
-    # What corrupts KV is worse than what is lost.
+    # Pages in use twice corrupt KV, which is worse than lost pages.
     kind = next(k for k in sorted(wrong, key=lambda k: k == "leaked") if len(wrong[k]))
     pages, first, count = wrong[kind], int(wrong[kind][0]), len(wrong[kind])
     events = () if ledger.broken else ledger.history(pool, first)
@@ -204,7 +204,7 @@ def _by_owner(
 
 
 def _due(owner: str, live: set[str], released: Released) -> str:
-    """What should have given the pages back, as far as that is known."""
+    """The event that should have given the pages back, as far as it is known."""
     if not owner:
         return ""
     if owner in live:

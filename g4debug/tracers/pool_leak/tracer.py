@@ -66,7 +66,7 @@ class PoolLeakTracer:
         self.idle = IdleWork(self._look)  # the count on an idle server
         self.taken_again, self._stall = TakenAgain(), Stall()
         self._suspected = False  # a sign was seen, and no count was made since
-        self._scheduler: Any = None  # whose pages that count is about
+        self._scheduler: Any = None  # of the pages to count
         self._told: set[tuple[str, int]] = set()  # (pool, page) that were reported already
         self._usable: bool | None = None
 
@@ -153,7 +153,7 @@ class PoolLeakTracer:
         self.context.checked(1, "censuses")
         live = self.live_requests()
         for view in views:
-            # What was counted, and when, for whoever says later what is innocent.
+            # The counts and their steps serve the coverage of a later dump.
             self.context.checked(view.pages - 1, PAGES_OF.format(view.name))
             census = take_census(
                 view.pages, view.free, view.owned, view.maybe, view.used, view.shared
@@ -173,7 +173,7 @@ class PoolLeakTracer:
             self.context.trap.report(found[0], Evidence(holdings=found[1]))
 
     def _judge_sizes(self, view: View, live: list[Any], idle: bool) -> None:
-        """What the prefix cache says of its own size, which SGLang admits requests by."""
+        """Judge the prefix cache's own figures of its size, by which SGLang admits requests."""
         sizes = view.sizes
         if sizes is None:
             return

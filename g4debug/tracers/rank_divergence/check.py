@@ -17,7 +17,7 @@ class Difference:
 
 
 def compare(mine: bytes, other: bytes) -> list[Difference]:
-    """What differs between two digests of one step, most telling first.
+    """The differences between two digests of one step, the most telling first.
 
     Raises ValueError if one of them is no digest.
     """

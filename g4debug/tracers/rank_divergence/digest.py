@@ -1,4 +1,4 @@
-"""What a rank does in one step, as bytes that the others can compare with their own.
+"""The work of a rank in one step, as bytes that the others can compare with their own.
 
 Only what the host has anyway is read, so nothing waits for the device.
 """

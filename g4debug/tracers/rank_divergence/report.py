@@ -44,7 +44,7 @@ def describe(
 
 
 def cause_of(me: str, other: str, found: Sequence[Difference]) -> str:
-    """What the first difference points to."""
+    """The cause that the first difference points to."""
     by_name = {d.name: d for d in found}
     requests = by_name.get("requests")
     if requests is not None:
@@ -90,7 +90,7 @@ def _cause_of_requests(me: str, other: str, requests: Difference) -> str:
 
 
 def _rids(difference: Difference, text: str) -> str:
-    """Of a request's id, the beginning says enough."""
+    """The beginnings of the requests' ids, which say enough."""
     if difference.name not in ("requests", "ending requests"):
         return text
     return ", ".join(rid if len(rid) <= 9 else f"{rid[:8]}…" for rid in text.split(", "))

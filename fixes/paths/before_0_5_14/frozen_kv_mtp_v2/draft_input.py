@@ -1,4 +1,4 @@
-"""What a step leaves for the next draft: the bonus token and hidden state of each request.
+"""The input of the next draft: the bonus token and hidden state of each request.
 
 v1 runs the draft's seed forward at the end of a step and leaves its result. Here the seed forward
 is the first one of the next draft, so what it starts from is left. SGLang's FutureMap relays

@@ -42,7 +42,7 @@ class DraftWorker(FrozenKVMTPWorker):  # type: ignore[misc]
 
     @property
     def draft_runner(self) -> Any:
-        """What ``EAGLEWorkerV2`` calls the draft's ModelRunner."""
+        """The draft's ModelRunner, by the name that ``EAGLEWorkerV2`` uses."""
         return self.draft_model_runner
 
     def init_cuda_graphs(self) -> None:

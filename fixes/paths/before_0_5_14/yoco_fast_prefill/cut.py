@@ -156,7 +156,7 @@ def _select(batch: Any, name: str, at: torch.Tensor) -> None:
 
 
 def cut_metadata(backend: Any, batch: Any) -> Any:
-    """What ``backend.init_forward_metadata`` makes for ``batch``. The backend is not changed."""
+    """The metadata from ``backend.init_forward_metadata(batch)``. The backend is not changed."""
     before, adapter = dict(vars(backend)), adapter_of(backend)
     assert adapter is not None
     try:
@@ -164,8 +164,8 @@ def cut_metadata(backend: Any, batch: Any) -> Any:
             if before.get(name) is not None:
                 setattr(backend, name, torch.zeros_like(before[name]))
         # In a decode SGLang's triton backend reads one key less of the window than in a prefill.
-        # The answer has to be that of the prefill. See TRIAGE.md, 'The triton backend decodes with
-        # one key less than the window'.
+        # The answer has to equal the prefill's. See TRIAGE.md, 'The triton backend decodes with one
+        # key less than the window'.
         with whole_window(backend) if batch.forward_mode.is_decode() else nullcontext():
             backend.init_forward_metadata(batch)
         return backend.forward_metadata

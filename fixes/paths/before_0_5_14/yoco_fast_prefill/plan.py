@@ -20,7 +20,7 @@ FACTS = "g4debug_yoco_facts"  # attribute of a ForwardBatch, set when SGLang mak
 
 @dataclass(frozen=True)
 class Facts:
-    """What only the requests know. goes_on: for each request, whether its prompt goes on."""
+    """Facts that only the requests know. goes_on: for each request, whether its prompt goes on."""
 
     goes_on: tuple[bool, ...]
     hidden_states: bool  # a request asked for its hidden states
