@@ -62,5 +62,6 @@ FAULT = Fault(
     caught_by=CAUGHT_BY,
     install=install,
     drills=("1*on", "1*rows"),
+    plain_drills=("1*on", "1*rows"),
     needs=("result.resolve",),
 )
